@@ -1,0 +1,45 @@
+"""Images, how they are dealt to clients, and how they reach the device."""
+
+from fuprune.data.augment import channel_statistics, crop_and_flip, normalise
+from fuprune.data.federated import (
+    Cohort,
+    FederatedDataset,
+    drop_classes,
+    federate,
+    keep_classes,
+    sample_cohort,
+    take_clients,
+    whole_cohort,
+)
+from fuprune.data.partition import bias_partition, dirichlet_partition, iid_partition
+from fuprune.data.sources import (
+    DamagedDataError,
+    DataUnavailableError,
+    Dataset,
+    class_names,
+    load,
+    num_classes,
+)
+
+__all__ = [
+    "Cohort",
+    "DamagedDataError",
+    "DataUnavailableError",
+    "Dataset",
+    "FederatedDataset",
+    "bias_partition",
+    "channel_statistics",
+    "class_names",
+    "crop_and_flip",
+    "dirichlet_partition",
+    "drop_classes",
+    "federate",
+    "iid_partition",
+    "keep_classes",
+    "load",
+    "normalise",
+    "num_classes",
+    "sample_cohort",
+    "take_clients",
+    "whole_cohort",
+]

@@ -1,0 +1,172 @@
+"""Client data on the device: one pool of images and a row of indices per client.
+
+Images sit on the device once, as uint8; a client is a row of indices with a length
+and a cohort is a choice of rows, so neither sampling a cohort nor forgetting a class
+copies an image. A length of zero means that the client contributes nothing: there
+are no other weights.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.dataset import Dataset
+
+
+class FederatedDataset(NamedTuple):
+    """Every client's examples: K clients over a pool of N images."""
+
+    images: jax.Array  # [N, H, W, C] uint8
+    labels: jax.Array  # [N] int32
+    rows: jax.Array  # [K, L] int32, indices into the pool; 0 from lengths[k] on
+    lengths: jax.Array  # [K] int32, how many entries of a row are examples
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return self.rows.shape[0]
+
+    @property
+    def max_length(self) -> int:
+        """L, the width of a row: at least 1, at least the largest client."""
+        return self.rows.shape[1]
+
+
+class Cohort(NamedTuple):
+    """The M clients of one round, over the same pool of N images."""
+
+    images: jax.Array  # [N, H, W, C] uint8
+    labels: jax.Array  # [N] int32
+    rows: jax.Array  # [M, L] int32
+    lengths: jax.Array  # [M] int32; 0 contributes nothing
+    clients: jax.Array  # [M] int32, client ids
+
+
+def federate(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedDataset:
+    """Puts a dataset on the device and gives each client its part.
+
+    Args:
+      dataset: images [N, H, W, C] uint8 and labels [N].
+      parts: For each client the indices of its examples; a part may be empty.
+
+    Returns:
+      The pool and rows [K, L], where L is the size of the largest part.
+    """
+    if len(parts) == 0:
+        raise ValueError("parts is empty, but a federation has 1 client or more.")
+    num_examples = len(dataset.images)
+    if len(dataset.labels) != num_examples:
+        raise ValueError(
+            f"The dataset has {num_examples} images and {len(dataset.labels)} labels, "
+            "but every image has one label."
+        )
+    lengths = np.array([len(part) for part in parts], np.int32)
+    rows = np.zeros((len(parts), max(1, int(lengths.max()))), np.int32)
+    for client, part in enumerate(parts):
+        part = np.asarray(part)
+        if part.size and (part.min() < 0 or part.max() >= num_examples):
+            raise ValueError(
+                f"Client {client} holds an index between {part.min()} and "
+                f"{part.max()}, but the dataset's run from 0 to {num_examples - 1}."
+            )
+        rows[client, : len(part)] = part
+    return FederatedDataset(
+        images=jnp.asarray(dataset.images),
+        labels=jnp.asarray(dataset.labels, jnp.int32),
+        rows=jnp.asarray(rows),
+        lengths=jnp.asarray(lengths),
+    )
+
+
+def drop_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDataset:
+    """Takes the given classes out of every client's row: the retain set.
+
+    The pool stays as it is, and so do all shapes; the examples that remain keep
+    their order. A client may be left with length 0.
+
+    Args:
+      data: K clients.
+      classes: The classes to forget; none leaves the data as it was.
+    """
+    return _select(data, classes, keep=False)
+
+
+def keep_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDataset:
+    """Keeps only the given classes in every client's row: the forget set.
+
+    Args:
+      data: K clients.
+      classes: The classes to keep; none leaves every client empty.
+    """
+    return _select(data, classes, keep=True)
+
+
+def _select(
+    data: FederatedDataset, classes: Iterable[int], *, keep: bool
+) -> FederatedDataset:
+    chosen = np.asarray(tuple(classes))
+    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
+        raise ValueError(f"classes are {tuple(classes)}, but a class is an integer.")
+    if chosen.size and chosen.min() < 0:
+        raise ValueError(f"Class {chosen.min()} is negative: classes count from 0.")
+    listed = jnp.isin(data.labels, jnp.asarray(chosen, jnp.int32))
+    real = jnp.arange(data.max_length) < data.lengths[:, None]
+    remains = real & (listed == keep)[data.rows]
+    order = jnp.argsort(~remains, axis=1, stable=True)
+    lengths = remains.sum(axis=1, dtype=jnp.int32)
+    rows = jnp.take_along_axis(data.rows, order, axis=1)
+    rows = jnp.where(jnp.arange(data.max_length) < lengths[:, None], rows, 0)
+    return data._replace(rows=rows, lengths=lengths)
+
+
+def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
+    """Draws `size` different clients, all equally likely.
+
+    Works under jit with `size` static. Its cost does not depend on how many images
+    there are.
+
+    Args:
+      key: Of the draw.
+      data: K clients.
+      size: M, at most K.
+    """
+    if not 1 <= size <= data.num_clients:
+        raise ValueError(
+            f"A cohort of {size} was asked for, but there are {data.num_clients} "
+            f"clients: give a size from 1 to {data.num_clients}."
+        )
+    clients = jax.random.permutation(key, data.num_clients)[:size]
+    return take_clients(data, clients)
+
+
+def whole_cohort(data: FederatedDataset) -> Cohort:
+    """Every client, in order: a cohort of M = K."""
+    clients = jnp.arange(data.num_clients, dtype=jnp.int32)
+    return Cohort(data.images, data.labels, data.rows, data.lengths, clients)
+
+
+def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> Cohort:
+    """The cohort of the given clients, in the given order.
+
+    Args:
+      data: K clients.
+      clients: [M] integers in [0, K); not checked when traced.
+    """
+    if not isinstance(clients, jax.core.Tracer):
+        ids = np.asarray(clients)
+        if ids.size and (ids.min() < 0 or ids.max() >= data.num_clients):
+            raise ValueError(
+                f"Client ids run from {ids.min()} to {ids.max()}, but there are "
+                f"{data.num_clients} clients: ids lie in [0, {data.num_clients - 1}]."
+            )
+    clients = jnp.asarray(clients, jnp.int32)
+    return Cohort(
+        images=data.images,
+        labels=data.labels,
+        rows=data.rows[clients],
+        lengths=data.lengths[clients],
+        clients=clients,
+    )

@@ -1,0 +1,186 @@
+"""How examples are dealt to clients: the paper's bias q, Dirichlet and IID.
+
+The bias partition is the one of the paper's experiments (section 6, after Fang et
+al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", 2020).
+Every partition is a disjoint cover of the examples and a pure function of its seed.
+A client may receive nothing.
+"""
+
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def bias_partition(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    num_classes: int,
+    bias: float,
+    seed: int,
+) -> list[np.ndarray]:
+    """Deals examples with the paper's degree of non-IID-ness q (Fang et al.).
+
+    Clients are split at random into M groups of equal size (to within one), one
+    group for each class. An example of class m goes to group m with probability q
+    and to each other group with probability (1 - q) / (M - 1), then to a client of
+    that group chosen uniformly. q = 1 / M is IID; q = 1 gives every client one class.
+
+    With fewer clients than classes some groups have no client. An example whose
+    group came out empty goes to one of the inhabited groups, chosen uniformly.
+
+    Args:
+      labels: [N] integers in [0, num_classes).
+      num_clients: K, how many clients there are.
+      num_classes: M (the paper's U), how many classes and so how many groups.
+      bias: q in [0, 1].
+      seed: Of the assignment; the same seed gives the same partition.
+
+    Returns:
+      K int32 arrays of example indices, each ascending.
+    """
+    num_clients = _at_least_one("num_clients", num_clients)
+    labels = _checked_labels(labels, num_classes)
+    if not 0.0 <= bias <= 1.0:
+        raise ValueError(
+            f"bias is {bias}, but q is a probability: give a value in [0, 1]."
+        )
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(num_clients)
+    # Column by column: is it biased, which other group, which group instead of an
+    # empty one, which member. All four are drawn for every example, so that an
+    # example's draws do not depend on the labels before it.
+    draws = rng.random((len(labels), 4))
+
+    offset = 1 + np.floor(draws[:, 1] * (num_classes - 1)).astype(np.int64)
+    elsewhere = (labels + offset) % num_classes
+    group = np.where(draws[:, 0] < bias, labels, elsewhere)
+    if num_classes == 1:
+        group = labels
+
+    # Group g holds clients order[g], order[g + M], order[g + 2M], ...: the groups
+    # that fewer clients than classes leave empty are the last ones.
+    inhabited = min(num_clients, num_classes)
+    instead = np.floor(draws[:, 2] * inhabited).astype(np.int64)
+    group = np.where(group < inhabited, group, instead)
+    size = (num_clients - 1 - group) // num_classes + 1
+    member = np.floor(draws[:, 3] * size).astype(np.int64)
+    return _split(order[group + member * num_classes], num_clients)
+
+
+def dirichlet_partition(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    num_classes: int,
+    alpha: float,
+    seed: int,
+) -> list[np.ndarray]:
+    """Deals each class over the clients in Dirichlet(alpha) proportions.
+
+    For every class, the share of each client is drawn from a symmetric Dirichlet
+    distribution (Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
+    Distribution for Federated Visual Classification", 2019). A small alpha gives a
+    class to few clients, a large one comes close to IID.
+
+    Args:
+      labels: [N] integers in [0, num_classes).
+      num_clients: K, how many clients there are.
+      num_classes: How many classes there are.
+      alpha: Concentration, positive.
+      seed: Of the assignment.
+
+    Returns:
+      K int32 arrays of example indices, each ascending.
+    """
+    num_clients = _at_least_one("num_clients", num_clients)
+    labels = _checked_labels(labels, num_classes)
+    if not 0.0 < alpha < np.inf:
+        raise ValueError(
+            f"alpha is {alpha}, but a Dirichlet concentration is a positive finite "
+            "number: give for example 0.5."
+        )
+    rng = np.random.default_rng(seed)
+    owner = np.zeros(len(labels), np.int64)
+    for label in range(num_classes):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        shares = _dirichlet(rng, alpha, num_clients)
+        edges = np.rint(np.cumsum(shares) * len(members)).astype(np.int64)
+        # The last edge is a sum of K roundings: set it, so that nobody is left out.
+        edges[-1] = len(members)
+        place = np.arange(len(members))
+        owner[members] = np.searchsorted(edges, place, side="right")
+    return _split(owner, num_clients)
+
+
+def iid_partition(
+    labels: np.ndarray, *, num_clients: int, seed: int
+) -> list[np.ndarray]:
+    """Shuffles the examples and cuts them into K parts equal to within one.
+
+    Args:
+      labels: [N]; only its length is read.
+      num_clients: K, how many clients there are.
+      seed: Of the shuffle.
+
+    Returns:
+      K int32 arrays of example indices, each ascending.
+    """
+    num_clients = _at_least_one("num_clients", num_clients)
+    owner = np.empty(len(labels), np.int64)
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    owner[shuffled] = np.arange(len(labels)) % num_clients
+    return _split(owner, num_clients)
+
+
+def _dirichlet(rng: np.random.Generator, alpha: float, size: int) -> np.ndarray:
+    """One draw, by the logarithms of gamma draws: a tiny alpha does not underflow."""
+    # Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha).
+    logarithms = np.log(rng.standard_gamma(alpha + 1.0, size))
+    logarithms += np.log1p(-rng.random(size)) / alpha
+    # At alpha near the smallest float every logarithm may be -inf.
+    top = logarithms.max()
+    if not np.isfinite(top):
+        return np.eye(size)[rng.integers(size)]
+    shares = np.exp(logarithms - top)
+    return shares / shares.sum()
+
+
+def _split(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
+    """[N] owners -> for each client, the ascending int32 indices it owns."""
+    by_owner = np.argsort(owner, kind="stable").astype(np.int32)
+    edges = np.cumsum(np.bincount(owner, minlength=num_clients))[:-1]
+    return np.split(by_owner, edges)
+
+
+def _checked_labels(labels: np.ndarray | Sequence[int], num_classes: int) -> np.ndarray:
+    """The labels as [N] int64, or a ValueError when one is not a class."""
+    num_classes = _at_least_one("num_classes", num_classes)
+    labels = np.asarray(labels)
+    if labels.ndim != 1:
+        raise ValueError(
+            f"labels have shape {labels.shape}, but one integer an example is needed: "
+            "give an array of shape [N]."
+        )
+    if labels.size == 0:
+        return labels.astype(np.int64)
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels are {labels.dtype}, but they must be integers.")
+    low, high = labels.min(), labels.max()
+    if low < 0 or high >= num_classes:
+        raise ValueError(
+            f"labels run from {low} to {high}, but with num_classes={num_classes} they "
+            f"must lie in [0, {num_classes - 1}]."
+        )
+    return labels.astype(np.int64)
+
+
+def _at_least_one(name: str, value: int) -> int:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        whole = 0
+    if whole < 1:
+        raise ValueError(f"{name} is {value}, but it must be an integer of 1 or more.")
+    return whole
