@@ -1,0 +1,1 @@
+"""The convolutional networks of the paper, whole or with channels removed."""

@@ -1,0 +1,236 @@
+"""The layers every network of the zoo is made of, channels last.
+
+A convolution and its norm form one prunable layer (Eq. 3 of the paper, with the norm
+that follows it). Which channels a layer reads and writes is static data, a `Wiring` of
+original channel ids, so that a network with channels removed is the same code with
+shorter wires.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BATCH_NORM_MOMENTUM = 0.9
+NORM_EPSILON = 1e-5
+NUM_GROUPS = 8
+NORMS = ("batch", "group")
+
+# Kaiming's initialisation for ReLU networks, keeping the gradient's variance.
+he_normal_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class Wiring(NamedTuple):
+    """The channels one layer reads and writes, as ids in the uncut network."""
+
+    inputs: tuple[int, ...]  # sorted ids of the channels of the tensor it reads
+    outputs: tuple[int, ...]  # sorted ids of the channels it writes
+    width: int  # channels it writes in the uncut network
+
+
+def wire(channels, layer: str, inputs: tuple[int, ...], width: int) -> Wiring:
+    """Returns the wiring of a layer, given the kept channels of the cut layers.
+
+    Args:
+      channels: `((layer, ids), ...)`, the static attribute of a model.
+      layer: name of the layer.
+      inputs: ids of the channels it reads.
+      width: output channels of the layer when it is not cut.
+    """
+    outputs = dict(channels).get(layer, tuple(range(width)))
+    increasing = all(a < b for a, b in zip(outputs, outputs[1:], strict=False))
+    if not outputs or not increasing or outputs[0] < 0 or outputs[-1] >= width:
+        raise ValueError(
+            f"channels of layer {layer!r} are {outputs}, but must be one or more"
+            f" increasing ids below {width}; take them from a model that compact"
+            " returned."
+        )
+    return Wiring(inputs, outputs, width)
+
+
+class Norm(nn.Module):
+    """Batch or group normalisation in which a dead channel stays dead.
+
+    A channel whose scale and bias are both exactly zero emits zero and passes no
+    gradient, so no optimizer can revive it: momentum, weight decay and Adam all see
+    zeros. Statistics are float32 whatever the type of the input.
+
+    Attributes:
+      kind: "batch" or "group".
+      outputs: ids of the channels present, [C].
+      width: channels of the uncut layer, which fixes the groups of "group".
+    """
+
+    kind: str
+    outputs: tuple[int, ...]
+    width: int
+
+    @nn.compact
+    def __call__(self, inputs, *, train: bool, mask=None):
+        """Normalises.
+
+        Args:
+          inputs: [B, H, W, C].
+          train: whether statistics come from this batch and are recorded.
+          mask: [B], nonzero for real examples, or None if all are.
+
+        Returns:
+          [B, H, W, C] of the input's type.
+        """
+        shape = (len(self.outputs),)
+        scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
+        alive = jax.lax.stop_gradient((scale != 0) | (bias != 0))
+        scale, bias = jnp.where(alive, scale, 0.0), jnp.where(alive, bias, 0.0)
+        if self.kind == "group":
+            mean, variance = self._group_moments(inputs, alive)
+        else:
+            mean, variance = self._batch_moments(inputs, train, mask)
+        factor = scale * jax.lax.rsqrt(variance + NORM_EPSILON)
+        outputs = inputs.astype(jnp.float32) * factor + (bias - mean * factor)
+        return outputs.astype(inputs.dtype)
+
+    def _batch_moments(self, inputs, train, mask):
+        shape = (len(self.outputs),)
+        running_mean = self.variable(
+            "batch_stats", "mean", jnp.zeros, shape, jnp.float32
+        )
+        running_variance = self.variable(
+            "batch_stats", "var", jnp.ones, shape, jnp.float32
+        )
+        if not train:
+            return running_mean.value, running_variance.value
+        values = inputs.astype(jnp.float32)
+        if mask is None:
+            mean = jnp.mean(values, axis=(0, 1, 2))
+            square = jnp.mean(values * values, axis=(0, 1, 2))
+            variance = jnp.maximum(square - mean * mean, 0.0)
+        else:
+            weight = (mask != 0).astype(jnp.float32)
+            size = jnp.sum(weight) * inputs.shape[1] * inputs.shape[2]
+            # The mask is selected, not multiplied: what a padded example holds, even
+            # an infinity, must not reach the statistics.
+            kept = jnp.where((mask != 0)[:, None, None, None], values, 0.0)
+            mean = jnp.sum(kept, axis=(0, 1, 2)) / jnp.maximum(size, 1.0)
+            square = jnp.sum(kept * kept, axis=(0, 1, 2)) / jnp.maximum(size, 1.0)
+            variance = jnp.maximum(square - mean * mean, 0.0)
+            # A batch of nothing but padding has no statistics of its own.
+            mean = jnp.where(size > 0, mean, running_mean.value)
+            variance = jnp.where(size > 0, variance, running_variance.value)
+        if not self.is_initializing() and self.is_mutable_collection("batch_stats"):
+            keep = BATCH_NORM_MOMENTUM
+            new_mean = keep * running_mean.value + (1 - keep) * mean
+            new_variance = keep * running_variance.value + (1 - keep) * variance
+            if mask is not None:
+                new_mean = jnp.where(size > 0, new_mean, running_mean.value)
+                new_variance = jnp.where(size > 0, new_variance, running_variance.value)
+            running_mean.value = new_mean
+            running_variance.value = new_variance
+        return mean, variance
+
+    def _group_moments(self, inputs, alive):
+        # Moments of a group are those of its live channels alone, so that a network
+        # with the dead ones removed computes the same function.
+        group = np.asarray(self.outputs) // (self.width // NUM_GROUPS)
+        member = jnp.asarray(np.eye(NUM_GROUPS, dtype=np.float32)[group])  # [C, G]
+        live = member * alive[:, None]
+        values = inputs.astype(jnp.float32)
+        channel_mean = jnp.mean(values, axis=(1, 2))  # [B, C]
+        channel_square = jnp.mean(values * values, axis=(1, 2))
+        live = live / jnp.maximum(jnp.sum(live, axis=0), 1.0)
+        # Exact products: a lower matmul precision would make it another function.
+        dot = functools.partial(jnp.dot, precision=jax.lax.Precision.HIGHEST)
+        mean = dot(channel_mean, live)  # [B, G]
+        variance = jnp.maximum(dot(channel_square, live) - mean * mean, 0.0)
+        return (
+            dot(mean, member.T)[:, None, None, :],
+            dot(variance, member.T)[:, None, None, :],
+        )
+
+
+class ConvNorm(nn.Module):
+    """A 3x3 convolution, named "conv", and the norm after it, named "norm".
+
+    Attributes:
+      wiring: channels read and written.
+      norm: "batch" or "group".
+      strides: of the convolution, in both directions.
+      conv: which implementation convolves, "xla" or "onednn".
+      dtype: type the convolution computes in; parameters stay float32.
+    """
+
+    wiring: Wiring
+    norm: str = "batch"
+    strides: int = 1
+    conv: str = "xla"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, inputs, *, train: bool, mask=None):
+        """Maps [B, H, W, Cin] to [B, H', W', Cout], before any ReLU."""
+        # One pixel of padding on every side, also where the stride is 2, keeps the
+        # output aligned with the shortcut's x[:, ::2, ::2].
+        outputs = nn.Conv(
+            len(self.wiring.outputs),
+            kernel_size=(3, 3),
+            strides=self.strides,
+            padding=1,
+            use_bias=False,
+            dtype=self.dtype,
+            kernel_init=he_normal_fan_out,
+            conv_general_dilated=convolution(self.conv),
+            name="conv",
+        )(inputs)
+        norm = Norm(self.norm, self.wiring.outputs, self.wiring.width, name="norm")
+        return norm(outputs, train=train, mask=mask)
+
+
+def convolution(name: str) -> Callable:
+    """Returns the function that convolves, by its name ("xla" or "onednn")."""
+    if name == "xla":
+        return jax.lax.conv_general_dilated
+    # Imported here because it loads a native library that "xla" does not need.
+    from fuprune.kernels.convolution import implementation
+
+    return implementation(name)
+
+
+def place(values, source: tuple[int, ...], target: tuple[int, ...]):
+    """Moves channels to where a wider tensor holds them, zeros elsewhere.
+
+    Args:
+      values: [..., len(source)].
+      source: ids of the channels of `values`, sorted.
+      target: ids of the channels of the result, sorted, a superset of `source`.
+
+    Returns:
+      [..., len(target)].
+    """
+    if source == target:
+        return values
+    return _place(values, source, target)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _place(values, source, target):
+    position = {channel: i for i, channel in enumerate(source)}
+    # One past the end reads as zero.
+    indices = np.array([position.get(c, len(source)) for c in target], np.int32)
+    return jnp.take(values, indices, axis=-1, mode="fill", fill_value=0)
+
+
+def _place_forward(values, source, target):
+    return _place(values, source, target), None
+
+
+def _place_backward(source, target, _, cotangent):
+    # The transpose of an injection is a gather too; autodiff would emit a scatter.
+    indices = np.searchsorted(np.asarray(target), np.asarray(source)).astype(np.int32)
+    return (jnp.take(cotangent, indices, axis=-1, mode="clip"),)
+
+
+_place.defvjp(_place_forward, _place_backward)

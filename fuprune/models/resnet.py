@@ -1,0 +1,122 @@
+"""ResNet20/32/44/56 for small images, after He et al., with the option-A shortcut.
+
+Each layer of a cut network computes only the channels it keeps. The residual stream
+holds only channels that some layer has written: one that nothing writes is identically
+zero, and is dropped from everything that would read it. No shape ever decides how the
+shortcut is formed; the wiring does, before any array exists.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fuprune.models.layers import ConvNorm, Wiring, place, wire
+
+STAGE_WIDTHS = (16, 32, 64)
+
+
+class ResNet(nn.Module):
+    """A CIFAR ResNet of depth 6n + 2: a stem and three stages of n blocks.
+
+    Attributes:
+      depth: 6n + 2 for some n >= 1.
+      num_classes: columns of the logits.
+      input_shape: (H, W, C) of one image.
+      norm: "batch" or "group".
+      channels: `((layer, ids), ...)`, kept original channels of each cut layer.
+      conv: implementation of the convolution, "xla" or "onednn".
+      dtype: type the convolutions compute in.
+    """
+
+    depth: int
+    num_classes: int
+    input_shape: tuple[int, int, int] = (32, 32, 3)
+    norm: str = "batch"
+    channels: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    conv: str = "xla"
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        """Builds one submodule per layer, named as in `wiring`."""
+        for layer, wiring in self.wiring().items():
+            if layer != "head":
+                module = ConvNorm(
+                    wiring, self.norm, self.strides(layer), self.conv, self.dtype
+                )
+                setattr(self, layer, module)
+        self.head = nn.Dense(self.num_classes)
+
+    def __call__(self, images, train: bool = False, mask=None):
+        """Maps normalised images [B, H, W, C] to float32 logits [B, num_classes].
+
+        Args:
+          images: [B, H, W, C] float.
+          train: whether batch statistics are of this batch, and recorded.
+          mask: [B], nonzero for real examples; padding enters no statistic.
+        """
+        return self.head(self.features(images, train, mask))
+
+    def features(self, images, train: bool = False, mask=None):
+        """Maps images [B, H, W, C] to what the head reads, float32 [B, D]."""
+        if images.shape[1:] != tuple(self.input_shape):
+            raise ValueError(
+                f"images have shape {images.shape[1:]}, the model was made for"
+                f" {tuple(self.input_shape)}; create it with that input_shape."
+            )
+        wires = self.wiring()
+        stream = self.stem(images.astype(self.dtype), train=train, mask=mask)
+        stream, held = nn.relu(stream), wires["stem"].outputs
+        for first, second, reader in self._blocks():
+            branch = getattr(self, first)(stream, train=train, mask=mask)
+            branch = getattr(self, second)(nn.relu(branch), train=train, mask=mask)
+            if self.strides(first) == 2:
+                stream = stream[:, ::2, ::2]
+                held = _shifted(held, wires[second].width)
+            after = wires[reader].inputs
+            stream = place(stream, held, after) + place(
+                branch, wires[second].outputs, after
+            )
+            stream, held = nn.relu(stream), after
+        return jnp.mean(stream, axis=(1, 2), dtype=jnp.float32)
+
+    @nn.nowrap
+    def wiring(self) -> dict[str, Wiring]:
+        """Returns the channels each layer reads and writes, in forward order."""
+        inputs = tuple(range(self.input_shape[-1]))
+        wires = {"stem": wire(self.channels, "stem", inputs, STAGE_WIDTHS[0])}
+        stream = wires["stem"].outputs
+        for first, second, _ in self._blocks():
+            width = STAGE_WIDTHS[int(first[len("stage")]) - 1]
+            wires[first] = wire(self.channels, first, stream, width)
+            wires[second] = wire(self.channels, second, wires[first].outputs, width)
+            if self.strides(first) == 2:
+                stream = _shifted(stream, width)
+            stream = tuple(sorted({*stream, *wires[second].outputs}))
+        everything = tuple(range(self.num_classes))
+        wires["head"] = Wiring(stream, everything, self.num_classes)
+        return wires
+
+    @nn.nowrap
+    def strides(self, layer: str) -> int:
+        """Returns the stride of a layer: 2 where a stage halves the image."""
+        return 2 if layer in ("stage2_block1_conv1", "stage3_block1_conv1") else 1
+
+    @nn.nowrap
+    def _blocks(self) -> list[tuple[str, str, str]]:
+        # (first layer, second layer, the layer that reads the stream after them).
+        names = [
+            f"stage{stage}_block{block}"
+            for stage in (1, 2, 3)
+            for block in range(1, (self.depth - 2) // 6 + 1)
+        ]
+        readers = [f"{name}_conv1" for name in names[1:]] + ["head"]
+        return [
+            (f"{name}_conv1", f"{name}_conv2", reader)
+            for name, reader in zip(names, readers, strict=True)
+        ]
+
+
+def _shifted(held: tuple[int, ...], width: int) -> tuple[int, ...]:
+    # Option A pads a quarter of the new width with zeros on either side.
+    return tuple(channel + width // 4 for channel in held)

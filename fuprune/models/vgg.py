@@ -1,0 +1,130 @@
+"""VGG11/13/16/19 for small images: convolutions with a norm, and two dense layers.
+
+After the last pool the map is flattened and read by a hidden layer of 512 units. An
+image too small for five pools is pooled until it is one pixel.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fuprune.models.layers import ConvNorm, Wiring, wire
+
+HIDDEN_UNITS = 512
+# Convolutions in each of the five stages, each stage ending in a pool.
+STAGE_DEPTHS = {
+    11: (1, 1, 2, 2, 2),
+    13: (2, 2, 2, 2, 2),
+    16: (2, 2, 3, 3, 3),
+    19: (2, 2, 4, 4, 4),
+}
+STAGE_WIDTHS = (64, 128, 256, 512, 512)
+
+
+class VGG(nn.Module):
+    """A CIFAR VGG with norms.
+
+    Attributes:
+      depth: 11, 13, 16 or 19.
+      num_classes: columns of the logits.
+      input_shape: (H, W, C) of one image.
+      norm: "batch" or "group".
+      channels: `((layer, ids), ...)`, kept original channels of each cut layer.
+      conv: implementation of the convolution, "xla" or "onednn".
+      dtype: type the convolutions compute in.
+    """
+
+    depth: int
+    num_classes: int
+    input_shape: tuple[int, int, int] = (32, 32, 3)
+    norm: str = "batch"
+    channels: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    conv: str = "xla"
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        """Builds one submodule per layer, named as in `wiring`."""
+        for layer, wiring in self.wiring().items():
+            if layer not in ("hidden", "head"):
+                module = ConvNorm(wiring, self.norm, 1, self.conv, self.dtype)
+                setattr(self, layer, module)
+        self.hidden = nn.Dense(HIDDEN_UNITS)
+        self.head = nn.Dense(self.num_classes)
+
+    def __call__(self, images, train: bool = False, mask=None):
+        """Maps normalised images [B, H, W, C] to float32 logits [B, num_classes].
+
+        Args:
+          images: [B, H, W, C] float.
+          train: whether batch statistics are of this batch, and recorded.
+          mask: [B], nonzero for real examples; padding enters no statistic.
+        """
+        return self.head(self.features(images, train, mask))
+
+    def features(self, images, train: bool = False, mask=None):
+        """Maps images [B, H, W, C] to what the head reads, float32 [B, 512]."""
+        if images.shape[1:] != tuple(self.input_shape):
+            raise ValueError(
+                f"images have shape {images.shape[1:]}, the model was made for"
+                f" {tuple(self.input_shape)}; create it with that input_shape."
+            )
+        values = images.astype(self.dtype)
+        for stage in self._stages():
+            for layer, _ in stage:
+                values = getattr(self, layer)(values, train=train, mask=mask)
+                values = nn.relu(values)
+            values = _pool(values)
+        values = values.reshape(values.shape[0], -1).astype(jnp.float32)
+        return nn.relu(self.hidden(values))
+
+    @nn.nowrap
+    def wiring(self) -> dict[str, Wiring]:
+        """Returns the channels each layer reads and writes, in forward order."""
+        wires, inputs = {}, tuple(range(self.input_shape[-1]))
+        for stage in self._stages():
+            for layer, width in stage:
+                wires[layer] = wire(self.channels, layer, inputs, width)
+                inputs = wires[layer].outputs
+        pixels = self.spatial_sizes()[-1]
+        # The flattened map is pixel by pixel, each with all its channels.
+        flat = tuple(
+            pixel * STAGE_WIDTHS[-1] + channel
+            for pixel in range(pixels[0] * pixels[1])
+            for channel in inputs
+        )
+        units = tuple(range(HIDDEN_UNITS))
+        wires["hidden"] = Wiring(flat, units, HIDDEN_UNITS)
+        wires["head"] = Wiring(units, tuple(range(self.num_classes)), self.num_classes)
+        return wires
+
+    @nn.nowrap
+    def spatial_sizes(self) -> list[tuple[int, int]]:
+        """Returns (H, W) that each of the five stages reads, then the final one."""
+        height, width, _ = self.input_shape
+        sizes = [(height, width)]
+        for _ in STAGE_WIDTHS:
+            height, width = max(height // 2, 1), max(width // 2, 1)
+            sizes.append((height, width))
+        return sizes
+
+    @nn.nowrap
+    def _stages(self) -> list[list[tuple[str, int]]]:
+        # [(layer, uncut width), ...] of each stage.
+        stages, number = [], 0
+        for repeats, width in zip(STAGE_DEPTHS[self.depth], STAGE_WIDTHS, strict=True):
+            stages.append([(f"conv{number + i + 1}", width) for i in range(repeats)])
+            number += repeats
+        return stages
+
+
+def _pool(values):
+    """Takes the maximum over 2x2 windows of [B, H, W, C]; a side of 1 stays 1."""
+    batch, height, width, channels = values.shape
+    rows, columns = min(height, 2), min(width, 2)
+    height, width = height // rows, width // columns
+    # A maximum over reshaped windows: XLA's windowed maximum has a far slower
+    # gradient, and where ties differ ReLU passes no gradient anyway.
+    values = values[:, : height * rows, : width * columns]
+    windows = values.reshape(batch, height, rows, width, columns, channels)
+    return jnp.max(windows, axis=(2, 4))

@@ -1,0 +1,124 @@
+"""Models by name, and the JSON-able spec that rebuilds one, cut channels included."""
+
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fuprune.models import vgg
+from fuprune.models.layers import NORMS
+from fuprune.models.resnet import ResNet
+from fuprune.models.vgg import VGG
+
+MODELS = (
+    *(f"resnet{depth}" for depth in (20, 32, 44, 56)),
+    *(f"vgg{depth}" for depth in vgg.STAGE_DEPTHS),
+)
+_SPEC_KEYS = ("name", "num_classes", "input_shape", "norm", "channels")
+
+
+def create(
+    name: str,
+    *,
+    num_classes: int,
+    input_shape: tuple[int, int, int] = (32, 32, 3),
+    norm: str = "batch",
+    conv: str = "xla",
+    dtype: Any = jnp.float32,
+) -> nn.Module:
+    """Returns an uncut model.
+
+    Args:
+      name: one of `MODELS`.
+      num_classes: columns of the logits.
+      input_shape: (H, W, C) of one image.
+      norm: "batch" or "group".
+      conv: implementation of the convolution, "xla" or "onednn".
+      dtype: type the convolutions compute in; parameters, norm statistics and logits
+        are float32.
+
+    Example:
+      >>> model = create("resnet20", num_classes=10)
+      >>> variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    """
+    if name not in MODELS:
+        raise ValueError(f"model is {name!r}, but must be one of {', '.join(MODELS)}.")
+    if norm not in NORMS:
+        raise ValueError(f"norm is {norm!r}, but must be one of {', '.join(NORMS)}.")
+    shape = tuple(int(size) for size in input_shape)
+    if len(shape) != 3 or min(shape) < 1:
+        raise ValueError(
+            f"input_shape is {input_shape}, but must be (height, width, channels)."
+        )
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}, but must be at least 1.")
+    family, depth = re.fullmatch(r"(resnet|vgg)(\d+)", name).groups()
+    return {"resnet": ResNet, "vgg": VGG}[family](
+        depth=int(depth),
+        num_classes=int(num_classes),
+        input_shape=shape,
+        norm=norm,
+        conv=conv,
+        dtype=dtype,
+    )
+
+
+def spec(model: nn.Module) -> dict[str, Any]:
+    """Returns what rebuilds a model with `from_spec`, fit for JSON.
+
+    How it computes (`conv`, `dtype`) is a choice of each run and is left out.
+    """
+    return {
+        "name": f"{type(model).__name__.lower()}{model.depth}",
+        "num_classes": model.num_classes,
+        "input_shape": list(model.input_shape),
+        "norm": model.norm,
+        "channels": {layer: list(ids) for layer, ids in model.channels},
+    }
+
+
+def from_spec(
+    spec: dict[str, Any], *, conv: str = "xla", dtype: Any = jnp.float32
+) -> nn.Module:
+    """Returns the model a spec describes, checking every value in it."""
+    if not isinstance(spec, dict) or sorted(spec) != sorted(_SPEC_KEYS):
+        seen = sorted(spec) if isinstance(spec, dict) else type(spec).__name__
+        raise ValueError(
+            f"model spec has {seen}, but must have exactly {sorted(_SPEC_KEYS)}."
+        )
+    model = create(
+        spec["name"],
+        num_classes=_integer(spec["num_classes"], "num_classes"),
+        input_shape=tuple(_integer(n, "input_shape") for n in spec["input_shape"]),
+        norm=spec["norm"],
+        conv=conv,
+        dtype=dtype,
+    )
+    unknown = [layer for layer in spec["channels"] if layer not in layer_names(model)]
+    if unknown:
+        raise ValueError(
+            f"model spec cuts layer {unknown[0]!r}, which {spec['name']} has not."
+        )
+    channels = tuple(
+        (layer, tuple(_integer(n, layer) for n in spec["channels"][layer]))
+        for layer in layer_names(model)
+        if layer in spec["channels"]
+    )
+    model = model.clone(channels=channels)
+    model.wiring()
+    return model
+
+
+def _integer(value, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"model spec has {value!r} in {where}, but must be a number.")
+    return value
+
+
+def layer_names(model: nn.Module) -> tuple[str, ...]:
+    """Returns the convolutional layers in forward order.
+
+    Each is a key of `variables["params"]`, holding "conv" and "norm".
+    """
+    return tuple(name for name in model.wiring() if name not in ("hidden", "head"))
