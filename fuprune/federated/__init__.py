@@ -1,0 +1,1 @@
+"""Federated training: client programs, cohort backends, server algorithms, loops."""

@@ -1,0 +1,319 @@
+"""What one client computes in a round, as pure client programs.
+
+`local_sgd` is FedAvg's client (E local epochs of mini-batch SGD), `local_gradient` is
+FedSGD's (one gradient at the server's parameters), `local_statistics` recomputes
+BatchNorm statistics. Padding never enters a loss, a gradient or a statistic.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fuprune.federated.cohort import Client, ClientProgram, Shared
+from fuprune.models.layers import BATCH_NORM_MOMENTUM
+
+Preprocess = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class TrainContext(NamedTuple):
+    """What the server sends to every client in a training round."""
+
+    variables: Any  # the server's {"params", "batch_stats", ...}
+    key: jax.Array  # the round's key; a client folds its own id in
+    scale: jax.Array  # [] factor on the client's learning rate in this round
+    client_stats: Any  # None, or batch_stats with a leading axis [K] (bn="local")
+
+
+class ClientUpdate(NamedTuple):
+    """What one client sends back."""
+
+    update: Any  # params-shaped: parameter change (FedAvg) or gradient (FedSGD)
+    batch_stats: Any  # the client's BatchNorm running statistics
+    num_examples: jax.Array  # [] float32
+    loss_sum: jax.Array  # [] summed over the examples seen
+    correct: jax.Array  # [] float32
+    seen: jax.Array  # [] float32, examples seen (epochs count)
+
+
+class Batch(NamedTuple):
+    """A padded mini-batch of one client."""
+
+    images: jax.Array  # [B, H, W, C], preprocessed
+    labels: jax.Array  # [B]
+    mask: jax.Array  # [B] float32, 1 where real
+
+
+def cross_entropy(logits, labels, mask, label_smoothing: float = 0.0):
+    """Sum over real examples of the cross-entropy; logits [B, U] -> []."""
+    targets = jax.nn.one_hot(labels, logits.shape[-1])
+    targets = optax.smooth_labels(targets, label_smoothing)
+    losses = optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
+    return jnp.sum(losses * mask)
+
+
+def shuffled_positions(key, length, size: int):
+    """A random order of 0..length-1, then the padding; [size] int32."""
+    noise = jax.random.uniform(key, (size,))
+    noise = jnp.where(jnp.arange(size) < length, noise, 2.0)
+    return jnp.argsort(noise).astype(jnp.int32)
+
+
+def gather_batch(
+    shared: Shared, client: Client, positions, preprocess: Preprocess, key
+) -> Batch:
+    """The batch at `positions` [B] of the client's row; beyond its length is padding."""
+    mask = positions < client.length
+    rows = client.row[jnp.minimum(positions, client.row.shape[0] - 1)]
+    rows = jnp.where(mask, rows, 0)
+    images = preprocess(key, shared.images[rows])
+    return Batch(images, shared.labels[rows], mask.astype(jnp.float32))
+
+
+def make_loss(model, *, label_smoothing: float = 0.0):
+    """`loss(params, state, batch) -> (mean loss, (loss_sum, correct, new state))`."""
+
+    def loss(params, state, batch):
+        logits, updated = model.apply(
+            {"params": params, **state},
+            batch.images,
+            train=True,
+            mask=batch.mask,
+            mutable=["batch_stats"],
+        )
+        total = cross_entropy(logits, batch.labels, batch.mask, label_smoothing)
+        correct = jnp.sum((jnp.argmax(logits, -1) == batch.labels) * batch.mask)
+        mean = total / jnp.maximum(jnp.sum(batch.mask), 1.0)
+        return mean, (total, correct, {**state, **updated})
+
+    return loss
+
+
+def split_params(variables):
+    """`(params, everything else)`."""
+    return variables["params"], {k: v for k, v in variables.items() if k != "params"}
+
+
+def local_sgd(
+    model,
+    optimizer: optax.GradientTransformation,
+    *,
+    local_epochs: int,
+    batch_size: int,
+    max_length: int,
+    preprocess: Preprocess,
+    label_smoothing: float = 0.0,
+) -> ClientProgram:
+    """FedAvg's client: `local_epochs` shuffled passes of mini-batch SGD.
+
+    `finish` gives `((), ClientUpdate)` with the parameter change.
+    """
+    padded = -(-max_length // batch_size) * batch_size
+    grad = jax.value_and_grad(
+        make_loss(model, label_smoothing=label_smoothing), has_aux=True
+    )
+
+    def batches(client):
+        return (client.length + batch_size - 1) // batch_size
+
+    def init(shared, client):
+        context = shared.context
+        key = jax.random.fold_in(context.key, client.client_id)
+        orders = jax.vmap(lambda k: shuffled_positions(k, client.length, padded))(
+            jax.random.split(key, local_epochs)
+        )
+        params, state = split_params(_with_local_stats(context, client))
+        zero = jnp.zeros(())
+        return params, state, optimizer.init(params), orders, (zero, zero, zero)
+
+    def step(shared, client, carry, i):
+        params, state, opt_state, orders, (loss_sum, correct, seen) = carry
+        epoch, j = i // batches(client), i % batches(client)
+        positions = jax.lax.dynamic_slice(
+            orders, (epoch, j * batch_size), (1, batch_size)
+        )[0]
+        key = jax.random.fold_in(shared.context.key, client.client_id)
+        key = jax.random.fold_in(key, local_epochs + 1 + i)
+        batch = gather_batch(shared, client, positions, preprocess, key)
+        (_, (loss, hits, state)), grads = grad(params, state, batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        updates = jax.tree.map(lambda u: shared.context.scale * u, updates)
+        params = optax.apply_updates(params, updates)
+        sums = (loss_sum + loss, correct + hits, seen + jnp.sum(batch.mask))
+        return params, state, opt_state, orders, sums
+
+    def finish(shared, client, carry):
+        params, state, _, _, (loss_sum, correct, seen) = carry
+        before = shared.context.variables["params"]
+        change = jax.tree.map(jnp.subtract, params, before)
+        stats = state.get("batch_stats", {})
+        examples = client.length.astype(jnp.float32)
+        return (), ClientUpdate(change, stats, examples, loss_sum, correct, seen)
+
+    def num_steps(client):
+        return local_epochs * batches(client)
+
+    return ClientProgram(num_steps, init, step, finish)
+
+
+def local_gradient(
+    model,
+    *,
+    batch_size: int | None,
+    microbatch: int,
+    max_length: int,
+    preprocess: Preprocess,
+    label_smoothing: float = 0.0,
+) -> ClientProgram:
+    """FedSGD's client: the gradient of its mean loss at the server's parameters.
+
+    Over `batch_size` random examples of its own (all of them when None), accumulated in
+    pieces of `microbatch`; BatchNorm sees one piece at a time and its running
+    statistics are averaged over the pieces. `finish` gives `((), ClientUpdate)`.
+    """
+    take = max_length if batch_size is None else min(batch_size, max_length)
+    piece = min(microbatch, take)
+    padded = -(-max_length // piece) * piece + piece
+    loss_fn = make_loss(model, label_smoothing=label_smoothing)
+
+    def summed_loss(params, state, batch):
+        mean, aux = loss_fn(params, state, batch)
+        return mean * jnp.sum(batch.mask), aux
+
+    grad = jax.value_and_grad(summed_loss, has_aux=True)
+
+    def used(client):
+        """How many examples this round takes from the client."""
+        return client.length - (client.length - take) * (client.length > take)
+
+    def num_steps(client):
+        return (used(client) + piece - 1) // piece
+
+    def init(shared, client):
+        context = shared.context
+        key = jax.random.fold_in(context.key, client.client_id)
+        order = shuffled_positions(key, client.length, padded)
+        params, state = split_params(_with_local_stats(context, client))
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        stats = jax.tree.map(jnp.zeros_like, state.get("batch_stats", {}))
+        zero = jnp.zeros(())
+        return zeros, stats, order, (zero, zero, zero)
+
+    def piece_of(shared, client, order, i):
+        positions = jax.lax.dynamic_slice(order, (i * piece,), (piece,))
+        # Positions past the examples drawn for this round are padding.
+        drawn = i * piece + jnp.arange(piece) < used(client)
+        positions = jnp.where(drawn, positions, padded)
+        key = jax.random.fold_in(shared.context.key, client.client_id)
+        key = jax.random.fold_in(key, 1 + i)
+        return gather_batch(shared, client, positions, preprocess, key)
+
+    def step(shared, client, carry, i):
+        grads, stats, order, (loss_sum, correct, seen) = carry
+        params, state = split_params(_with_local_stats(shared.context, client))
+        batch = piece_of(shared, client, order, i)
+        (_, (loss, hits, state)), g = grad(params, state, batch)
+        weight = jnp.sum(batch.mask)
+        stats = jax.tree.map(
+            lambda a, b: a + weight * b, stats, state.get("batch_stats", {})
+        )
+        sums = (loss_sum + loss, correct + hits, seen + weight)
+        return jax.tree.map(jnp.add, grads, g), stats, order, sums
+
+    def finish(shared, client, carry):
+        grads, stats, _, (loss_sum, correct, seen) = carry
+        some = jnp.maximum(seen, 1.0)
+        grads = jax.tree.map(lambda g: g / some, grads)
+        before = _with_local_stats(shared.context, client).get("batch_stats", {})
+        stats = jax.tree.map(
+            lambda s, b: jnp.where(seen > 0, s / some, b), stats, before
+        )
+        return (), ClientUpdate(grads, stats, seen, loss_sum, correct, seen)
+
+    return ClientProgram(num_steps, init, step, finish)
+
+
+def local_statistics(
+    model, *, batch_size: int, max_length: int, preprocess: Preprocess
+) -> ClientProgram:
+    """BatchNorm moments of the client's data under the server's parameters.
+
+    `finish` gives `(moments, ())`, moments = (sum of means, sum of second moments,
+    examples), each weighted by examples, so that a cohort's sum is the pooled moment.
+    """
+    padded = -(-max_length // batch_size) * batch_size
+
+    def init(shared, client):
+        del client
+        stats = shared.context.variables["batch_stats"]
+        zeros = jax.tree.map(jnp.zeros_like, stats)
+        return zeros, jnp.zeros(())
+
+    def step(shared, client, carry, i):
+        total, seen = carry
+        positions = i * batch_size + jnp.arange(batch_size)
+        positions = jnp.where(positions < client.length, positions, padded)
+        batch = gather_batch(
+            shared, client, positions, preprocess, shared.context.key
+        )
+        moments = batch_moments(model, shared.context.variables, batch)
+        weight = jnp.sum(batch.mask)
+        total = jax.tree.map(lambda t, m: t + weight * m, total, moments)
+        return total, seen + weight
+
+    def finish(shared, client, carry):
+        del shared, client
+        return carry, ()
+
+    def num_steps(client):
+        return (client.length + batch_size - 1) // batch_size
+
+    return ClientProgram(num_steps, init, step, finish)
+
+
+def batch_moments(model, variables, batch: Batch):
+    """First and second moments of every normalised layer on one batch.
+
+    A batch_stats-shaped tree with E[x] under `mean` and E[x^2] under `var`: from
+    all-zero running statistics an update leaves (1 - momentum) times the batch's.
+    """
+    zeros = jax.tree.map(jnp.zeros_like, variables["batch_stats"])
+    _, new = model.apply(
+        {**variables, "batch_stats": zeros},
+        batch.images,
+        train=True,
+        mask=batch.mask,
+        mutable=["batch_stats"],
+    )
+    exact = jax.tree.map(
+        lambda x: x / (1.0 - BATCH_NORM_MOMENTUM), new["batch_stats"]
+    )
+
+    def second(tree):
+        if isinstance(tree, dict) and set(tree) == {"mean", "var"}:
+            return {"mean": tree["mean"], "var": tree["var"] + tree["mean"] ** 2}
+        return {name: second(child) for name, child in tree.items()}
+
+    return second(exact)
+
+
+def statistics_from_moments(total, examples):
+    """Pooled mean and variance from the sums of `local_statistics`."""
+    mean = jax.tree.map(lambda t: t / jnp.maximum(examples, 1.0), total)
+
+    def finish(tree):
+        if isinstance(tree, dict) and set(tree) == {"mean", "var"}:
+            variance = jnp.maximum(tree["var"] - tree["mean"] ** 2, 0.0)
+            return {"mean": tree["mean"], "var": variance}
+        return {name: finish(child) for name, child in tree.items()}
+
+    return finish(mean)
+
+
+def _with_local_stats(context: TrainContext, client: Client):
+    if context.client_stats is None:
+        return context.variables
+    own = jax.tree.map(lambda x: x[client.client_id], context.client_stats)
+    return {**context.variables, "batch_stats": own}

@@ -1,0 +1,316 @@
+"""How a cohort of simulated clients is iterated: the one seam for hardware.
+
+Everything that clients do (local training, activation statistics, Fisher sums) is a
+`ClientProgram`: a fold over the client's own batches. `for_each_client` turns it into
+one call over a whole cohort, by a host loop, `lax.map`, `vmap` or `shard_map`; all give
+the same answer to float tolerance, and which one is fastest depends on the platform.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+BACKENDS = ("auto", "loop", "map", "vmap", "shard_map")
+AXIS = "clients"
+
+
+class Client(NamedTuple):
+    """One client as the program sees it, or a cohort of them with a leading axis."""
+
+    row: jax.Array  # [L] int32, indices into the image pool
+    length: jax.Array  # [] int32, how many of them are real
+    client_id: jax.Array  # [] int32
+
+
+class Shared(NamedTuple):
+    """What every client of the cohort can read."""
+
+    images: jax.Array  # [N, H, W, C] uint8
+    labels: jax.Array  # [N] int32
+    context: Any  # pytree: server variables, keys, ...
+
+
+class ClientProgram(NamedTuple):
+    """A client's work as a fold over steps.
+
+    `num_steps(client)` may depend on the client's length and is written with
+    operators only, so that it works on traced and on NumPy integers. `finish` returns
+    `(total, each)`: `total` is summed over the cohort, `each` is stacked.
+    `batched`, when given, replaces `vmap` of the fold by a cheaper equivalent.
+    """
+
+    num_steps: Callable[[Client], Any]
+    init: Callable[[Shared, Client], Any]
+    step: Callable[[Shared, Client, Any, jax.Array], Any]
+    finish: Callable[[Shared, Client, Any], tuple[Any, Any]]
+    batched: Callable[[Shared, Client], tuple[Any, Any]] | None = None
+
+
+CohortFn = Callable[[Shared, Client], tuple[Any, Any]]
+
+
+def clients_of(cohort) -> Client:
+    """The stacked `Client` view of a `data.federated.Cohort`."""
+    return Client(cohort.rows, cohort.lengths, cohort.clients)
+
+
+def make_client_mesh(devices=None) -> Mesh:
+    """A one-dimensional mesh with the axis `clients` over `devices` (default: all)."""
+    devices = jax.devices() if devices is None else list(devices)
+    return jax.make_mesh(
+        (len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices
+    )
+
+
+def resolve_backend(
+    backend: str, *, loops_are_fast: bool = False, device_count: int | None = None
+) -> tuple[str, str]:
+    """`(backend, inner)` that `backend` means on this platform.
+
+    `loops_are_fast` says that convolutions inside `lax.map` run at full speed on CPU
+    (true of the oneDNN kernels, not of XLA's own). `inner` is how each device of
+    `shard_map` iterates over its share.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(
+            f"backend {backend!r} is unknown; choose one of {', '.join(BACKENDS)}"
+        )
+    platform = jax.default_backend()
+    devices = jax.device_count() if device_count is None else device_count
+    inner = "vmap" if platform == "gpu" else "map"
+    if backend == "auto":
+        if platform == "cpu" and not loops_are_fast and jax.process_count() == 1:
+            backend = "loop"
+        else:
+            backend = "shard_map" if devices > 1 else inner
+    return backend, inner
+
+
+def for_each_client(
+    program: ClientProgram,
+    *,
+    backend: str = "auto",
+    mesh: Mesh | None = None,
+    loops_are_fast: bool = False,
+) -> CohortFn:
+    """Run `program` on every client of a cohort.
+
+    Args:
+      program: the fold each client computes.
+      backend: `loop` (host loop over clients and steps, spread over the local
+        devices), `map`, `vmap`, `shard_map` (over `mesh`) or `auto`.
+      mesh: the devices for `shard_map`; all of them by default.
+      loops_are_fast: see `resolve_backend`.
+
+    Returns:
+      `run(shared, clients) -> (total, each)`, compiled inside, to be called as it is.
+    """
+    backend, inner = resolve_backend(
+        backend,
+        loops_are_fast=loops_are_fast,
+        device_count=None if mesh is None else mesh.size,
+    )
+    if backend == "loop":
+        return _make_loop(program)
+    if backend == "map":
+        return jax.jit(_make_map(program))
+    if backend == "vmap":
+        return jax.jit(_make_vmap(program))
+    if mesh is None:
+        mesh = make_client_mesh()
+    local = _make_map(program) if inner == "map" else _make_vmap(program)
+    return _make_sharded(local, mesh)
+
+
+def _one_client(program: ClientProgram, shared: Shared, client: Client):
+    carry = jax.lax.fori_loop(
+        0,
+        program.num_steps(client),
+        lambda i, carry: program.step(shared, client, carry, i),
+        program.init(shared, client),
+    )
+    return program.finish(shared, client, carry)
+
+
+def _make_map(program: ClientProgram) -> CohortFn:
+    def run(shared, clients):
+        first = jax.tree.map(lambda x: x[0], clients)
+        total, _ = jax.eval_shape(lambda s, c: _one_client(program, s, c), shared, first)
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
+
+        def body(total, client):
+            contribution, each = _one_client(program, shared, client)
+            return jax.tree.map(jnp.add, total, contribution), each
+
+        return jax.lax.scan(body, zero, clients)
+
+    return run
+
+
+def _make_vmap(program: ClientProgram) -> CohortFn:
+    if program.batched is not None:
+        return program.batched
+
+    def run(shared, clients):
+        totals, each = jax.vmap(lambda c: _one_client(program, shared, c))(clients)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), totals), each
+
+    return run
+
+
+def _make_loop(program: ClientProgram) -> CohortFn:
+    """Host loop: XLA:CPU convolutions are many times faster outside `while` loops."""
+    init, step = jax.jit(program.init), jax.jit(program.step, donate_argnums=2)
+    finish = jax.jit(program.finish)
+    add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+    pools: dict[Any, tuple[Any, Any]] = {}
+
+    def on_device(x, device):
+        """A pool array on `device`, copied there once and kept while it is in use."""
+        held = pools.get((device, x.shape, x.dtype))
+        if held is None or held[0] is not x:
+            held = (x, jax.device_put(x, device))
+            pools[(device, x.shape, x.dtype)] = held
+        return held[1]
+
+    def run(shared, clients):
+        devices = jax.local_devices()
+        size = clients.length.shape[0]
+        host = jax.device_get(clients)
+        devices = devices[: max(1, min(len(devices), size))]
+        context = [jax.device_put(shared.context, d) for d in devices]
+        local = [
+            Shared(on_device(shared.images, d), on_device(shared.labels, d), c)
+            for d, c in zip(devices, context, strict=True)
+        ]
+        totals: list[Any] = [None] * len(devices)
+        each: list[Any] = [None] * size
+        # Client i of every device is advanced step by step side by side, so that each
+        # device's queue always holds work: dispatch is asynchronous.
+        for start in range(0, size, len(devices)):
+            group = range(start, min(start + len(devices), size))
+            here = [
+                jax.device_put(jax.tree.map(lambda x, i=i: x[i], host), devices[i - start])
+                for i in group
+            ]
+            carries = [init(s, c) for s, c in zip(local, here, strict=False)]
+            steps = [
+                int(program.num_steps(Client(*(x[i] for x in host)))) for i in group
+            ]
+            for j in range(max(steps)):
+                for d, client in enumerate(here):
+                    if j < steps[d]:
+                        carries[d] = step(local[d], client, carries[d], np.int32(j))
+            for d, (client, carry) in enumerate(zip(here, carries, strict=True)):
+                total, each[start + d] = finish(local[d], client, carry)
+                totals[d] = total if totals[d] is None else add(totals[d], total)
+        home = devices[0]
+        gathered = [jax.device_put(t, home) for t in totals if t is not None]
+        total = gathered[0]
+        for other in gathered[1:]:
+            total = add(total, other)
+        each = jax.device_put(each, home)
+        return total, jax.tree.map(lambda *x: jnp.stack(x), *each)
+
+    return run
+
+
+def _make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
+    """`local` on each device's share of the cohort, totals by one psum.
+
+    Images may be replicated, or sharded over the mesh by their leading axis (each host
+    holds only its own clients' images): then the cohort's images travel once, by a
+    `psum_scatter` in which every image has exactly one contributor.
+    """
+    replicated, by_client = P(), P(AXIS)
+
+    def summed(total):
+        return jax.tree.map(lambda x: jax.lax.psum(x, AXIS), total)
+
+    def with_replicated_pool(shared, clients):
+        total, each = local(shared, clients)
+        return summed(total), each
+
+    def with_sharded_pool(shared, clients):
+        images, labels, clients = _exchange(shared, clients, mesh.size)
+        total, each = local(Shared(images, labels, shared.context), clients)
+        return summed(total), each
+
+    def wrap(body, pool_spec, client_spec):
+        return jax.jit(
+            jax.shard_map(
+                body,
+                mesh=mesh,
+                in_specs=(Shared(pool_spec, pool_spec, replicated), client_spec),
+                out_specs=(replicated, by_client),
+                # Gradients are taken inside the body with respect to a local copy of
+                # the server's variables; with replication tracking on, they would be
+                # summed over clients silently.
+                check_vma=False,
+            )
+        )
+
+    run_replicated = wrap(with_replicated_pool, replicated, by_client)
+    run_sharded = wrap(with_sharded_pool, by_client, replicated)
+
+    def run(shared, clients):
+        size = clients.length.shape[0]
+        padded = pad_clients(clients, -size % mesh.size)
+        sharded = pool_is_sharded(shared.images)
+        total, each = (run_sharded if sharded else run_replicated)(shared, padded)
+        return total, jax.tree.map(lambda x: x[:size], each)
+
+    return run
+
+
+def pool_is_sharded(images) -> bool:
+    """Whether the image pool is split over devices rather than held by each."""
+    if isinstance(images, jax.core.Tracer):
+        return False
+    sharding = images.sharding
+    return isinstance(sharding, NamedSharding) and not sharding.is_fully_replicated
+
+
+def pad_clients(clients: Client, extra: int) -> Client:
+    """Add `extra` clients of length zero, which do and weigh nothing."""
+    if extra == 0:
+        return clients
+    return jax.tree.map(
+        lambda x: jnp.concatenate([x, jnp.zeros((extra, *x.shape[1:]), x.dtype)]),
+        clients,
+    )
+
+
+def _exchange(shared: Shared, clients: Client, devices: int):
+    """Bring each device the images of the clients it will train.
+
+    Every device sees all rows [M, L], contributes the images it holds and zeros
+    elsewhere, and receives the sum for its own M / devices clients.
+    """
+    held = shared.images.shape[0]
+    low = jax.lax.axis_index(AXIS) * held
+    rows = clients.row
+    mine = (rows >= low) & (rows < low + held)
+    at = jnp.where(mine, rows - low, 0)
+
+    def send(pool):
+        shape = (1,) * (pool.ndim - 1)
+        values = jnp.where(mine.reshape(*mine.shape, *shape), pool[at], 0)
+        return jax.lax.psum_scatter(values, AXIS, scatter_dimension=0, tiled=True)
+
+    images, labels = send(shared.images), send(shared.labels)
+    share, length = images.shape[0], rows.shape[1]
+    first = jax.lax.axis_index(AXIS) * share
+    local_rows = jnp.arange(share * length, dtype=rows.dtype).reshape(share, length)
+    local = Client(
+        local_rows,
+        jax.lax.dynamic_slice_in_dim(clients.length, first, share),
+        jax.lax.dynamic_slice_in_dim(clients.client_id, first, share),
+    )
+    flat = images.reshape(share * length, *images.shape[2:])
+    return flat, labels.reshape(share * length), local
