@@ -98,6 +98,17 @@ class ResNet(nn.Module):
         return wires
 
     @nn.nowrap
+    def output_sizes(self) -> dict[str, tuple[int, int]]:
+        """Returns (H, W) of the map each convolution writes."""
+        sizes, (height, width, _) = {}, self.input_shape
+        for layer in self.wiring():
+            if layer != "head":
+                stride = self.strides(layer)
+                height, width = -(-height // stride), -(-width // stride)
+                sizes[layer] = (height, width)
+        return sizes
+
+    @nn.nowrap
     def strides(self, layer: str) -> int:
         """Returns the stride of a layer: 2 where a stage halves the image."""
         return 2 if layer in ("stage2_block1_conv1", "stage3_block1_conv1") else 1

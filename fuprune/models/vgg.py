@@ -4,6 +4,7 @@ After the last pool the map is flattened and read by a hidden layer of 512 units
 image too small for five pools is pooled until it is one pixel.
 """
 
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -86,11 +87,11 @@ class VGG(nn.Module):
             for layer, width in stage:
                 wires[layer] = wire(self.channels, layer, inputs, width)
                 inputs = wires[layer].outputs
-        pixels = self.spatial_sizes()[-1]
+        pixels = math.prod(self._stage_sizes()[-1])
         # The flattened map is pixel by pixel, each with all its channels.
         flat = tuple(
             pixel * STAGE_WIDTHS[-1] + channel
-            for pixel in range(pixels[0] * pixels[1])
+            for pixel in range(pixels)
             for channel in inputs
         )
         units = tuple(range(HIDDEN_UNITS))
@@ -99,8 +100,17 @@ class VGG(nn.Module):
         return wires
 
     @nn.nowrap
-    def spatial_sizes(self) -> list[tuple[int, int]]:
-        """Returns (H, W) that each of the five stages reads, then the final one."""
+    def output_sizes(self) -> dict[str, tuple[int, int]]:
+        """Returns (H, W) of the map each convolution writes."""
+        return {
+            layer: size
+            for stage, size in zip(self._stages(), self._stage_sizes(), strict=False)
+            for layer, _ in stage
+        }
+
+    @nn.nowrap
+    def _stage_sizes(self) -> list[tuple[int, int]]:
+        # (H, W) that each of the five stages reads, then what the last pool leaves.
         height, width, _ = self.input_shape
         sizes = [(height, width)]
         for _ in STAGE_WIDTHS:

@@ -1,0 +1,157 @@
+"""Models out of the project and back: safetensors for weights, StableHLO to run.
+
+Both are single files of plain data. A safetensors file carries the spec that rebuilds
+the model, widths included, and is checked against it when read; a StableHLO file is a
+compiled-anywhere function from images to logits with any batch size.
+"""
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import traverse_util
+from jax import export
+
+from fuprune.models import zoo
+
+Variables = Mapping[str, Any]
+
+FORMAT = "fuprune-model-1"
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def save_safetensors(
+    path: str | os.PathLike, model: nn.Module, variables: Variables
+) -> None:
+    """Writes a model to one safetensors file.
+
+    Args:
+      path: the file; it is replaced whole or not at all.
+      model: a model of the zoo, compacted or not.
+      variables: its "params" and "batch_stats". Names in the file are their paths, as
+        in `params/stem/conv/kernel`.
+    """
+    flat = {
+        name: np.ascontiguousarray(value) for name, value in _flatten(variables).items()
+    }
+    _check_arrays(model, flat, "variables")
+    metadata = {"format": FORMAT, "spec": json.dumps(zoo.spec(model))}
+    data = safetensors.numpy.save(flat, metadata=metadata)
+    _write(path, data)
+
+
+def load_safetensors(
+    path: str | os.PathLike, *, conv: str = "xla", dtype: Any = jnp.float32
+) -> tuple[nn.Module, Variables]:
+    """Reads what `save_safetensors` wrote.
+
+    Every name, shape and type is checked against the spec in the file before use, and
+    nothing in the file is ever executed.
+
+    Args:
+      path: the file.
+      conv: implementation of the convolution, "xla" or "onednn".
+      dtype: type the convolutions compute in.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not a readable safetensors file: {error}"
+        ) from error
+    if metadata.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {metadata.get('format')!r}, but must have {FORMAT!r};"
+            " write it with save_safetensors."
+        )
+    try:
+        spec = json.loads(metadata.get("spec", ""))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} has a spec that is not JSON: {error}.") from error
+    model = zoo.from_spec(spec, conv=conv, dtype=dtype)
+    _check_arrays(model, flat, str(path))
+    arrays = {name: jnp.asarray(value) for name, value in flat.items()}
+    return model, traverse_util.unflatten_dict(arrays, sep="/")
+
+
+def _flatten(variables) -> dict[str, Any]:
+    return traverse_util.flatten_dict(dict(variables), sep="/")
+
+
+def _check_arrays(model, flat, where):
+    image = jax.ShapeDtypeStruct((1, *model.input_shape), jnp.float32)
+    expected = _flatten(jax.eval_shape(model.init, jax.random.key(0), image))
+    for problem, names in (
+        ("lacks", sorted(expected.keys() - flat.keys())),
+        ("holds unexpected", sorted(flat.keys() - expected.keys())),
+    ):
+        if names:
+            raise ValueError(
+                f"{where} {problem} {names[0]} (and {len(names) - 1} more)."
+            )
+    for name, array in expected.items():
+        seen = (flat[name].shape, flat[name].dtype)
+        if seen != (array.shape, array.dtype):
+            raise ValueError(
+                f"{where} holds {name} as {seen[1]}{list(seen[0])}, but the model has"
+                f" {array.dtype}{list(array.shape)}."
+            )
+
+
+def export_stablehlo(
+    model: nn.Module, variables: Variables, path: str | os.PathLike
+) -> None:
+    """Writes the evaluation of a model, weights inside, to one StableHLO file.
+
+    The function takes float32 images [B, H, W, C], normalised, for any B, and returns
+    float32 logits; it runs on CPU, CUDA, ROCm and TPU. Convolutions are XLA's own.
+    """
+    model = model.clone(conv="xla")
+    (batch,) = export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, *model.input_shape), jnp.float32)
+    evaluate = jax.jit(lambda images: model.apply(variables, images))
+    exported = export.export(evaluate, platforms=PLATFORMS)(images)
+    _require_flatbuffers()
+    _write(path, exported.serialize())
+
+
+def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
+    """Reads what `export_stablehlo` wrote, as a function from images to logits."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    _require_flatbuffers()
+    try:
+        return jax.jit(export.deserialize(bytearray(path.read_bytes())).call)
+    except Exception as error:  # The decoder promises no particular one.
+        raise ValueError(
+            f"{path} is not a StableHLO export: {type(error).__name__}."
+        ) from error
+
+
+def _require_flatbuffers():
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ImportError(
+            "StableHLO files need the package flatbuffers; install fuprune[export]."
+        )
+
+
+def _write(path, data: bytes):
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)

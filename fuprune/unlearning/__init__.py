@@ -1,0 +1,1 @@
+"""Ways to make a federated model forget classes, one file per method."""

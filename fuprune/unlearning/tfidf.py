@@ -1,0 +1,73 @@
+"""How much each channel says about one class: TF-IDF of activations, Eqs. 6-8.
+
+A class is a document and a channel a word. All functions are pure jnp over one layer's
+global representation A*, [U, C] (classes by channels), and can be jitted and vmapped,
+over `target` too.
+"""
+
+import jax
+import jax.numpy as jnp
+
+VARIANTS = ("paper", "released")
+
+
+def term_frequency(a, target) -> jax.Array:
+    """Returns the share of each channel in a class's activation, Eq. 6.
+
+    Args:
+      a: A*, mean activations by class, [U, C], not negative.
+      target: u', the class; an integer, or a traced one.
+
+    Returns:
+      TF, [C], summing to one; zeros where the class activates nothing.
+    """
+    row = jnp.asarray(a)[target]
+    total = jnp.sum(row)
+    return jnp.where(total > 0, row / jnp.where(total > 0, total, 1.0), 0.0)
+
+
+def inverse_document_frequency(a, *, variant: str = "paper") -> jax.Array:
+    """Returns how rare it is that a class uses each channel, Eq. 7.
+
+    With n_j the number of classes that use channel j:
+
+    * "paper": log((1 + U) / (1 + n_j)), a class using the channels at or above the mean
+      of its own channels. The largest value is log(1 + U), the least zero.
+    * "released", the authors' code: log(U / (1 + n_j)), a channel being used by the
+      classes at or above the mean of that channel. It can be negative.
+
+    Args:
+      a: A*, mean activations by class, [U, C].
+      variant: "paper" or "released".
+
+    Returns:
+      IDF, [C].
+    """
+    if variant not in VARIANTS:
+        raise ValueError(
+            f"variant is {variant!r}, but must be one of {', '.join(VARIANTS)}."
+        )
+    a = jnp.asarray(a)
+    axis = 1 if variant == "paper" else 0
+    # "At or above the mean" as n * a >= sum: compilers turn a division by n into a
+    # product with a rounded 1/n, which breaks ties at the mean one way or another.
+    uses = a * a.shape[axis] >= jnp.sum(a, axis=axis, keepdims=True)
+    users = jnp.sum(uses, axis=0).astype(jnp.float32)
+    num_classes = a.shape[0]
+    if variant == "paper":
+        return jnp.log((1.0 + num_classes) / (1.0 + users))
+    return jnp.log(num_classes / (1.0 + users))
+
+
+def tf_idf(a, target, *, variant: str = "paper") -> jax.Array:
+    """Returns the score of each channel for a class, Eq. 8.
+
+    Args:
+      a: A*, mean activations by class, [U, C].
+      target: u', the class to forget.
+      variant: of the inverse document frequency, "paper" or "released".
+
+    Returns:
+      TF-IDF, [C]; the higher, the more the channel is about that class.
+    """
+    return term_frequency(a, target) * inverse_document_frequency(a, variant=variant)
