@@ -1,0 +1,341 @@
+import logging
+import zlib
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.kernels import build, convolution
+
+NUMBERS = ("NHWC", "HWIO", "NHWC")
+# Not jax.lax.Precision.HIGHEST's job on CPU: both sides are plain float32 sums, in
+# different orders.
+TOLERANCE = 1e-5
+
+needs_onednn = pytest.mark.skipif(
+    not convolution.available(), reason=str(convolution.why_not())
+)
+
+
+def random(name, *shape):
+    return jax.random.normal(jax.random.key(zlib.crc32(name.encode())), shape)
+
+
+def assert_close(actual, expected, tolerance=TOLERANCE):
+    """Compares trees relative to each leaf's largest entry."""
+
+    def compare(a, b):
+        scale = float(jnp.max(jnp.abs(b)))
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
+    jax.tree.map(compare, actual, expected)
+
+
+def both(function, *arguments):
+    """``function(convolution)`` with oneDNN and with XLA, on the same arguments."""
+    return tuple(
+        jax.jit(function(convolution.implementation(name)))(*arguments)
+        for name in ("onednn", "xla")
+    )
+
+
+def layer(convolve, strides=(1, 1), padding="SAME"):
+    def apply(data, kernel):
+        return convolve(data, kernel, strides, padding, dimension_numbers=NUMBERS)
+
+    return apply
+
+
+def curved(convolve, strides=(1, 1), padding="SAME"):
+    """A scalar whose second derivatives are all there."""
+    apply = layer(convolve, strides, padding)
+    return lambda data, kernel: jnp.mean(jnp.sin(apply(data, kernel)))
+
+
+def primitive_names(function, *arguments):
+    return str(jax.make_jaxpr(function)(*arguments))
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("size", "channels", "features", "kernel", "strides", "padding"),
+    [
+        (32, 3, 16, 3, (1, 1), "SAME"),
+        (16, 16, 17, 3, (1, 1), "SAME"),
+        (16, 17, 5, 3, (2, 2), "SAME"),
+        (9, 5, 1, 3, (2, 2), ((1, 1), (1, 1))),
+        (8, 16, 16, 1, (2, 2), "VALID"),
+        (8, 1, 3, 1, (1, 1), "SAME"),
+        (11, 16, 32, 3, (2, 1), ((0, 2), (1, 0))),
+        (8, 3, 5, 5, (1, 1), "VALID"),
+    ],
+)
+def test_values_and_gradients_equal_those_of_xla(
+    size, channels, features, kernel, strides, padding
+):
+    data = random("data", 3, size, size, channels)
+    weights = random("kernel", kernel, kernel, channels, features)
+
+    def value_and_pullback(convolve):
+        def run(data, weights):
+            output, pullback = jax.vjp(layer(convolve, strides, padding), data, weights)
+            return output, pullback(jnp.cos(output))
+
+        return run
+
+    assert_close(*both(value_and_pullback, data, weights))
+
+
+@needs_onednn
+def test_a_batch_of_one_equals_that_of_xla():
+    data, weights = random("data", 1, 8, 8, 5), random("kernel", 3, 3, 5, 16)
+    assert_close(*both(lambda c: jax.grad(curved(c), (0, 1)), data, weights))
+
+
+@needs_onednn
+def test_second_derivatives_equal_those_of_xla():
+    data, weights = random("data", 2, 8, 8, 3), random("kernel", 3, 3, 3, 5)
+
+    def grad_of_grad(convolve):
+        first = jax.grad(curved(convolve, (2, 2)), (0, 1))
+
+        def squared(data, weights):
+            return sum(jnp.sum(leaf**2) for leaf in first(data, weights))
+
+        return jax.grad(squared, (0, 1))
+
+    def hessian_vector_product(convolve):
+        first = jax.grad(curved(convolve, (2, 2)), (0, 1))
+        direction = (jnp.cos(data), jnp.cos(weights))
+        return lambda *primals: jax.jvp(first, primals, direction)[1]
+
+    assert_close(*both(grad_of_grad, data, weights))
+    assert_close(*both(hessian_vector_product, data, weights))
+
+
+@needs_onednn
+@pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (2, 1), (0, 3)])
+def test_vmap_of_values_and_gradients_equals_that_of_xla(axes):
+    shapes = {"data": [2, 8, 8, 3], "kernel": [3, 3, 3, 5]}
+    operands = []
+    for (name, shape), axis in zip(shapes.items(), axes, strict=True):
+        if axis is not None:
+            shape.insert(axis, 4)
+        operands.append(random(name, *shape))
+    assert_close(
+        *both(
+            lambda c: jax.vmap(jax.value_and_grad(curved(c), (0, 1)), axes), *operands
+        )
+    )
+
+
+@needs_onednn
+def test_nested_vmap_equals_that_of_xla():
+    data, weights = random("data", 2, 3, 2, 8, 8, 3), random("kernel", 2, 3, 3, 3, 5)
+
+    def nested(convolve):
+        inner = jax.vmap(jax.grad(curved(convolve), (0, 1)), (0, None))
+        return jax.vmap(inner, (0, 0))
+
+    assert_close(*both(nested, data, weights))
+
+
+@needs_onednn
+def test_per_example_gradients_equal_those_of_xla():
+    data, weights = random("data", 4, 1, 8, 8, 3), random("kernel", 3, 3, 3, 5)
+    assert_close(
+        *both(lambda c: jax.vmap(jax.grad(curved(c), 1), (0, None)), data, weights)
+    )
+
+
+@needs_onednn
+@pytest.mark.parametrize("loop", ["scan", "map", "fori_loop"])
+def test_loops_equal_those_of_xla(loop):
+    data, weights = random("data", 3, 2, 8, 8, 4), random("kernel", 3, 3, 4, 4)
+
+    def looped(convolve):
+        gradient = jax.grad(curved(convolve), 1)
+
+        def scan(data, weights):
+            def step(weights, batch):
+                return weights - gradient(batch, weights), weights[0, 0]
+
+            return jax.lax.scan(step, weights, data)
+
+        def mapped(data, weights):
+            return jax.lax.map(lambda batch: gradient(batch, weights), data)
+
+        def fori_loop(data, weights):
+            def step(i, weights):
+                return weights - gradient(data[i], weights)
+
+            return jax.lax.fori_loop(0, 3, step, weights)
+
+        return {"scan": scan, "map": mapped, "fori_loop": fori_loop}[loop]
+
+    assert_close(*both(looped, data, weights))
+
+
+@needs_onednn
+def test_flax_layer_runs_on_the_primitive():
+    data = random("data", 2, 8, 8, 3)
+
+    def module(convolve):
+        layer = nn.Conv(4, (3, 3), strides=2, conv_general_dilated=convolve)
+        variables = layer.init(jax.random.key(0), data)
+        return lambda data: layer.apply(variables, data)
+
+    assert_close(*both(module, data))
+    names = primitive_names(module(convolution.implementation("onednn")), data)
+    assert "fuprune_conv_forward" in names
+
+
+@needs_onednn
+def test_eager_call_equals_the_jitted_one():
+    data, weights = random("data", 2, 8, 8, 3), random("kernel", 3, 3, 3, 5)
+    gradient = jax.grad(curved(convolution.implementation("onednn")), (0, 1))
+    chex.assert_trees_all_close(
+        gradient(data, weights), jax.jit(gradient)(data, weights), rtol=1e-5
+    )
+
+
+@needs_onednn
+def test_unused_gradients_are_not_computed():
+    data, weights = random("data", 2, 8, 8, 3), random("kernel", 3, 3, 3, 5)
+    gradient = jax.grad(curved(convolution.implementation("onednn")), 1)
+    assert "data_gradient" not in primitive_names(gradient, data, weights)
+
+
+def spy_on_xla(monkeypatch):
+    calls = []
+    original = jax.lax.conv_general_dilated
+
+    def spy(*arguments, **options):
+        calls.append(options)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(jax.lax, "conv_general_dilated", spy)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("data_shape", "kernel_shape", "options"),
+    [
+        ((2, 8, 8, 4), (3, 3, 4, 4), {"rhs_dilation": (2, 2)}),
+        (
+            (2, 8, 8, 4),
+            (3, 3, 4, 4),
+            {"lhs_dilation": (2, 2), "padding": ((1, 1), (1, 1))},
+        ),
+        ((2, 8, 8, 4), (3, 3, 2, 4), {"feature_group_count": 2}),
+        ((2, 8, 8, 4), (3, 3, 4, 4), {"padding": ((-1, 0), (0, 0))}),
+        ((2, 4, 8, 8), (4, 4, 3, 3), {"dimension_numbers": ("NCHW", "OIHW", "NCHW")}),
+        ((2, 8, 4), (3, 4, 4), {"dimension_numbers": ("NHC", "HIO", "NHC")}),
+        ((0, 8, 8, 4), (3, 3, 4, 4), {}),
+        ((2, 8, 8, 0), (3, 3, 0, 4), {}),
+        ((2, 8, 8, 4), (3, 3, 4, 0), {}),
+        ((2, 2, 2, 4), (3, 3, 4, 4), {"padding": "VALID"}),
+    ],
+)
+def test_what_the_binding_does_not_cover_goes_to_xla(
+    monkeypatch, data_shape, kernel_shape, options
+):
+    data, weights = random("data", *data_shape), random("kernel", *kernel_shape)
+    options = {"dimension_numbers": NUMBERS, "padding": "SAME"} | options
+    strides = (1,) * (len(data_shape) - 2)
+    expected = jax.lax.conv_general_dilated(data, weights, strides, **options)
+    calls = spy_on_xla(monkeypatch)
+    actual = convolution.convolve(data, weights, strides, **options)
+    assert len(calls) == 1
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_other_dtypes_go_to_xla(monkeypatch):
+    data = random("data", 2, 8, 8, 4).astype(jnp.bfloat16)
+    weights = random("kernel", 3, 3, 4, 4).astype(jnp.bfloat16)
+    calls = spy_on_xla(monkeypatch)
+    output = layer(convolution.convolve)(data, weights)
+    assert len(calls) == 1
+    assert output.dtype == jnp.bfloat16
+
+
+def test_other_platforms_lower_to_xla():
+    data, weights = random("data", 2, 8, 8, 3), random("kernel", 3, 3, 3, 5)
+    gradient = jax.jit(
+        jax.vmap(jax.grad(curved(convolution.convolve, (2, 2)), (0, 1)), (0, None))
+    )
+    lowered = gradient.trace(data[None], weights).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert "stablehlo.convolution" in text
+    assert "fuprune_conv" not in text
+
+
+def test_fallback_lowerings_are_the_gradients_of_xla():
+    data, weights = random("data", 2, 2, 9, 8, 3), random("kernel", 2, 3, 3, 3, 5)
+    static = {
+        "strides": (2, 1),
+        "padding": ((1, 0), (1, 1)),
+        "data_size": (9, 8),
+        "kernel_size": (3, 3),
+    }
+    output, pullback = jax.vjp(
+        lambda d, k: convolution._xla_forward(d, k, **static), data, weights
+    )
+    expected = pullback(jnp.cos(output))
+    actual = (
+        convolution._xla_data_gradient(jnp.cos(output), weights, **static),
+        convolution._xla_kernel_gradient(data, jnp.cos(output), **static),
+    )
+    assert_close(actual, expected)
+
+
+def test_unknown_implementation_is_refused():
+    with pytest.raises(ValueError, match="'cudnn'.*xla, onednn"):
+        convolution.implementation("cudnn")
+
+
+def test_threads_below_one_are_refused():
+    with pytest.raises(ValueError, match="threads=0"):
+        convolution.set_threads(0)
+
+
+@needs_onednn
+def test_number_of_threads_does_not_change_the_numbers():
+    data, weights = random("data", 8, 16, 16, 16), random("kernel", 3, 3, 16, 16)
+    gradient = jax.jit(jax.grad(curved(convolution.convolve), (0, 1)))
+    results = []
+    try:
+        for threads in (1, 2):
+            convolution.set_threads(threads)
+            results.append(jax.device_get(gradient(data, weights)))
+    finally:
+        convolution.set_threads(1)
+    assert_close(*results)
+
+
+@pytest.fixture
+def without_onednn(monkeypatch):
+    def missing(source):
+        raise build.BuildError("there is no oneDNN")
+
+    monkeypatch.setattr(build, "load", missing)
+    convolution.why_not.cache_clear()
+    convolution._ready.cache_clear()
+    yield
+    convolution.why_not.cache_clear()
+    convolution._ready.cache_clear()
+
+
+def test_missing_library_falls_back_to_xla_with_one_notice(without_onednn, caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert convolution.implementation("onednn") is jax.lax.conv_general_dilated
+    notices = [r for r in caplog.records if "oneDNN" in r.getMessage()]
+    assert len(notices) == 1
+    assert "there is no oneDNN" in notices[0].getMessage()
+    assert not convolution.available()
+    assert convolution.why_not() == "there is no oneDNN"
