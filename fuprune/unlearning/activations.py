@@ -1,0 +1,301 @@
+"""local_proc: how strongly each channel answers to each class (Eqs. 4-5, app. A.3).
+
+Every convolution's output before normalisation is captured, passed through ReLU,
+averaged over space and summed by class. Those sums and the class counts are all that
+leaves a client. `merge_activations` is the first step of server_proc: A*.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.preprocess import to_float
+from fuprune.federated.aggregate import check_statistics
+from fuprune.federated.client import Preprocess, gather_batch
+from fuprune.federated.cohort import (
+    ClientProgram,
+    Shared,
+    clients_of,
+    for_each_client,
+)
+
+WEIGHTINGS = ("examples", "clients")
+
+
+class ClassActivations(NamedTuple):
+    """What a client uploads: U classes, C_l channels in layer l."""
+
+    total: dict[str, jax.Array]  # layer -> [U, C_l] sums over images of A_l
+    num_examples: jax.Array  # [U] float32
+
+
+class Collected(NamedTuple):
+    """Statistics of a cohort as the server received them."""
+
+    uploads: list[ClassActivations]  # of the accepted clients, host arrays
+    clients: list[int]  # their ids
+    rejected: dict[int, str]  # client id -> why it was turned away
+    upload_bytes: int  # of one client
+
+
+def pooled_convolutions(model, variables, images) -> dict[str, jax.Array]:
+    """A_l = AvgPool(ReLU(O_l)) of every convolution (Eqs. 4-5): layer -> [B, C_l].
+
+    Layers are named by module path, without a trailing "conv".
+    """
+    _, captured = model.apply(
+        variables,
+        images,
+        train=False,
+        capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
+        mutable=["intermediates"],
+    )
+    pooled: dict[str, jax.Array] = {}
+
+    def visit(tree, path):
+        if "__call__" in tree:
+            (output,) = tree["__call__"]
+            name = "/".join(path[:-1] if path[-1] == "conv" and path[:-1] else path)
+            output = jnp.maximum(output.astype(jnp.float32), 0.0)
+            pooled[name] = jnp.mean(output, axis=tuple(range(1, output.ndim - 1)))
+            return
+        for name, child in tree.items():
+            visit(child, (*path, name))
+
+    visit(captured["intermediates"], ())
+    return pooled
+
+
+def class_activations(
+    model,
+    variables,
+    images,
+    labels,
+    mask=None,
+    *,
+    num_classes: int,
+    clip: float | None = None,
+) -> ClassActivations:
+    """local_proc on one batch (Algorithm 2 of the appendix).
+
+    Args:
+      model: any Flax model with `nn.Conv` layers.
+      variables: w.
+      images: [B, H, W, C] float, as the model takes them.
+      labels: [B] int.
+      mask: [B], 1 for real images; all are by default.
+      num_classes: |U|.
+      clip: when given, each image's activations, all layers together, are scaled to an
+        L2 norm of at most this: it bounds what one image can change, for privacy.
+
+    Returns:
+      Sums and counts by class; nothing about single images.
+    """
+    if mask is None:
+        mask = jnp.ones(labels.shape, jnp.float32)
+    mask = mask.astype(jnp.float32)
+    pooled = pooled_convolutions(model, variables, images)
+    if clip is not None:
+        square = sum(jnp.sum(a * a, axis=1) for a in pooled.values())
+        scale = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(square, 1e-24)))
+        pooled = {layer: a * scale[:, None] for layer, a in pooled.items()}
+    member = jax.nn.one_hot(labels, num_classes) * mask[:, None]
+    total = {
+        # Padding may hold anything; a zero weight alone would let NaN through.
+        layer: jnp.dot(
+            member.T,
+            jnp.where(mask[:, None] > 0, a, 0.0),
+            precision=jax.lax.Precision.HIGHEST,
+        )
+        for layer, a in pooled.items()
+    }
+    return ClassActivations(total, jnp.sum(member, axis=0))
+
+
+def activations_program(
+    model,
+    *,
+    num_classes: int,
+    batch_size: int,
+    preprocess: Preprocess = to_float,
+    clip: float | None = None,
+) -> ClientProgram:
+    """local_proc over all of a client's images, a batch at a time.
+
+    Memory is bounded by the batch: a step leaves only [U, C_l] sums. `finish` gives
+    `((), ClassActivations)`. The context is the server's variables.
+    """
+
+    def one_batch(variables, batch):
+        return class_activations(
+            model,
+            variables,
+            batch.images,
+            batch.labels,
+            batch.mask,
+            num_classes=num_classes,
+            clip=clip,
+        )
+
+    def init(shared: Shared, client):
+        batch = jax.eval_shape(
+            lambda: gather_batch(
+                shared, client, jnp.arange(batch_size), preprocess, jax.random.key(0)
+            )
+        )
+        shapes = jax.eval_shape(one_batch, shared.context, batch)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def step(shared, client, carry, i):
+        positions = i * batch_size + jnp.arange(batch_size)
+        batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
+        return jax.tree.map(jnp.add, carry, one_batch(shared.context, batch))
+
+    def finish(shared, client, carry):
+        del shared, client
+        return (), carry
+
+    def num_steps(client):
+        return (client.length + batch_size - 1) // batch_size
+
+    return ClientProgram(num_steps, init, step, finish)
+
+
+def collect(
+    model,
+    variables,
+    cohort,
+    *,
+    num_classes: int,
+    batch_size: int = 64,
+    preprocess: Preprocess = to_float,
+    backend: str = "auto",
+    mesh=None,
+    clip: float | None = None,
+    tamper=None,
+) -> Collected:
+    """Run local_proc on every client of a cohort and check what comes in.
+
+    Uploads with NaN, negative sums or counts, or more examples than the client has are
+    turned away by client; clients with no data are not counted.
+
+    Args:
+      model: a Flax model with convolutions.
+      variables: w.
+      cohort: `data.federated.Cohort` of participating clients.
+      num_classes: |U|.
+      batch_size: images at a time.
+      preprocess: `(key, uint8 images) -> float images`, without augmentation.
+      backend: see `cohort.for_each_client`.
+      mesh: likewise.
+      clip: see `class_activations`.
+      tamper: simulated misbehaviour, `(client id, upload) -> upload`.
+    """
+    run = for_each_client(
+        activations_program(
+            model,
+            num_classes=num_classes,
+            batch_size=batch_size,
+            preprocess=preprocess,
+            clip=clip,
+        ),
+        backend=backend,
+        mesh=mesh,
+        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+    )
+    shared = Shared(cohort.images, cohort.labels, variables)
+    _, stacked = run(shared, clients_of(cohort))
+    stacked, lengths, ids = jax.device_get((stacked, cohort.lengths, cohort.clients))
+    template = jax.tree.map(lambda x: x[0], stacked)
+    uploads, clients, rejected = [], [], {}
+    for i, (client, length) in enumerate(zip(ids, lengths, strict=True)):
+        if not length:
+            continue
+        upload = jax.tree.map(lambda x, i=i: x[i], stacked)
+        if tamper is not None:
+            upload = tamper(int(client), upload)
+        reason = check_statistics(upload, template, int(length), clip=clip)
+        if reason is None:
+            uploads.append(upload)
+            clients.append(int(client))
+        else:
+            rejected[int(client)] = reason
+    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(template)]
+    return Collected(uploads, clients, rejected, sum(sizes))
+
+
+def merge_activations(
+    uploads: Sequence[ClassActivations] | ClassActivations,
+    *,
+    weighting: str = "examples",
+) -> dict[str, jax.Array]:
+    """A*: the mean activation of every class over the participants (Alg. 3, line 1).
+
+    Args:
+      uploads: one per client, or a single one that is already a sum over clients.
+      weighting: `examples` averages over all images of a class (appendix A.3),
+        `clients` averages the clients' own class means (section 5.2); a client that
+        does not hold a class has no say in that class.
+
+    Returns:
+      layer -> [U, C_l].
+
+    Raises:
+      ValueError: for a class that no participant holds, statistics that are not
+        finite, or uploads of different shapes.
+    """
+    if weighting not in WEIGHTINGS:
+        raise ValueError(
+            f"weighting is {weighting!r}, but must be one of {', '.join(WEIGHTINGS)}."
+        )
+    if isinstance(uploads, ClassActivations):
+        uploads = [uploads]
+    if not uploads:
+        raise ValueError("no client's statistics arrived; capture on more clients.")
+    _check_alike(uploads)
+    numbers = np.stack([np.asarray(u.num_examples) for u in uploads])  # [n, U]
+    missing = np.flatnonzero(~(numbers.sum(axis=0) > 0))
+    if missing.size:
+        raise ValueError(
+            f"class {', '.join(map(str, missing))} is held by none of the "
+            f"{len(uploads)} participating clients; capture on more clients."
+        )
+    merged = {}
+    for layer in uploads[0].total:
+        totals = jnp.stack([jnp.asarray(u.total[layer]) for u in uploads])  # [n, U, C]
+        merged[layer] = _mean(totals, jnp.asarray(numbers), weighting)
+        if not bool(jnp.all(jnp.isfinite(merged[layer]))):
+            raise ValueError(
+                f"statistics of layer {layer!r} are not finite; look for a diverged "
+                "model, or check uploads before merging them."
+            )
+    return merged
+
+
+def _mean(totals, numbers, weighting):
+    if weighting == "examples":
+        return jnp.sum(totals, axis=0) / jnp.sum(numbers, axis=0)[:, None]
+    held = numbers > 0
+    means = totals / jnp.maximum(numbers, 1e-12)[:, :, None]
+    means = jnp.where(held[:, :, None], means, 0.0)
+    return jnp.sum(means, axis=0) / jnp.sum(held, axis=0)[:, None]
+
+
+def _check_alike(uploads: Sequence[Any]) -> None:
+    first = {layer: np.shape(a) for layer, a in uploads[0].total.items()}
+    for i, upload in enumerate(uploads):
+        shapes = {layer: np.shape(a) for layer, a in upload.total.items()}
+        if shapes != first:
+            raise ValueError(
+                f"statistics of upload {i} have layers or shapes unlike those of "
+                "upload 0; every client must run the same model."
+            )
+        if any(shape[0] != len(np.asarray(upload.num_examples)) for shape in shapes.values()):
+            raise ValueError(
+                f"upload {i} counts {len(np.asarray(upload.num_examples))} classes, "
+                f"but its sums have {sorted({s[0] for s in shapes.values()})}."
+            )

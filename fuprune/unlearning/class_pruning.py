@@ -1,0 +1,215 @@
+"""Federated unlearning by class-discriminative pruning: the paper's method.
+
+Algorithm 1: participants run local_proc, the server merges what they send, scores every
+channel by TF-IDF for the class, cuts the most discriminative ones (server_proc,
+Algorithm 3), and the federation fine-tunes what is left without the class. Several
+classes are removed one after another (section 5.2).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fuprune.data.federated import FederatedDataset, drop_classes, sample_cohort
+from fuprune.data.preprocess import to_float
+from fuprune.federated.client import Preprocess
+from fuprune.unlearning.activations import (
+    ClassActivations,
+    Collected,
+    collect,
+    merge_activations,
+)
+from fuprune.unlearning.protocol import (
+    FineTune,
+    Stage,
+    UnlearnResult,
+    Variables,
+    check_classes,
+    tree_bytes,
+)
+from fuprune.unlearning.pruning import (
+    PrunePlan,
+    compact,
+    make_plan,
+    mask,
+    plan_report,
+)
+from fuprune.unlearning.tfidf import tf_idf
+
+SURGERIES = ("compact", "mask")
+Protect = Callable[[Collected, jax.Array], ClassActivations | list[ClassActivations]]
+
+
+class ServerDecision(NamedTuple):
+    """What server_proc decides for one class."""
+
+    scores: dict[str, np.ndarray]  # layer -> [C_l] TF-IDF of the target class
+    plan: PrunePlan
+
+
+def server_proc(
+    activations: Mapping[str, Any],
+    target: int,
+    rate: float,
+    *,
+    scope: str = "global",
+    order: str = "highest",
+    min_channels: int = 1,
+    idf: str = "paper",
+    seed: int = 0,
+) -> ServerDecision:
+    """Score every channel for the class `target` and choose what to cut (Alg. 3).
+
+    Args:
+      activations: A*, layer -> [U, C_l], from `merge_activations`.
+      target: u', the class to forget.
+      rate: R.
+      scope: see `make_plan`.
+      order: likewise.
+      min_channels: likewise.
+      idf: variant of Eq. 7, `paper` or `released`.
+      seed: of `order="random"`.
+    """
+    scores = {
+        layer: np.asarray(tf_idf(a, target, variant=idf))
+        for layer, a in activations.items()
+    }
+    plan = make_plan(
+        scores, rate, scope=scope, order=order, min_channels=min_channels, seed=seed
+    )
+    return ServerDecision(scores, plan)
+
+
+def class_pruning(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    num_classes: int,
+    rate: float,
+    scope: str = "global",
+    order: str = "highest",
+    min_channels: int = 1,
+    idf: str = "paper",
+    weighting: str = "examples",
+    recapture: bool = True,
+    capture_clients: int | None = None,
+    batch_size: int = 64,
+    preprocess: Preprocess = to_float,
+    backend: str = "auto",
+    mesh=None,
+    surgery: str = "compact",
+    clip: float | None = None,
+    protect: Protect | None = None,
+) -> UnlearnResult:
+    """Forget `classes` by cutting their channels, then fine-tune without them.
+
+    Args:
+      model: a zoo model, compacted before or not.
+      variables: its trained variables.
+      data: every client's data, the forgotten classes included: their statistics are
+        what the method needs. Fine-tuning sees none of them.
+      classes: U', removed one after another.
+      key: chooses the participants and seeds the fine-tuning.
+      fine_tune: see `protocol.FineTune`.
+      num_classes: |U|.
+      rate: R, the share of channels cut for each class.
+      scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
+      order: `highest` (the paper), `lowest` (the released code) or `random`.
+      min_channels: never leave a layer fewer.
+      idf: `paper` or `released` (Eq. 7).
+      weighting: of A*, `examples` or `clients`; see `merge_activations`.
+      recapture: capture statistics again after each cut, or reuse the first ones.
+      capture_clients: participants; all clients by default.
+      batch_size: images at a time in local_proc.
+      preprocess: as in training, without augmentation.
+      backend: how clients are iterated.
+      mesh: likewise.
+      surgery: `compact` really removes channels, `mask` zeroes them.
+      clip: see `class_activations`.
+      protect: turns the uploads into what the server sees (secure summation, noise).
+
+    Returns:
+      The fine-tuned model, with a stage per class cut.
+    """
+    if surgery not in SURGERIES:
+        raise ValueError(
+            f"surgery is {surgery!r}, but must be one of {', '.join(SURGERIES)}."
+        )
+    classes = check_classes(classes, num_classes)
+    capture_key, protect_key, plan_key, tune_key = jax.random.split(key, 4)
+    participants = capture_clients or data.num_clients
+    cohort = sample_cohort(capture_key, data, participants)
+    model_bytes = tree_bytes(variables)
+    stages: list[Stage] = []
+    notes: dict[str, Any] = {"cuts": [], "model_bytes": model_bytes}
+    upload_bytes = 0
+    activations: dict[str, Any] = {}
+    for number, target in enumerate(classes):
+        if recapture or not stages:
+            collected = collect(
+                model,
+                variables,
+                cohort,
+                num_classes=num_classes,
+                batch_size=batch_size,
+                preprocess=preprocess,
+                backend=backend,
+                mesh=mesh,
+                clip=clip,
+            )
+            upload_bytes += collected.upload_bytes
+            seen: Any = collected.uploads
+            if protect is not None:
+                seen = protect(collected, jax.random.fold_in(protect_key, number))
+            activations = merge_activations(seen, weighting=weighting)
+            notes["participants"] = len(collected.clients)
+            notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
+        seed = int(jax.random.randint(jax.random.fold_in(plan_key, number), (), 0, 2**30))
+        decision = server_proc(
+            activations,
+            target,
+            rate,
+            scope=scope,
+            order=order,
+            min_channels=min_channels,
+            idf=idf,
+            seed=seed,
+        )
+        notes["cuts"].append(_describe(model, target, decision))
+        activations = {
+            layer: a if surgery == "mask" else a[:, decision.plan.keep[layer]]
+            for layer, a in activations.items()
+        }
+        if surgery == "compact":
+            model, variables = compact(model, variables, decision.plan)
+        else:
+            variables = mask(model, variables, decision.plan)
+        stages.append(Stage(f"pruned_{target}", model, variables))
+    fit = fine_tune(model, variables, drop_classes(data, classes), tune_key)
+    return UnlearnResult(
+        model, fit.state.variables, tuple(stages), fit, upload_bytes, notes
+    )
+
+
+def _describe(model, target: int, decision: ServerDecision) -> dict[str, Any]:
+    """The cut in JSON form; channels by their ids in the uncut network."""
+    wiring = model.wiring()
+    scores, cut, ids = {}, {}, {}
+    for layer, keep in decision.plan.keep.items():
+        original = np.asarray(wiring[layer].outputs)
+        scores[layer] = [float(s) for s in decision.scores[layer]]
+        ids[layer] = original.tolist()
+        cut[layer] = np.delete(original, keep).tolist()
+    return {
+        "class": target,
+        "scores": scores,
+        "channels": ids,
+        "cut": cut,
+        "plan": [row._asdict() for row in plan_report(model, decision.plan)],
+    }

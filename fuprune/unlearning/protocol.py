@@ -1,0 +1,91 @@
+"""What every way to forget takes and gives back, so that all can be compared.
+
+A method is a function of a trained model, the federation's data and the classes to
+forget. How to fine-tune is handed in by the caller: methods then share one budget, one
+data order and one target, and the paper's speed measure (rounds to a target accuracy)
+means the same for each.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+import jax
+
+from fuprune.data.federated import FederatedDataset
+from fuprune.federated.train import FitResult
+
+Variables = Mapping[str, Any]
+
+
+class UnlearnError(ValueError):
+    """A method that cannot go on: it diverged, or lacks what it needs."""
+
+
+class FineTune(Protocol):
+    """Federated training on what remains, with the caller's budget and target."""
+
+    def __call__(
+        self, model: nn.Module, variables: Variables, data: FederatedDataset, key: Any
+    ) -> FitResult:
+        """Train `variables` on `data`."""
+        ...
+
+
+class Stage(NamedTuple):
+    """A model on the way: raw, pruned for a class, ..."""
+
+    name: str
+    model: nn.Module
+    variables: Variables
+
+
+class UnlearnResult(NamedTuple):
+    """The model after forgetting, and how it came about."""
+
+    model: nn.Module
+    variables: Variables
+    stages: tuple[Stage, ...] = ()
+    fit: FitResult | None = None
+    upload_bytes: int = 0  # sent by one client, apart from fine-tuning's updates
+    notes: Mapping[str, Any] = {}  # JSON-able facts for the report
+
+
+class UnlearnFn(Protocol):
+    """The signature of every method in this package."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        variables: Variables,
+        data: FederatedDataset,
+        classes: tuple[int, ...],
+        *,
+        key: jax.Array,
+        fine_tune: FineTune,
+        **options: Any,
+    ) -> UnlearnResult:
+        """Forget `classes`."""
+        ...
+
+
+def check_classes(classes, num_classes: int) -> tuple[int, ...]:
+    """The classes as a sorted tuple of ints, or a ValueError that says what is wrong."""
+    chosen = tuple(sorted({int(c) for c in classes}))
+    if not chosen:
+        raise ValueError(f"no class to forget was given; name one of 0..{num_classes - 1}")
+    for u in chosen:
+        if not 0 <= u < num_classes:
+            raise ValueError(
+                f"class {u} does not exist; classes are 0..{num_classes - 1}"
+            )
+    if len(chosen) == num_classes:
+        raise ValueError(
+            f"all {num_classes} classes cannot be forgotten at once; keep at least one"
+        )
+    return chosen
+
+
+def tree_bytes(tree) -> int:
+    """Bytes of all arrays of a tree, as they would travel."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
