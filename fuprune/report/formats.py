@@ -1,0 +1,90 @@
+"""How numbers read in the report: percentages, durations, bytes and missing values.
+
+One place decides the digits, so that the page, the Markdown and the figures agree.
+"""
+
+import math
+from collections.abc import Sequence
+
+MISSING = "\N{EN DASH}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """Formats a fraction in [0, 1] as a percentage."""
+    if value is None:
+        return MISSING
+    return f"{100 * value:.{digits}f}%"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Formats a number with `digits` significant digits, integers in full."""
+    if value is None:
+        return MISSING
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "\N{MINUS SIGN}infinite"
+    if float(value).is_integer() and abs(value) < 1e6:
+        shown = f"{int(value):,}"
+    elif value != 0 and not 1e-3 <= abs(value) < 1e6:
+        shown = f"{value:.{digits - 1}e}"
+    else:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        shown = f"{value:,.{decimals}f}"
+    return shown.replace("-", "\N{MINUS SIGN}", 1) if value < 0 else shown
+
+
+def seconds(value: float | None) -> str:
+    """Formats a duration in the unit a person would use."""
+    if value is None:
+        return MISSING
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    if value < 7200:
+        return f"{value / 60:.1f} min"
+    return f"{value / 3600:.1f} h"
+
+
+def size(value: float | None) -> str:
+    """Formats a count of bytes with a decimal unit."""
+    if value is None:
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def times(value: float | None) -> str:
+    """Formats a ratio such as a speed-up."""
+    if value is None:
+        return MISSING
+    return f"{number(value, 3)}\N{MULTIPLICATION SIGN}"
+
+
+def plural(amount: int, noun: str, nouns: str | None = None) -> str:
+    """Formats `3 tests`, `1 test`."""
+    return f"{amount} {noun if amount == 1 else nouns or noun + 's'}"
+
+
+def listing(names: Sequence[str], limit: int = 6) -> str:
+    """Joins names as in a sentence: `a, b and c`."""
+    names = list(names)
+    if len(names) > limit:
+        names = [*names[: limit - 1], f"{len(names) - limit + 1} more"]
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def method_name(method: str) -> str:
+    """Turns an identifier such as `fine_tune_only` into words."""
+    return method.replace("_", " ")
+
+
+def shorten(value: str, limit: int = 160) -> str:
+    """Cuts a long text from a file, saying that it was cut."""
+    return value if len(value) <= limit else value[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"

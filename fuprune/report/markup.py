@@ -1,0 +1,83 @@
+"""HTML and SVG written so that text from a file cannot become markup.
+
+`element` is the only place where tags are made: whatever is not already `Markup` is
+escaped there, so a class called `<script>` comes out as the text it is.
+"""
+
+import html
+import re
+from collections.abc import Iterable, Mapping
+from typing import Union
+
+_VOID = frozenset({"br", "hr", "img", "meta", "link", "col"})
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9:-]*")
+# Characters that XML forbids, bidirectional overrides that let a name rewrite its
+# neighbours on screen, and halves of surrogate pairs, which UTF-8 cannot hold.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069"
+    "\ufffe\uffff\ud800-\udfff]"
+)
+
+
+class Markup(str):
+    """A string that is HTML already and is not escaped again."""
+
+    __slots__ = ()
+
+
+Child = Union[str, float, None, Iterable["Child"]]
+
+
+def printable(text: str) -> str:
+    """Replaces what cannot be shown or stored as UTF-8 with a visible mark."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def text(value: object) -> Markup:
+    """Escapes a value for use between tags or inside a quoted attribute."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(html.escape(printable(str(value)), quote=True))
+
+
+def element(
+    name: str, attributes: Mapping[str, object] | None = None, /, *children: Child
+) -> Markup:
+    """Builds one element.
+
+    Args:
+      name: Tag name, always a constant of the program.
+      attributes: Attribute values; `None` and `False` leave the attribute out, `True`
+        writes it without a value. Values are escaped.
+      *children: Text (escaped), `Markup` (kept), `None` (skipped) or nested lists.
+
+    Returns:
+      The element as `Markup`.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a tag name; use letters and digits.")
+    parts = [f"<{name}"]
+    for key, value in (attributes or {}).items():
+        if not _NAME.fullmatch(key):
+            raise ValueError(f"{key!r} is not an attribute name; use letters and '-'.")
+        if value is None or value is False:
+            continue
+        parts.append(f" {key}" if value is True else f' {key}="{text(value)}"')
+    parts.append(">")
+    if name not in _VOID:
+        parts.append(join(children))
+        parts.append(f"</{name}>")
+    return Markup("".join(parts))
+
+
+def join(children: Iterable[Child]) -> Markup:
+    """Concatenates children, escaping the plain ones."""
+    parts = []
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, (str, int, float)):
+            parts.append(text(child))
+        else:
+            parts.append(join(child))
+    return Markup("".join(parts))
