@@ -1,0 +1,435 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuprune.federated import aggregate
+from fuprune.federated.aggregate import (
+    Admission,
+    TooFewClientsError,
+    admit,
+    aggregate_uploads,
+    check_statistics,
+    check_update,
+    clipped_mean,
+    coordinate_median,
+    trimmed_mean,
+    update_norms,
+    weighted_mean,
+)
+from tests import reference_aggregate as reference
+
+CLIENTS = 7  # one shape, so that every drawn example reuses one compilation
+FLOATS = st.floats(-1e3, 1e3, width=32)
+RULES = {
+    "mean": (jax.jit(weighted_mean), reference.weighted_mean),
+    "clipped_mean": (
+        jax.jit(lambda u, w: clipped_mean(u, w, clip_norm=2.5)),
+        lambda u, w: reference.clipped_mean(u, w, 2.5),
+    ),
+    "median": (jax.jit(coordinate_median), reference.coordinate_median),
+    "trimmed_mean": (
+        jax.jit(lambda u, w: trimmed_mean(u, w, trim=0.29)),
+        lambda u, w: reference.trimmed_mean(u, w, 29),
+    ),
+}
+
+
+@st.composite
+def cohorts(draw):
+    """Updates stacked over clients, and weights of which some are zero."""
+    size = CLIENTS * 8
+    values = np.array(draw(st.lists(FLOATS, min_size=size, max_size=size)), np.float32)
+    values = values.reshape(CLIENTS, 8)
+    stacked = {"kernel": values[:, :6].reshape(CLIENTS, 2, 3), "bias": values[:, 6:]}
+    weights = draw(
+        st.lists(st.sampled_from([0, 0, 1, 3, 40]), min_size=CLIENTS, max_size=CLIENTS)
+    )
+    return stacked, np.array(weights, np.float32)
+
+
+def unstack(stacked):
+    return [{k: v[i] for k, v in stacked.items()} for i in range(CLIENTS)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=60)
+@given(cohort=cohorts())
+def test_rule_equals_its_numpy_twin(rule, cohort):
+    stacked, weights = cohort
+    ours, twin = RULES[rule]
+    expected = twin(unstack(stacked), weights)
+    chex.assert_trees_all_close(
+        ours(stacked, weights),
+        {k: np.float32(v) for k, v in expected.items()},
+        rtol=1e-5,
+        atol=2e-4,  # seven float32 values of up to 1e3 that may cancel
+    )
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=30)
+@given(cohort=cohorts(), poison=st.sampled_from([np.nan, np.inf, -np.inf, 3e38]))
+def test_clients_of_weight_zero_change_nothing_whatever_they_sent(rule, cohort, poison):
+    stacked, weights = cohort
+    dead = weights == 0
+    poisoned = {
+        k: np.where(dead.reshape((-1,) + (1,) * (v.ndim - 1)), np.float32(poison), v)
+        for k, v in stacked.items()
+    }
+    ours, _ = RULES[rule]
+    chex.assert_trees_all_equal(ours(poisoned, weights), ours(stacked, weights))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_all_zero_weights_give_zeros(rule):
+    stacked = {"kernel": np.full((CLIENTS, 2, 3), np.nan, np.float32)}
+    stacked["bias"] = np.ones((CLIENTS, 2), np.float32)
+    ours, _ = RULES[rule]
+    result = ours(stacked, np.zeros(CLIENTS, np.float32))
+    chex.assert_trees_all_equal(
+        result, {"kernel": np.zeros((2, 3)), "bias": np.zeros(2)}
+    )
+
+
+@settings(max_examples=60)
+@given(cohort=cohorts())
+def test_median_of_an_odd_number_is_one_of_the_values_sent(cohort):
+    stacked, weights = cohort
+    weights[0] = 1 if np.sum(weights[1:] > 0) % 2 == 0 else 0
+    median = np.asarray(RULES["median"][0](stacked, weights)["kernel"])
+    live = stacked["kernel"][weights > 0]
+    np.testing.assert_array_equal(median, np.median(live, axis=0))
+
+
+@settings(max_examples=40)
+@given(cohort=cohorts(), order=st.permutations(range(CLIENTS)))
+def test_robust_rules_do_not_depend_on_the_order_of_clients(cohort, order):
+    stacked, weights = cohort
+    weights = (weights > 0).astype(np.float32)
+    order = np.array(order)
+    for rule in ("median", "trimmed_mean"):
+        ours, _ = RULES[rule]
+        chex.assert_trees_all_equal(
+            ours(jax.tree.map(lambda leaf: leaf[order], stacked), weights[order]),
+            ours(stacked, weights),
+        )
+
+
+@settings(max_examples=40)
+@given(cohort=cohorts())
+def test_clipped_mean_is_never_longer_than_the_clip(cohort):
+    mean = RULES["clipped_mean"][0](*cohort)
+    assert reference.norm(jax.tree.map(np.asarray, mean)) <= 2.5 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("percent", [0, 20, 29, 30, 49])
+def test_trimmed_mean_cuts_the_whole_number_below_the_share(percent):
+    values = np.arange(100, dtype=np.float32)[:, None] ** 2
+    trimmed = jax.jit(lambda weights: trimmed_mean(values, weights, trim=percent / 100))
+    for size in (1, 2, 3, 5, 10, 11, 50, 100):
+        cut = percent * size // 100
+        mean = trimmed(np.float32(np.arange(100) < size))
+        np.testing.assert_allclose(mean, values[cut : size - cut].mean(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("trim", [-0.1, 0.5, 1.0, float("nan")])
+def test_trim_outside_its_range_is_refused(trim):
+    with pytest.raises(ValueError, match="must lie in"):
+        trimmed_mean(np.ones((3, 1)), np.ones(3), trim=trim)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_keep_the_dtype_of_a_leaf(rule, dtype):
+    stacked = {"kernel": jnp.ones((CLIENTS, 2, 3), dtype)}
+    result = RULES[rule][0](stacked, np.ones(CLIENTS, np.float32))
+    assert result["kernel"].dtype == dtype
+
+
+def test_mean_of_half_precision_is_summed_in_single():
+    stacked = jnp.full((1001, 1), 60000.0, jnp.float16)
+    assert float(weighted_mean(stacked, jnp.ones(1001))[0]) == 60000.0
+
+
+def test_norm_does_not_overflow_before_float32_does():
+    stacked = {"kernel": np.array([[3e30, 4e30], [3.0, 4.0], [0.0, 0.0]], np.float32)}
+    np.testing.assert_allclose(update_norms(stacked), [5e30, 5.0, 0.0], rtol=1e-6)
+
+
+def test_admit_refuses_the_unfinite_and_the_huge():
+    stacked = {
+        "kernel": np.array([[3, 4], [np.nan, 0], [0, 0], [30, 40]], np.float32),
+        "bias": np.array([[0.0], [0.0], [-np.inf], [0.0]], np.float32),
+    }
+    admitted = jax.jit(lambda u: admit(u, max_norm=5.0))(stacked)
+    np.testing.assert_array_equal(admitted, [True, False, False, False])
+    np.testing.assert_array_equal(admit(stacked), [True, False, False, True])
+
+
+@pytest.mark.parametrize("rule", aggregate.RULES)
+def test_aggregate_renormalises_over_the_admitted(rule):
+    stacked = np.array([[1.0], [np.nan], [3.0], [1e6]], np.float32)
+    mean, admitted = aggregate.aggregate(
+        stacked, jnp.ones(4), rule=rule, max_norm=10.0, clip_norm=5.0
+    )
+    np.testing.assert_array_equal(admitted, [True, False, True, False])
+    np.testing.assert_allclose(mean, [2.0])
+
+
+def test_aggregate_compiles_once_however_many_are_rejected():
+    chex.clear_trace_counter()
+    compiled = jax.jit(chex.assert_max_traces(aggregate.aggregate, n=1))
+    for bad in range(5):
+        stacked = np.ones((5, 3), np.float32)
+        stacked[:bad] = np.nan
+        mean, _ = compiled(stacked, np.ones(5, np.float32))
+        np.testing.assert_allclose(mean, np.full(3, float(bad < 5)))
+
+
+@pytest.mark.parametrize("rule", ["average", None, ""])
+def test_an_unknown_rule_is_refused_by_name(rule):
+    with pytest.raises(ValueError, match="choose one of mean, clipped_mean"):
+        aggregate.aggregate(np.ones((2, 1)), jnp.ones(2), rule=rule)
+
+
+def make_template():
+    return {
+        "params": {"head": {"kernel": np.zeros((2, 3), np.float32)}},
+        "batch_stats": {"mean": np.zeros(3, np.float32)},
+    }
+
+
+def honest(value=1.0):
+    return jax.tree.map(lambda leaf: np.full_like(leaf, value), make_template())
+
+
+def broken_updates():
+    yield "missing", {"params": honest()["params"]}, "batch_stats/mean is missing"
+    yield "unexpected", honest() | {"x": np.zeros(1)}, "x is not expected"
+    yield "empty", {}, "missing"
+    yield "none", None, "missing"
+    yield "string", "params", "missing"
+    yield "list", [np.zeros((2, 3))], "missing"
+    yield "mixed keys", {1: np.zeros(1), "a": np.zeros(1)}, "not a tree"
+    yield "huge key", honest() | {"extra": {10**5000: np.zeros(1)}}, "not expected"
+    for name, leaf, reason in [
+        ("shape", np.zeros(4, np.float32), "shape (4,), not (3,)"),
+        ("rank", np.zeros((3, 1), np.float32), "shape (3, 1)"),
+        ("double", np.zeros(3), "dtype float64, not float32"),
+        ("integer", np.zeros(3, np.int32), "dtype int32"),
+        ("object", np.array([None] * 3), "dtype object"),
+        ("complex", np.zeros(3, np.complex64), "dtype complex64"),
+        ("text", "abc", "is a str, not an array"),
+        ("nan", np.array([0, np.nan, 0], np.float32), "1 of 3 NaN or Inf"),
+        ("inf", np.array([np.inf, -np.inf, 0], np.float32), "2 of 3 NaN or Inf"),
+        ("norm", np.full(3, 1e30, np.float32), "norm 1.73205e+30 is above 100"),
+    ]:
+        yield name, honest() | {"batch_stats": {"mean": leaf}}, reason
+
+
+@pytest.mark.parametrize(
+    ("update", "reason"),
+    [
+        pytest.param(update, reason, id=name)
+        for name, update, reason in broken_updates()
+    ],
+)
+def test_door_says_what_is_wrong_with_an_update(update, reason):
+    said = check_update(update, make_template(), max_norm=100.0)
+    assert said is not None and reason in said
+
+
+def test_door_lets_an_honest_update_in():
+    template = make_template()
+    shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, template))
+    assert check_update(honest(), template, max_norm=3.0) is None
+    assert check_update(jax.tree.map(jnp.asarray, honest()), shapes) is None
+
+
+def test_masked_array_does_not_hide_a_nan_from_the_door():
+    hidden = np.ma.masked_invalid(np.array([0, np.nan, 0], np.float32))
+    said = check_update(honest() | {"batch_stats": {"mean": hidden}}, make_template())
+    assert said is not None and "NaN" in said
+
+
+def test_reason_is_one_short_printable_line_whatever_the_client_named_things():
+    name = "\n2026 client 3 accepted\x1b[2J" + "x" * 500
+    said = check_update(honest() | {name: np.zeros(1)}, make_template())
+    assert said is not None and said.isprintable() and len(said) < 200
+
+
+class Upload(dict):
+    """Class statistics in the form that `ClassActivations` has."""
+
+    total = property(lambda self: self["total"])
+    num_examples = property(lambda self: self["num_examples"])
+
+
+def statistics(total=None, counts=None):
+    if total is None:
+        total = {"conv1": np.array([[1, 2], [0, 0], [3, 4]], np.float32)}
+    if counts is None:
+        counts = np.array([2, 0, 5], np.int32)
+    return Upload(total=total, num_examples=counts)
+
+
+@pytest.mark.parametrize(
+    ("upload", "reason"),
+    [
+        (statistics(counts=np.array([2, 0, -5], np.int32)), "negative count, -5"),
+        (statistics(counts=np.array([2, 0, 500], np.int32)), "502 examples are above"),
+        (statistics(counts=np.array([2, 0, 5.0], np.float32)), "dtype float32"),
+        (statistics(counts=np.array([2, 5], np.int32)), "shape (2,), not (3,)"),
+        (statistics(total={"conv1": np.full((3, 2), -1, np.float32)}), "negative sum"),
+        (statistics(total={"conv1": np.ones((3, 2), np.float32)}), "without examples"),
+        (statistics(total={"conv1": np.ones((2, 3), np.float32)}), "shape (2, 3)"),
+        (statistics(total={"conv1": np.ones((3, 2))}), "dtype float64"),
+        (statistics(total={"conv1": np.full((3, 2), np.nan, np.float32)}), "NaN"),
+        (statistics(total={"conv1": np.full((3, 2), np.inf, np.float32)}), "NaN"),
+        (statistics(total={"conv2": np.ones((3, 2), np.float32)}), "conv1 is missing"),
+        (statistics(total=[]), "conv1 is missing"),
+        (
+            statistics(total={"conv1": np.array([[9, 9], [0, 0], [0, 0]], np.float32)}),
+            "norm is above 2",
+        ),
+        ({"total": {}}, "not class statistics"),
+        (None, "not class statistics"),
+    ],
+)
+def test_door_says_what_is_wrong_with_statistics(upload, reason):
+    said = check_statistics(upload, statistics(), 10, clip=2.0)
+    assert said is not None and reason in said
+
+
+def test_door_wants_whole_counts():
+    template = statistics(counts=np.array([2, 0, 5], np.float32))
+    assert check_statistics(template, template, 7) is None
+    half = statistics(counts=np.array([2, 0, 4.5], np.float32))
+    assert "whole" in str(check_statistics(half, template, 7))
+
+
+def test_door_lets_honest_statistics_in():
+    assert check_statistics(statistics(), statistics(), 7, clip=2.0) is None
+
+
+def test_uploads_are_averaged_without_the_rejected_and_each_has_its_reason():
+    uploads = {
+        5: (honest(1.0), 30),
+        2: (honest(np.nan), 10),
+        9: (honest(5.0), 10),
+        1: (honest(1e9), 10),
+        7: ({"params": 0}, 10),
+        8: (honest(100.0), 0),
+        3: (honest(1.0), -4),
+        4: (honest(1.0), 2.5),
+        6: (honest(1.0), 10**5000),
+        0: honest(1.0),
+    }
+    mean, admission = aggregate_uploads(
+        uploads, make_template(), min_participants=2, max_norm=1e4
+    )
+    chex.assert_trees_all_close(mean, honest(2.0))
+    assert admission.accepted == (5, 8, 9)
+    assert set(admission.rejected) == {0, 1, 2, 3, 4, 6, 7}
+    assert "NaN" in admission.rejected[2]
+    assert "norm" in admission.rejected[1]
+    assert "missing" in admission.rejected[7]
+    assert "outside" in admission.rejected[3]
+    assert "not a pair" in admission.rejected[0]
+
+
+def test_uploads_average_to_the_same_bits_in_any_order_of_arrival():
+    uploads = {i: (honest(0.1 * (i + 1)), 3 * i + 1) for i in range(9)}
+    forward, _ = aggregate_uploads(uploads, make_template())
+    backward, _ = aggregate_uploads(
+        dict(reversed(list(uploads.items()))), make_template()
+    )
+    chex.assert_trees_all_equal(forward, backward)
+
+
+def test_a_client_cannot_claim_more_examples_than_it_holds():
+    uploads = {0: (honest(1.0), 10), 1: (honest(9.0), 1000), 2: (honest(9.0), 1)}
+    mean, admission = aggregate_uploads(
+        uploads, make_template(), client_sizes={0: 10, 1: 10}
+    )
+    chex.assert_trees_all_close(mean, honest(1.0))
+    assert "above the client's 10" in admission.rejected[1]
+    assert "not a client" in admission.rejected[2]
+
+
+def test_too_few_clients_stop_the_round_and_say_who_was_rejected():
+    uploads = {0: (honest(1.0), 10), 1: (honest(np.inf), 10), 2: (honest(1.0), 0)}
+    with pytest.raises(TooFewClientsError, match="1 of 3 clients remain") as caught:
+        aggregate_uploads(uploads, make_template(), min_participants=2)
+    assert caught.value.admission == Admission(
+        (0, 2), {1: caught.value.admission.rejected[1]}
+    )
+    with pytest.raises(TooFewClientsError):
+        aggregate_uploads({}, make_template())
+
+
+def test_nobody_is_enough_when_nobody_is_needed():
+    mean, admission = aggregate_uploads({}, make_template(), min_participants=0)
+    chex.assert_trees_all_equal(mean, make_template())
+    assert admission == Admission((), {})
+
+
+def make_logistic_clients(num_clients=20, examples=40):
+    """A two-class problem that every client sees through its own draw."""
+    draws = np.random.default_rng(0)
+    truth = np.array([2.0, -1.0, 0.5, 1.5, -2.0])
+    images = draws.normal(size=(num_clients, examples, 5)).astype(np.float32)
+    labels = (images @ truth > 0).astype(np.float32)
+    return jnp.asarray(images), jnp.asarray(labels)
+
+
+def poison_sign_flip(updates, bad):
+    return jnp.where(bad[:, None], -8.0 * updates, updates)
+
+
+def poison_constant(updates, bad):
+    return jnp.where(bad[:, None], 50.0, updates)
+
+
+def train_logistic(rule, poison, bad, rounds=30):
+    images, labels = make_logistic_clients()
+
+    def loss(weights, image, label):
+        logits = image @ weights
+        return jnp.mean(jnp.logaddexp(0, logits) - label * logits)
+
+    @jax.jit
+    def step(weights):
+        gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(weights, images, labels)
+        updates = poison(-gradients, bad)
+        mean, _ = aggregate.aggregate(
+            updates, jnp.ones(len(bad)), rule=rule, clip_norm=0.3, trim=0.2
+        )
+        return weights + mean
+
+    weights = jnp.zeros(5)
+    for _ in range(rounds):
+        weights = step(weights)
+    return float(jnp.mean((images @ weights > 0) == labels))
+
+
+@pytest.mark.parametrize("poison", [poison_sign_flip, poison_constant])
+def test_a_fifth_of_the_clients_poisoned_breaks_the_mean_and_not_the_others(poison):
+    bad = jnp.arange(20) < 4
+    nobody = jnp.zeros(20, bool)
+    assert train_logistic("mean", poison, nobody) > 0.95
+    assert train_logistic("mean", poison, bad) < 0.65
+    for rule in ("clipped_mean", "median", "trimmed_mean"):
+        assert train_logistic(rule, poison, bad) > 0.9, rule
+
+
+def test_the_mean_holds_when_the_door_turns_poison_away():
+    images, _ = make_logistic_clients()
+    updates = poison_constant(jnp.ones((len(images), 5)), jnp.arange(20) < 4)
+    mean, admitted = aggregate.aggregate(updates, jnp.ones(20), max_norm=10.0)
+    np.testing.assert_allclose(mean, np.ones(5), rtol=1e-6)
+    assert int(jnp.sum(~admitted)) == 4
