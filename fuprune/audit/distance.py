@@ -1,0 +1,78 @@
+"""How far a model's answers on forgotten inputs are from a retrained model's.
+
+Two honest retrainings differ too, so each distance is read against the distances among
+retrained models. All take two models' outputs on the same N images.
+"""
+
+import numpy as np
+
+from fuprune.audit.membership import log_probabilities
+
+
+def jensen_shannon(logits, other_logits) -> np.ndarray:
+    """`[N]` Jensen-Shannon divergences of the softmax outputs, in nats (at most ln 2)."""
+    log_p, log_q = log_probabilities(logits), log_probabilities(other_logits)
+    log_mean = np.logaddexp(log_p, log_q) - np.log(2)
+    divergence = np.exp(log_p) * (log_p - log_mean) + np.exp(log_q) * (log_q - log_mean)
+    # Rounding can leave minus zero and a little.
+    return np.maximum(0.5 * divergence.sum(axis=-1), 0.0)
+
+
+def total_variation(logits, other_logits) -> np.ndarray:
+    """`[N]` half the L1 distance of the softmax outputs, in [0, 1]."""
+    return 0.5 * np.abs(_difference(logits, other_logits)).sum(axis=-1)
+
+
+def activation_distance(logits, other_logits) -> np.ndarray:
+    """`[N]` L2 distance of the softmax outputs (Golatkar et al. 2021)."""
+    return np.linalg.norm(_difference(logits, other_logits), axis=-1)
+
+
+DISTANCES = {
+    "jensen_shannon": jensen_shannon,
+    "total_variation": total_variation,
+    "activation_distance": activation_distance,
+}
+
+
+def linear_cka(activations, other_activations) -> float:
+    """Linear centered kernel alignment (Kornblith et al. 2019) of two representations.
+
+    `||Y'X||^2 / (||X'X|| ||Y'Y||)` for column-centred X and Y: 1 for representations
+    equal up to rotation and scale. The widths may differ, so a slimmed layer can be
+    compared with the whole one.
+
+    Args:
+      activations: `[N, C]`.
+      other_activations: `[N, D]`.
+
+    Returns:
+      A number in [0, 1]; a constant representation is like another constant one (1) and
+      unlike any other (0).
+    """
+    x, y = (
+        _centred(np.asarray(a, np.float64)) for a in (activations, other_activations)
+    )
+    norms = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
+    if norms < 1e-24:
+        return float(np.allclose(x, 0) and np.allclose(y, 0))
+    return float(min(np.linalg.norm(y.T @ x) ** 2 / norms, 1.0))
+
+
+def cka_by_layer(
+    activations: dict[str, np.ndarray], other: dict[str, np.ndarray]
+) -> dict[str, float]:
+    """Linear CKA of every layer that both models have, matched by name."""
+    return {
+        layer: linear_cka(values, other[layer])
+        for layer, values in activations.items()
+        if layer in other
+    }
+
+
+def _difference(logits, other_logits) -> np.ndarray:
+    return np.exp(log_probabilities(logits)) - np.exp(log_probabilities(other_logits))
+
+
+def _centred(values: np.ndarray) -> np.ndarray:
+    return values - values.mean(axis=0)

@@ -1,0 +1,160 @@
+"""What an audit hands over: one `Evidence` per figure, and the `AuditReport` of all.
+
+Both are plain values that go to JSON and back without loss, so that a report can be
+rebuilt from the file alone. There is no overall score: a failure cannot be averaged
+away.
+"""
+
+import json
+import math
+from typing import Any, NamedTuple
+
+PASS = "pass"
+FAIL = "fail"
+CANNOT_TELL = "cannot tell"
+VERDICTS = (PASS, FAIL, CANNOT_TELL)
+
+WORSE = "worse"
+BETTER = "better"
+TWO_SIDED = "two_sided"
+DIRECTIONS = (WORSE, BETTER, TWO_SIDED)
+
+FORMAT = 1
+
+
+class Evidence(NamedTuple):
+    """One figure, measured on every model, with the spread among retrained models."""
+
+    name: str  # e.g. "probe_accuracy"
+    kind: str  # the group: accuracy, membership, shadow, likelihood_ratio, ...
+    question: str  # one sentence a reader understands
+    unit: str  # "fraction", "steps", "nats", "distance"
+    higher_is: str  # "worse", "better" or "two_sided": which side of retraining fails
+    values: dict[str, float]  # candidates, "raw" and, where it applies, "random_init"
+    retrained: list[float]  # one per retrained seed
+    interval: list[float | None] | None  # [low, high], None is unbounded or no interval
+    verdicts: dict[str, str]  # the same keys as `values`
+    notes: list[str]
+
+
+class AuditReport(NamedTuple):
+    """Everything an audit found."""
+
+    classes: list[int]  # the forgotten classes
+    candidates: list[str]  # names, in the order given
+    tests: list[Evidence]
+    detail: dict[str, Any]  # per-class accuracies, confusions, ROC curves, CKA, ...
+    settings: dict[str, Any]  # what the audit was run with, sample sizes included
+
+    def to_json(self) -> str:
+        """Returns the report as strict JSON text (no NaN, no infinity).
+
+        Raises:
+          ValueError: the report holds a number that JSON has no word for.
+        """
+        plain = {"format": FORMAT, **self._asdict()}
+        plain["tests"] = [test._asdict() for test in self.tests]
+        return json.dumps(plain, allow_nan=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "AuditReport":
+        """Reads what `to_json` wrote, and nothing else.
+
+        Args:
+          text: the JSON text.
+
+        Returns:
+          A report equal to the one that was written.
+
+        Raises:
+          ValueError: the text is no audit report of this format.
+        """
+        try:
+            plain = json.loads(text, parse_constant=_no_constant)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"the audit report is not JSON ({error}); run the audit phase again"
+            ) from error
+        plain = _checked(plain, {"format", *cls._fields}, "the audit report")
+        if plain.pop("format") != FORMAT:
+            raise ValueError(
+                f"the audit report is not of format {FORMAT}; run the audit phase again"
+            )
+        for field, kind in _REPORT_TYPES.items():
+            _typed(plain[field], kind, f"{field!r} of the audit report")
+        return cls(**{**plain, "tests": [_evidence(test) for test in plain["tests"]]})
+
+
+_REPORT_TYPES = {
+    "classes": list,
+    "candidates": list,
+    "tests": list,
+    "detail": dict,
+    "settings": dict,
+}
+_EVIDENCE_TYPES = {
+    "name": str,
+    "kind": str,
+    "question": str,
+    "unit": str,
+    "higher_is": str,
+    "values": dict,
+    "retrained": list,
+    "interval": (list, type(None)),
+    "verdicts": dict,
+    "notes": list,
+}
+
+
+def _evidence(plain: Any) -> Evidence:
+    plain = _checked(plain, set(Evidence._fields), "a test of the audit report")
+    for field, kind in _EVIDENCE_TYPES.items():
+        _typed(plain[field], kind, f"{field!r} of a test in the audit report")
+    if plain["higher_is"] not in DIRECTIONS:
+        raise ValueError(
+            f"higher_is is {plain['higher_is']!r}; it must be one of {DIRECTIONS}"
+        )
+    unknown = set(plain["verdicts"].values()) - set(VERDICTS)
+    if unknown or set(plain["verdicts"]) != set(plain["values"]):
+        raise ValueError(
+            f"test {plain['name']!r} has verdicts {plain['verdicts']}; every value "
+            f"needs one of {VERDICTS}"
+        )
+    numbers = [*plain["values"].values(), *plain["retrained"]]
+    if not all(_is_number(number) for number in numbers):
+        raise ValueError(
+            f"test {plain['name']!r} has the figures {numbers}; all must be numbers"
+        )
+    bounds = plain["interval"]
+    if bounds is not None and not (
+        len(bounds) == 2 and all(bound is None or _is_number(bound) for bound in bounds)
+    ):
+        raise ValueError(
+            f"test {plain['name']!r} has the interval {bounds}; it must be null or "
+            "[low, high] of numbers and nulls"
+        )
+    return Evidence(**plain)
+
+
+def _checked(plain: Any, fields: set[str], what: str) -> dict[str, Any]:
+    _typed(plain, dict, what)
+    if set(plain) != fields:
+        raise ValueError(f"{what} has the keys {sorted(plain)}, not {sorted(fields)}")
+    return dict(plain)
+
+
+def _typed(value: Any, kind: Any, what: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} is a {type(value).__name__}, which it must not be")
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"the audit report holds {name}, which strict JSON does not allow")

@@ -1,0 +1,248 @@
+"""What a model says about images: logits, features and activations of any Flax model.
+
+The one place in the audit that looks inside Flax modules. A model needs `model.apply(
+variables, images)` only; `train=` is passed if its `__call__` takes it. One forward
+pass, compiled once per model and batch size, yields all that the tests need.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+Variables = Mapping[str, Any]
+Head = tuple[str, ...]
+
+
+class Outputs(NamedTuple):
+    """A model's outputs on N images, in host memory."""
+
+    logits: np.ndarray  # [N, U]
+    head_logits: np.ndarray  # [N, U] as they leave the last dense layer
+    features: np.ndarray  # [N, D] what the last linear layer reads
+    activations: dict[str, np.ndarray]  # layer -> [N, C_l], means over space
+
+
+def compute_outputs(
+    model: nn.Module,
+    variables: Variables,
+    images: np.ndarray,
+    preprocess: Callable[[np.ndarray], Any],
+    *,
+    batch_size: int = 256,
+    activations: bool = False,
+) -> Outputs:
+    """Runs `model` over all images in batches of one fixed shape.
+
+    Args:
+      model: any hashable Flax Linen module.
+      variables: its variables.
+      images: `[N, H, W, C]`, as `preprocess` wants them.
+      preprocess: images -> what the model takes.
+      batch_size: images in a batch; the last one is padded.
+      activations: whether to keep the activations of every layer.
+
+    Returns:
+      The outputs; `activations` is empty unless asked for.
+    """
+    pieces = []
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        result = forward(model, variables, _padded(batch, batch_size, preprocess))
+        if not activations:
+            result = result._replace(activations={})
+        pieces.append(jax.tree.map(lambda x, n=len(batch): np.asarray(x)[:n], result))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Outputs:
+    """Logits, features and pooled activations of one batch.
+
+    Features are, in this order: what the module's own `features` method returns, or the
+    input of its last `nn.Dense`. Activations are the outputs of all convolutions and
+    dense layers except the last, averaged over space.
+
+    Args:
+      model: the module.
+      variables: its variables.
+      images: `[B, ...]` preprocessed.
+
+    Returns:
+      `Outputs` of device arrays.
+
+    Raises:
+      ValueError: the model has neither a `features` method nor a dense layer.
+    """
+    head = find_head(model, variables, images)
+    calls: list[tuple[jax.Array, jax.Array]] = []
+    with nn.intercept_methods(_recorder(head, calls)):
+        logits, captured = model.apply(
+            variables,
+            images,
+            **_mode(model, train=False),
+            capture_intermediates=_is_captured,
+            mutable=["intermediates"],
+        )
+    found: dict[tuple[str, ...], jax.Array] = {}
+    for path, value in traverse_util.flatten_dict(captured["intermediates"]).items():
+        found[path] = value[-1]
+    if ("features",) in found:
+        features = found[("features",)]
+    elif hasattr(model, "features"):
+        features = model.apply(variables, images, method="features")
+    elif calls:
+        features = calls[-1][0]
+    else:
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Dense to read features from; give it a "
+            "method `features(images)` that returns [B, D]"
+        )
+    activations = {
+        _layer_name(path): _pooled(value)
+        for path, value in found.items()
+        if path[-1] == "__call__" and path[:-1] != head
+    }
+    return Outputs(
+        logits=_float(logits),
+        head_logits=_float(calls[-1][1] if calls else logits),
+        features=_pooled(features),
+        activations=activations,
+    )
+
+
+def training_logits(
+    model: nn.Module, head: Head | None, variables: Variables, images, rng: jax.Array
+) -> tuple[jax.Array, dict[str, Any]]:
+    """Training-mode logits as they leave the last dense layer, and the state to keep.
+
+    Reading them there looks through a wrapper that masks or clips a logit afterwards.
+
+    Args:
+      model: the module.
+      head: path of its last dense layer, None to take the model's own output.
+      variables: its variables.
+      images: `[B, ...]` preprocessed.
+      rng: for dropout, if the model has any.
+
+    Returns:
+      `[B, U]` logits, and the updated collections other than "params".
+    """
+    state = [name for name in variables if name != "params"]
+    calls: list[tuple[jax.Array, jax.Array]] = []
+    with nn.intercept_methods(_recorder(head, calls)):
+        logits, updated = model.apply(
+            variables,
+            images,
+            **_mode(model, train=True),
+            mutable=state,
+            rngs={"dropout": rng},
+        )
+    return _float(calls[-1][1] if calls else logits), dict(updated)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def init_variables(model: nn.Module, key: jax.Array, images: jax.Array) -> Variables:
+    """Fresh variables of `model` for preprocessed `images` `[B, ...]`."""
+    return model.init(key, images, **_mode(model, train=False))
+
+
+def find_head(model: nn.Module, variables: Variables, images) -> Head | None:
+    """The path of the last `nn.Dense` of the forward pass, if it gives the logits.
+
+    Args:
+      model: the module.
+      variables: its variables.
+      images: `[B, ...]` preprocessed; only the shape matters.
+
+    Returns:
+      The path, e.g. `("head",)`, or None if there is none with the logits' shape.
+    """
+    calls: list[tuple[Head, tuple[int, ...]]] = []
+
+    def record(next_function, args, kwargs, context):
+        result = next_function(*args, **kwargs)
+        if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
+            calls.append((context.module.path, result.shape))
+        return result
+
+    with nn.intercept_methods(record):
+        logits = jax.eval_shape(
+            lambda v, x: model.apply(v, x, **_mode(model, train=False)),
+            variables,
+            images,
+        )
+    if calls and calls[-1][1] == logits.shape:
+        return calls[-1][0]
+    return None
+
+
+def with_forgotten_columns_reset(
+    variables: Variables, head: Head | None, classes: Sequence[int]
+) -> Variables:
+    """Variables whose last dense layer knows nothing of `classes`: zeros there.
+
+    Args:
+      variables: the model's variables.
+      head: path of the last dense layer; None changes nothing.
+      classes: the columns to reset.
+
+    Returns:
+      New variables; the others are shared.
+    """
+    if head is None:
+        return variables
+    flat = traverse_util.flatten_dict(variables["params"])
+    for name in ("kernel", "bias"):
+        if (*head, name) in flat:
+            value = jnp.asarray(flat[(*head, name)])
+            flat[(*head, name)] = value.at[..., jnp.asarray(classes)].set(0.0)
+    return {**variables, "params": traverse_util.unflatten_dict(flat)}
+
+
+def _recorder(head: Head | None, calls: list[tuple[jax.Array, jax.Array]]):
+    def record(next_function, args, kwargs, context):
+        result = next_function(*args, **kwargs)
+        if context.method_name == "__call__" and context.module.path == head:
+            calls.append((args[0], result))
+        return result
+
+    return record
+
+
+def _is_captured(module: nn.Module, method_name: str) -> bool:
+    if method_name == "features":
+        return module.path == ()
+    return method_name == "__call__" and isinstance(module, nn.Conv | nn.Dense)
+
+
+def _mode(model: nn.Module, *, train: bool) -> dict[str, bool]:
+    takes_train = "train" in inspect.signature(type(model).__call__).parameters
+    return {"train": train} if takes_train else {}
+
+
+def _layer_name(path: tuple[str, ...]) -> str:
+    """ "stem" for the convolution at stem/conv, as the zoo names its layers."""
+    layer = path[:-1]
+    return "/".join(layer[:-1] if len(layer) > 1 and layer[-1] == "conv" else layer)
+
+
+def _pooled(value: jax.Array) -> jax.Array:
+    return _float(value).mean(axis=tuple(range(1, value.ndim - 1)))
+
+
+def _float(value: jax.Array) -> jax.Array:
+    return value.astype(jnp.float32)
+
+
+def _padded(batch: np.ndarray, size: int, preprocess) -> jax.Array:
+    missing = size - len(batch)
+    if missing:
+        batch = np.concatenate([batch, np.repeat(batch[:1], missing, axis=0)])
+    return jnp.asarray(preprocess(batch))

@@ -1,0 +1,120 @@
+"""A little SGD for auditors: one jitted step, shared by shadow models and relearning.
+
+The learning rate is traced and the batch shape fixed, so a model architecture compiles
+once for everything the audit trains.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fuprune.audit.outputs import Head, Variables, training_logits
+
+MOMENTUM = 0.9
+
+
+class TrainState(NamedTuple):
+    """What one step hands to the next."""
+
+    variables: Variables
+    velocity: Any  # like variables["params"]
+
+
+def init_state(variables: Variables) -> TrainState:
+    """A training state with its own copy of the variables and no momentum yet."""
+    return TrainState(
+        variables=jax.tree.map(jnp.array, dict(variables)),
+        velocity=jax.tree.map(jnp.zeros_like, variables["params"]),
+    )
+
+
+def _step(
+    model: nn.Module,
+    head: Head | None,
+    state: TrainState,
+    images: jax.Array,
+    labels: jax.Array,
+    key: jax.Array,
+    learning_rate: jax.Array,
+) -> TrainState:
+    def loss(params):
+        variables = {**state.variables, "params": params}
+        logits, updated = training_logits(model, head, variables, images, key)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return losses.mean(), updated
+
+    gradient, updated = jax.grad(loss, has_aux=True)(state.variables["params"])
+    velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, state.velocity, gradient)
+    params = jax.tree.map(
+        lambda p, v: p - learning_rate * v, state.variables["params"], velocity
+    )
+    variables = {**state.variables, **updated, "params": params}
+    return TrainState(variables, velocity)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def sgd_step(
+    model: nn.Module,
+    head: Head | None,
+    state: TrainState,
+    images: jax.Array,
+    labels: jax.Array,
+    key: jax.Array,
+    learning_rate: jax.Array,
+) -> TrainState:
+    """One step of SGD with momentum 0.9 on the mean cross-entropy of a batch.
+
+    Args:
+      model: the module.
+      head: path of its last dense layer, see `outputs.training_logits`.
+      state: given away: its buffers are reused.
+      images: `[B, ...]` preprocessed.
+      labels: `[B]`.
+      key: for dropout.
+      learning_rate: scalar.
+
+    Returns:
+      The next state.
+    """
+    return _step(model, head, state, images, labels, key, learning_rate)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def parallel_sgd_step(
+    model: nn.Module,
+    head: Head | None,
+    states: TrainState,
+    images: jax.Array,
+    labels: jax.Array,
+    keys: jax.Array,
+    learning_rate: jax.Array,
+) -> TrainState:
+    """`sgd_step` for S models at once: every argument but the last has a leading S."""
+    step = functools.partial(_step, model, head)
+    return jax.vmap(step, in_axes=(0, 0, 0, 0, None))(
+        states, images, labels, keys, learning_rate
+    )
+
+
+def batch_rows(
+    generator: np.random.Generator, rows: np.ndarray, steps: int, batch_size: int
+) -> np.ndarray:
+    """Shuffled passes over `rows`, cut into full batches.
+
+    Args:
+      generator: source of randomness.
+      rows: `[N]` indices to draw from.
+      steps: number of batches.
+      batch_size: of each; with fewer rows than that a batch repeats some.
+
+    Returns:
+      `[steps, batch_size]` indices.
+    """
+    passes = -(-steps * batch_size // len(rows))
+    order = np.concatenate([generator.permutation(rows) for _ in range(passes)])
+    return order[: steps * batch_size].reshape(steps, batch_size)
