@@ -34,7 +34,15 @@ METHODS = (
     "prune_lowest",
     "prune_then_drop_row",
 )
-AUDIT_TESTS = ("accuracy", "membership", "probe", "relearn", "distance")
+AUDIT_TESTS = (
+    "accuracy",
+    "membership",
+    "shadow",
+    "likelihood_ratio",
+    "probe",
+    "relearn",
+    "distance",
+)
 # Known without reading any data; other TFDS sets are checked after loading.
 DATASET_CLASSES = {
     "cifar10": 10,
@@ -125,6 +133,7 @@ def default() -> config_dict.ConfigDict:
     prune.min_channels = 1  # left in every layer, whatever R says
     prune.idf = "paper"  # paper (Eq. 7) or released (the authors' code)
     prune.weighting = "examples"  # of clients' statistics: examples or clients
+    prune.surgery = "compact"  # compact removes channels, mask zeroes them
     prune.recapture = True  # measure again after each class cut
     prune.capture_clients = 0  # clients that send statistics; 0 means train.cohort
 
@@ -166,15 +175,16 @@ def default() -> config_dict.ConfigDict:
     config.audit = audit = config_dict.ConfigDict()
     audit.tests = _either("all")  # "all", or some of AUDIT_TESTS
     audit.retrained = 0  # retrained models compared with; 0 uses all there are
-    audit.max_examples = 1000  # images a test looks at, from each side
-    audit.shadows = 4  # models that train the membership attack (Shokri et al.)
-    audit.shadow_rounds = 0  # of their training; 0 means train.rounds
-    audit.references = 8  # models of the likelihood-ratio attack (LiRA)
-    audit.probe_steps = 200  # of training the linear probe
-    audit.probe_learning_rate = 0.1  # of the linear probe
-    audit.relearn_max_steps = 200  # after which relearning is given up
+    audit.confidence = 0.95  # of the interval that a candidate has to lie in
+    audit.max_examples = 4000  # training, and test, images that are looked at
+    audit.batch_size = 64  # images a step of shadow training and of relearning
+    audit.shadows = 4  # models that train the membership attack; even, 0 for none
+    audit.shadow_steps = 150  # of training each
+    audit.shadow_learning_rate = 0.05  # of training each, at its start
+    audit.relearn_level = 0.9  # share of the raw accuracy that counts as relearned
+    audit.relearn_max_steps = 100  # after which relearning is given up
+    audit.relearn_every = 2  # steps between two looks at it
     audit.relearn_learning_rate = 0.01  # of relearning
-    audit.relearn_batch_size = 32  # images a relearning step
 
     config.runtime = runtime = config_dict.ConfigDict()
     runtime.backend = "auto"  # how a cohort is run: auto, loop, map, vmap, shard_map
@@ -206,11 +216,7 @@ def quickstart() -> config_dict.ConfigDict:
     config.unlearn.methods = "class_pruning,retrain,mask_logit,fine_tune_only"
     config.unlearn.retrain_seeds = 3
     config.fine_tune.rounds = 15
-    config.audit.max_examples = 200
-    config.audit.shadows = 2
-    config.audit.shadow_rounds = 15
-    config.audit.references = 4
-    config.audit.relearn_max_steps = 50
+    config.audit.max_examples = 1000
     return config
 
 
@@ -575,6 +581,7 @@ _RULES: dict[str, _Rule] = {
     "prune.min_channels": _number(1, 4096),
     "prune.idf": _one_of("paper", "released"),
     "prune.weighting": _one_of("examples", "clients"),
+    "prune.surgery": _one_of("compact", "mask"),
     "prune.capture_clients": _number(0, 10_000_000),
     "privacy.epsilon": _number(0),
     "privacy.delta": _Rule(lambda value: 0 < value < 1, "more than 0, less than 1"),
@@ -599,15 +606,18 @@ _RULES: dict[str, _Rule] = {
     "ascent.learning_rate": _positive(1e3),
     "ascent.loss_cap": _positive(),
     "audit.retrained": _number(0, 1000),
+    "audit.confidence": _Rule(lambda value: 0 < value < 1, "more than 0, below 1"),
     "audit.max_examples": _number(2, _COUNT),
-    "audit.shadows": _number(1, 1000),
-    "audit.shadow_rounds": _number(0, _COUNT),
-    "audit.references": _number(2, 1000),
-    "audit.probe_steps": _number(1, 1_000_000),
-    "audit.probe_learning_rate": _positive(1e3),
+    "audit.batch_size": _number(1, 65_536),
+    "audit.shadows": _Rule(
+        lambda value: 0 <= value <= 1000 and value % 2 == 0, "0 to 1000, even"
+    ),
+    "audit.shadow_steps": _number(1, 1_000_000),
+    "audit.shadow_learning_rate": _positive(1e3),
+    "audit.relearn_level": _positive(1),
     "audit.relearn_max_steps": _number(1, 1_000_000),
+    "audit.relearn_every": _number(1, 1_000_000),
     "audit.relearn_learning_rate": _positive(1e3),
-    "audit.relearn_batch_size": _number(1, 65_536),
     "runtime.backend": _one_of("auto", "loop", "map", "vmap", "shard_map"),
     "runtime.dtype": _one_of("float32", "bfloat16"),
     "runtime.conv": _one_of("auto", "xla", "onednn"),
