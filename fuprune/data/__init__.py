@@ -14,8 +14,8 @@ from fuprune.data.federated import (
 from fuprune.data.partition import bias_partition, dirichlet_partition, iid_partition
 from fuprune.data.sources import (
     DamagedDataError,
-    DataUnavailableError,
     Dataset,
+    DataUnavailableError,
     class_names,
     load,
     num_classes,

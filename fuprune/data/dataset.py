@@ -1,4 +1,4 @@
-"""The two things every source of data agrees on: what a dataset is, and how it fails."""
+"""What every source of data agrees on: what a dataset is and how one fails to come."""
 
 from typing import NamedTuple
 
@@ -13,14 +13,14 @@ class Dataset(NamedTuple):
 
 
 class DataUnavailableError(Exception):
-    """Data cannot be had: says in one message where it was looked for and what helps."""
+    """Data cannot be had: one message with the places looked in and the ways out."""
 
 
-class DamagedDataError(Exception):
+class DamagedDataError(DataUnavailableError):
     """A file that was found does not hold what its name says: one line naming it."""
 
 
-def check(dataset: Dataset, num_classes: int | None, origin: str) -> Dataset:
+def check(dataset: Dataset, num_classes: int | None, origin: object) -> Dataset:
     """Returns the dataset as it is, or raises DamagedDataError naming its origin.
 
     Args:
@@ -39,7 +39,7 @@ def check(dataset: Dataset, num_classes: int | None, origin: str) -> Dataset:
             f"{origin}: labels are {labels.dtype} of shape {labels.shape}, but int32 "
             f"of shape [{len(images)}] is expected."
         )
-    if len(labels) == 0:
+    if images.size == 0:
         raise DamagedDataError(f"{origin}: holds no examples.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
@@ -48,3 +48,17 @@ def check(dataset: Dataset, num_classes: int | None, origin: str) -> Dataset:
             f"{origin}: labels run from {low} to {high}, but they must be {limit}."
         )
     return dataset
+
+
+def hold_out(dataset: Dataset, split: str) -> Dataset:
+    """The train or test split of a set that has none: every fifth of each class tests.
+
+    Args:
+      dataset: N examples.
+      split: "train" (four fifths) or "test" (one fifth), in the original order.
+    """
+    in_test = np.zeros(len(dataset.labels), bool)
+    for label in np.unique(dataset.labels):
+        in_test[np.flatnonzero(dataset.labels == label)[4::5]] = True
+    chosen = in_test if split == "test" else ~in_test
+    return Dataset(dataset.images[chosen], dataset.labels[chosen])

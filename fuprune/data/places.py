@@ -1,0 +1,45 @@
+"""Where data lies on disk: the data directory and the home of decoded copies."""
+
+import hashlib
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+
+class Places(NamedTuple):
+    """The directories one call of `load` may look in."""
+
+    data_dir: pathlib.Path  # prepared TFDS sets, archives, IDX files
+    named: bool  # the user chose it, by argument or by TFDS_DATA_DIR
+    given: bool  # the user chose it by argument
+
+
+def resolve(data_dir: str | os.PathLike | None) -> Places:
+    """The data directory: the argument, else TFDS_DATA_DIR, else TFDS's default."""
+    from_environment = os.environ.get("TFDS_DATA_DIR")
+    path = data_dir or from_environment or "~/tensorflow_datasets"
+    return Places(
+        data_dir=pathlib.Path(os.path.abspath(os.path.expanduser(path))),
+        named=bool(data_dir or from_environment),
+        given=bool(data_dir),
+    )
+
+
+def decoded_directories(name: str, places: Places) -> list[pathlib.Path]:
+    """Where the decoded copy of a set may lie, the preferred place first.
+
+    In the data directory, so that those who share it share the copy; in the user's
+    cache where the data directory cannot be written or there is none. There the
+    copies of different data directories are kept apart.
+    """
+    leaf = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+    directories = []
+    if places.named or places.data_dir.is_dir():
+        directories.append(places.data_dir / "fuprune_decoded" / leaf)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if places.named:
+        digest = hashlib.sha256(str(places.data_dir).encode()).hexdigest()
+        leaf = f"{leaf}-{digest[:12]}"
+    directories.append(pathlib.Path(cache) / "fuprune" / leaf)
+    return directories

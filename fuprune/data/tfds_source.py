@@ -1,0 +1,233 @@
+"""Sets that TensorFlow Datasets has prepared, found and read without TensorFlow.
+
+TFDS itself reads the descriptions; the records, array_record or TFRecord, are decoded
+with Pillow.
+"""
+
+import io
+import logging
+import pathlib
+import re
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fuprune.data.dataset import (
+    DamagedDataError,
+    Dataset,
+    DataUnavailableError,
+    check,
+    hold_out,
+)
+from fuprune.data.records import read_records
+
+_LOGGER = logging.getLogger(__name__)
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+class Prepared(NamedTuple):
+    """One split read from a prepared directory."""
+
+    dataset: Dataset
+    class_names: tuple[str, ...]
+    files: list[pathlib.Path]  # what it was read from
+
+
+def find_prepared(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
+    """The newest prepared version of a set under a data directory, or None.
+
+    Args:
+      name: As TFDS writes it: "set", "set/config", either with ":1.2.3" behind.
+      data_dir: Where sets lie as set[/config]/version.
+    """
+    path, _, wanted = name.partition(":")
+    root = data_dir / path
+    versions = _versions(root, wanted)
+    if not versions and "/" not in path and root.is_dir():
+        # No configuration was named; with one prepared there is no doubt which.
+        configs = [child for child in sorted(root.iterdir()) if child.is_dir()]
+        found = [_versions(config, wanted) for config in configs]
+        found = [versions for versions in found if versions]
+        if len(found) > 1:
+            names = ", ".join(f"{path}/{each[-1].parent.name}" for each in found)
+            raise ValueError(f"{name!r} has several configurations: write {names}.")
+        versions = found[0] if found else []
+    return versions[-1] if versions else None
+
+
+def _versions(root: pathlib.Path, wanted: str) -> list[pathlib.Path]:
+    if not root.is_dir():
+        return []
+    found = [
+        child
+        for child in root.iterdir()
+        if _VERSION.fullmatch(child.name)
+        and wanted in ("", child.name)
+        and (child / "dataset_info.json").is_file()
+    ]
+    return sorted(found, key=lambda child: tuple(map(int, child.name.split("."))))
+
+
+def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
+    """Reads one split of a prepared directory, in the order of its ids if it has them.
+
+    A set without a "test" split gives its "validation" split instead; one without
+    either gives every fifth example of each class of "train" and keeps those out
+    of it.
+
+    Args:
+      directory: set[/config]/version.
+      split: "train" or "test".
+    """
+    info = _info(directory)
+    image_key, label_key = image_and_label_keys(info, directory)
+    source = _source_split(info, split, directory)
+    split_info = info.splits[source]
+    files = [pathlib.Path(path) for path in split_info.filepaths]
+    names = tuple(info.features[label_key].names)
+    id_key = "id" if "id" in info.features else None
+
+    count = int(split_info.num_examples)
+    mode = _MODES.get(info.features[image_key].shape[-1], "RGB")
+    images, labels, ids = None, np.empty(count, np.int32), []
+    position = 0
+    for path, length in zip(files, split_info.shard_lengths, strict=True):
+        seen = 0
+        for record in read_records(path):
+            origin = f"{path} (record {seen})"
+            seen += 1
+            if seen > length:
+                break
+            features = _parse(record, origin)
+            image = _decode(features, image_key, mode, origin)
+            if images is None:
+                images = np.empty((count, *image.shape), np.uint8)
+            if image.shape != images.shape[1:]:
+                raise DamagedDataError(
+                    f"{origin}: the image has shape {image.shape}, but the ones before "
+                    f"it have {images.shape[1:]}, and one shape is needed."
+                )
+            images[position] = image
+            labels[position] = _label(features, label_key, origin)
+            if id_key:
+                ids.append(b"".join(features[id_key].bytes_list.value))
+            position += 1
+        if seen != length:
+            raise DamagedDataError(
+                f"{path}: holds {'more' if seen > length else seen} records, but "
+                f"dataset_info.json says {length}."
+            )
+    if images is None:
+        raise DamagedDataError(f"{directory}: its {source!r} split is empty.")
+    dataset = check(Dataset(images, labels), len(names), directory)
+    if id_key:
+        order = np.argsort(np.array(ids), kind="stable")
+        dataset = Dataset(images[order], labels[order])
+    if source == "train" and not _has_test(info):
+        dataset = hold_out(dataset, split)
+    return Prepared(dataset, names, [*files, directory / "dataset_info.json"])
+
+
+def prepared_names(directory: pathlib.Path) -> tuple[str, ...]:
+    """The class names a prepared directory knows."""
+    info = _info(directory)
+    return tuple(info.features[image_and_label_keys(info, directory)[1]].names)
+
+
+def import_tfds() -> Any:
+    """The tensorflow_datasets module, quiet when nobody watches."""
+    # Imported where it is used: a second, and most runs read a decoded copy.
+    import tensorflow_datasets as tfds
+
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    return tfds
+
+
+def _info(directory: pathlib.Path) -> Any:
+    try:
+        info = import_tfds().builder_from_directory(str(directory)).info
+        if not info.features:
+            raise ValueError("features.json is missing")
+    # Whatever its JSON and protobuf readers raise, the file is what is wrong.
+    except Exception as error:
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        raise DamagedDataError(
+            f"{directory}: is not a readable TFDS directory ({text[0][:200]})."
+        ) from error
+    return info
+
+
+def image_and_label_keys(info: Any, origin: object) -> tuple[str, str]:
+    """The features that hold the image and the label."""
+    features = import_tfds().features
+    top = info.features if isinstance(info.features, features.FeaturesDict) else {}
+    images = [key for key in top if isinstance(top[key], features.Image)]
+    labels = [key for key in top if isinstance(top[key], features.ClassLabel)]
+    image, label = (*(info.supervised_keys or ()), None, None)[:2]
+    image = image if image in images else next(iter(images), None)
+    label = label if label in labels else next(iter(labels), None)
+    if image is None or label is None or top[image].np_dtype != np.uint8:
+        raise DataUnavailableError(
+            f"{origin}: is not an image-classification set; its features are "
+            f"{', '.join(sorted(top)) or 'not a dictionary'}, but an 8-bit image and a "
+            "class label are needed."
+        )
+    return image, label
+
+
+def _has_test(info: Any) -> bool:
+    return "test" in info.splits or "validation" in info.splits
+
+
+def _source_split(info: Any, split: str, directory: pathlib.Path) -> str:
+    if split in info.splits:
+        return split
+    if split == "test" and "validation" in info.splits:
+        _LOGGER.info("%s has no test split: its validation split is one.", directory)
+        return "validation"
+    if "train" in info.splits:
+        _LOGGER.info("%s has no test split: every fifth example is one.", directory)
+        return "train"
+    raise DataUnavailableError(
+        f"{directory}: has the splits {', '.join(info.splits) or '(none)'}, but "
+        f"{split!r} is needed."
+    )
+
+
+def _parse(record: bytes, origin: str) -> Any:
+    from google.protobuf import message
+    from tensorflow_datasets.proto import tf_example_generated_pb2
+
+    generated: Any = tf_example_generated_pb2
+    try:
+        return generated.Example.FromString(record).features.feature
+    except message.DecodeError as error:
+        raise DamagedDataError(f"{origin}: is not a tf.train.Example.") from error
+
+
+def _decode(features: Any, key: str, mode: str, origin: str) -> np.ndarray:
+    """The image feature of one example -> [H, W, C] uint8."""
+    from PIL import Image
+
+    values = features[key].bytes_list.value
+    try:
+        (blob,) = values
+        with Image.open(io.BytesIO(blob)) as picture:
+            same = picture.mode == mode
+            pixels = np.asarray(picture if same else picture.convert(mode))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DamagedDataError(
+            f"{origin}: its image cannot be decoded ({str(error).splitlines()[0]})."
+        ) from error
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+def _label(features: Any, key: str, origin: str) -> int:
+    values = features[key].int64_list.value
+    if len(values) != 1:
+        raise DamagedDataError(f"{origin}: has {len(values)} labels, but 1 is needed.")
+    # A label beyond 32 bits is out of range in any case, and is reported as such.
+    return min(max(values[0], -1), 2**31 - 1)
