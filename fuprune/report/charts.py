@@ -99,11 +99,19 @@ def line_chart(
         marks.append(_path([(left, y), (frame.right, y)], "guide"))
         below = y - frame.top < 18
         marks.append(
-            _text(frame.right - 4, y + (12 if below else -5), guide_label, "end", "note")
+            _text(
+                frame.right - 4, y + (12 if below else -5), guide_label, "end", "note"
+            )
         )
     for line in series:
         marks.extend(_line(frame, line))
     return svg(WIDTH, height, label, *marks)
+
+
+def on_top(series: Sequence[Series]) -> list[Series]:
+    """Orders lines so that the method under test and retraining are drawn last."""
+    order = {"main": 2, "gold": 1}
+    return sorted(series, key=lambda line: order.get(line.style, 0))
 
 
 def _line(frame: "_Frame", line: Series) -> list[Markup]:
@@ -114,10 +122,12 @@ def _line(frame: "_Frame", line: Series) -> list[Markup]:
     marks = []
     if line.spread and len(line.spread) == len(line.points) and len(points) > 1:
         upper = [
-            frame.at(line.points[p][0], line.points[p][1] + line.spread[p]) for p in kept
+            frame.at(line.points[p][0], line.points[p][1] + line.spread[p])
+            for p in kept
         ]
         lower = [
-            frame.at(line.points[p][0], line.points[p][1] - line.spread[p]) for p in kept
+            frame.at(line.points[p][0], line.points[p][1] - line.spread[p])
+            for p in kept
         ]
         corners = " ".join(f"{_short(x)},{_short(y)}" for x, y in upper + lower[::-1])
         marks.append(
@@ -131,7 +141,12 @@ def _line(frame: "_Frame", line: Series) -> list[Markup]:
         marks.append(
             element(
                 "circle",
-                {"cx": _short(x), "cy": _short(y), "r": 3, "class": f"dot {line.style}"},
+                {
+                    "cx": _short(x),
+                    "cy": _short(y),
+                    "r": 3,
+                    "class": f"dot {line.style}",
+                },
                 element(
                     "title",
                     None,
@@ -384,7 +399,9 @@ def heat_rows(
         levels: dict[int, list[str]] = {}
         for position, value in enumerate(values):
             level = min(8, int(9 * math.sqrt(max(value, 0) / highest)))
-            cell = f"M{_short(left + position * step)} {_short(y)}h{_short(step * 0.92)}"
+            cell = (
+                f"M{_short(left + position * step)} {_short(y)}h{_short(step * 0.92)}"
+            )
             levels.setdefault(level, []).append(
                 f"{cell}v{_short(cell_height)}h-{_short(step * 0.92)}z"
             )
@@ -471,9 +488,7 @@ def matrix(
             y = top + (index + 0.5) * step + 3.5
             marks.append(_text(left - 6, y, _fit(name, left - 8), "end", strong))
             x = left + (index + 0.5) * step
-            marks.append(
-                _text(x, bottom + 14, _fit(name, step + 4), "middle", strong)
-            )
+            marks.append(_text(x, bottom + 14, _fit(name, step + 4), "middle", strong))
     else:
         marks.append(_text(left, bottom + 14, "answer, class 0 first", "start", "note"))
         marks.append(

@@ -87,4 +87,6 @@ def method_name(method: str) -> str:
 
 def shorten(value: str, limit: int = 160) -> str:
     """Cuts a long text from a file, saying that it was cut."""
-    return value if len(value) <= limit else value[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return (
+        value if len(value) <= limit else value[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    )

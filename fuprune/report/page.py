@@ -74,7 +74,11 @@ def figure(
 def grid(figures: Sequence[Child], tight: bool = False) -> Markup | None:
     """Sets figures side by side where the screen has room."""
     kept = [entry for entry in figures if entry]
-    return element("div", {"class": "grid tight" if tight else "grid"}, *kept) if kept else None
+    return (
+        element("div", {"class": "grid tight" if tight else "grid"}, *kept)
+        if kept
+        else None
+    )
 
 
 def line_legend(entries: Sequence[tuple[str, str]]) -> Markup:
@@ -84,7 +88,9 @@ def line_legend(entries: Sequence[tuple[str, str]]) -> Markup:
 
 def fill_legend(entries: Sequence[tuple[str, str]]) -> Markup:
     """Lists names beside a sample of their fill."""
-    return _legend([(name, charts.swatch(style, filled=True)) for name, style in entries])
+    return _legend(
+        [(name, charts.swatch(style, filled=True)) for name, style in entries]
+    )
 
 
 def dot_legend(entries: Sequence[tuple[str, str]]) -> Markup:
@@ -138,7 +144,9 @@ def document(
         "ol",
         None,
         *(
-            element("li", None, element("a", {"href": f"#{part.anchor}"}, part.contents))
+            element(
+                "li", None, element("a", {"href": f"#{part.anchor}"}, part.contents)
+            )
             for part in sections
         ),
     )
@@ -146,9 +154,7 @@ def document(
         "head",
         None,
         element("meta", {"charset": "utf-8"}),
-        element(
-            "meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}
-        ),
+        element("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
         element(
             "meta",
             {"name": "viewport", "content": "width=device-width, initial-scale=1"},

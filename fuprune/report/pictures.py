@@ -56,4 +56,6 @@ def _data_uri(pixels: np.ndarray) -> str:
     Image.fromarray(np.ascontiguousarray(pixels), "RGB").save(
         buffer, format="PNG", optimize=False, compress_level=9
     )
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode(
+        "ascii"
+    )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
 
 RUN_FILES = ("config.json", "results.json", "metrics.jsonl", "audit.json")
@@ -114,7 +115,7 @@ class Run(NamedTuple):
     privacy: Mapping[str, Any]
     privacy_curve: tuple[PrivacyPoint, ...]
     feature_maps: FeatureMaps | None
-    audit: Mapping[str, Any]
+    audit: AuditReport | None
     notes: tuple[str, ...]
 
 
@@ -144,7 +145,6 @@ def read_run(directory: str | Path) -> Run:
     notes: list[str] = []
     recorded = _read_json(directory / "config.json", notes)
     results = _read_json(directory / "results.json", notes)
-    audit = _read_json(directory / "audit.json", notes)
     config = mapping(recorded.get("config"))
     methods = tuple(_methods(results))
     return Run(
@@ -176,7 +176,7 @@ def read_run(directory: str | Path) -> Run:
         privacy=mapping(results.get("privacy")),
         privacy_curve=tuple(_privacy_curve(results)),
         feature_maps=_feature_maps(directory / "feature_maps.npz", results, notes),
-        audit=audit,
+        audit=_audit(directory / "audit.json", notes),
         notes=tuple(notes),
     )
 
@@ -243,6 +243,22 @@ def _read_json(path: Path, notes: list[str]) -> Mapping[str, Any]:
         notes.append(f"{path.name} could not be read ({formats.shorten(str(error))}).")
         return {}
     return value
+
+
+def _audit(path: Path, notes: list[str]) -> AuditReport | None:
+    if not path.is_file():
+        notes.append(f"{path.name} is not there.")
+        return None
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ValueError("it is larger than any run writes")
+        report = AuditReport.from_json(path.read_text(encoding="utf-8"))
+        if not all(isinstance(name, str) for name in report.candidates):
+            raise ValueError("a candidate's name is not text")
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} could not be read ({formats.shorten(str(error))}).")
+        return None
+    return report
 
 
 def _json_lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ class Cell(NamedTuple):
 
     text: str
     value: float | str | None = None  # for the CSV; `None` means `text`
-    kind: str = ""  # CSS class: strong, muted
+    kind: str = ""  # "muted", or "highlight" in a row's first cell to tint the row
     verdict: str = ""  # "pass", "fail" or "cannot tell", shown beside the text
 
 
@@ -30,6 +30,7 @@ class Column(NamedTuple):
     title: str
     numeric: bool = True
     group: str = ""
+    words: bool = False  # holds sentences: give it room and let it wrap
 
 
 class Table(NamedTuple):
@@ -79,7 +80,11 @@ def to_html(table: Table, caption: bool = True) -> Markup:
         )
     )
     body = [
-        element("tr", None, *map(_html_cell, row, table.columns, range(len(row))))
+        element(
+            "tr",
+            {"class": "highlight" if row and row[0].kind == "highlight" else None},
+            *map(_html_cell, row, table.columns, range(len(row))),
+        )
         for row in table.rows
     ]
     return element(
@@ -118,7 +123,13 @@ def _group_heads(columns: Sequence[Column]) -> list[Markup]:
 
 def _html_cell(entry: Cell, column: Column, position: int) -> Markup:
     classes = " ".join(
-        name for name in ("number" if column.numeric else "", entry.kind) if name
+        name
+        for name, wanted in (
+            ("number", column.numeric),
+            ("words", column.words),
+            ("muted", entry.kind == "muted"),
+        )
+        if wanted
     )
     attributes = {"class": classes or None}
     shown = [entry.text, " ", chip(entry.verdict)] if entry.verdict else [entry.text]
@@ -131,17 +142,17 @@ def to_markdown(table: Table) -> str:
     """Renders a table as GitHub-flavoured Markdown with its title and note."""
     titles = [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
     lines = [
-        f"## {_markdown_text(table.title)}",
+        f"## {markdown_text(table.title)}",
         "",
-        "| " + " | ".join(map(_markdown_text, titles)) + " |",
+        "| " + " | ".join(map(markdown_text, titles)) + " |",
         "|" + "|".join("---:" if c.numeric else "---" for c in table.columns) + "|",
     ]
     lines += [
-        "| " + " | ".join(_markdown_text(_with_verdict(entry)) for entry in row) + " |"
+        "| " + " | ".join(markdown_text(_with_verdict(entry)) for entry in row) + " |"
         for row in table.rows
     ]
     if table.note:
-        lines += ["", _markdown_text(table.note)]
+        lines += ["", markdown_text(table.note)]
     return "\n".join(lines) + "\n"
 
 
@@ -151,7 +162,8 @@ def _with_verdict(entry: Cell) -> str:
     return entry.text or entry.verdict
 
 
-def _markdown_text(value: str) -> str:
+def markdown_text(value: str) -> str:
+    """Escapes text for a line of Markdown."""
     value = " ".join(printable(value).split())
     for character in "\\`*_[]|":
         value = value.replace(character, "\\" + character)

@@ -1,0 +1,9 @@
+"""Reports: what runs wrote, as one self-contained page with tables and figures.
+
+`build` makes the report of one run; `join` sets several runs beside the paper's tables.
+Both read files only and can be called again at any time.
+"""
+
+from fuprune.report.run_report import build
+
+__all__ = ["build"]

@@ -1,0 +1,560 @@
+"""The tables of one run: methods, stages in the paper's form, evidence, layers, settings.
+
+Each function returns a `Table`, or `None` when the run holds nothing for it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fuprune.audit.evidence import AuditReport, Evidence
+from fuprune.report import formats, palette
+from fuprune.report.run_files import Run, Stage, class_label
+from fuprune.report.tables import Cell, Column, Table, cell
+from fuprune.report.verdict import (
+    interval_text,
+    main_method,
+    raw_stage,
+    retrain_row,
+    shown,
+    tally,
+    test_title,
+    test_words,
+)
+
+
+# Rows of a plan that are no layer of channels.
+UNCUT_ROWS = ("total", "head", "hidden")
+
+
+def methods_table(run: Run) -> Table | None:
+    """Compares every way to forget: what it reached and what it cost."""
+    if not run.methods:
+        return None
+    main = main_method(run)
+    rows = []
+    for row in run.methods:
+        reached = row.rounds_to_target
+        rows.append(
+            (
+                cell(
+                    row.method,
+                    formats.method_name(row.method),
+                    "highlight" if row.method == main else "",
+                ),
+                _role(row.method, main),
+                cell(row.u_accuracy, formats.percent(row.u_accuracy)),
+                cell(row.r_accuracy, formats.percent(row.r_accuracy)),
+                cell(
+                    reached,
+                    formats.number(reached) if reached is not None else "not reached",
+                )
+                if run.target_accuracy is not None and row.error is None
+                else cell(reached, formats.number(reached)),
+                cell(row.rounds, formats.number(row.rounds)),
+                cell(row.seconds, formats.seconds(row.seconds)),
+                cell(row.upload_bytes, formats.size(row.upload_bytes)),
+                cell(row.speedup, formats.times(row.speedup)),
+                cell(row.error or ""),
+            )
+        )
+    columns = (
+        Column("Method", numeric=False),
+        Column("Role", numeric=False),
+        Column("U-set accuracy"),
+        Column("R-set accuracy"),
+        Column("Rounds to target"),
+        Column("Rounds run"),
+        Column("Time"),
+        Column("Uploaded"),
+        Column("Speed-up"),
+        Column("Error", numeric=False, words=True),
+    )
+    if not any(row.error for row in run.methods):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    note = "U-set: test images of the forgotten classes; R-set: of all others."
+    if run.target_accuracy is not None:
+        note += f" Target: {formats.percent(run.target_accuracy)} on the R-set."
+    return Table("methods", "Every method, compared", columns, tuple(rows), note)
+
+
+def _role(name: str, main: str | None) -> Cell:
+    if name == main:
+        return cell("under test")
+    if palette.is_retrain(name):
+        return cell("gold standard")
+    return cell("control" if palette.is_control(name) else "baseline")
+
+
+def paper_table(run: Run) -> Table | None:
+    """The table of the paper's form: raw, after-pruned, fine-tuned, re-trained."""
+    cuts = {
+        row.method: pruned_stages(run, row.method)
+        for row in run.methods
+        if pruned_stages(run, row.method)
+    }
+    if not cuts:
+        return None
+    raw, retrained, main = raw_stage(run), retrain_row(run), main_method(run)
+    longest = max(len(stages) for stages in cuts.values())
+    headings = (
+        ["After-pruned"]
+        if longest == 1
+        else [f"After {_ordinal(position)} class" for position in range(longest)]
+    )
+    columns = [Column("Method", numeric=False)]
+    for group in ("Raw model", *headings, "Fine-tuned", "Re-trained"):
+        columns += [Column("U-set", group=group), Column("R-set", group=group)]
+    columns.append(Column("Speed-up"))
+    rows = []
+    for name, stages in cuts.items():
+        final = next(row for row in run.methods if row.method == name)
+        row = [
+            cell(name, formats.method_name(name), "highlight" if name == main else "")
+        ]
+        padded = [*stages, *[None] * (longest - len(stages))]
+        for stage in (raw, *padded, final, retrained):
+            row += _accuracy_pair(stage)
+        row.append(cell(final.speedup, formats.times(final.speedup)))
+        rows.append(tuple(row))
+    return Table(
+        "paper_form",
+        "In the form of the paper's Tables 2 and 3",
+        tuple(columns),
+        tuple(rows),
+        "Re-trained is the run's own retraining without the class.",
+    )
+
+
+def pruned_stages(run: Run, method: str) -> list[Stage]:
+    """Finds the models of a method between its cuts, in order."""
+    return [
+        stage
+        for stage in run.stages
+        if stage.method == method and stage.stage.startswith("pruned")
+    ]
+
+
+def final_stage(run: Run, method: str) -> Stage | None:
+    """Finds the last model of a method."""
+    return next(
+        (
+            stage
+            for stage in reversed(run.stages)
+            if stage.method == method
+            and stage.stage != palette.RAW
+            and not stage.stage.startswith("pruned")
+        ),
+        None,
+    )
+
+
+def _ordinal(position: int) -> str:
+    names = ("first", "second", "third", "fourth", "fifth")
+    return names[position] if position < len(names) else f"{position + 1}th"
+
+
+def _accuracy_pair(stage: Any) -> list[Cell]:
+    if stage is None:
+        return [cell(None), cell(None)]
+    return [
+        cell(value, formats.percent(value, 2))
+        for value in (stage.u_accuracy, stage.r_accuracy)
+    ]
+
+
+def tally_table(run: Run) -> Table | None:
+    """Counts the verdicts of every audited model."""
+    if run.audit is None or not run.audit.tests:
+        return None
+    main = main_method(run)
+    rows = []
+    for name in audited_models(run.audit):
+        counts = tally(run.audit, name)
+        rows.append(
+            (
+                cell(
+                    name,
+                    formats.method_name(name),
+                    "highlight" if name == main else "",
+                ),
+                _audited_role(name, main),
+                *(cell(amount) for amount in counts),
+                cell(
+                    formats.listing(
+                        [
+                            test_words(test)
+                            for test in run.audit.tests
+                            if test.verdicts.get(name) == "fail"
+                        ],
+                        limit=30,
+                    )
+                ),
+            )
+        )
+    return Table(
+        "tally",
+        "Verdicts of every model",
+        (
+            Column("Model", numeric=False),
+            Column("Role", numeric=False),
+            Column("Pass"),
+            Column("Fail"),
+            Column("Cannot tell"),
+            Column("Fails", numeric=False, words=True),
+        ),
+        tuple(rows),
+        "The raw model should fail: a test that it passes has no power here.",
+    )
+
+
+def _audited_role(name: str, main: str | None) -> Cell:
+    if name in (palette.RAW, palette.RANDOM):
+        roles = {palette.RAW: "before forgetting", palette.RANDOM: "untrained"}
+        return cell(roles[name])
+    return _role(name, main)
+
+
+def audited_models(audit: AuditReport) -> list[str]:
+    """Lists candidates first, then whatever else was measured, raw model last."""
+    names = list(audit.candidates)
+    for test in audit.tests:
+        names += [name for name in test.values if name not in names]
+    last = [name for name in (palette.RANDOM, palette.RAW) if name in names]
+    return [name for name in names if name not in last] + last
+
+
+def verdict_table(run: Run) -> Table | None:
+    """Gives the verdict of every candidate in every test with its figure."""
+    if run.audit is None or not run.audit.tests:
+        return None
+    names = audited_models(run.audit)
+    columns = [Column("Test", numeric=False), Column("Retrained interval")]
+    columns += [Column(formats.method_name(name)) for name in names]
+    rows = tuple(
+        (
+            cell(test.name, test_title(test)),
+            cell(interval_text(test)),
+            *(_judged(test, name) for name in names),
+        )
+        for test in run.audit.tests
+    )
+    return Table(
+        "verdicts",
+        "Every test, every model",
+        tuple(columns),
+        rows,
+        "A model passes a test when it lies where one more retrained model would.",
+    )
+
+
+def _judged(test: Evidence, name: str) -> Cell:
+    if name not in test.values:
+        return cell(None)
+    value = test.values[name]
+    return cell(value, shown(test, value), verdict=test.verdicts[name])
+
+
+def evidence_table(run: Run, kinds: Sequence[str], name: str, title: str):
+    """Gives the figures of some kinds of test, a row per model.
+
+    Args:
+      run: The run.
+      kinds: Kinds of evidence.
+      name: File name of the table.
+      title: Its heading.
+
+    Returns:
+      The table, or `None` if no such test was made.
+    """
+    if run.audit is None:
+        return None
+    tests = [test for test in run.audit.tests if test.kind in kinds]
+    if not tests:
+        return None
+    main = main_method(run)
+    names = [
+        model
+        for model in audited_models(run.audit)
+        if any(model in test.values for test in tests)
+    ]
+    rows = [
+        (
+            cell(
+                model,
+                formats.method_name(model),
+                "highlight" if model == main else "",
+            ),
+            *(_judged(test, model) for test in tests),
+        )
+        for model in names
+    ]
+    seeds = max(len(test.retrained) for test in tests)
+    rows += [
+        (
+            cell(f"retrained, seed {seed + 1}"),
+            *(
+                cell(test.retrained[seed], shown(test, test.retrained[seed]))
+                if seed < len(test.retrained)
+                else cell(None)
+                for test in tests
+            ),
+        )
+        for seed in range(seeds)
+    ]
+    rows.append(
+        (
+            cell("retrained, interval"),
+            *(cell(interval_text(test)) for test in tests),
+        )
+    )
+    columns = (
+        Column("Model", numeric=False),
+        *(Column(test_title(test)) for test in tests),
+    )
+    return Table(name, title, columns, tuple(rows))
+
+
+def audit_table(run: Run) -> Table | None:
+    """Lists every figure of the audit, one per row, for other programs."""
+    if run.audit is None or not run.audit.tests:
+        return None
+    rows = []
+    for test in run.audit.tests:
+        low, high = test.interval or (None, None)
+        measured = [(name, test.values[name]) for name in test.values]
+        measured += [
+            (f"retrained {seed + 1}", value)
+            for seed, value in enumerate(test.retrained)
+        ]
+        for name, value in measured:
+            rows.append(
+                (
+                    cell(test.name),
+                    cell(test.kind),
+                    cell(name),
+                    cell(value, shown(test, value)),
+                    cell(low, shown(test, low)),
+                    cell(high, shown(test, high)),
+                    cell(test.verdicts.get(name, "")),
+                    cell(test.unit),
+                )
+            )
+    names = ("Test", "Kind", "Model", "Value", "Low", "High", "Verdict", "Unit")
+    numeric = ("Value", "Low", "High")
+    return Table(
+        "audit",
+        "Every figure of the audit",
+        tuple(Column(name, numeric=name in numeric) for name in names),
+        tuple(rows),
+    )
+
+
+def class_table(run: Run) -> Table | None:
+    """Gives the accuracy of each class in each stage."""
+    stages = [stage for stage in run.stages if stage.per_class]
+    if not stages:
+        return None
+    columns = [Column("Class", numeric=False)]
+    columns += [Column(stage_title(stage)) for stage in stages]
+    rows = []
+    for index in range(max(len(stage.per_class) for stage in stages)):
+        values = [
+            stage.per_class[index] if index < len(stage.per_class) else None
+            for stage in stages
+        ]
+        rows.append(
+            (
+                cell(
+                    class_label(run, index),
+                    kind="highlight" if index in run.classes else "",
+                ),
+                *(cell(value, formats.percent(value)) for value in values),
+            )
+        )
+    return Table(
+        "classes",
+        "Accuracy of each class, stage by stage",
+        tuple(columns),
+        tuple(rows),
+        "Forgotten classes are tinted.",
+    )
+
+
+def stage_title(stage: Stage) -> str:
+    """Names a stage: `raw`, `class pruning, pruned`, `retrain`."""
+    if stage.stage == palette.RAW:
+        return palette.RAW
+    method = formats.method_name(stage.method)
+    step = formats.method_name(stage.stage)
+    if stage.stage in ("final", "fine_tuned", stage.method) or not method:
+        return method or step
+    return f"{method}, {step}"
+
+
+def plan_names(run: Run, entries: Mapping[str, Any]) -> list[str]:
+    """Picks the plans to show: those of the method under test, else the first one.
+
+    A method that cuts once per class may record one plan per class, named
+    `<method>_<class>`.
+    """
+    main = main_method(run)
+    own = [n for n in entries if main and (n == main or n.startswith(f"{main}_"))]
+    return own or list(entries)[:1]
+
+
+def file_name(text: str) -> str:
+    """Turns a name from a file into something safe inside a file name."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:60] or "unnamed"
+
+
+def layer_table(run: Run, method: str) -> Table | None:
+    """Gives the width, parameters and cost of each layer before and after the cut."""
+    rows = run.plans.get(method)
+    if not rows:
+        return None
+    columns = [Column("Layer", numeric=False)]
+    for group in ("Channels", "Parameters", "FLOPs per image"):
+        columns += [Column("before", group=group), Column("after", group=group)]
+    columns.append(Column("Spared"))
+    return Table(
+        f"layers_{file_name(method)}",
+        f"Every layer before and after the cut ({formats.method_name(method)})",
+        tuple(columns),
+        tuple(
+            (
+                cell(row.layer, kind="highlight" if row.layer == "total" else ""),
+                *(
+                    cell(value, formats.number(value))
+                    for value in (
+                        row.channels_before,
+                        row.channels_after,
+                        row.parameters_before,
+                        row.parameters_after,
+                        row.flops_before,
+                        row.flops_after,
+                    )
+                ),
+                cell(row.spared),
+            )
+            for row in rows
+        ),
+        "Spared channels were due to go but kept so that the layer is not emptied.",
+    )
+
+
+def privacy_table(run: Run) -> Table | None:
+    """Gives the privacy accountant's numbers."""
+    return key_value_table("privacy", "The privacy accountant's numbers", run.privacy)
+
+
+def privacy_curve_table(run: Run) -> Table | None:
+    """Gives accuracy against epsilon."""
+    if not run.privacy_curve:
+        return None
+    return Table(
+        "privacy_curve",
+        "Accuracy against epsilon",
+        (
+            Column("Epsilon"),
+            Column("R-set accuracy"),
+            Column("U-set accuracy"),
+            Column("Same channels cut"),
+        ),
+        tuple(
+            (
+                cell(point.epsilon, formats.number(point.epsilon)),
+                cell(point.r_accuracy, formats.percent(point.r_accuracy)),
+                cell(point.u_accuracy, formats.percent(point.u_accuracy)),
+                cell(point.overlap, formats.percent(point.overlap)),
+            )
+            for point in run.privacy_curve
+        ),
+    )
+
+
+def time_table(run: Run) -> Table | None:
+    """Gives the seconds of each phase."""
+    if not run.phase_seconds:
+        return None
+    rows = [
+        (cell(phase), cell(seconds, formats.seconds(seconds)))
+        for phase, seconds in run.phase_seconds.items()
+    ]
+    total = sum(run.phase_seconds.values())
+    rows.append((cell("all"), cell(total, formats.seconds(total))))
+    return Table(
+        "times",
+        "Time of each phase",
+        (Column("Phase", numeric=False), Column("Time")),
+        tuple(rows),
+        "Rounds only; compilation of the first round is part of it.",
+    )
+
+
+def settings_table(run: Run) -> Table | None:
+    """Lists the whole config, key by key."""
+    return key_value_table("settings", "Every setting", run.config)
+
+
+def versions_table(run: Run) -> Table | None:
+    """Lists the versions of what the run was made with."""
+    return key_value_table("versions", "Versions", run.versions)
+
+
+def key_value_table(name: str, title: str, values: Mapping[str, Any]) -> Table | None:
+    """Lists nested values, one dotted key per row.
+
+    Args:
+      name: File name of the table.
+      title: Its heading.
+      values: What to list.
+
+    Returns:
+      The table, or `None` if there is nothing to list.
+    """
+    if not values:
+        return None
+    return Table(
+        name,
+        title,
+        (Column("Key", numeric=False), Column("Value", numeric=False, words=True)),
+        tuple((cell(key), _setting_cell(value)) for key, value in _flatten(values)),
+    )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _setting_cell(value: Any) -> Cell:
+    if isinstance(value, (list, tuple)):
+        return cell(formats.shorten(", ".join(map(str, value)) or "(none)", 300))
+    if isinstance(value, (bool, type(None), dict)):
+        return cell(str(value) if value != {} else "(none)")
+    if isinstance(value, float):
+        return cell(value, f"{value:g}")
+    return cell(value if isinstance(value, int) else formats.shorten(str(value), 300))
+
+
+def run_tables(run: Run) -> list[Table]:
+    """Lists every table of a run that has content, for the Markdown and CSV files."""
+    tables = [
+        tally_table(run),
+        verdict_table(run),
+        methods_table(run),
+        paper_table(run),
+        class_table(run),
+        *(layer_table(run, method) for method in plan_names(run, run.plans)),
+        privacy_table(run),
+        privacy_curve_table(run),
+        time_table(run),
+        audit_table(run),
+        settings_table(run),
+        versions_table(run),
+    ]
+    return [table for table in tables if table is not None]
