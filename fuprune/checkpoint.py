@@ -24,6 +24,7 @@ from fuprune import export
 from fuprune.config import FupruneError
 
 MODEL_FILE = "model.safetensors"
+_LOGGER = logging.getLogger(__name__)
 
 
 class DiskFullError(FupruneError, OSError):
@@ -342,13 +343,13 @@ def _newest_intact(directory: Path) -> int:
         damage = _damage(directory, step)
         if damage is None:
             return step
-        logging.warning(
+        _LOGGER.warning(
             "checkpoint %s cannot be used: %s; trying the one before it.",
             directory / str(step),
             damage,
         )
     if steps:
-        logging.warning(
+        _LOGGER.warning(
             "no usable checkpoint is left in %s; this phase starts from its beginning.",
             directory,
         )

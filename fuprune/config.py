@@ -54,6 +54,9 @@ DATASET_CLASSES = {
     "svhn_cropped": 10,
 }
 
+# What a run names when it would take a CPU more than a day.
+REDUCED_CONFIG = "configs/cifar10_resnet_cpu.py"
+
 
 class FupruneError(Exception):
     """Something the user can mend; shown as one line and never as a traceback."""
@@ -337,6 +340,14 @@ def unknown_key(key: str) -> ConfigError:
     )
 
 
+def wrong_type(key: str, value: Any) -> ConfigError:
+    """Returns the error for a value of another type than the key's."""
+    wanted = type(flatten(default())[key])
+    return ConfigError(
+        f"{key} is {_shown(value)}; allowed: {_TYPE_NAMES.get(wanted, 'a list')}."
+    )
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the leaves of a config or of its dictionary by dotted key."""
     leaves = {}
@@ -485,10 +496,7 @@ def _check_type(key: str, value: Any, kept: Any) -> None:
         wanted is float and type(value) is int and abs(value) < 1e300
     )
     if not fits:
-        raise ConfigError(
-            f"{key} is {_shown(value)}, a {type(value).__name__}; allowed: "
-            f"{_TYPE_NAMES[wanted]}."
-        )
+        raise wrong_type(key, value)
 
 
 class _Rule(NamedTuple):
