@@ -6,7 +6,7 @@ first half is jnp on stacked updates, for use inside a round; the second half is
 server's door, on the host, for uploads that come from outside.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -214,8 +214,8 @@ def check_rule(rule, *, clip_norm=None):
 class Admission(NamedTuple):
     """Who came in through the server's door, and why the others did not."""
 
-    accepted: tuple[Hashable, ...]
-    rejected: dict[Hashable, str]  # client id -> reason
+    accepted: tuple[int, ...]
+    rejected: dict[int, str]  # client id -> reason
 
 
 class TooFewClientsError(Exception):
@@ -325,7 +325,7 @@ def check_statistics(
 
 
 def aggregate_uploads(
-    uploads: Mapping[Hashable, tuple[Any, int]],
+    uploads: Mapping[int, tuple[Any, int]],
     template,
     *,
     rule="mean",
@@ -333,7 +333,7 @@ def aggregate_uploads(
     max_norm=None,
     clip_norm=None,
     trim=0.2,
-    client_sizes: Mapping[Hashable, int] | None = None,
+    client_sizes: Mapping[int, int] | None = None,
 ):
     """Checks uploads that came from outside and aggregates those that pass.
 

@@ -1,0 +1,423 @@
+"""Privacy of the class statistics that leave a client (the sums of Eqs. 4-5).
+
+Gaussian noise makes them (epsilon, delta)-differentially private towards one example:
+`clip_scale` bounds what an example adds, `noise_scales` finds the noise with the
+analytic Gaussian mechanism (Balle & Wang 2018), and `epsilon_of` accounts for several
+releases. Rows of few examples can be suppressed, and `make_protect` puts it together
+with secure summation into what the server sees.
+
+Neighbouring datasets differ by one example added or removed anywhere in the
+federation. For one example replaced by another, count every release twice: activations
+are not negative, so what leaves and what comes are at most orthogonal. Not covered:
+privacy of a whole client, the model's updates in training and fine-tuning, and what the
+rounding of floating-point and fixed-point numbers gives away.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from scipy import special
+
+from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.unlearning.secure_summation import (
+    SCALE,
+    agree_keys,
+    mask_upload,
+    secure_sum,
+    unmask,
+)
+
+__all__ = [
+    "SCALE",
+    "NoiseScales",
+    "TooFewClientsError",
+    "add_noise",
+    "agree_keys",
+    "calibrate_gaussian",
+    "clamp_statistics",
+    "clip_scale",
+    "describe_privacy",
+    "epsilon_of",
+    "gaussian_delta",
+    "make_protect",
+    "mask_upload",
+    "noise_scales",
+    "privatise",
+    "secure_sum",
+    "suppress_small",
+    "unmask",
+]
+
+COUNT_SHARE = 0.1  # of the privacy budget spent on the class counts
+
+
+class NoiseScales(NamedTuple):
+    """Standard deviations of the noise on a sum over clients."""
+
+    total: float  # on each value of each layer's [U, C_l] totals
+    num_examples: float  # on each of the [U] counts
+
+
+def clip_scale(norms, clip: float):
+    """Factors that bring norms down to at most `clip`.
+
+    Args:
+        norms: [B] L2 norms, each over one example's pooled activations of all layers.
+        clip: C.
+
+    Returns:
+        [B] min(1, C / norm).
+    """
+    return jnp.where(norms > clip, clip / norms, 1.0)
+
+
+def gaussian_delta(epsilon: float, ratio: float) -> float:
+    """The smallest delta at which a Gaussian release is (epsilon, delta)-DP.
+
+    Theorem 8 of Balle & Wang 2018:
+    Phi(r / 2 - epsilon / r) - exp(epsilon) Phi(-r / 2 - epsilon / r).
+
+    Args:
+        epsilon: at least 0.
+        ratio: r, sensitivity over standard deviation.
+    """
+    if ratio <= 0:
+        return 0.0
+    first = special.log_ndtr(ratio / 2 - epsilon / ratio)
+    second = epsilon + special.log_ndtr(-ratio / 2 - epsilon / ratio)
+    # In logarithms, a difference of nearly equal terms keeps its relative precision.
+    return float(-math.exp(first) * math.expm1(min(second - first, 0.0)))
+
+
+def calibrate_gaussian(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """The least Gaussian noise for one (epsilon, delta)-DP release.
+
+    Args:
+        epsilon: above 0.
+        delta: in (0, 1).
+        sensitivity: L2, above 0.
+
+    Returns:
+        The standard deviation, rounded upwards.
+    """
+    _check_budget(epsilon, delta)
+    _check_positive("sensitivity", sensitivity)
+    low, high = math.log(1e-12), math.log(1e12)  # of the ratio
+    for _ in range(100):
+        middle = (low + high) / 2
+        if gaussian_delta(epsilon, math.exp(middle)) <= delta:
+            low = middle
+        else:
+            high = middle
+    # A part in 10^9 more is above anything that rounding can have taken off.
+    return sensitivity / math.exp(low) * (1 + 1e-9)
+
+
+def epsilon_of(
+    sigma: float, delta: float, sensitivity: float = 1.0, releases: int = 1
+) -> float:
+    """What several releases with Gaussian noise cost together.
+
+    k releases of ratio r are exactly one of ratio sqrt(k) r, even when each is chosen
+    after seeing the ones before (Dong et al. 2022), so nothing is lost in composition.
+
+    Args:
+        sigma: standard deviation of each release's noise; 0 costs infinity.
+        delta: in (0, 1).
+        sensitivity: L2, of each release.
+        releases: k; 0 costs nothing.
+
+    Returns:
+        The least epsilon, rounded upwards.
+    """
+    _check_budget(1.0, delta)
+    _check_positive("sensitivity", sensitivity)
+    if sigma < 0 or releases < 0:
+        raise ValueError(
+            f"sigma {sigma} and releases {releases} must both be at least 0."
+        )
+    if releases == 0:
+        return 0.0
+    if sigma == 0:
+        return math.inf
+    ratio = math.sqrt(releases) * sensitivity / sigma
+    if gaussian_delta(0.0, ratio) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while gaussian_delta(high, ratio) > delta:
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        if gaussian_delta(middle, ratio) <= delta:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def noise_scales(
+    epsilon: float,
+    delta: float,
+    *,
+    clip: float,
+    releases: int = 1,
+    min_count: int = 0,
+    count_share: float = COUNT_SHARE,
+) -> NoiseScales:
+    """The noise that makes `releases` sums of class statistics (epsilon, delta)-DP.
+
+    One example lies in one class: it moves the totals of all layers by at most `clip`
+    in L2 and the counts by 1. Both are released together, so that
+    (clip / total)^2 + (1 / num_examples)^2 = ratio^2 is the budget to split.
+
+    Args:
+        epsilon: for all releases together.
+        delta: likewise.
+        clip: L2 bound of an example's activations over all layers.
+        releases: how often statistics of the same examples are released.
+        min_count: of `suppress_small`, where it is applied to clients before the
+            noise. One example can then make a row of `min_count` appear or vanish,
+            so the noise grows as many times. Suppressing after the noise is free.
+        count_share: share of the squared ratio spent on counts.
+
+    Returns:
+        `NoiseScales` of one release.
+    """
+    _check_positive("clip", clip)
+    if not 0 < count_share < 1 or releases < 1:
+        raise ValueError(
+            f"count_share {count_share} must lie in (0, 1) and releases {releases} be "
+            "at least 1."
+        )
+    unit = calibrate_gaussian(epsilon, delta, math.sqrt(releases) * max(1, min_count))
+    return NoiseScales(
+        clip * unit / math.sqrt(1 - count_share), unit / math.sqrt(count_share)
+    )
+
+
+def describe_privacy(
+    scales: NoiseScales,
+    delta: float,
+    *,
+    clip: float,
+    releases: int = 1,
+    min_count: int = 0,
+) -> dict[str, float | int | str]:
+    """The accountant's statement for the report, from the noise and not the wish.
+
+    Args:
+        scales: the noise of each release, on the sum.
+        delta: in (0, 1).
+        clip: as in `noise_scales`.
+        releases: likewise.
+        min_count: likewise.
+
+    Returns:
+        JSON-able: epsilon, delta, the noise, and what neighbours are.
+    """
+    ratio = math.inf
+    if scales.total > 0 and scales.num_examples > 0:
+        ratio = math.hypot(clip / scales.total, 1 / scales.num_examples)
+    epsilon = epsilon_of(
+        1 / ratio, delta, sensitivity=max(1, min_count), releases=releases
+    )
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "clip": clip,
+        "sigma_total": scales.total,
+        "sigma_count": scales.num_examples,
+        "releases": releases,
+        "neighbours": "one example added or removed",
+        "accountant": "analytic Gaussian mechanism, exact composition",
+    }
+
+
+def add_noise(statistics, *, key, scales: NoiseScales, num_clients: int = 1):
+    """Adds Gaussian noise to class statistics, of a sum or of one client's share.
+
+    When noise is added inside a secure sum, every client adds a share of variance
+    1 / num_clients, where `num_clients` is the least number of *honest* clients whose
+    uploads reach the sum. If more arrive, the noise is larger than promised; a client
+    that leaves its share out, or tells the server what it was, takes it off the rest.
+
+    Args:
+        statistics: `ClassActivations`: total {layer: [U, C_l]}, num_examples [U].
+        key: a JAX key; a client's own, when it adds a share.
+        scales: of the sum.
+        num_clients: 1 for all the noise, or how many clients share it.
+
+    Returns:
+        The same form; values may be negative, and counts are float32.
+    """
+    share = 1 / math.sqrt(num_clients)
+    counts_key, totals_key = jax.random.split(key)
+    counts = jnp.asarray(statistics.num_examples, jnp.float32)
+    total = {}
+    for position, layer in enumerate(sorted(statistics.total)):
+        values = jnp.asarray(statistics.total[layer])
+        noise = jax.random.normal(
+            jax.random.fold_in(totals_key, position), values.shape, values.dtype
+        )
+        total[layer] = values + share * scales.total * noise
+    noise = jax.random.normal(counts_key, counts.shape)
+    return statistics._replace(
+        total=total, num_examples=counts + share * scales.num_examples * noise
+    )
+
+
+def clamp_statistics(statistics, *, min_examples: float = 1.0):
+    """Brings noised statistics back to what can be: it costs no privacy.
+
+    Args:
+        statistics: noised `ClassActivations`.
+        min_examples: the least count, above 0, so that means stay finite.
+
+    Returns:
+        The same form, totals at least 0 and counts at least `min_examples`.
+    """
+    return statistics._replace(
+        total={
+            layer: jnp.maximum(values, 0) for layer, values in statistics.total.items()
+        },
+        num_examples=jnp.maximum(statistics.num_examples, min_examples),
+    )
+
+
+def privatise(
+    statistics,
+    *,
+    key,
+    sigma_total: float,
+    sigma_count: float,
+    min_examples: float = 1.0,
+):
+    """The Gaussian mechanism at a server that is trusted with the sum.
+
+    Args:
+        statistics: `ClassActivations` summed over clients, from clipped examples.
+        key: a JAX key; a fresh one for every release.
+        sigma_total: noise on totals, see `noise_scales`.
+        sigma_count: noise on counts.
+        min_examples: see `clamp_statistics`.
+
+    Returns:
+        The same form, noised, with totals at least 0 and counts at least
+        `min_examples`.
+    """
+    noised = add_noise(
+        statistics, key=key, scales=NoiseScales(sigma_total, sigma_count)
+    )
+    return clamp_statistics(noised, min_examples=min_examples)
+
+
+def suppress_small(statistics, min_count: float):
+    """Zeroes the rows of classes with fewer than `min_count` examples.
+
+    A mean over one or two examples is nearly the example. On a client's upload this
+    depends on its data, and costs noise (`noise_scales`); on a noised sum it does not.
+
+    Args:
+        statistics: `ClassActivations`: total {layer: [U, C_l]}, num_examples [U].
+        min_count: the least number of examples that is kept.
+
+    Returns:
+        The same form and types.
+    """
+    counts = jnp.asarray(statistics.num_examples)
+    kept = counts >= min_count
+    return statistics._replace(
+        total={
+            layer: jnp.where(kept[:, None], values, 0)
+            for layer, values in statistics.total.items()
+        },
+        num_examples=jnp.where(kept, counts, 0),
+    )
+
+
+def make_protect(
+    *,
+    secure: bool = False,
+    scales: NoiseScales | None = None,
+    min_count: int = 0,
+    threshold: int | None = None,
+    scale: float = SCALE,
+    drop: Callable[[jax.Array, int], Any] | None = None,
+):
+    """What stands between the clients' uploads and the server, as one function.
+
+    Without noise, clients suppress their small rows. With noise, the small rows of
+    the noised sum are suppressed instead, which costs no privacy. With noise and
+    secure summation, the clients add it in shares that suffice when only `threshold`
+    of them stay, so the server never sees an exact sum; without secure summation the
+    server is trusted to add it.
+
+    Args:
+        secure: sum under pairwise masks.
+        scales: noise on the sum, from `noise_scales`; None adds none.
+        min_count: see `suppress_small`; 0 suppresses nothing.
+        threshold: of `secure_sum`.
+        scale: likewise.
+        drop: simulated dropout: (key, number of clients) -> positions that drop out.
+
+    Returns:
+        A function of (collected, key), where `collected.uploads` is a list of
+        `ClassActivations`; it gives the sum that the server sees when anything is
+        secure or noised, and the list of uploads otherwise.
+    """
+
+    def protect(collected, key):
+        uploads = list(collected.uploads)
+        sum_key, noise_key, drop_key = jax.random.split(key, 3)
+        dropped = set(drop(drop_key, len(uploads))) if drop is not None else set()
+        if scales is None and min_count:
+            uploads = [suppress_small(upload, min_count) for upload in uploads]
+        if not secure:
+            uploads = [u for i, u in enumerate(uploads) if i not in dropped]
+            if scales is None:
+                return uploads
+            if not uploads:
+                raise TooFewClientsError(
+                    "no client's statistics arrived; capture on more clients."
+                )
+            noised = add_noise(_plain_sum(uploads), key=noise_key, scales=scales)
+        else:
+            if scales is not None:
+                fewest = threshold or len(uploads) // 2 + 1
+                uploads = [
+                    add_noise(
+                        upload,
+                        key=jax.random.fold_in(noise_key, position),
+                        scales=scales,
+                        num_clients=fewest,
+                    )
+                    for position, upload in enumerate(uploads)
+                ]
+            noised = secure_sum(
+                uploads, key=sum_key, dropped=dropped, threshold=threshold, scale=scale
+            )
+            if scales is None:
+                return noised
+        clamped = clamp_statistics(noised)
+        return suppress_small(clamped, min_count) if min_count else clamped
+
+    return protect
+
+
+def _plain_sum(uploads):
+    return jax.tree.map(lambda *leaves: sum(map(jnp.asarray, leaves)), *uploads)
+
+
+def _check_budget(epsilon, delta):
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon is {epsilon}, but it must be finite and above 0.")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta is {delta}, but it must lie in (0, 1).")
+
+
+def _check_positive(name, value):
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} is {value}, but it must be finite and above 0.")

@@ -1,0 +1,410 @@
+import math
+from typing import NamedTuple
+
+import chex
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fuprune.unlearning import privacy
+from fuprune.unlearning.activations import ClassActivations
+from fuprune.unlearning.privacy import (
+    NoiseScales,
+    TooFewClientsError,
+    add_noise,
+    calibrate_gaussian,
+    clamp_statistics,
+    clip_scale,
+    describe_privacy,
+    epsilon_of,
+    gaussian_delta,
+    make_protect,
+    noise_scales,
+    privatise,
+    suppress_small,
+)
+
+EPSILONS = st.floats(0.01, 20.0)
+DELTAS = st.floats(-12.0, -1.0).map(lambda power: 10.0**power)
+
+
+def statistics_of(activations, labels, num_classes=3):
+    """Class sums of examples: {layer: [N, C_l]} and [N] -> ClassActivations."""
+    member = np.eye(num_classes)[labels].reshape(len(labels), num_classes)
+    return ClassActivations(
+        {layer: np.float32(member.T @ a) for layer, a in activations.items()},
+        np.float32(member.sum(axis=0)),
+    )
+
+
+def make_statistics(seed=0, examples=60):
+    draws = np.random.default_rng(seed)
+    activations = {
+        "conv1": draws.uniform(0, 1, (examples, 4)),
+        "conv2": draws.uniform(0, 1, (examples, 2)),
+    }
+    return statistics_of(activations, draws.integers(0, 3, examples))
+
+
+class Collected(NamedTuple):
+    uploads: list
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "sigma"),
+    # Roots of Theorem 8 found with mpmath in 50 digits.
+    [
+        (1.0, 1e-5, 3.7306316348159),
+        (0.5, 1e-5, 7.0318266755825),
+        (8.0, 1e-5, 0.6002290721990),
+    ],
+)
+def test_noise_has_known_values(epsilon, delta, sigma):
+    assert calibrate_gaussian(epsilon, delta) == pytest.approx(sigma, rel=1e-8)
+
+
+@settings(max_examples=60)
+@given(epsilon=EPSILONS, delta=DELTAS, sensitivity=st.floats(1e-3, 1e3))
+def test_calibrated_noise_costs_what_was_asked_and_no_less(epsilon, delta, sensitivity):
+    sigma = calibrate_gaussian(epsilon, delta, sensitivity)
+    assert gaussian_delta(epsilon, sensitivity / sigma) <= delta
+    assert gaussian_delta(epsilon, sensitivity / (0.999 * sigma)) > delta
+    assert epsilon_of(sigma, delta, sensitivity) == pytest.approx(epsilon, rel=1e-6)
+
+
+@settings(max_examples=40)
+@given(epsilon=EPSILONS, delta=DELTAS)
+def test_noise_equals_that_of_an_independent_implementation(epsilon, delta):
+    theirs = dp_accounting.get_sigma_gaussian(epsilon, delta, tol=1e-10)
+    assert calibrate_gaussian(epsilon, delta) == pytest.approx(theirs, rel=1e-4)
+
+
+def test_noise_is_less_than_the_classical_bound():
+    classical = math.sqrt(2 * math.log(1.25 / 1e-5)) / 0.9
+    assert calibrate_gaussian(0.9, 1e-5) < classical
+
+
+@pytest.mark.parametrize("releases", [1, 3, 10])
+@pytest.mark.parametrize("sigma", [1.0, 4.0])
+def test_accountant_agrees_with_two_others(sigma, releases):
+    ours = epsilon_of(sigma, 1e-5, releases=releases)
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.GaussianDpEvent(sigma), releases
+    )
+    renyi = rdp.RdpAccountant().compose(event).get_epsilon(1e-5)
+    assert ours <= renyi <= 1.5 * ours
+    tight = pld.PLDAccountant(value_discretization_interval=1e-3)
+    assert tight.compose(event).get_epsilon(1e-5) == pytest.approx(ours, rel=0.01)
+
+
+def test_accountant_at_the_edges():
+    assert epsilon_of(0.0, 1e-5) == math.inf
+    assert epsilon_of(1.0, 1e-5, releases=0) == 0.0
+    assert epsilon_of(1e9, 1e-5) == 0.0
+    costs = [epsilon_of(2.0, 1e-5, releases=k) for k in range(5)]
+    assert costs == sorted(costs) and len(set(costs)) == 5
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: calibrate_gaussian(0.0, 1e-5),
+        lambda: calibrate_gaussian(-1.0, 1e-5),
+        lambda: calibrate_gaussian(math.inf, 1e-5),
+        lambda: calibrate_gaussian(math.nan, 1e-5),
+        lambda: calibrate_gaussian(1.0, 0.0),
+        lambda: calibrate_gaussian(1.0, 1.0),
+        lambda: calibrate_gaussian(1.0, 1e-5, 0.0),
+        lambda: epsilon_of(-1.0, 1e-5),
+        lambda: epsilon_of(1.0, 1e-5, releases=-1),
+        lambda: noise_scales(1.0, 1e-5, clip=0.0),
+        lambda: noise_scales(1.0, 1e-5, clip=1.0, releases=0),
+        lambda: noise_scales(1.0, 1e-5, clip=1.0, count_share=1.0),
+    ],
+)
+def test_impossible_budgets_are_refused(call):
+    with pytest.raises(ValueError, match="must"):
+        call()
+
+
+@settings(max_examples=60)
+@given(
+    values=st.lists(
+        st.floats(0, 1e6, width=32).map(lambda x: [x, x / 2, 3.0]),
+        min_size=2,
+        max_size=6,
+    ),
+    clip=st.floats(0.1, 10.0),
+    label=st.integers(0, 2),
+)
+def test_one_clipped_example_moves_the_sums_by_no_more_than_the_clip(
+    values, clip, label
+):
+    activations = np.array(values, np.float64)
+    norms = np.linalg.norm(activations, axis=1)
+    scales = np.asarray(clip_scale(jnp.asarray(norms, jnp.float32), clip))
+    clipped = activations * scales[:, None]
+    labels = np.arange(len(values)) % 3
+    labels[-1] = label
+    rows = {"conv1": clipped[:, :1], "conv2": clipped[:, 1:]}
+    fewer = {layer: a[:-1] for layer, a in rows.items()}
+    member = np.eye(3)[labels]
+    squares = sum(
+        np.sum((member.T @ rows[k] - member[:-1].T @ fewer[k]) ** 2) for k in rows
+    )
+    assert math.sqrt(squares) <= clip * (1 + 1e-5)
+    assert np.abs(member.sum(0) - member[:-1].sum(0)).sum() == 1
+
+
+def test_clip_scale_leaves_short_and_empty_activations_alone():
+    norms = jnp.array([0.0, 0.5, 1.0, 4.0, np.inf])
+    np.testing.assert_array_equal(clip_scale(norms, 1.0), [1, 1, 1, 0.25, 0])
+
+
+@settings(max_examples=60)
+@given(
+    counts=st.lists(st.integers(0, 12), min_size=3, max_size=3), where=st.integers(0, 2)
+)
+def test_suppression_multiplies_sensitivity_by_the_least_count_and_no_more(
+    counts, where
+):
+    """Every example at the clip of 1, the worst case; one more of class `where`."""
+    min_count = 5
+
+    def released(counts):
+        counts = np.array(counts)
+        rows = {"conv1": np.eye(3)[:, :2][np.repeat(np.arange(3), counts) * 0]}
+        labels = np.repeat(np.arange(3), counts)
+        return suppress_small(statistics_of(rows, labels), min_count)
+
+    more = list(counts)
+    more[where] += 1
+    before, after = released(counts), released(more)
+    moved = np.linalg.norm(after.total["conv1"] - before.total["conv1"])
+    assert moved <= min_count + 1e-5
+    assert np.linalg.norm(after.num_examples - before.num_examples) <= min_count
+    if counts[where] == min_count - 1:
+        assert moved == pytest.approx(min_count)
+    noisy = noise_scales(1.0, 1e-5, clip=1.0, min_count=min_count)
+    plain = noise_scales(1.0, 1e-5, clip=1.0)
+    np.testing.assert_allclose(noisy, np.multiply(plain, min_count), rtol=1e-9)
+
+
+@settings(max_examples=40)
+@given(
+    epsilon=EPSILONS,
+    clip=st.floats(0.1, 100.0),
+    releases=st.integers(1, 10),
+    min_count=st.sampled_from([0, 1, 5]),
+    count_share=st.floats(0.01, 0.99),
+)
+def test_statement_gives_back_the_budget_that_set_the_noise(
+    epsilon, clip, releases, min_count, count_share
+):
+    scales = noise_scales(
+        epsilon,
+        1e-5,
+        clip=clip,
+        releases=releases,
+        min_count=min_count,
+        count_share=count_share,
+    )
+    said = describe_privacy(
+        scales, 1e-5, clip=clip, releases=releases, min_count=min_count
+    )
+    assert said["epsilon"] == pytest.approx(epsilon, rel=1e-6)
+    assert said["sigma_total"] == scales.total
+
+
+def test_statement_without_noise_promises_nothing():
+    said = describe_privacy(NoiseScales(0.0, 1.0), 1e-5, clip=1.0)
+    assert said["epsilon"] == math.inf
+
+
+def test_best_distinguisher_gains_delta_and_no_more():
+    """The likelihood-ratio test between neighbours, on half a million releases."""
+    epsilon, delta, trials = 1.0, 0.02, 500_000
+    scales = noise_scales(epsilon, delta, clip=2.0, count_share=0.3)
+    without = ClassActivations({"conv1": jnp.zeros((trials, 1))}, jnp.zeros(trials))
+    having = ClassActivations({"conv1": jnp.full((trials, 1), 2.0)}, jnp.ones(trials))
+
+    def log_ratio(statistics, key):
+        seen = add_noise(statistics, key=key, scales=scales)
+        total, count = seen.total["conv1"][:, 0], seen.num_examples
+        return np.float64(
+            (total**2 - (total - 2.0) ** 2) / (2 * scales.total**2)
+            + (count**2 - (count - 1.0) ** 2) / (2 * scales.num_examples**2)
+        )
+
+    event_having = np.mean(log_ratio(having, jax.random.key(1)) > epsilon)
+    event_without = np.mean(log_ratio(without, jax.random.key(2)) > epsilon)
+    gained = event_having - math.exp(epsilon) * event_without
+    assert gained == pytest.approx(delta, abs=0.002)  # five standard errors
+
+
+def test_noise_is_gaussian_of_the_asked_size_and_independent_by_layer():
+    zeros = ClassActivations(
+        {"conv1": jnp.zeros((40, 100)), "conv2": jnp.zeros((40, 100))}, jnp.zeros(4000)
+    )
+    noised = add_noise(zeros, key=jax.random.key(0), scales=NoiseScales(3.0, 0.5))
+    first, second = (np.ravel(noised.total[k]) for k in ("conv1", "conv2"))
+    assert stats.kstest(first / 3.0, "norm").pvalue > 1e-3
+    assert stats.kstest(second / 3.0, "norm").pvalue > 1e-3
+    assert stats.kstest(np.asarray(noised.num_examples) / 0.5, "norm").pvalue > 1e-3
+    for one, other in [(first, second), (first, np.ravel(noised.num_examples))]:
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.06
+
+
+def test_shares_of_noise_add_up_to_the_whole():
+    zeros = ClassActivations({"conv1": jnp.zeros((50, 40))}, jnp.zeros(2000))
+    shares = [
+        add_noise(
+            zeros, key=jax.random.key(i), scales=NoiseScales(2.0, 5.0), num_clients=8
+        )
+        for i in range(8)
+    ]
+    total = sum(np.ravel(share.total["conv1"]) for share in shares)
+    assert stats.kstest(total / 2.0, "norm").pvalue > 1e-3
+    counts = sum(np.asarray(share.num_examples) for share in shares)
+    assert stats.kstest(counts / 5.0, "norm").pvalue > 1e-3
+
+
+def test_privatised_statistics_are_possible_ones_and_depend_on_the_key():
+    statistics = make_statistics(examples=6)
+    options = dict(sigma_total=50.0, sigma_count=50.0)
+    first = privatise(statistics, key=jax.random.key(0), **options)
+    second = privatise(statistics, key=jax.random.key(1), **options)
+    for noised in (first, second):
+        assert isinstance(noised, ClassActivations)
+        chex.assert_tree_all_finite(noised)
+        assert all(float(jnp.min(v)) >= 0 for v in noised.total.values())
+        assert float(jnp.min(noised.num_examples)) >= 1.0
+    assert not np.array_equal(first.total["conv1"], second.total["conv1"])
+    again = privatise(statistics, key=jax.random.key(0), **options)
+    chex.assert_trees_all_equal(first, again)
+
+
+def test_no_noise_is_the_identity_on_possible_statistics():
+    statistics = make_statistics()
+    noised = privatise(
+        statistics, key=jax.random.key(0), sigma_total=0.0, sigma_count=0.0
+    )
+    chex.assert_trees_all_close(noised, statistics)
+
+
+def test_clamping_and_suppressing_work_inside_jit():
+    statistics = make_statistics()
+    run = jax.jit(lambda s: suppress_small(clamp_statistics(s), 18))
+    chex.assert_trees_all_close(
+        run(statistics), suppress_small(clamp_statistics(statistics), 18)
+    )
+
+
+@settings(max_examples=40)
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+    min_count=st.integers(0, 9),
+)
+def test_rows_of_few_examples_are_zeroed_and_the_others_untouched(counts, min_count):
+    counts = np.array(counts, np.float32)
+    statistics = ClassActivations(
+        {"conv1": np.arange(1, 7, dtype=np.float32).reshape(3, 2)}, counts
+    )
+    kept = suppress_small(statistics, min_count)
+    for row, number in enumerate(counts):
+        if number < min_count:
+            assert kept.num_examples[row] == 0
+            assert not np.any(kept.total["conv1"][row])
+        else:
+            assert kept.num_examples[row] == number
+            np.testing.assert_array_equal(
+                kept.total["conv1"][row], statistics.total["conv1"][row]
+            )
+
+
+def collected(num_clients=6):
+    return Collected([make_statistics(seed, 60) for seed in range(num_clients)])
+
+
+def plain(uploads):
+    return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *uploads)
+
+
+def test_protection_of_nothing_passes_the_uploads_on():
+    before = collected()
+    seen = make_protect()(before, jax.random.key(0))
+    chex.assert_trees_all_equal(seen, before.uploads)
+
+
+def test_secure_protection_shows_only_the_sum():
+    before = collected()
+    seen = make_protect(secure=True)(before, jax.random.key(0))
+    chex.assert_trees_all_close(seen, plain(before.uploads), atol=1e-4)
+
+
+def test_secure_protection_survives_dropout_of_nine_in_ten():
+    before = collected(20)
+    protect = make_protect(
+        secure=True, threshold=2, drop=lambda key, n: set(range(2, n))
+    )
+    seen = protect(before, jax.random.key(0))
+    chex.assert_trees_all_close(seen, plain(before.uploads[:2]), atol=1e-4)
+    with pytest.raises(TooFewClientsError):
+        make_protect(secure=True, drop=lambda key, n: {0, 1, 2})(
+            collected(4), jax.random.key(0)
+        )
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noised_protection_has_at_least_the_noise_it_promises(secure):
+    uploads = [
+        ClassActivations(
+            {"conv1": np.full((40, 50), 1e4, np.float32)},
+            np.full(40, 1e4, np.float32),
+        )
+    ] * 4
+    scales = NoiseScales(3.0, 2.0)
+    protect = make_protect(
+        secure=secure, scales=scales, threshold=3 if secure else None, drop=_last
+    )
+    seen = protect(Collected(uploads), jax.random.key(0))
+    noise = np.ravel(seen.total["conv1"]) - 3e4
+    assert stats.kstest(noise / scales.total, "norm").pvalue > 1e-3
+    # All four stayed: a share more than the promise takes for granted.
+    protect = make_protect(
+        secure=secure, scales=scales, threshold=3 if secure else None
+    )
+    seen = protect(Collected(uploads), jax.random.key(0))
+    expected = scales.total * (math.sqrt(4 / 3) if secure else 1.0)
+    assert np.std(np.ravel(seen.total["conv1"])) == pytest.approx(expected, rel=0.07)
+
+
+def _last(key, num_clients):
+    del key
+    return {num_clients - 1}
+
+
+def test_without_noise_clients_suppress_and_with_noise_the_sum_is_suppressed():
+    rare = ClassActivations({"conv1": np.ones((2, 3), np.float32)}, np.float32([2, 50]))
+    before = Collected([rare] * 4)
+    seen = make_protect(min_count=5)(before, jax.random.key(0))
+    assert all(np.array_equal(u.num_examples, [0, 50]) for u in seen)
+    seen = make_protect(min_count=5, scales=NoiseScales(1e-6, 1e-6))(
+        before, jax.random.key(0)
+    )
+    np.testing.assert_allclose(seen.num_examples, [8, 200], rtol=1e-4)
+    seen = make_protect(min_count=9, scales=NoiseScales(1e-6, 1e-6))(
+        before, jax.random.key(0)
+    )
+    np.testing.assert_allclose(seen.num_examples, [0, 200], rtol=1e-4)
+
+
+def test_names_of_the_protocol_are_here_too():
+    for name in privacy.__all__:
+        assert hasattr(privacy, name)
