@@ -2,8 +2,8 @@
 
 Paper: Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 clients, 25 a
   round, FedSGD, q = 0.1, R by depth, momentum, weight decay, crop and flip. Changed: 32
-  images a client a round instead of 128, 600 rounds instead of 2,000, and a warm-up to a
-  peak learning rate of 0.2 before the cosine, for a run this short.
+  images a client a round instead of 128, 600 rounds instead of 2,000, and a warm-up to
+  a peak learning rate of 0.2 before the cosine, for a run this short.
 Command: python -m fuprune.main --config configs/cifar10_resnet_cpu.py
 Cost: 480,000 images (600 rounds x 25 clients x 32, 9.6 passes over the data) to
   pre-train, and as many for each of three retrained models. Hours on two cores, not yet
@@ -33,6 +33,5 @@ def get_config(depth: str = "20"):
     config.unlearn.retrain_seeds = 3
     config.prune.rate = RATES.get(depth, 0.05)
     config.fine_tune.rounds = 100
-    config.fine_tune.learning_rate = 0.05
     config.fine_tune.evaluate_every = 2
     return config

@@ -103,9 +103,7 @@ def default() -> config_dict.ConfigDict:
     train.schedule = "cosine"  # of the learning rate over rounds: constant, cosine (to
     # 0) or warmup_cosine
     train.warmup_rounds = 0  # of warmup_cosine
-    train.server_optimizer = (
-        "sgd"  # in fed_avg, what takes the mean update: sgd or adam
-    )
+    train.server_optimizer = "sgd"  # takes the mean update of fed_avg: sgd or adam
     train.server_learning_rate = 1.0  # 1 with sgd is the plain mean
     train.bn = "aggregate"  # BatchNorm statistics: aggregate, local or recalibrate
     train.augment = True  # random crop and flip

@@ -1,0 +1,110 @@
+"""The rules of the house, read off the source: who imports whom, what is absent."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "fuprune"
+# Each room may import itself and those to its left.
+ROOMS = ("kernels", "data", "models", "federated", "unlearning", "audit", "report")
+# `models` sits beside `data`, not after it.
+FORBIDDEN = {("models", "data"), ("data", "kernels")}
+# Files, clocks and consoles: only these may use them.
+OUTER = {"experiment", "main"}
+GUARDED = {"checkpoint", "logs", "report", "experiment", "main"}
+# What a room may use although it is no room: errors, and a model's file format.
+NEUTRAL = {"config": "FupruneError"}
+
+
+def modules():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def place(path: pathlib.Path) -> str:
+    """The room of a file, or its own name if it is in none."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path: pathlib.Path) -> set[tuple[str, ...]]:
+    """Dotted names imported from fuprune, deferred imports included."""
+    package = ("fuprune", *path.relative_to(PACKAGE).parts[:-1])
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {tuple(alias.name.split(".")) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            base += tuple(node.module.split(".")) if node.module else ()
+            found |= {(*base, alias.name) for alias in node.names}
+    return {name for name in found if name[0] == "fuprune" and len(name) > 1}
+
+
+def other_imports(path: pathlib.Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_there_is_something_to_check():
+    assert {"config", "main", "data", "models"} <= {place(path) for path in modules()}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_point_left(room):
+    for path in modules():
+        if place(path) != room:
+            continue
+        for name in imports(path):
+            target = name[1]
+            if target in ROOMS:
+                allowed = ROOMS.index(target) <= ROOMS.index(room)
+                assert allowed and (room, target) not in FORBIDDEN, (path, name)
+            elif target in NEUTRAL:
+                assert name[2:] in ((NEUTRAL[target],), ("ConfigError",)), (path, name)
+
+
+def test_only_the_experiment_touches_files_clocks_and_the_console():
+    for path in modules():
+        here = place(path)
+        if here in OUTER or here == "__init__":
+            continue
+        for name in imports(path):
+            assert name[1] == here or name[1] not in GUARDED, (path, name)
+
+
+def test_library_functions_take_no_config():
+    for path in modules():
+        # A report reads a run's files, its config.json among them.
+        if place(path) not in ROOMS or place(path) == "report":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                arguments = (
+                    node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                )
+                names = {argument.arg for argument in arguments}
+                assert "config" not in names, (path, node.name)
+
+
+def test_nothing_loads_code_from_data():
+    banned = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    for path in modules():
+        assert not banned & other_imports(path), path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                value = node.value
+                assert isinstance(value, ast.Constant) and value.value is False, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"eval", "exec"}, path
+
+
+def test_there_is_no_room_for_odds_and_ends():
+    odds = {"utils", "util", "helpers", "common", "misc"}
+    assert not odds & {path.stem for path in modules()}
+    assert not odds & {path.parent.name for path in modules()}

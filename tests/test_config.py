@@ -1,0 +1,291 @@
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuprune import config as config_lib
+from fuprune.config import ConfigError
+
+
+def changed(**values):
+    """The default with dotted keys, dots written as double underscores, replaced."""
+    leaves = config_lib.flatten(config_lib.default())
+    config = config_lib.default()
+    for name, value in values.items():
+        key = name.replace("__", ".")
+        assert key in leaves
+        put(config, key, value)
+    return config
+
+
+def put(config, key, value):
+    *sections, leaf = key.split(".")
+    for section in sections:
+        config = config[section]
+    with config.ignore_type():
+        config[leaf] = value
+
+
+def test_default_and_quickstart_are_valid():
+    config_lib.validate(config_lib.default())
+    config_lib.validate(config_lib.quickstart())
+
+
+def test_every_key_has_a_rule_or_is_a_switch_or_a_list():
+    ruled = config_lib._RULES.keys()
+    for key, value in config_lib.flatten(config_lib.default()).items():
+        assert key in ruled or isinstance(value, bool) or key in config_lib._LISTS, key
+    assert ruled <= config_lib.flatten(config_lib.default()).keys()
+
+
+def test_every_key_has_a_comment(repository):
+    source = (repository / "fuprune" / "config.py").read_text()
+    body = source.split("def default()")[1].split("\ndef ")[0]
+    for key in config_lib.flatten(config_lib.default()):
+        section, _, leaf = key.rpartition(".")
+        (line,) = [
+            line
+            for line in body.splitlines()
+            if line.startswith(f"    {section or 'config'}.{leaf} = ")
+        ]
+        assert "  # " in line, line
+
+
+def test_names_known_here_are_those_of_the_library():
+    audit = pytest.importorskip("fuprune.audit.audit")
+    from fuprune.federated import aggregate
+    from fuprune.models import zoo
+    from fuprune.unlearning import class_pruning
+
+    assert config_lib.MODELS == zoo.MODELS
+    assert config_lib.AUDIT_TESTS == audit.KINDS
+    for name in aggregate.RULES:
+        config_lib.validate(changed(train__aggregation=name))
+    for name in class_pruning.SURGERIES:
+        config_lib.validate(changed(prune__surgery=name))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model__name": "resnet18"}, "model.name is 'resnet18'; allowed: resnet20, "),
+        ({"model__norm": "layer"}, "model.norm is 'layer'; allowed: batch, group."),
+        ({"data__name": "CIFAR 10"}, "data.name is 'CIFAR 10'; allowed: digits, "),
+        ({"data__name": "../x"}, "data.name is '../x'"),
+        ({"partition__bias": 1.5}, "partition.bias is 1.5; allowed: 0 to 1."),
+        ({"partition__bias": math.nan}, "partition.bias is nan; allowed: 0 to 1."),
+        ({"partition__alpha": 0.0}, "partition.alpha is 0.0; allowed: more than 0"),
+        ({"partition__clients": 0}, "partition.clients is 0; allowed: 1 to"),
+        (
+            {"train__cohort": 101},
+            "train.cohort is 101; allowed: at most partition.clients, which is 100.",
+        ),
+        ({"train__learning_rate": -0.1}, "train.learning_rate is -0.1; allowed: more"),
+        ({"train__learning_rate": math.inf}, "train.learning_rate is inf; allowed"),
+        ({"train__rounds": -1}, "train.rounds is -1; allowed: 0 to"),
+        ({"train__rounds": 1.5}, "train.rounds is 1.5; allowed: a whole number."),
+        ({"train__rounds": True}, "train.rounds is True; allowed: a whole number."),
+        ({"train__rounds": "9"}, "train.rounds is '9'; allowed: a whole number."),
+        (
+            {"train__momentum": 1.0},
+            "train.momentum is 1.0; allowed: 0 or more and less",
+        ),
+        ({"train__learning_rate": None}, "is None; allowed: a number."),
+        ({"train__augment": 1}, "train.augment is 1; allowed: True or False."),
+        ({"train__history_bytes": 10**400}, "allowed: 0 to"),
+        ({"train__algorithm": "fed_avg", "train__batch_size": 0}, "1 or more with fed"),
+        ({"train__min_participants": 26}, "at most train.cohort, which is 25."),
+        (
+            {"train__schedule": "warmup_cosine", "train__warmup_rounds": 2000},
+            "train.warmup_rounds is 2000; allowed: less than train.rounds",
+        ),
+        (
+            {"prune__rate": 1.0},
+            "prune.rate is 1.0; allowed: 0 or more and less than 1.",
+        ),
+        ({"prune__rate": -0.1}, "prune.rate is -0.1"),
+        ({"prune__capture_clients": 101}, "prune.capture_clients is 101; allowed"),
+        ({"fine_tune__target_accuracy": -0.5}, "allowed: 0 to 1, or -1."),
+        ({"audit__shadows": 3}, "audit.shadows is 3; allowed: 0 to 1000, even."),
+        ({"unlearn__classes": 10}, "names class 10; allowed: 0 to 9, the classes of"),
+        ({"unlearn__classes": "-1"}, "names class -1; allowed: 0 to 9"),
+        (
+            {"unlearn__classes": (1, 1)},
+            "unlearn.classes is (1, 1); allowed: each class",
+        ),
+        ({"unlearn__classes": "nine"}, "unlearn.classes is 'nine'; allowed: class num"),
+        ({"unlearn__classes": ()}, "unlearn.classes is (); allowed"),
+        ({"unlearn__classes": True}, "unlearn.classes is True; allowed"),
+        ({"unlearn__classes": 1.5}, "unlearn.classes is 1.5; allowed"),
+        ({"unlearn__classes": tuple(range(10))}, "names all 10 classes of cifar10"),
+        ({"unlearn__methods": "retrian"}, "'retrian' (did you mean retrain?); allowed"),
+        ({"unlearn__method": "nothing"}, "unlearn.method names 'nothing'; allowed"),
+        ({"unlearn__methods": "amnesiac"}, "while train.history_bytes is 0; allowed"),
+        ({"phases": "pretrain,adit"}, "phases names 'adit' (did you mean audit?)"),
+        ({"audit__tests": 7}, "audit.tests names '7'; allowed: all, or some of accu"),
+    ],
+)
+def test_value_that_makes_no_sense_is_named_with_what_is_allowed(values, message):
+    with pytest.raises(ConfigError) as caught:
+        config_lib.validate(changed(**values))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("trian.rounds", "did you mean train.rounds?"),
+        ("train.learnin_rate", "did you mean train.learning_rate?"),
+        ("cohort", "did you mean train.cohort?"),
+        ("unlearn.class", "did you mean unlearn.classes?"),
+        ("train", "train is a group of keys; allowed: train.aggregation, "),
+        ("xyz", "allowed: phases, seed, "),
+        ("model.\x1b[31mé", "unknown key 'model.\\x1b[31m\\xe9'"),
+    ],
+)
+def test_misspelt_key_gets_a_suggestion(key, suggestion):
+    message = str(config_lib.unknown_key(key))
+    assert suggestion in message
+    assert message.isprintable() and "\n" not in message
+
+
+def test_added_and_missing_keys_are_refused():
+    config = config_lib.default()
+    config.train.learnin_rate = 0.1
+    with pytest.raises(ConfigError, match=r"did you mean train\.learning_rate"):
+        config_lib.validate(config)
+    config = config_lib.default()
+    del config.train["rounds"]
+    with pytest.raises(ConfigError, match="the key train.rounds is missing"):
+        config_lib.validate(config)
+    with pytest.raises(ConfigError, match="the configuration is a dict"):
+        config_lib.validate({"train": {}})
+
+
+@pytest.mark.parametrize("written", [9, "9", (9,), [9], ("9",), " 9 "])
+def test_one_class_can_be_written_in_every_way(written):
+    assert config_lib.classes(changed(unlearn__classes=written)) == (9,)
+
+
+@pytest.mark.parametrize("written", ["9,0", "9, 0", (9, 0), ("9", "0")])
+def test_classes_keep_their_order(written):
+    assert config_lib.classes(changed(unlearn__classes=written)) == (9, 0)
+
+
+def test_classes_of_an_unknown_set_are_checked_once_it_is_loaded():
+    config = changed(data__name="emnist/letters", unlearn__classes=30)
+    config_lib.validate(config)
+    with pytest.raises(ConfigError, match="allowed: 0 to 25, the classes of emnist"):
+        config_lib.check_classes(config, 26)
+    config_lib.check_classes(config, 37)
+
+
+def test_phases_run_in_their_order_whatever_the_order_given():
+    config = changed(phases="report,pretrain")
+    assert config_lib.phases(config) == ("pretrain", "report")
+    assert config_lib.phases(changed(phases="all")) == config_lib.PHASES
+    assert config_lib.phases(changed(phases=("audit",))) == ("audit",)
+
+
+def test_methods_come_from_a_string_a_tuple_all_or_the_single_key():
+    assert config_lib.methods(changed(unlearn__methods="fisher,retrain")) == (
+        "fisher",
+        "retrain",
+    )
+    assert config_lib.methods(changed(unlearn__methods=("fisher", "fisher"))) == (
+        "fisher",
+    )
+    assert config_lib.methods(changed(unlearn__method="ascent")) == ("ascent",)
+    with_history = changed(unlearn__methods="all", train__history_bytes=1)
+    assert config_lib.methods(with_history) == config_lib.METHODS
+    without = config_lib.methods(changed(unlearn__methods="all"))
+    assert set(config_lib.METHODS) - set(without) == {"amnesiac"}
+
+
+def test_json_round_trip_changes_nothing():
+    config = config_lib.quickstart()
+    config.unlearn.classes = (0, 9)
+    stored = json.loads(json.dumps(config_lib.to_json(config)))
+    restored = config_lib.from_json(stored)
+    config_lib.validate(restored)
+    assert restored.to_dict() == config.to_dict()
+    assert config_lib.difference(stored, config) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"trian": {"rounds": 3}}, "did you mean train.rounds"),
+        ({"train": {"rounds": "3"}}, "train.rounds is '3'; allowed: a whole number."),
+        ({"train": {"learning_rate": 10**400}}, "allowed: a number."),
+        ({"train": 3}, "train is a group of keys"),
+        (["train"], "the stored configuration is"),
+    ],
+)
+def test_stored_config_that_does_not_fit_is_refused(stored, message):
+    with pytest.raises(ConfigError) as caught:
+        config_lib.from_json(stored)
+    assert message in str(caught.value)
+
+
+def test_difference_names_what_would_change_a_result_and_nothing_else():
+    old = config_lib.to_json(config_lib.default())
+    new = changed(
+        train__rounds=7,
+        runtime__dtype="bfloat16",
+        runtime__backend="loop",
+        runtime__progress="plain",
+        phases="audit",
+        train__checkpoint_every=3,
+        unlearn__classes="9",
+    )
+    assert config_lib.difference(old, new) == ["runtime.dtype", "train.rounds"]
+
+
+def test_run_of_a_version_without_a_key_resumes_at_its_default():
+    old = config_lib.to_json(config_lib.default())
+    del old["train"]["label_smoothing"]
+    assert config_lib.difference(old, config_lib.default()) == []
+    assert config_lib.difference(old, changed(train__label_smoothing=0.1)) == [
+        "train.label_smoothing"
+    ]
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-3, 3),
+    st.floats(),
+    st.text(max_size=10),
+    st.sampled_from(["all", "", "auto", "9", "0,9", "resnet20", "sgd", "10" * 200]),
+    st.tuples(st.integers(-1, 12), st.integers(-1, 12)),
+    st.lists(st.text(max_size=3), max_size=3),
+)
+
+
+@settings(max_examples=500)
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(config_lib.flatten(config_lib.default()))),
+        VALUES,
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_values_are_accepted_or_refused_in_one_printable_line(values):
+    config = config_lib.default()
+    for key, value in values.items():
+        put(config, key, value)
+    try:
+        config_lib.validate(config)
+    except ConfigError as error:
+        assert str(error).isprintable() and len(str(error)) < 2000
+        return
+    # What is accepted can be stored, read back and run.
+    restored = config_lib.from_json(json.loads(json.dumps(config_lib.to_json(config))))
+    assert config_lib.difference(config, restored) == []
+    assert config_lib.phases(config) and config_lib.methods(config)

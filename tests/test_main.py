@@ -1,0 +1,263 @@
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+import fuprune
+from fuprune import config as config_lib
+from fuprune import main as main_lib
+
+
+@pytest.fixture
+def ran(monkeypatch, tmp_path):
+    """Stands in for the experiment and records what it was asked to run."""
+    calls = []
+
+    def run(config, workdir, **options):
+        calls.append((config, workdir, options))
+
+    stand_in = types.ModuleType("fuprune.experiment")
+    stand_in.run = run
+    monkeypatch.setitem(sys.modules, "fuprune.experiment", stand_in)
+    monkeypatch.setattr(fuprune, "experiment", stand_in, raising=False)
+    monkeypatch.delenv("FUPRUNE_TRACEBACK", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return calls
+
+
+def run(*arguments):
+    return main_lib.main(["fuprune", *map(str, arguments)])
+
+
+def test_without_config_the_quickstart_runs(ran, tmp_path):
+    assert run() == 0
+    ((config, workdir, options),) = ran
+    assert config.to_dict() == config_lib.quickstart().to_dict()
+    assert workdir.samefile(tmp_path / "runs" / "quickstart")
+    assert options == {"coordinator": "", "num_processes": 0, "process_id": -1}
+
+
+def test_config_file_with_argument_and_overrides(ran, repository, tmp_path):
+    file = repository / "configs" / "cifar10_resnet.py"
+    code = run(
+        "--config.partition.bias=0.45",
+        "--config",
+        f"{file}:56",
+        "--config.train.rounds",
+        7,
+        "--noconfig.train.augment",
+        "--config.prune.recapture=false",
+        "--config.fine_tune.target_accuracy",
+        "-1",
+        "--config.unlearn.classes",
+        "0,9",
+        "--config.unlearn.methods=retrain,fisher",
+        "--coordinator=host:1234",
+        "--num_processes=2",
+        "--process_id=1",
+    )
+    assert code == 0
+    ((config, workdir, options),) = ran
+    assert config.model.name == "resnet56"
+    assert config.partition.bias == 0.45
+    assert config.train.rounds == 7
+    assert config.train.augment is False
+    assert config.prune.recapture is False
+    assert config_lib.classes(config) == (0, 9)
+    assert config_lib.methods(config) == ("retrain", "fisher")
+    assert workdir.samefile(tmp_path / "runs" / "cifar10_resnet_56")
+    assert options == {
+        "coordinator": "host:1234",
+        "num_processes": 2,
+        "process_id": 1,
+    }
+
+
+def test_last_of_two_overrides_counts(ran):
+    assert run("--config.seed=1", "--config.seed=2", "--workdir=w") == 0
+    assert ran[0][0].seed == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=nope.py"], "there is no config file 'nope.py'"),
+        (["--config="], ""),
+        (["--config"], "Missing value for flag --config"),
+        (["--config.trian.rounds=3"], "did you mean train.rounds?"),
+        (["--config.foo=1"], "unknown key 'foo'; allowed: phases, seed"),
+        (["--config.=1"], "unknown key ''"),
+        (["--config.train=3"], "train is a group of keys"),
+        (["--config.train.rounds.x=3"], "unknown key 'train.rounds.x'"),
+        (["--config.train.rounds=abc"], "train.rounds is 'abc'; allowed: a whole num"),
+        (["--config.train.rounds=1.5"], "train.rounds is '1.5'; allowed: a whole num"),
+        (["--config.train.rounds"], "--config.train.rounds lacks a value"),
+        (["--config.train.learning_rate=fast"], "is 'fast'; allowed: a number"),
+        (["--config.train.learning_rate=nan"], "train.learning_rate is nan; allowed"),
+        (["--config.train.learning_rate=1e999"], "train.learning_rate is inf; allowed"),
+        (["--config.train.augment=maybe"], "is 'maybe'; allowed: True or False"),
+        (["--noconfig.train.rounds"], "makes no sense"),
+        (["--config.model.name=resnet18"], "model.name is 'resnet18'; allowed: resnet"),
+        (["--config.partition.bias=1.5"], "partition.bias is 1.5; allowed: 0 to 1"),
+        (["--config.train.cohort=21"], "at most partition.clients, which is 20"),
+        (["--config.unlearn.classes=10"], "names class 10; allowed: 0 to 9"),
+        (["--config.unlearn.classes=0,1,2,3,4,5,6,7,8,9"], "names all 10 classes"),
+        (["--config.unlearn.classes={}"], "unlearn.classes"),
+        (["--config.unlearn.classes={'a': 1}"], "unlearn.classes"),
+        (["--config.unlearn.classes=" + "-" * 100_000 + "1"], "nested too deeply"),
+        (["--config.data.name=\x1b[31mé\n"], "data.name is '\\x1b[31m\\xe9\\n'"),
+        (["--wrokdir=x"], "Unknown command line flag 'wrokdir'. Did you mean: workdir"),
+        (["stray"], "unexpected argument 'stray'"),
+        (["--num_processes=two"], "--num_processes=two"),
+        (["--workdir=/proc/none/x"], "the workdir '/proc/none/x' cannot be used"),
+        (["--workdir=a.txt"], "cannot be used: it is not a directory"),
+        (["--workdir=a\0b"], "cannot be used"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(
+    ran, capsys, tmp_path, arguments, message
+):
+    (tmp_path / "a.txt").write_text("")
+    if not message:
+        assert run(*arguments) == 0
+        return
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and not ran
+    assert err.startswith("fuprune: error: ") and err.count("\n") == 1
+    assert err[:-1].isprintable(), err
+    assert message in err
+    assert not (tmp_path / "runs").exists(), (
+        "a workdir was made for a run that cannot be"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = (", "failed: SyntaxError"),
+        ("x = 1", "has no attribute 'get_config'"),
+        ("def get_config(): return 3", "the configuration is a int"),
+        ("def get_config(): return None", "the configuration is a NoneType"),
+        ("def get_config(): 1 / 0", "failed: ZeroDivisionError"),
+        ("import nowhere_to_be_found", "failed: ModuleNotFoundError"),
+        (
+            "from fuprune.config import default\n"
+            "def get_config():\n"
+            "    config = default()\n"
+            "    config.train.learnin_rate = 0.1\n"
+            "    return config\n",
+            "did you mean train.learning_rate?",
+        ),
+        (
+            "from fuprune.config import default\n"
+            "def get_config():\n"
+            "    config = default()\n"
+            "    config.train.rounds = 'many'\n"
+            "    return config\n",
+            "failed: TypeError",
+        ),
+    ],
+)
+@pytest.mark.parametrize("overrides", [[], ["--config.seed=1"]])
+def test_config_file_that_does_not_work_is_one_line(
+    ran, capsys, tmp_path, source, message, overrides
+):
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    assert run("--config", file, *overrides) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1 and not ran
+
+
+def test_argument_that_a_config_does_not_take_is_one_line(ran, capsys, repository):
+    assert run("--config", f"{repository}/configs/quickstart.py:56") == 2
+    assert "failed: TypeError" in capsys.readouterr().err
+
+
+def stand_in_error(monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(sys.modules["fuprune.experiment"], "run", fail)
+
+
+def test_errors_meant_for_people_are_one_line(ran, monkeypatch, capsys):
+    from fuprune.data.dataset import DataUnavailableError
+
+    for error in (
+        config_lib.FupruneError("a message"),
+        DataUnavailableError("a\n  message"),
+        OSError(28, "a message"),
+    ):
+        stand_in_error(monkeypatch, error)
+        assert run() == 2
+        assert "a message" in capsys.readouterr().err
+
+
+def test_value_error_raised_by_the_library_is_one_line(ran, monkeypatch, capsys):
+    from fuprune.data import partition
+
+    def fail(*_, **__):
+        partition.iid_partition([], num_clients=0, seed=0)
+
+    monkeypatch.setattr(sys.modules["fuprune.experiment"], "run", fail)
+    assert run() == 2
+    assert "num_clients" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), TypeError("bug"), OSError("bug")])
+def test_bug_keeps_its_traceback(ran, monkeypatch, error):
+    stand_in_error(monkeypatch, error)
+    with pytest.raises(type(error), match="bug"):
+        run()
+
+
+def test_traceback_can_be_asked_for(ran, monkeypatch):
+    stand_in_error(monkeypatch, config_lib.FupruneError("a message"))
+    monkeypatch.setenv("FUPRUNE_TRACEBACK", "1")
+    with pytest.raises(config_lib.FupruneError):
+        run()
+
+
+def test_interrupt_says_how_to_go_on(ran, monkeypatch, capsys):
+    stand_in_error(monkeypatch, KeyboardInterrupt())
+    assert run() == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+def test_help_lists_every_key(ran, capsys):
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    for key in config_lib.flatten(config_lib.default()):
+        assert f"  {key} = " in text
+
+
+def command(repository, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "fuprune.main", *arguments],
+        cwd=repository,
+        env={k: v for k, v in os.environ.items() if k != "FUPRUNE_TRACEBACK"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_process_ends_with_exit_code_two_and_one_line(repository):
+    done = command(
+        repository, "--config", "configs/cifar10_resnet.py:57", "--config.seed=3"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "fuprune: error: model.name is 'resnet57'; allowed: "
+        f"{', '.join(config_lib.MODELS)}.\n"
+    )
+
+
+def test_absent_config_names_those_of_the_checkout(repository):
+    done = command(repository, "--config", "configs/cifar.py")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "configs/cifar10_resnet.py" in done.stderr
