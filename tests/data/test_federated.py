@@ -1,0 +1,166 @@
+import chex
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from fuprune.data import (
+    Dataset,
+    FederatedDataset,
+    drop_classes,
+    federate,
+    keep_classes,
+    sample_cohort,
+    take_clients,
+    whole_cohort,
+)
+
+NUM_EXAMPLES, NUM_CLIENTS, LENGTH, NUM_CLASSES = 30, 6, 9, 5
+
+
+def make_dataset(seed=0):
+    rng = np.random.default_rng(seed)
+    return Dataset(
+        rng.integers(256, size=(NUM_EXAMPLES, 2, 2, 1)).astype(np.uint8),
+        rng.integers(NUM_CLASSES, size=NUM_EXAMPLES).astype(np.int32),
+    )
+
+
+def draw_parts(seed):
+    """Parts of 0 to LENGTH examples, one of them of exactly LENGTH: one shape."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(LENGTH + 1, size=NUM_CLIENTS)
+    sizes[rng.integers(NUM_CLIENTS)] = LENGTH
+    return [rng.choice(NUM_EXAMPLES, size, replace=False) for size in sizes]
+
+
+def members(data: FederatedDataset) -> list[list[int]]:
+    """Each client's example indices, in order."""
+    return [
+        row[:length].tolist()
+        for row, length in zip(
+            np.asarray(data.rows), np.asarray(data.lengths), strict=True
+        )
+    ]
+
+
+def test_federate_gives_each_client_its_part_and_pads_with_zeros():
+    dataset = make_dataset()
+    data = federate(dataset, [np.array([3, 1, 2]), np.array([], int), np.array([7])])
+    assert members(data) == [[3, 1, 2], [], [7]]
+    np.testing.assert_array_equal(data.rows, [[3, 1, 2], [0, 0, 0], [7, 0, 0]])
+    chex.assert_trees_all_equal(data.images, dataset.images)
+    chex.assert_type([data.images, data.labels], [jnp.uint8, jnp.int32])
+    chex.assert_type([data.rows, data.lengths], jnp.int32)
+    assert (data.num_clients, data.max_length) == (3, 3)
+
+
+def test_federation_of_empty_clients_is_legal():
+    data = federate(make_dataset(), [np.array([], int)] * 2)
+    assert data.rows.shape == (2, 1)
+    assert members(drop_classes(data, [0])) == [[], []]
+    assert members(keep_classes(data, [0])) == [[], []]
+
+
+@pytest.mark.parametrize("index", [-1, NUM_EXAMPLES])
+def test_index_outside_the_dataset_is_refused(index):
+    with pytest.raises(ValueError, match="Client 1 holds an index"):
+        federate(make_dataset(), [np.array([0]), np.array([index])])
+
+
+def test_federation_without_clients_is_refused():
+    with pytest.raises(ValueError, match="parts is empty"):
+        federate(make_dataset(), [])
+
+
+@hypothesis.given(
+    seed=st.integers(0, 10_000), classes=st.sets(st.integers(0, NUM_CLASSES - 1))
+)
+def test_dropped_classes_never_appear_and_the_rest_keeps_its_order(seed, classes):
+    dataset = make_dataset(seed)
+    parts = draw_parts(seed)
+    data = federate(dataset, parts)
+    retained, forgotten = drop_classes(data, classes), keep_classes(data, classes)
+    gone = [[e for e in part if dataset.labels[e] in classes] for part in parts]
+    stay = [[e for e in part if dataset.labels[e] not in classes] for part in parts]
+    assert members(retained) == stay
+    assert members(forgotten) == gone
+    for result in (retained, forgotten):
+        chex.assert_trees_all_equal_shapes_and_dtypes(result, data)
+        # Padding is zero, so that nothing of what was dropped is left behind it.
+        padding = np.arange(LENGTH) >= np.asarray(result.lengths)[:, None]
+        assert np.all(np.asarray(result.rows)[padding] == 0)
+
+
+def test_dropping_shares_the_pool():
+    data = federate(make_dataset(), draw_parts(0))
+    assert drop_classes(data, (1,)).images is data.images
+
+
+@pytest.mark.parametrize("classes", [(-1,), (0.5,)])
+def test_senseless_classes_are_refused(classes):
+    with pytest.raises(ValueError, match="[Cc]lass"):
+        drop_classes(federate(make_dataset(), draw_parts(0)), classes)
+
+
+def test_cohort_has_different_clients_with_their_own_rows():
+    data = federate(make_dataset(), draw_parts(0))
+    for seed in range(5):
+        cohort = sample_cohort(jax.random.key(seed), data, 4)
+        chosen = np.asarray(cohort.clients)
+        assert len(set(chosen.tolist())) == 4
+        np.testing.assert_array_equal(cohort.rows, np.asarray(data.rows)[chosen])
+        np.testing.assert_array_equal(cohort.lengths, np.asarray(data.lengths)[chosen])
+
+
+def test_every_client_is_as_likely_as_any_other():
+    data = federate(make_dataset(), draw_parts(0))
+    keys = jax.random.split(jax.random.key(0), 3_000)
+    draw = jax.jit(jax.vmap(lambda key: sample_cohort(key, data, 2).clients))
+    times = np.bincount(np.asarray(draw(keys)).ravel(), minlength=NUM_CLIENTS)
+    # Binomial(3000, 1/3): a standard deviation is 26.
+    np.testing.assert_allclose(times, 1_000, atol=110)
+
+
+def test_sampling_under_jit_draws_the_same_clients_and_compiles_once():
+    data = federate(make_dataset(), draw_parts(0))
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def clients(key, data):
+        return sample_cohort(key, data, 3).clients
+
+    for seed in range(3):
+        key = jax.random.key(seed)
+        expected = sample_cohort(key, data, 3).clients
+        np.testing.assert_array_equal(clients(key, data), expected)
+
+
+def test_sampling_copies_no_image():
+    data = federate(make_dataset(), draw_parts(0))
+    assert sample_cohort(jax.random.key(0), data, 2).images is data.images
+
+
+@pytest.mark.parametrize("size", [0, NUM_CLIENTS + 1])
+def test_cohort_of_impossible_size_is_refused(size):
+    data = federate(make_dataset(), draw_parts(0))
+    with pytest.raises(ValueError, match=f"A cohort of {size}.*{NUM_CLIENTS} clients"):
+        sample_cohort(jax.random.key(0), data, size)
+
+
+def test_whole_cohort_is_everybody_in_order():
+    data = federate(make_dataset(), draw_parts(0))
+    cohort = whole_cohort(data)
+    np.testing.assert_array_equal(cohort.clients, np.arange(NUM_CLIENTS))
+    chex.assert_trees_all_equal(cohort[:4], tuple(data))
+
+
+def test_taken_clients_come_in_the_order_asked_for():
+    data = federate(make_dataset(), draw_parts(0))
+    cohort = take_clients(data, [4, 0])
+    np.testing.assert_array_equal(cohort.clients, [4, 0])
+    np.testing.assert_array_equal(cohort.rows, np.asarray(data.rows)[[4, 0]])
+    with pytest.raises(ValueError, match="ids lie in"):
+        take_clients(data, [NUM_CLIENTS])

@@ -1,0 +1,165 @@
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from fuprune.data import bias_partition, dirichlet_partition, iid_partition
+from tests import reference_data
+
+PARTITIONS = {
+    "bias": lambda labels, clients, classes, seed: bias_partition(
+        labels, num_clients=clients, num_classes=classes, bias=0.6, seed=seed
+    ),
+    "dirichlet": lambda labels, clients, classes, seed: dirichlet_partition(
+        labels, num_clients=clients, num_classes=classes, alpha=0.3, seed=seed
+    ),
+    "iid": lambda labels, clients, classes, seed: iid_partition(
+        labels, num_clients=clients, seed=seed
+    ),
+}
+
+
+def draw_labels(num_examples, num_classes, seed=0):
+    return np.random.default_rng(seed).integers(num_classes, size=num_examples)
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+@hypothesis.given(
+    num_examples=st.integers(0, 120),
+    num_clients=st.integers(1, 30),
+    num_classes=st.integers(1, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_partition_is_a_disjoint_cover(
+    kind, num_examples, num_clients, num_classes, seed
+):
+    labels = draw_labels(num_examples, num_classes, seed)
+    parts = PARTITIONS[kind](labels, num_clients, num_classes, seed)
+    assert len(parts) == num_clients
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), range(num_examples))
+    for part in parts:
+        assert part.dtype == np.int32
+        assert np.all(np.diff(part) > 0)
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_partition_is_decided_by_its_seed(kind):
+    labels = draw_labels(300, 5)
+    first, again, other = (PARTITIONS[kind](labels, 7, 5, seed) for seed in (3, 3, 4))
+    assert [part.tolist() for part in first] == [part.tolist() for part in again]
+    assert [part.tolist() for part in first] != [part.tolist() for part in other]
+
+
+@hypothesis.given(
+    num_examples=st.integers(0, 80),
+    num_clients=st.integers(1, 25),
+    num_classes=st.integers(1, 12),
+    bias=st.floats(0, 1),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_bias_partition_equals_its_loop_twin(
+    num_examples, num_clients, num_classes, bias, seed
+):
+    labels = draw_labels(num_examples, num_classes, seed)
+    parts = bias_partition(
+        labels, num_clients=num_clients, num_classes=num_classes, bias=bias, seed=seed
+    )
+    twin = reference_data.bias_partition(labels, num_clients, num_classes, bias, seed)
+    assert [part.tolist() for part in parts] == twin
+
+
+def class_counts(labels, parts, num_classes):
+    """[K, U] examples of each class at each client."""
+    return np.stack([np.bincount(labels[p], minlength=num_classes) for p in parts])
+
+
+def test_label_goes_to_its_own_group_with_probability_q():
+    labels = draw_labels(40_000, 10)
+    parts = bias_partition(labels, num_clients=30, num_classes=10, bias=0.7, seed=1)
+    counts = class_counts(labels, parts, 10)
+    group = counts.argmax(axis=1)
+    np.testing.assert_array_equal(np.bincount(group), np.full(10, 3))
+
+    by_group = np.stack([counts[group == each].sum(axis=0) for each in range(10)])
+    share = by_group / by_group.sum(axis=0)
+    # 4,000 of a class: a standard deviation is 0.007 of q and 0.003 of the others.
+    np.testing.assert_allclose(np.diag(share), 0.7, atol=0.035)
+    elsewhere = share[~np.eye(10, dtype=bool)]
+    np.testing.assert_allclose(elsewhere, 0.3 / 9, atol=0.015)
+    # Uniform inside a group: a third each.
+    for each in range(10):
+        inside = counts[group == each].sum(axis=1)
+        np.testing.assert_allclose(inside / inside.sum(), 1 / 3, atol=0.04)
+
+
+def test_bias_one_gives_a_client_one_class_and_zero_never_its_own():
+    labels = draw_labels(2_000, 4)
+    pure = bias_partition(labels, num_clients=8, num_classes=4, bias=1.0, seed=2)
+    counts = class_counts(labels, pure, 4)
+    assert np.all((counts > 0).sum(axis=1) == 1)
+    averse = bias_partition(labels, num_clients=8, num_classes=4, bias=0.0, seed=2)
+    # The same seed draws the same groups.
+    own = class_counts(labels, averse, 4)[np.arange(8), counts.argmax(axis=1)]
+    assert own.sum() == 0
+
+
+def test_bias_one_over_the_number_of_classes_is_iid():
+    labels = draw_labels(40_000, 5)
+    parts = bias_partition(labels, num_clients=10, num_classes=5, bias=0.2, seed=0)
+    np.testing.assert_allclose(class_counts(labels, parts, 5), 800, atol=140)
+
+
+def test_fewer_clients_than_classes_share_what_empty_groups_would_get():
+    labels = np.repeat(np.arange(10), 1_000)
+    parts = bias_partition(labels, num_clients=3, num_classes=10, bias=1.0, seed=0)
+    counts = class_counts(labels, parts, 10)
+    # Three classes have a client of their own, the other seven none: those are
+    # spread evenly over the three.
+    lonely = (counts == 1_000).any(axis=0)
+    assert lonely.sum() == 3
+    np.testing.assert_allclose(counts[:, ~lonely], 1_000 / 3, atol=75)
+
+
+def test_dirichlet_concentration_decides_how_many_clients_share_a_class():
+    labels = draw_labels(20_000, 10)
+
+    def largest_share(alpha):
+        parts = dirichlet_partition(
+            labels, num_clients=10, num_classes=10, alpha=alpha, seed=0
+        )
+        counts = class_counts(labels, parts, 10)
+        return (counts.max(axis=0) / counts.sum(axis=0)).mean()
+
+    assert largest_share(1e-300) == 1.0
+    assert largest_share(0.01) > 0.8
+    assert largest_share(1e6) < 0.11
+
+
+def test_iid_parts_differ_in_size_by_one_at_most():
+    parts = iid_partition(np.zeros(103, int), num_clients=10, seed=0)
+    assert sorted(map(len, parts)) == [10] * 7 + [11] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bias": 1.5}, r"bias is 1\.5.*\[0, 1\]"),
+        ({"bias": float("nan")}, "bias is nan"),
+        ({"num_clients": 0}, "num_clients is 0"),
+        ({"num_clients": 2.5}, "num_clients is 2.5"),
+        ({"num_classes": 2}, r"labels run from 0 to 2.*\[0, 1\]"),
+        ({"labels": [0.5]}, "float64"),
+        ({"labels": [[0]]}, r"shape \(1, 1\)"),
+        ({"labels": [-1, 0]}, "from -1 to 0"),
+    ],
+)
+def test_senseless_bias_partition_is_refused(arguments, message):
+    good = {"labels": [0, 1, 2], "num_clients": 2, "num_classes": 3, "bias": 0.5}
+    with pytest.raises(ValueError, match=message):
+        bias_partition(**{**good, **arguments}, seed=0)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("inf"), float("nan")])
+def test_senseless_dirichlet_concentration_is_refused(alpha):
+    with pytest.raises(ValueError, match="alpha is"):
+        dirichlet_partition([0], num_clients=1, num_classes=1, alpha=alpha, seed=0)
