@@ -19,13 +19,13 @@ from fuprune.report.verdict import interval_text, main_method, shown, test_title
 
 def strip_figures(
     run: Run, kinds: Sequence[str], styles: Mapping[str, str]
-) -> Markup | None:
+) -> list[Markup]:
     """Where each model lies against retraining, one line per test."""
     if run.audit is None:
-        return None
+        return []
     main = main_method(run)
     tests = [test for test in run.audit.tests if test.kind in kinds]
-    return page.grid([_strip(test, main, styles) for test in tests])
+    return [_strip(test, main, styles) for test in tests]
 
 
 def _strip(test: Evidence, main: str | None, styles: Mapping[str, str]) -> Markup:
@@ -84,13 +84,17 @@ def _sentence(note: str) -> str:
     return note[:1].upper() + note[1:] + ("" if note.endswith(".") else ".")
 
 
-def strip_legend(run: Run, styles: Mapping[str, str]) -> Markup | None:
-    """Explains the dots of the strips once."""
+def strip_legend(
+    run: Run, kinds: Sequence[str], styles: Mapping[str, str]
+) -> Markup | None:
+    """Explains the dots of the strips of some kinds of test."""
     if run.audit is None:
         return None
+    tests = [test for test in run.audit.tests if test.kind in kinds]
     entries = [
         (formats.method_name(name), styles.get(name, "o0"))
         for name in audited_models(run.audit)
+        if any(name in test.values for test in tests)
     ]
     return page.dot_legend([("where retrained models lie", "range"), *entries])
 
@@ -122,13 +126,14 @@ def _roc(
         charts.line_chart(
             charts.on_top(series),
             charts.Axis("false alarms", 1e-3, 1, _rate, logarithmic=True),
-            charts.Axis("found", 0, 1, lambda value: formats.percent(value, 0)),
+            charts.Axis("found", 1e-3, 1, _rate, logarithmic=True),
             f"ROC curves of the attack {title}. Areas: {formats.listing(areas, 30)}.",
             diagonal=True,
         ),
         title[:1].upper() + title[1:],
-        "Training images found against false alarms; the dotted line is guessing.",
-        legend=page.line_legend(_merged(series)),
+        "Training images found (upwards) against false alarms, both on a logarithmic "
+        "scale: the lower left shows what a careful attacker learns.",
+        legend=page.line_legend([*_merged(series), ("guessing", "guide")]),
     )
 
 
@@ -191,12 +196,11 @@ def relearn_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
             "Lines of accuracy on the forgotten class while it is taught again: "
             f"{formats.listing(ends, 30)}.",
             guide=number(detail.get("level")),
-            guide_label="back",
         ),
         "The class, taught again",
         "Accuracy on test images of the forgotten class. A line left of the retrained "
         "ones comes back faster than it should.",
-        legend=page.line_legend(_merged(series)),
+        legend=page.line_legend([*_merged(series), ("counts as back", "guide")]),
     )
 
 
@@ -232,7 +236,9 @@ def cka_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
         charts.line_chart(
             charts.on_top(series),
             charts.Axis("layer, first to last", 0, max(len(layers) - 1, 1)),
-            charts.Axis("linear CKA", max(0.0, math.floor(10 * low) / 10), 1.0),
+            charts.Axis(
+                "linear CKA", max(0.0, math.floor(10 * low) / 10), 1.0, "{:g}".format
+            ),
             "Lines of linear CKA to retrained models by layer. Means: "
             f"{formats.listing(means, 30)}.",
         ),

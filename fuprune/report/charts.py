@@ -40,7 +40,7 @@ class Bar(NamedTuple):
 
     value: float | None
     style: str
-    shown: str
+    shown: str  # written at the right; may be empty
     title: str
 
 
@@ -66,7 +66,6 @@ def line_chart(
     label: str,
     *,
     guide: float | None = None,
-    guide_label: str = "",
     diagonal: bool = False,
     height: float = 290,
 ) -> Markup:
@@ -77,8 +76,7 @@ def line_chart(
       horizontal: The axis below.
       vertical: The axis at the left.
       label: Text alternative.
-      guide: Height of a dashed horizontal line, such as a target.
-      guide_label: What the guide is.
+      guide: Height of a dotted horizontal line, such as a target.
       diagonal: Draw the line of equal coordinates, as in a ROC plot.
       height: Height of the drawing.
 
@@ -97,12 +95,6 @@ def line_chart(
     if guide is not None and vertical.low <= guide <= vertical.high:
         left, y = frame.at(horizontal.low, guide)
         marks.append(_path([(left, y), (frame.right, y)], "guide"))
-        below = y - frame.top < 18
-        marks.append(
-            _text(
-                frame.right - 4, y + (12 if below else -5), guide_label, "end", "note"
-            )
-        )
     for line in series:
         marks.extend(_line(frame, line))
     return svg(WIDTH, height, label, *marks)
@@ -167,7 +159,6 @@ def bar_rows(
     label_width: float = 96,
     value_width: float = 46,
     bar_height: float = 9,
-    values: bool = True,
 ) -> Markup:
     """Draws rows of horizontal bars, several to a row.
 
@@ -179,7 +170,6 @@ def bar_rows(
       label_width: Room for row labels.
       value_width: Room for the numbers at the right.
       bar_height: Thickness of one bar.
-      values: Write each bar's number.
 
     Returns:
       The drawing.
@@ -215,11 +205,11 @@ def bar_rows(
                         element("title", None, bar.title),
                     )
                 )
-            if values:
+            if bar.shown:
                 marks.append(
                     _text(
                         WIDTH - value_width + 6,
-                        top + bar_height - 1,
+                        top + bar_height / 2 + 3.5,
                         bar.shown,
                         "start",
                         "small",
@@ -312,6 +302,7 @@ def interval_strip(
     Returns:
       The drawing.
     """
+    dots = [dot for dot in dots if math.isfinite(dot[2])]
     everything = [value for _, _, value in dots] + list(retrained) + [*(interval or ())]
     everything = [value for value in everything if math.isfinite(value)]
     if not everything:
@@ -322,11 +313,14 @@ def interval_strip(
     else:
         place = float
     span = place(high) - place(low) or 1.0
-    left, right, middle, height = 14.0, WIDTH - 14, 30.0, 68.0
+    left, right = 14.0, WIDTH - 14
 
     def at(value: float) -> float:
         return left + (right - left) * (place(value) - place(low)) / span
 
+    levels = _stack([at(value) for _, _, value in dots])
+    middle = 20.0 + 10 * max(0, -min(levels, default=0))
+    height = middle + 32 + 10 * max(0, max(levels, default=0))
     marks = [_path([(left - 8, middle), (right + 8, middle)], "axis")]
     if interval is not None and all(map(math.isfinite, interval)):
         start, end = at(interval[0]), at(interval[1])
@@ -355,24 +349,37 @@ def interval_strip(
             x = at(value)
             marks.append(_path([(x, middle - 8), (x, middle + 8)], "tickmark"))
     # The candidate is listed first and must not disappear under a control.
-    for name, style, value in reversed(dots):
-        if math.isfinite(value):
-            marks.append(
-                element(
-                    "circle",
-                    {
-                        "cx": _short(at(value)),
-                        "cy": _short(middle),
-                        "r": 5.5 if style == "main" else 4.5,
-                        "class": f"dot {style}",
-                    },
-                    element("title", None, f"{name}: {shown(value)}"),
-                )
+    for (name, style, value), level in reversed([*zip(dots, levels, strict=True)]):
+        marks.append(
+            element(
+                "circle",
+                {
+                    "cx": _short(at(value)),
+                    "cy": _short(middle + 10 * level),
+                    "r": 5.5 if style == "main" else 4.5,
+                    "class": f"dot {style}",
+                },
+                element("title", None, f"{name}: {shown(value)}"),
             )
+        )
     marks.append(_text(left - 6, height - 8, shown(low), "start", "small"))
     if high > low:
         marks.append(_text(right + 6, height - 8, shown(high), "end", "small"))
     return svg(WIDTH, height, label, *marks, style="strip")
+
+
+def _stack(places: Sequence[float]) -> list[int]:
+    """Moves dots that would cover each other up or down, the first staying put."""
+    levels: list[int] = []
+    for place in places:
+        taken = {
+            level
+            for level, other in zip(levels, places, strict=False)
+            if abs(other - place) < 9.5
+        }
+        free = (level for level in (0, -1, 1, -2, 2, -3, 3, -4) if level not in taken)
+        levels.append(next(free, 4))
+    return levels
 
 
 def heat_rows(
@@ -488,9 +495,11 @@ def matrix(
             y = top + (index + 0.5) * step + 3.5
             marks.append(_text(left - 6, y, _fit(name, left - 8), "end", strong))
             x = left + (index + 0.5) * step
-            marks.append(_text(x, bottom + 14, _fit(name, step + 4), "middle", strong))
+            marks.append(_text(x, bottom + 14, _fit(name, step - 1), "middle", strong))
     else:
-        marks.append(_text(left, bottom + 14, "answer, class 0 first", "start", "note"))
+        marks.append(
+            _text(left, bottom + 14, "answer, class 0 first", "start", "axis-title")
+        )
         marks.append(
             element(
                 "text",
@@ -499,7 +508,7 @@ def matrix(
                     "y": 14,
                     "transform": "rotate(-90)",
                     "text-anchor": "middle",
-                    "class": "note",
+                    "class": "axis-title",
                 },
                 "true class",
             )
@@ -512,7 +521,7 @@ def swatch(style: str, filled: bool = False) -> Markup:
     sample = (
         _rect(1, 2, 18, 8, f"fill {style}")
         if filled
-        else _path([(0, 6), (20, 6)], f"line {style}")
+        else _path([(0, 6), (20, 6)], style if style == "guide" else f"line {style}")
     )
     return element(
         "svg",
@@ -603,7 +612,7 @@ def _axes(frame: _Frame, horizontal_ticks: bool = True) -> Markup:
                 frame.bottom + 35,
                 frame.horizontal.title,
                 "middle",
-                "note",
+                "axis-title",
             )
         )
     marks.append(

@@ -7,7 +7,7 @@ escaped there, so a class called `<script>` comes out as the text it is.
 import html
 import re
 from collections.abc import Iterable, Mapping
-from typing import Union
+from typing import TypeAlias
 
 _VOID = frozenset({"br", "hr", "img", "meta", "link", "col"})
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9:-]*")
@@ -25,7 +25,7 @@ class Markup(str):
     __slots__ = ()
 
 
-Child = Union[str, float, None, Iterable["Child"]]
+Child: TypeAlias = "str | float | None | Iterable[Child]"
 
 
 def printable(text: str) -> str:

@@ -23,7 +23,7 @@ class Section(NamedTuple):
 
 
 def section(anchor: str, contents: str, question: str, lead: str, *body: Child):
-    """Makes a section that opens with a question and says in plain words what it asks."""
+    """Makes a section that opens with a question and explains it in plain words."""
     return Section(
         anchor,
         contents,
@@ -71,14 +71,16 @@ def figure(
     )
 
 
-def grid(figures: Sequence[Child], tight: bool = False) -> Markup | None:
+def stack(figures: Sequence[Child]) -> Markup | None:
+    """Sets figures one above the other, as one column of a grid."""
+    kept = [entry for entry in figures if entry]
+    return element("div", {"class": "stack"}, *kept) if kept else None
+
+
+def grid(figures: Sequence[Child]) -> Markup | None:
     """Sets figures side by side where the screen has room."""
     kept = [entry for entry in figures if entry]
-    return (
-        element("div", {"class": "grid tight" if tight else "grid"}, *kept)
-        if kept
-        else None
-    )
+    return element("div", {"class": "grid"}, *kept) if kept else None
 
 
 def line_legend(entries: Sequence[tuple[str, str]]) -> Markup:

@@ -90,11 +90,13 @@ def recovery_chart(
             charts.Axis("R-set accuracy", low, high, lambda v: formats.percent(v, 0)),
             label,
             guide=target,
-            guide_label=f"target {formats.percent(target)}",
         ),
         title,
         caption,
-        legend=page.line_legend([(line.label, line.style) for line in series]),
+        legend=page.line_legend(
+            [(line.label, line.style) for line in series]
+            + ([(f"target {formats.percent(target)}", "guide")] if target else [])
+        ),
     )
 
 
@@ -135,7 +137,7 @@ def rounds_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
             f"Bars of rounds to target. {formats.listing(described, 20)}.",
             high=longest,
             label_width=126,
-            bar_height=13,
+            bar_height=max(11.0, min(26.0, 210.0 / len(bars) - 8)),
         ),
         f"Rounds until {formats.percent(run.target_accuracy)} on the remaining classes",
         "Shorter is faster. Rounds with the same data order, learning rate and target "
@@ -170,7 +172,8 @@ def class_bars(run: Run, styles: Mapping[str, str]) -> Markup | None:
         if 0 <= index < len(names)
     ]
     label = (
-        f"Accuracy of {len(names)} classes for {formats.listing([g[0] for g in groups])}. "
+        f"Accuracy of {len(names)} classes for "
+        f"{formats.listing([group[0] for group in groups])}. "
         f"Forgotten: {'; '.join(worst)}."
     )
     if len(names) > _FEW_CLASSES:
@@ -186,7 +189,9 @@ def class_bars(run: Run, styles: Mapping[str, str]) -> Markup | None:
                     charts.Bar(value, style, formats.percent(value, 0), described)
                 )
             rows.append((name, bars))
-        drawing = charts.bar_rows(rows, label, high=1.0, emphasised=emphasised)
+        drawing = charts.bar_rows(
+            rows, label, high=1.0, emphasised=emphasised, bar_height=13
+        )
     return page.figure(
         drawing,
         "Accuracy of each class, before and after",
@@ -232,11 +237,12 @@ def confusion_figures(run: Run) -> Markup | None:
                 stage_title(stage),
             )
         )
-    return page.grid(drawn, tight=True) if drawn else None
+    return page.grid(drawn)
 
 
 def _short_name(run: Run, index: int) -> str:
-    return run.class_names[index] if index < len(run.class_names) else str(index)
+    names = run.class_names
+    return names[index] if 0 <= index < len(names) else str(index)
 
 
 def _answers(run: Run, shares: np.ndarray, index: int) -> str:
@@ -284,8 +290,8 @@ def _score_figure(run: Run, method: str) -> Markup:
         charts.heat_rows(rows, label),
         f"TF-IDF of every channel, by layer ({formats.method_name(method)})",
         "One cell is one channel, the most discriminative of each layer at the left; "
-        "darker is higher, on one scale for all layers. A red line under a cell marks a "
-        "channel that was cut, and the red number counts them.",
+        "stronger colour is a higher score, on one scale for all layers. A red line "
+        "under a cell marks a channel that was cut, and the red number counts them.",
         sideways=True,
     )
 
@@ -306,13 +312,16 @@ def width_figure(run: Run, method: str) -> Markup | None:
                 charts.Bar(
                     row.channels_before,
                     "before",
-                    formats.number(row.channels_before),
+                    "",
                     f"{row.layer} before: {row.channels_before} channels",
                 ),
                 charts.Bar(
                     row.channels_after,
                     "main",
-                    formats.number(row.channels_after),
+                    str(row.channels_before)
+                    if row.channels_after == row.channels_before
+                    else f"{row.channels_before} \N{RIGHTWARDS ARROW} "
+                    f"{row.channels_after}",
                     f"{row.layer} after: {row.channels_after} channels",
                 ),
             ],
@@ -324,9 +333,10 @@ def width_figure(run: Run, method: str) -> Markup | None:
     return page.figure(
         charts.bar_rows(
             rows,
-            f"Channels of {len(layers)} layers: {before} before the cut, {after} after.",
+            f"Channels of {len(layers)} layers: {before} before, {after} after.",
             high=max(row.channels_before for row in layers),
             label_width=126,
+            value_width=66,
             bar_height=6,
         ),
         "Width of each layer",
@@ -342,7 +352,7 @@ def feature_map_figure(run: Run) -> Markup | None:
     if maps is None or not len(maps.images):
         return None
     amount = min(len(maps.images), _MOST_PICTURES)
-    names = [class_label(run, int(label)) for label in maps.labels[:amount]]
+    names = [_short_name(run, int(label)) for label in maps.labels[:amount]]
     heads = [
         element(
             "th",
@@ -368,7 +378,7 @@ def feature_map_figure(run: Run) -> Markup | None:
         drawn = [
             (
                 pictures.heat_map(value, highest),
-                f"Feature map of the {title} discriminative channel on an image of {name}",
+                f"Feature map of the {title} discriminative channel, image of {name}",
             )
             for value, name in zip(values, names, strict=True)
         ]
@@ -384,9 +394,9 @@ def feature_map_figure(run: Run) -> Markup | None:
     return page.figure(
         table,
         f"What two channels{where} see in real images",
-        "Brighter is more active, on one scale per row. The most discriminative channel "
-        "should light up for the forgotten class (in red) and stay dark for others. "
-        "The paper's Figure 2.",
+        "Brighter is more active, on one scale per row. The most discriminative "
+        "channel should light up for the forgotten class (in red) and stay dark for "
+        "others. The paper's Figure 2.",
         sideways=True,
     )
 
@@ -432,7 +442,7 @@ def privacy_figure(run: Run) -> Markup | None:
     return page.figure(
         charts.line_chart(
             series,
-            charts.Axis("epsilon", low, high, logarithmic=spread),
+            charts.Axis("epsilon", low, high, "{:g}".format, logarithmic=spread),
             charts.Axis("", 0, 1, lambda value: formats.percent(value, 0)),
             "Lines against epsilon: "
             + "; ".join(

@@ -449,7 +449,7 @@ def _check_maps(maps: FeatureMaps) -> None:
     images = maps.images
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != np.uint8:
         raise ValueError(
-            f"images are {images.dtype}{list(images.shape)}, not uint8 [n, H, W, 1 or 3]"
+            f"images are {images.dtype}{list(images.shape)}, not uint8 [n, H, W, 1|3]"
         )
     shapes = maps.maps_most.shape, maps.maps_least.shape
     if any(len(shape) != 3 or shape[0] != len(images) for shape in shapes):

@@ -46,10 +46,10 @@ MEMBERSHIP = Question(
     "membership",
     "Can membership be told?",
     "Could somebody still tell whether an image of the class was in training?",
-    "An attacker sees the model's output for an image of the forgotten class and guesses "
-    "whether that very image was trained on. A model that forgot gives away no more than "
-    "one that never saw the class. AUC is 50% for pure guessing; TPR is the share of "
-    "training images found at a given rate of false alarms.",
+    "An attacker sees the model's output for an image of the forgotten class and "
+    "guesses whether that very image was trained on. A model that forgot gives away no "
+    "more than one that never saw the class. AUC is 50% for pure guessing; TPR is the "
+    "share of training images found at a given rate of false alarms.",
     ("membership", "shadow", "likelihood_ratio"),
 )
 PROBE = Question(
@@ -57,8 +57,8 @@ PROBE = Question(
     "Is it still inside?",
     "Is the class still there inside, only hidden at the output?",
     "The features are frozen and a fresh linear head is taught to recognise the "
-    "forgotten class from them. Retrained models never saw the class, yet their features "
-    "tell it apart to some degree: that degree is the yardstick.",
+    "forgotten class from them. Retrained models never saw the class, yet their "
+    "features tell it apart to some degree: that degree is the yardstick.",
     ("probe",),
 )
 RELEARN = Question(
@@ -73,9 +73,9 @@ DISTANCE = Question(
     "distance",
     "Does it behave like retraining?",
     "Does it behave like a model that never saw the class?",
-    "Answers and inner activations on images of the forgotten class, compared with those "
-    "of retrained models. Retrained models differ among themselves too; only more than "
-    "that counts.",
+    "Answers and inner activations on images of the forgotten class, compared with "
+    "those of retrained models. Retrained models differ among themselves too; only "
+    "more than that counts.",
     ("distance",),
 )
 AUDIT_QUESTIONS = (MEMBERSHIP, PROBE, RELEARN, DISTANCE)
@@ -166,9 +166,12 @@ def _verdict_section(run: Run) -> page.Section:
             {"class": f"card verdict {result.tone}"},
             element("h2", None, result.headline),
             element(
-                "ul",
+                "dl",
                 None,
-                *(element("li", None, sentence) for sentence in result.sentences),
+                *(
+                    [element("dt", None, topic), element("dd", None, sentences)]
+                    for topic, sentences in result.findings
+                ),
             ),
         ),
         page.missing(*(f"{note} " for note in readable)) if readable else None,
@@ -194,21 +197,20 @@ def _verdict_section(run: Run) -> page.Section:
 
 
 _HOW_JUDGED = (
-    "Several models were retrained from scratch without the class, with different seeds. "
-    "For each test they give an interval in which one more retrained model would lie "
-    "(95% unless set otherwise). A model inside it passes, a model outside fails. When "
-    "there are too few retrained models, or when even the raw model, which certainly "
-    "knows the class, lies inside, the test cannot tell. With many tests, now and then "
-    "a truly forgotten model fails one by chance. There is no overall score, so that no "
-    "failure is averaged away."
+    "Several models were retrained from scratch without the class, each with its own "
+    "seed. For each test they give an interval in which one more retrained model would "
+    "lie (95% unless set otherwise). A model inside it passes, a model outside fails. "
+    "When there are too few retrained models, or when even the raw model, which "
+    "certainly knows the class, lies inside, the test cannot tell. With many tests, "
+    "now and then a model that truly forgot fails one by chance. There is no overall "
+    "score, so that no failure is averaged away."
 )
 
 
 def _accuracy_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     body: list[Child] = [
         _shown(run_tables.paper_table(run)),
-        run_figures.class_bars(run, styles),
-        *_evidence(run, ACCURACY, styles),
+        *_evidence(run, ACCURACY, styles, run_figures.class_bars(run, styles)),
         _titled("Which class is answered", run_figures.confusion_figures(run)),
         _folded("Accuracy of each class as a table", run_tables.class_table(run)),
     ]
@@ -227,7 +229,11 @@ def _speed_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     ]
     if not run.methods:
         body.append(page.missing("results.json lists no methods yet."))
-    elif len(run.methods) == 1:
+    for row in run.methods:
+        if row.error:
+            name = formats.method_name(row.method)
+            body.append(page.missing(f"{name} did not finish: {row.error}"))
+    if len(run.methods) == 1:
         body.append(
             page.missing(
                 "Only one method was run, so there is nothing to compare it with: no "
@@ -268,13 +274,15 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
                 ),
             )
         ]
-    extra: dict[str, list[Child]] = {
-        "membership": [
+    beside = {
+        RELEARN.anchor: audit_figures.relearn_figure(run, styles),
+        DISTANCE.anchor: audit_figures.cka_figure(run, styles),
+    }
+    below: dict[str, list[Child]] = {
+        MEMBERSHIP.anchor: [
             _titled("ROC curves", audit_figures.roc_figures(run, styles)),
             _noted(audit_figures.shadow_sentence(run.audit)),
         ],
-        "relearn": [audit_figures.relearn_figure(run, styles)],
-        "distance": [audit_figures.cka_figure(run, styles)],
     }
     known = {
         kind for question in (ACCURACY, *AUDIT_QUESTIONS) for kind in question.kinds
@@ -288,27 +296,37 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
         )
     sections = []
     for entry in questions:
-        evidence = _evidence(run, entry, styles)
+        evidence = _evidence(run, entry, styles, beside.get(entry.anchor))
         sections.append(
             page.section(
                 entry.anchor,
                 entry.contents,
                 entry.question,
                 entry.lead,
-                *(evidence or [page.missing("This run's audit did not ask it.")]),
-                *extra.get(entry.anchor, []),
+                *evidence,
+                None
+                if _evidence_table(run, entry)
+                else page.missing("This run's audit did not ask it."),
+                *below.get(entry.anchor, []),
             )
         )
     return sections
 
 
-def _evidence(run: Run, question: Question, styles: Mapping[str, str]) -> list[Child]:
+def _evidence(
+    run: Run,
+    question: Question,
+    styles: Mapping[str, str],
+    beside: Markup | None = None,
+) -> list[Child]:
+    """Shows a question's strips, next to a larger figure if there is one."""
+    strips = audit_figures.strip_figures(run, question.kinds, styles)
     table = _evidence_table(run, question)
     if table is None:
-        return []
+        return [page.grid([beside])]
     return [
-        audit_figures.strip_figures(run, question.kinds, styles),
-        audit_figures.strip_legend(run, styles),
+        page.grid([beside, page.stack(strips)]) if beside else page.grid(strips),
+        audit_figures.strip_legend(run, question.kinds, styles),
         _folded("The figures as a table", table),
     ]
 
@@ -341,9 +359,9 @@ def _cut_section(run: Run) -> page.Section:
         "cut",
         "What was cut?",
         "What was cut, and what did it see?",
-        "Each channel of each convolution gets a TF-IDF score for the class: high when it "
-        "is active for this class and for few others. The highest-scoring channels are "
-        "removed from the network.",
+        "Each channel of each convolution gets a TF-IDF score for the class: high when "
+        "it is active for this class and for few others. The highest-scoring channels "
+        "are removed from the network.",
         *body,
     )
 
@@ -358,8 +376,12 @@ def _privacy_section(run: Run) -> page.Section | None:
         "Clients send only sums of activations per class. With noise, the sums are "
         "(\N{GREEK SMALL LETTER EPSILON}, \N{GREEK SMALL LETTER DELTA})-differentially "
         "private: the smaller epsilon, the less can be learnt about one image.",
-        _shown(run_tables.privacy_table(run)),
-        run_figures.privacy_figure(run),
+        page.grid(
+            [
+                run_figures.privacy_figure(run),
+                page.stack([_shown(run_tables.privacy_table(run))]),
+            ]
+        ),
         _folded("The curve as a table", run_tables.privacy_curve_table(run)),
     )
 
@@ -444,7 +466,10 @@ def _markdown(run: Run, every_table: Sequence[tables.Table]) -> str:
     result = verdict(run)
     lines = [f"# {tables.markdown_text(title(run))}", ""]
     lines += [f"**{tables.markdown_text(result.headline)}**", ""]
-    lines += [f"- {tables.markdown_text(sentence)}" for sentence in result.sentences]
+    lines += [
+        f"- **{topic}**: {tables.markdown_text(sentences)}"
+        for topic, sentences in result.findings
+    ]
     if run.notes:
         lines += ["", *(f"> {tables.markdown_text(note)}" for note in run.notes)]
     # One figure per row is for programs, and stands in audit.csv.

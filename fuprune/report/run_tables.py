@@ -1,4 +1,4 @@
-"""The tables of one run: methods, stages in the paper's form, evidence, layers, settings.
+"""The tables of one run: methods, stages, evidence, layers, settings.
 
 Each function returns a `Table`, or `None` when the run holds nothing for it.
 """
@@ -19,9 +19,7 @@ from fuprune.report.verdict import (
     shown,
     tally,
     test_title,
-    test_words,
 )
-
 
 # Rows of a plan that are no layer of channels.
 UNCUT_ROWS = ("total", "head", "hidden")
@@ -170,6 +168,8 @@ def tally_table(run: Run) -> Table | None:
     main = main_method(run)
     rows = []
     for name in audited_models(run.audit):
+        if name == palette.RANDOM:  # a yardstick of the probe alone
+            continue
         counts = tally(run.audit, name)
         rows.append(
             (
@@ -180,16 +180,6 @@ def tally_table(run: Run) -> Table | None:
                 ),
                 _audited_role(name, main),
                 *(cell(amount) for amount in counts),
-                cell(
-                    formats.listing(
-                        [
-                            test_words(test)
-                            for test in run.audit.tests
-                            if test.verdicts.get(name) == "fail"
-                        ],
-                        limit=30,
-                    )
-                ),
             )
         )
     return Table(
@@ -201,7 +191,6 @@ def tally_table(run: Run) -> Table | None:
             Column("Pass"),
             Column("Fail"),
             Column("Cannot tell"),
-            Column("Fails", numeric=False, words=True),
         ),
         tuple(rows),
         "The raw model should fail: a test that it passes has no power here.",
@@ -209,10 +198,7 @@ def tally_table(run: Run) -> Table | None:
 
 
 def _audited_role(name: str, main: str | None) -> Cell:
-    if name in (palette.RAW, palette.RANDOM):
-        roles = {palette.RAW: "before forgetting", palette.RANDOM: "untrained"}
-        return cell(roles[name])
-    return _role(name, main)
+    return cell("before forgetting") if name == palette.RAW else _role(name, main)
 
 
 def audited_models(audit: AuditReport) -> list[str]:

@@ -4,6 +4,7 @@ The sentences are made from the audit's figures alone. A failure is always in th
 headline, and a method that is no better than a trivial control is told so.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from fuprune.audit.evidence import CANNOT_TELL, FAIL, PASS, AuditReport, Evidence
@@ -26,7 +27,7 @@ class Verdict(NamedTuple):
 
     tone: str  # "pass", "fail" or "unknown": the colour of the card
     headline: str
-    sentences: tuple[str, ...]
+    findings: tuple[tuple[str, str], ...]  # topic and its sentences
 
 
 class Tally(NamedTuple):
@@ -44,61 +45,55 @@ def verdict(run: Run) -> Verdict:
       run: The run.
 
     Returns:
-      A headline and the sentences that support it.
+      A headline and the findings that support it.
     """
+    name = main_method(run)
+    tone, headline = _headline(run, name)
+    topics = [
+        ("Fails", _named(run.audit, name, FAIL)),
+        ("Cannot tell", _named(run.audit, name, CANNOT_TELL)),
+        ("Controls", _control_sentences(run, name)),
+        ("Accuracy", _accuracy_sentences(run, name)),
+        ("Speed", _speed_sentences(run, name)),
+    ]
+    if run.audit is None or not run.audit.tests:
+        topics.append(("Why", [_WHY_AUDIT]))
+    findings = [(topic, " ".join(sentences)) for topic, sentences in topics]
+    return Verdict(tone, headline, tuple((t, text) for t, text in findings if text))
+
+
+_WHY_AUDIT = (
+    "Low accuracy on a class is weak evidence, since hiding one output gives it too. "
+    "Run the audit phase to get a verdict."
+)
+
+
+def _headline(run: Run, name: str | None) -> tuple[str, str]:
     target = forgotten(run)
     if run.audit is None or not run.audit.tests:
-        return Verdict(
-            "unknown",
-            f"Not audited: nothing here shows that {target} is gone.",
-            (
-                *_accuracy_sentences(run, main_method(run)),
-                *_speed_sentences(run, main_method(run)),
-                "Low accuracy on a class is weak evidence, since hiding one output gives "
-                "it too. Run the audit phase to get a verdict.",
-            ),
-        )
-    name = main_method(run)
+        return "unknown", f"Not audited: nothing here shows that {target} is gone."
     if name is None or name not in run.audit.candidates:
-        return Verdict(
-            "unknown",
-            "Only controls were audited, so there is no method to judge.",
-            tuple(_accuracy_sentences(run, name)),
-        )
+        return "unknown", "Only controls were audited, so there is no method to judge."
     counts = tally(run.audit, name)
     method = _capital(formats.method_name(name))
     total = sum(counts)
+    tests = formats.plural(total, "test")
     if counts.failed:
-        tone = "fail"
-        headline = (
-            f"{method} fails {counts.failed} of {formats.plural(total, 'test')}: "
-            f"it can be told from a model that never saw {target}."
+        return "fail", (
+            f"{method} fails {counts.failed} of {tests}: it can be told from a model "
+            f"that never saw {target}."
         )
-    elif counts.passed == total:
-        tone = "pass"
-        headline = (
-            f"{method} passes all {formats.plural(total, 'test')}: here it cannot be "
-            f"told from a model that never saw {target}."
+    if counts.passed == total:
+        return "pass", (
+            f"{method} passes all {tests}: here it cannot be told from a model that "
+            f"never saw {target}."
         )
-    elif counts.passed:
-        tone = "unknown"
-        headline = (
-            f"{method} fails no test, but {counts.undecided} of "
-            f"{formats.plural(total, 'test')} cannot tell."
+    if counts.passed:
+        return "unknown", (
+            f"{method} fails no test and passes {counts.passed}, but "
+            f"{counts.undecided} of {tests} cannot tell."
         )
-    else:
-        tone = "unknown"
-        headline = f"The audit cannot tell whether {method} forgot {target}."
-    return Verdict(
-        tone,
-        headline,
-        (
-            *_audit_sentences(run.audit, name),
-            *_control_sentences(run, name),
-            *_accuracy_sentences(run, name),
-            *_speed_sentences(run, name),
-        ),
-    )
+    return "unknown", f"The audit cannot tell whether {method} forgot {target}."
 
 
 def main_method(run: Run) -> str | None:
@@ -154,60 +149,61 @@ def test_words(test: Evidence) -> str:
     return formats.shorten(" ".join(parts), 60)
 
 
-def _audit_sentences(audit: AuditReport, name: str):
-    for kind, opening in ((FAIL, "Fails"), (CANNOT_TELL, "Cannot tell")):
-        named = [test for test in audit.tests if test.verdicts.get(name) == kind]
-        if not named:
-            continue
+def _named(audit: AuditReport | None, name: str | None, kind: str) -> Iterator[str]:
+    """Lists the tests with one verdict: failures with figures, the rest by name."""
+    if audit is None or name is None:
+        return
+    tests = [test for test in audit.tests if test.verdicts.get(name) == kind]
+    if not tests:
+        return
+    if kind == FAIL:
         figures = [
             f"{test_words(test)} {shown(test, test.values[name])} "
             f"(retrained: {interval_text(test)})"
-            for test in named
+            for test in tests
         ]
-        yield f"{opening}: {formats.listing(figures, 8)}."
-    fewest = min((len(test.retrained) for test in audit.tests), default=0)
+        yield f"{_capital(formats.listing(figures, 10))}."
+        return
+    names = formats.listing([test_words(test) for test in tests], 5)
+    yield f"{_capital(names)}; each says why below."
+    fewest = min(len(test.retrained) for test in audit.tests)
     if fewest < 2:
         yield (
-            f"Only {formats.plural(fewest, 'retrained model')} stood for comparison in "
-            "some tests; a spread needs at least two."
+            f"Some tests had only {formats.plural(fewest, 'retrained model')} to "
+            "compare with; a spread needs at least two."
         )
 
 
-def _control_sentences(run: Run, name: str):
-    assert run.audit is not None
-    controls = [c for c in run.audit.candidates if palette.is_control(c)]
+def _control_sentences(run: Run, name: str | None) -> Iterator[str]:
+    if run.audit is None or name not in run.audit.candidates:
+        return
+    audit = run.audit
+    controls = [c for c in audit.candidates if palette.is_control(c)]
     if not controls:
         yield (
-            "No control was audited, so this page cannot say whether a trivial change "
-            "to the model would have done as well."
+            "None was audited, so this page cannot say whether a trivial change to the "
+            "model would have done as well."
         )
         return
-    as_good = [c for c in controls if _no_worse(run.audit, c, name)]
     method = formats.method_name(name)
-    for control in as_good:
+    as_good = [c for c in controls if _no_worse(audit, c, name)]
+    winning = [c for c in controls if c not in as_good and _tests_won(audit, c, name)]
+    beaten = [c for c in controls if c not in as_good and c not in winning]
+    if as_good:
+        names = formats.listing([formats.method_name(c) for c in as_good])
         yield (
-            f"A trivial control does as well: {formats.method_name(control)} has the "
-            f"same or a better verdict than {method} in every test."
+            f"A trivial control does as well: {names} "
+            f"{'has' if len(as_good) == 1 else 'have'} the same or a better verdict "
+            f"than {method} in every test."
         )
-    for control in controls:
-        if control in as_good:
-            continue
-        better = _tests_won(run.audit, control, name)
-        if better:
-            yield (
-                f"The control {formats.method_name(control)} does better than {method} "
-                f"in {formats.listing(better)}."
-            )
-    beaten = [
-        formats.method_name(c)
-        for c in controls
-        if c not in as_good and not _tests_won(run.audit, c, name)
-    ]
+    for control in winning:
+        yield (
+            f"{_capital(formats.method_name(control))} does better than {method} in "
+            f"{formats.listing(_tests_won(audit, control, name))}."
+        )
     if beaten:
-        yield (
-            f"{_capital(method)} has better verdicts than "
-            f"{formats.listing(beaten)}, and worse ones in no test."
-        )
+        names = formats.listing([formats.method_name(c) for c in beaten])
+        yield f"{_capital(method)} does better than {names}, and worse in no test."
 
 
 def _no_worse(audit: AuditReport, first: str, second: str) -> bool:
@@ -227,14 +223,14 @@ def _tests_won(audit: AuditReport, first: str, second: str) -> list[str]:
     ]
 
 
-def _accuracy_sentences(run: Run, name: str | None):
+def _accuracy_sentences(run: Run, name: str | None) -> Iterator[str]:
     raw = raw_stage(run)
     method = method_row(run, name)
     if method is None or method.u_accuracy is None:
         return
     sentence = (
-        f"Accuracy on {forgotten(run)}: {_from(raw and raw.u_accuracy)}"
-        f"{formats.percent(method.u_accuracy)}; on the remaining classes: "
+        f"On {forgotten(run)} {_from(raw and raw.u_accuracy)}"
+        f"{formats.percent(method.u_accuracy)}, on the remaining classes "
         f"{_from(raw and raw.r_accuracy)}{formats.percent(method.r_accuracy)}"
     )
     retrained = retrain_row(run)
@@ -262,7 +258,7 @@ def _from(value: float | None) -> str:
     return "" if value is None else f"{formats.percent(value)} \N{RIGHTWARDS ARROW} "
 
 
-def _speed_sentences(run: Run, name: str | None):
+def _speed_sentences(run: Run, name: str | None) -> Iterator[str]:
     method = method_row(run, name)
     retrained = retrain_row(run)
     if method is None or run.target_accuracy is None:
@@ -303,7 +299,8 @@ def _speed_sentences(run: Run, name: str | None):
     ]
     if as_fast:
         figures = [
-            f"{formats.method_name(row.method)} ({formats.number(row.rounds_to_target)})"
+            f"{formats.method_name(row.method)} "
+            f"({formats.number(row.rounds_to_target)})"
             for row in as_fast
         ]
         yield f"Controls that needed no more rounds: {formats.listing(figures)}."
