@@ -1,0 +1,75 @@
+import gzip
+
+import numpy as np
+import pytest
+
+from fuprune.data import DamagedDataError, load
+from tests.data import tiny_sets
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("mnist", "mnist"),
+        ("mnist", "MNIST/raw"),
+        ("mnist", "downloads/manual/mnist"),
+        ("mnist", "."),
+        ("fashion_mnist", "fashion-mnist"),
+        ("fashion_mnist", "FashionMNIST/raw"),
+    ],
+)
+def test_idx_files_are_read_where_others_keep_them(offline, name, folder, compress):
+    for split, prefix, seed in (("train", "train", 0), ("test", "t10k", 1)):
+        expected = tiny_sets.draw(7, (28, 28, 1), seed=seed)
+        tiny_sets.write_idx(offline / folder, prefix, expected, compress)
+        dataset = load(name, split=split, data_dir=offline)
+        np.testing.assert_array_equal(dataset.images, expected.images)
+        np.testing.assert_array_equal(dataset.labels, expected.labels)
+        assert (dataset.images.dtype, dataset.labels.dtype) == (np.uint8, np.int32)
+
+
+def test_files_installed_by_the_system_are_found(offline):
+    expected = tiny_sets.draw(3, (28, 28, 1))
+    tiny_sets.write_idx(
+        offline.parent / "debian/fashion-mnist", "train", expected, True
+    )
+    dataset = load("fashion_mnist", split="train")
+    np.testing.assert_array_equal(dataset.images, expected.images)
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+GOOD = tiny_sets.draw(5, (28, 28, 1))
+IMAGE_BYTES = tiny_sets.idx_bytes(GOOD.images[..., 0])
+
+
+@pytest.mark.parametrize(
+    ("file", "blob", "message"),
+    [
+        (IMAGES, b"", "begins with nothing"),
+        (IMAGES, b"\x89PNG" + IMAGE_BYTES[4:], "begins with 89504e47"),
+        (IMAGES, tiny_sets.idx_bytes(GOOD.labels), "begins with 00000801"),
+        (IMAGES, IMAGE_BYTES[:10], "begins with 00000803"),
+        (IMAGES, IMAGE_BYTES[:-1], "holds 3919 bytes of data.*5 x 28 x 28"),
+        (IMAGES, IMAGE_BYTES + b"x", "holds 3921 bytes of data"),
+        (IMAGES, gzip.compress(IMAGE_BYTES)[:-20], "cannot be read"),
+        (LABELS, tiny_sets.idx_bytes(np.arange(4)), "holds 4 labels"),
+        (LABELS, tiny_sets.idx_bytes(np.array([0, 1, 2, 3, 10])), "from 0 to 10"),
+    ],
+)
+def test_damaged_files_are_named_in_one_line(offline, file, blob, message):
+    tiny_sets.write_idx(offline / "mnist", "train", GOOD)
+    path = offline / "mnist" / file
+    path.write_bytes(blob)
+    with pytest.raises(DamagedDataError, match=message) as caught:
+        load("mnist", split="train", data_dir=offline)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_half_a_pair_is_an_error(offline):
+    tiny_sets.write_idx(offline / "mnist", "train", GOOD)
+    (offline / "mnist" / LABELS).unlink()
+    with pytest.raises(DamagedDataError, match="labels file is missing"):
+        load("mnist", split="train", data_dir=offline)

@@ -1,0 +1,340 @@
+import functools
+import hashlib
+import http.server
+import json
+import struct
+import threading
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module
+from PIL import Image
+from tensorflow_datasets.core import registered
+
+from fuprune.data import (
+    DamagedDataError,
+    Dataset,
+    DataUnavailableError,
+    class_names,
+    load,
+    network,
+    num_classes,
+    records,
+    tfds_prepare,
+    tfds_source,
+)
+from tests.data import tiny_sets
+from tests.data.test_cifar10_npm import QuietHandler
+
+NAMES = ("ant", "bee", "cow")
+
+
+def prepare(data_dir, splits, *, name="tiny_set", with_ids=True, image_shape=None):
+    """A prepared array_record directory of a set that TFDS does not know."""
+    features = {
+        "image": tfds.features.Image(shape=image_shape or (None, None, 3)),
+        "label": tfds.features.ClassLabel(names=NAMES),
+    }
+    if with_ids:
+        features["id"] = tfds.features.Text()
+
+    with registered.skip_registration():
+
+        class Tiny(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("1.0.0")
+
+            def _info(self):
+                return tfds.core.DatasetInfo(
+                    builder=self,
+                    features=tfds.features.FeaturesDict(features),
+                    supervised_keys=("image", "label"),
+                )
+
+            def _split_generators(self, dl_manager):
+                return {split: self._rows(rows) for split, rows in splits.items()}
+
+            def _rows(self, rows):
+                for position, (image, label) in enumerate(rows):
+                    grey = image.shape[-1] == 1
+                    picture = Image.fromarray(image[..., 0] if grey else image)
+                    row = {"image": picture, "label": int(label)}
+                    if with_ids:
+                        row["id"] = f"{position:05d}"
+                    yield position, row
+
+            def _generate_examples(self):
+                raise NotImplementedError
+
+    Tiny.name = name
+    tfds.disable_progress_bar()
+    Tiny(data_dir=str(data_dir), file_format="array_record").download_and_prepare()
+    return data_dir / name / "1.0.0"
+
+
+def rows(dataset):
+    return list(zip(*dataset, strict=True))
+
+
+def assert_same(dataset, expected):
+    np.testing.assert_array_equal(dataset.images, expected.images)
+    np.testing.assert_array_equal(dataset.labels, expected.labels)
+    assert (dataset.images.dtype, dataset.labels.dtype) == (np.uint8, np.int32)
+
+
+def to_tfrecord(directory):
+    """The same directory as TFDS would have written it as TFRecord."""
+    for path in list(directory.glob("*array_record*")):
+        reader = array_record_module.ArrayRecordReader(str(path))
+        with open(str(path).replace("array_record", "tfrecord"), "wb") as file:
+            for record in reader.read_all():
+                length = struct.pack("<Q", len(record))
+                checksum = records._masked_crc32c(length)
+                file.write(length + checksum + record + b"\0\0\0\0")
+        reader.close()
+        path.unlink()
+    note = directory / "dataset_info.json"
+    note.write_text(note.read_text().replace('"array_record"', '"tfrecord"'))
+
+
+def shard(directory, split="train"):
+    (path,) = directory.glob(f"*-{split}.*")
+    return path
+
+
+TRAIN = tiny_sets.draw(40, (5, 4, 3), num_classes=3, seed=0)
+TEST = tiny_sets.draw(9, (5, 4, 3), num_classes=3, seed=1)
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_prepared_directory_is_read_in_the_order_of_its_ids(offline, file_format):
+    directory = prepare(offline, {"train": rows(TRAIN), "test": rows(TEST)})
+    if file_format == "tfrecord":
+        to_tfrecord(directory)
+    assert_same(load("tiny_set", split="train", data_dir=offline), TRAIN)
+    assert_same(load("tiny_set", split="test", data_dir=offline), TEST)
+    assert class_names("tiny_set", offline) == NAMES
+    assert num_classes("tiny_set", offline) == 3
+    # From the decoded copy alone, and by the version too.
+    for path in directory.glob("*record*"):
+        path.unlink()
+    assert_same(load("tiny_set", split="train", data_dir=offline), TRAIN)
+
+
+def test_class_names_come_from_the_prepared_directory(offline):
+    prepare(offline, {"train": rows(TRAIN)})
+    assert class_names("tiny_set:1.0.0", offline) == NAMES
+
+
+def test_grey_images_keep_one_channel(offline):
+    grey = tiny_sets.draw(6, (5, 4, 1), num_classes=3)
+    prepare(offline, {"train": rows(grey)}, image_shape=(5, 4, 1), with_ids=False)
+    directory = tfds_source.find_prepared("tiny_set", offline)
+    dataset = tfds_source.read_prepared(directory, "test").dataset
+    assert dataset.images.shape[1:] == (5, 4, 1)
+
+
+def test_newest_prepared_version_is_taken_unless_one_is_named(offline):
+    old = prepare(offline, {"train": rows(TRAIN)})
+    new = old.with_name("1.0.10")
+    new.mkdir()
+    for path in old.iterdir():
+        (new / path.name).write_bytes(path.read_bytes())
+    (old.parent / "1.0.9.incomplete").mkdir()
+    assert tfds_source.find_prepared("tiny_set", offline) == new
+    assert tfds_source.find_prepared("tiny_set:1.0.0", offline) == old
+    assert tfds_source.find_prepared("tiny_set:2.0.0", offline) is None
+
+
+def test_set_with_several_configurations_must_be_named(offline):
+    for config in ("large", "small"):
+        (offline / "zoo" / config / "1.0.0").mkdir(parents=True)
+        (offline / "zoo" / config / "1.0.0" / "dataset_info.json").write_text("{}")
+    assert tfds_source.find_prepared("zoo/small", offline).parent.name == "small"
+    with pytest.raises(ValueError, match="write zoo/large, zoo/small"):
+        tfds_source.find_prepared("zoo", offline)
+
+
+def test_validation_split_stands_in_for_a_missing_test_split(offline):
+    prepare(offline, {"train": rows(TRAIN), "validation": rows(TEST)})
+    assert_same(load("tiny_set", split="test", data_dir=offline), TEST)
+    assert_same(load("tiny_set", split="train", data_dir=offline), TRAIN)
+
+
+def test_set_of_one_split_is_divided_by_class(offline):
+    prepare(offline, {"train": rows(TRAIN)})
+    train = load("tiny_set", split="train", data_dir=offline)
+    test = load("tiny_set", split="test", data_dir=offline)
+    expected = np.bincount(TRAIN.labels, minlength=3) // 5
+    np.testing.assert_array_equal(np.bincount(test.labels, minlength=3), expected)
+    together = {image.tobytes() for image in (*train.images, *test.images)}
+    assert len(together) == len(train.images) + len(test.images) == len(TRAIN.images)
+
+
+def cut_off(path, directory):
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def fill_with_garbage(path, directory):
+    path.write_bytes(b"garbage" * 20_000)
+
+
+def say_more_records(path, directory):
+    note = directory / "dataset_info.json"
+    content = json.loads(note.read_text())
+    content["splits"][0]["shardLengths"] = ["41"]
+    note.write_text(json.dumps(content))
+
+
+def say_fewer_records(path, directory):
+    note = directory / "dataset_info.json"
+    content = json.loads(note.read_text())
+    content["splits"][0]["shardLengths"] = ["39"]
+    note.write_text(json.dumps(content))
+
+
+def remove(path, directory):
+    path.unlink()
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+@pytest.mark.parametrize(
+    "damage", [cut_off, fill_with_garbage, say_more_records, say_fewer_records, remove]
+)
+def test_damaged_shard_is_named_in_one_line(offline, damage, file_format):
+    directory = prepare(offline, {"train": rows(TRAIN)})
+    if file_format == "tfrecord":
+        to_tfrecord(directory)
+    path = shard(directory)
+    damage(path, directory)
+    with pytest.raises(DamagedDataError) as caught:
+        load("tiny_set", split="train", data_dir=offline)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+    assert not (offline / "fuprune_decoded").exists()
+
+
+def test_unreadable_description_is_named(offline):
+    directory = prepare(offline, {"train": rows(TRAIN)})
+    (directory / "dataset_info.json").write_text("{ nothing")
+    with pytest.raises(DamagedDataError, match=f"^{directory}: is not a readable"):
+        load("tiny_set", split="train", data_dir=offline)
+
+
+def test_images_of_several_shapes_are_refused(offline):
+    wide = tiny_sets.draw(1, (5, 7, 3), num_classes=3)
+    prepare(offline, {"train": rows(TRAIN) + rows(wide)})
+    with pytest.raises(DamagedDataError, match="one shape is needed"):
+        load("tiny_set", split="train", data_dir=offline)
+
+
+def test_set_without_images_is_refused(offline):
+    with pytest.raises(DataUnavailableError, match="not an image-classification set"):
+        class_names("imdb_reviews", offline)
+
+
+def test_checksum_of_tfrecord_is_the_published_one():
+    # CRC-32C of "123456789" is 0xE3069283; TFRecord rotates it and adds a constant.
+    crc = 0xE3069283
+    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    assert records._masked_crc32c(b"123456789") == struct.pack("<I", masked)
+
+
+@pytest.fixture
+def host(offline, tmp_path, monkeypatch):
+    """A web server in the place of the hosts that TFDS downloads from."""
+    root = tmp_path / "host"
+    root.mkdir()
+    handler = functools.partial(QuietHandler, directory=str(root))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr(
+            network,
+            "why_unreachable",
+            lambda url: network.within(5, lambda: network._ask(url, 5)),
+        )
+        yield root, f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def serve(monkeypatch, builder, root, address):
+    """Lets a stock builder know the sums of what the server has."""
+    from tensorflow_datasets.core.download import checksums
+
+    sums = {
+        f"{address}{path.name}": checksums.UrlInfo(
+            size=path.stat().st_size,
+            checksum=hashlib.sha256(path.read_bytes()).hexdigest(),
+            filename=path.name,
+        )
+        for path in sorted(root.iterdir())
+    }
+    monkeypatch.setattr(builder, "url_infos", sums)
+
+
+def test_cifar10_is_downloaded_and_prepared_without_tensorflow(
+    offline, host, monkeypatch
+):
+    root, address = host
+    tiny = tiny_sets.TinyCifar10()
+    tiny.make_official(monkeypatch)
+    archive = tiny.write_archive(root / "cifar-10-binary.tar.gz")
+    builder = tfds.builder_cls("cifar10")
+    stock = builder._cifar_info.fget
+    monkeypatch.setattr(
+        builder,
+        "_cifar_info",
+        property(lambda self: stock(self)._replace(url=f"{address}{archive.name}")),
+    )
+    serve(monkeypatch, builder, root, address)
+    assert_same(load("cifar10", split="train", data_dir=offline), tiny.splits["train"])
+    assert_same(load("cifar10", split="test", data_dir=offline), tiny.splits["test"])
+    # TFDS reads what was prepared as its own.
+    prepared = tfds.builder("cifar10", data_dir=str(offline))
+    source = prepared.as_data_source("test")
+    assert len(source) == len(tiny.splits["test"].labels)
+    assert prepared.info.features["label"].int2str(9) == "truck"
+    by_id = {row["id"]: row["image"] for row in source}
+    np.testing.assert_array_equal(by_id[b"test_00001"], tiny.splits["test"].images[1])
+
+
+def test_mnist_is_downloaded_and_prepared_without_tensorflow(
+    offline, host, monkeypatch
+):
+    root, address = host
+    train, test = (tiny_sets.draw(6, (28, 28, 1), seed=seed) for seed in (0, 1))
+    tiny_sets.write_idx(root, "train", train, compress=True)
+    tiny_sets.write_idx(root, "t10k", test, compress=True)
+    builder = tfds.builder_cls("mnist")
+    monkeypatch.setattr(builder, "URL", address)
+    serve(monkeypatch, builder, root, address)
+    dataset = load("mnist", split="train", data_dir=offline)
+    # TFDS shuffles, and MNIST has no ids to undo it by.
+    assert_same(*(Dataset(*map(np.array, sort(each))) for each in (dataset, train)))
+
+
+def sort(dataset):
+    pairs = sorted(rows(dataset), key=lambda pair: pair[0].tobytes())
+    return tuple(zip(*pairs, strict=True))
+
+
+def test_download_with_another_checksum_is_refused(offline, host, monkeypatch):
+    root, address = host
+    tiny = tiny_sets.TinyCifar10()
+    archive = tiny.write_archive(root / "cifar-10-binary.tar.gz")
+    builder = tfds.builder_cls("cifar10")
+    stock = builder._cifar_info.fget
+    monkeypatch.setattr(
+        builder,
+        "_cifar_info",
+        property(lambda self: stock(self)._replace(url=f"{address}{archive.name}")),
+    )
+    serve(monkeypatch, builder, root, address)
+    archive.write_bytes(archive.read_bytes() + b"\0")
+    with pytest.raises(DataUnavailableError, match="NonMatchingChecksumError"):
+        load("cifar10", split="train", data_dir=offline)
+
+
+def test_addresses_are_those_of_the_stock_builder():
+    (address,) = tfds_prepare.addresses("cifar100")
+    assert address.endswith("/cifar-100-binary.tar.gz")
