@@ -453,6 +453,7 @@ def matrix(
     """
     size = len(values)
     few = size <= 12
+    slanted = few and max((len(name) for name in names[:size]), default=0) > 3
     left, top = (62.0, 8.0) if few else (22.0, 8.0)
     step = (WIDTH - left - 6) / size
     bottom = top + step * size
@@ -495,7 +496,23 @@ def matrix(
             y = top + (index + 0.5) * step + 3.5
             marks.append(_text(left - 6, y, _fit(name, left - 8), "end", strong))
             x = left + (index + 0.5) * step
-            marks.append(_text(x, bottom + 14, _fit(name, step - 1), "middle", strong))
+            if slanted:
+                turn = f"rotate(-42 {_short(x)} {_short(bottom + 12)})"
+                marks.append(
+                    element(
+                        "text",
+                        {
+                            "x": _short(x + 3),
+                            "y": _short(bottom + 13),
+                            "text-anchor": "end",
+                            "transform": turn,
+                            "class": strong,
+                        },
+                        _fit(name, left),
+                    )
+                )
+            else:
+                marks.append(_text(x, bottom + 14, name, "middle", strong))
     else:
         marks.append(
             _text(left, bottom + 14, "answer, class 0 first", "start", "axis-title")
@@ -513,7 +530,7 @@ def matrix(
                 "true class",
             )
         )
-    return svg(WIDTH, bottom + 22, label, *marks, style="square")
+    return svg(WIDTH, bottom + (48 if slanted else 22), label, *marks, style="square")
 
 
 def swatch(style: str, filled: bool = False) -> Markup:

@@ -190,7 +190,7 @@ def class_bars(run: Run, styles: Mapping[str, str]) -> Markup | None:
                 )
             rows.append((name, bars))
         drawing = charts.bar_rows(
-            rows, label, high=1.0, emphasised=emphasised, bar_height=13
+            rows, label, high=1.0, emphasised=emphasised, bar_height=15
         )
     return page.figure(
         drawing,
