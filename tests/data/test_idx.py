@@ -33,9 +33,8 @@ def test_idx_files_are_read_where_others_keep_them(offline, name, folder, compre
 
 def test_files_installed_by_the_system_are_found(offline):
     expected = tiny_sets.draw(3, (28, 28, 1))
-    tiny_sets.write_idx(
-        offline.parent / "debian/fashion-mnist", "train", expected, True
-    )
+    directory = offline.parent / "debian" / "fashion-mnist"
+    tiny_sets.write_idx(directory, "train", expected, compress=True)
     dataset = load("fashion_mnist", split="train")
     np.testing.assert_array_equal(dataset.images, expected.images)
 

@@ -68,7 +68,8 @@ class TinyCifar10:
         }
         self.splits = {
             split: Dataset(
-                *(np.concatenate(each) for each in zip(*map(self.batches.get, names)))
+                np.concatenate([self.batches[name].images for name in names]),
+                np.concatenate([self.batches[name].labels for name in names]),
             )
             for split, names in files.items()
         }
