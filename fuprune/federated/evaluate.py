@@ -88,8 +88,7 @@ def make_evaluator(
         for i in range(0, len(labels), batch_size)
     ]
 
-    @jax.jit
-    def batch_result(variables, images, labels):
+    def count(variables, images, labels):
         logits = model.apply(variables, preprocess(None, images), train=False)
         logits = logits.astype(jnp.float32)
         real = labels < num_classes
@@ -99,6 +98,20 @@ def make_evaluator(
         cell = safe * num_classes + jnp.argmax(logits, axis=-1)
         cells = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(real)
         return cells, jnp.sum(jnp.where(real, loss, 0.0))
+
+    if mesh is None:
+        batch_result = jax.jit(count)
+    else:
+        # By hand, because a kernel from outside XLA cannot be partitioned by it.
+        batch_result = jax.jit(
+            jax.shard_map(
+                lambda *inputs: jax.lax.psum(count(*inputs), AXIS),
+                mesh=mesh,
+                in_specs=(P(), P(AXIS), P(AXIS)),
+                out_specs=P(),
+                check_vma=False,
+            )
+        )
 
     def evaluate(variables) -> Evaluation:
         results = [

@@ -204,7 +204,7 @@ def fed_sgd(
 
     All clients differentiate at the same parameters, so a cohort can be one big batch
     with BatchNorm statistics taken client by client: that is `fused`, the default with
-    the `vmap` backend. It never forms a single client's gradient, so the door checks
+    the `vmap` backend when a client's images fit one `microbatch`. It never forms a single client's gradient, so the door checks
     the losses and cannot check norms; ask for `fused=False` when that matters.
 
     Args:
@@ -217,7 +217,8 @@ def fed_sgd(
         max_update_norm, keep_updates, fault, donate: see `fed_avg`.
     """
     plain = rule == "mean" and not keep_updates and fault is None and bn != "local"
-    if fused is None:
+    automatic = fused is None
+    if automatic:
         fused = plain and resolve_backend(backend)[0] == "vmap"
     if fused and not plain:
         raise ValueError(
@@ -226,7 +227,7 @@ def fed_sgd(
         )
 
     def make_program(max_length):
-        program = local_gradient(
+        return local_gradient(
             model,
             batch_size=batch_size,
             microbatch=microbatch,
@@ -234,10 +235,11 @@ def fed_sgd(
             preprocess=preprocess,
             label_smoothing=label_smoothing,
         )
-        return program
 
     def make_fused(max_length, program):
         take = max_length if batch_size is None else min(batch_size, max_length)
+        if automatic and take > microbatch:
+            return program
         return _fuse(model, program, take, preprocess, label_smoothing)
 
     return _make_algorithm(

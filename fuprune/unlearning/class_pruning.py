@@ -106,6 +106,7 @@ def class_pruning(
     surgery: str = "compact",
     clip: float | None = None,
     protect: Protect | None = None,
+    privacy: Mapping[str, Any] | None = None,
 ) -> UnlearnResult:
     """Forget `classes` by cutting their channels, then fine-tune without them.
 
@@ -133,6 +134,7 @@ def class_pruning(
       surgery: `compact` really removes channels, `mask` zeroes them.
       clip: see `class_activations`.
       protect: turns the uploads into what the server sees (secure summation, noise).
+      privacy: the accountant's statement about `protect`, for the notes.
 
     Returns:
       The fine-tuned model, with a stage per class cut.
@@ -148,6 +150,8 @@ def class_pruning(
     model_bytes = tree_bytes(variables)
     stages: list[Stage] = []
     notes: dict[str, Any] = {"cuts": [], "model_bytes": model_bytes}
+    if privacy is not None:
+        notes["privacy"] = dict(privacy)
     upload_bytes = 0
     activations: dict[str, Any] = {}
     for number, target in enumerate(classes):

@@ -1,0 +1,260 @@
+"""From a config to the parts of a run: data, model, algorithm, options of methods.
+
+This is the only place where config keys become keyword arguments; the functions they
+are handed to know nothing of configs.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fuprune.config import audit_tests
+from fuprune.data import partition, sources
+from fuprune.data.augment import channel_statistics
+from fuprune.data.dataset import Dataset
+from fuprune.data.federated import FederatedDataset, federate
+from fuprune.data.preprocess import make_preprocess
+from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd
+from fuprune.models import zoo
+from fuprune.runtime import Runtime, place_pool, replicate
+from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
+
+
+class Federation(NamedTuple):
+    """The data of a run."""
+
+    data: FederatedDataset  # training images, dealt to clients
+    train: Dataset
+    test: Dataset
+    num_classes: int
+    class_names: tuple[str, ...]
+    prepare: Callable  # (key, uint8 images) -> what the model sees in evaluation
+    prepare_training: Callable  # likewise with augmentation, if asked for
+
+
+def first_of_each_class(dataset: Dataset, limit: int) -> Dataset:
+    """The first `limit` images of every class in their order; 0 takes all."""
+    if not limit:
+        return dataset
+    labels = np.asarray(dataset.labels)
+    rank = np.zeros(len(labels), np.int64)
+    for u in np.unique(labels):
+        rank[labels == u] = np.arange(np.sum(labels == u))
+    return Dataset(dataset.images[rank < limit], dataset.labels[rank < limit])
+
+
+def make_federation(config, runtime: Runtime) -> Federation:
+    """Load the dataset, deal it to clients, put it on the devices."""
+    name, where = config.data.name, config.data.dir or None
+    train = sources.load(name, split="train", data_dir=where)
+    test = sources.load(name, split="test", data_dir=where)
+    train = first_of_each_class(train, config.data.limit)
+    test = first_of_each_class(test, config.data.test_limit)
+    num_classes = sources.num_classes(name, where)
+    kind, clients = config.partition.kind, config.partition.clients
+    if kind == "bias":
+        parts = partition.bias_partition(
+            train.labels,
+            num_clients=clients,
+            num_classes=num_classes,
+            bias=config.partition.bias,
+            seed=config.seed,
+        )
+    elif kind == "dirichlet":
+        parts = partition.dirichlet_partition(
+            train.labels,
+            num_clients=clients,
+            num_classes=num_classes,
+            alpha=config.partition.alpha,
+            seed=config.seed,
+        )
+    else:
+        parts = partition.iid_partition(
+            train.labels, num_clients=clients, seed=config.seed
+        )
+    data = federate(train, parts)
+    data = data._replace(
+        images=place_pool(train.images, runtime),
+        labels=place_pool(np.asarray(train.labels, np.int32), runtime),
+        rows=replicate(np.asarray(data.rows), runtime),
+        lengths=replicate(np.asarray(data.lengths), runtime),
+    )
+    mean, std = (tuple(float(x) for x in s) for s in channel_statistics(train.images))
+    augment = config.train.augment
+    # A quarter of CIFAR's four pixels in 32, for small images.
+    padding = max(1, train.images.shape[1] // 8)
+    return Federation(
+        data,
+        train,
+        test,
+        num_classes,
+        sources.class_names(name, where),
+        make_preprocess(mean, std),
+        make_preprocess(mean, std, augment=augment, padding=padding),
+    )
+
+
+def make_model(config, federation: Federation, runtime: Runtime):
+    """The network of the config for the dataset's images."""
+    return zoo.create(
+        config.model.name,
+        num_classes=federation.num_classes,
+        input_shape=federation.train.images.shape[1:],
+        norm=config.model.norm,
+        conv=runtime.conv,
+        dtype=compute_dtype(config),
+    )
+
+
+def compute_dtype(config):
+    """The type convolutions compute in."""
+    return jnp.bfloat16 if config.runtime.dtype == "bfloat16" else jnp.float32
+
+
+def learning_rate_schedule(kind: str, *, peak: float, rounds: int, warmup: int = 0):
+    """Learning rate by round: constant, cosine to zero, or the same after a warm-up."""
+    rounds = max(rounds, 1)
+    if kind == "constant":
+        return optax.constant_schedule(peak)
+    if kind == "cosine":
+        return optax.cosine_decay_schedule(peak, rounds)
+    return optax.warmup_cosine_decay_schedule(0.0, peak, max(warmup, 1), rounds)
+
+
+def make_algorithm(
+    config,
+    model,
+    federation: Federation,
+    runtime: Runtime,
+    *,
+    learning_rate: float,
+    schedule: str,
+    rounds: int,
+    warmup: int = 0,
+    keep_updates: bool = False,
+) -> FedAlgorithm:
+    """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy."""
+    train = config.train
+    common: dict[str, Any] = dict(
+        backend=runtime.backend,
+        mesh=runtime.mesh,
+        bn=train.bn,
+        num_clients=config.partition.clients,
+        preprocess=federation.prepare_training,
+        label_smoothing=train.label_smoothing,
+        rule=train.aggregation,
+        clip_norm=train.clip_norm,
+        trim=train.trim,
+        max_update_norm=train.max_update_norm or float("inf"),
+        keep_updates=keep_updates,
+    )
+    rate = learning_rate_schedule(
+        schedule, peak=learning_rate, rounds=rounds, warmup=warmup
+    )
+    if train.algorithm == "fed_sgd":
+        return fed_sgd(
+            model,
+            server_optimizer=_optimizer(train, rate),
+            batch_size=train.batch_size or None,
+            **common,
+        )
+    server = {"sgd": optax.sgd, "adam": optax.adam}[train.server_optimizer]
+    return fed_avg(
+        model,
+        client_optimizer=_optimizer(train, learning_rate),
+        local_epochs=train.local_epochs,
+        batch_size=train.batch_size,
+        server_optimizer=server(train.server_learning_rate),
+        schedule=lambda number: rate(number) / learning_rate,
+        **common,
+    )
+
+
+def _optimizer(train, learning_rate) -> optax.GradientTransformation:
+    if train.optimizer == "adam":
+        return optax.adamw(learning_rate, weight_decay=train.weight_decay)
+    return optax.chain(
+        optax.add_decayed_weights(train.weight_decay),
+        optax.sgd(
+            learning_rate, momentum=train.momentum or None, nesterov=train.nesterov
+        ),
+    )
+
+
+def method_options(
+    config, method: str, federation: Federation, runtime: Runtime, classes
+) -> dict[str, Any]:
+    """Keyword options of an unlearning method, from the config."""
+    prune = config.prune
+    clients = dict(
+        preprocess=federation.prepare, backend=runtime.backend, mesh=runtime.mesh
+    )
+    pruning = dict(
+        num_classes=federation.num_classes,
+        rate=prune.rate,
+        scope=prune.scope,
+        min_channels=prune.min_channels,
+        idf=prune.idf,
+        weighting=prune.weighting,
+        recapture=prune.recapture,
+        capture_clients=prune.capture_clients or config.train.cohort,
+        **clients,
+    )
+    if method in ("class_pruning", "prune_then_drop_row"):
+        return {**pruning, "order": prune.order, **_privacy_options(config, classes)}
+    if method in ("prune_random", "prune_lowest"):
+        return pruning
+    sections = {"fisher": config.fisher, "influence": config.influence}
+    sections["ascent"] = config.ascent
+    if method in sections:
+        return {**sections[method].to_dict(), **clients}
+    return {}
+
+
+def _privacy_options(config, classes) -> dict[str, Any]:
+    """Clipping, and what stands between uploads and server, if any of it is on."""
+    privacy = config.privacy
+    if not (privacy.secure_sum or privacy.epsilon or privacy.min_count):
+        return {}
+    releases = len(classes) if config.prune.recapture else 1
+    scales, statement = None, None
+    if privacy.epsilon:
+        terms = dict(
+            clip=privacy.clip, releases=releases, min_count=privacy.min_count
+        )
+        scales = noise_scales(privacy.epsilon, privacy.delta, **terms)
+        statement = describe_privacy(scales, privacy.delta, **terms)
+    return {
+        "clip": privacy.clip if privacy.epsilon else None,
+        "protect": make_protect(
+            secure=privacy.secure_sum, scales=scales, min_count=privacy.min_count
+        ),
+        "privacy": statement,
+    }
+
+
+def audit_options(config) -> dict[str, Any]:
+    """Keyword options of `audit.audit`, from the config."""
+    audit = config.audit
+    return dict(
+        kinds=audit_tests(config),
+        max_examples=audit.max_examples,
+        num_shadows=audit.shadows,
+        confidence=audit.confidence,
+        shadow_steps=audit.shadow_steps,
+        shadow_learning_rate=audit.shadow_learning_rate,
+        relearn_every=audit.relearn_every,
+        relearn_steps=audit.relearn_max_steps,
+        relearn_learning_rate=audit.relearn_learning_rate,
+        relearn_level=audit.relearn_level,
+        train_batch_size=audit.batch_size,
+    )
+
+
+def initial_variables(model, key: jax.Array):
+    """Fresh variables of a model of the zoo."""
+    return jax.jit(model.init)(key, jnp.zeros((1, *model.input_shape)))

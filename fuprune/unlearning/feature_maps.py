@@ -1,0 +1,100 @@
+"""What a channel sees: feature maps on real images, as in the paper's Figure 2.
+
+The most and the least telling channel of one layer, by TF-IDF for the class to forget,
+are shown on images of that class and of others.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class FeatureMaps(NamedTuple):
+    """Two channels of a layer on n images."""
+
+    layer: str
+    most: int  # channel with the highest score
+    least: int  # channel with the lowest
+    arrays: dict[str, np.ndarray]  # images, labels, maps_most, maps_least [n, h, w]
+
+
+def telling_feature_maps(
+    model,
+    variables,
+    dataset,
+    scores: Mapping[str, Sequence[float]],
+    *,
+    target: int,
+    prepare,
+    number: int = 6,
+) -> FeatureMaps:
+    """Maps of the channels that say most and least about `target`.
+
+    Args:
+      model: the raw model; its layers are those of `scores`.
+      variables: its variables.
+      dataset: images [N, H, W, C] uint8 to choose from, and labels.
+      scores: layer -> [C_l] TF-IDF.
+      target: the class to forget; two of its images come first.
+      prepare: `(key, uint8 images) -> float images`.
+      number: of images.
+    """
+    layer = _telling_layer(scores)
+    values = np.asarray(scores[layer])
+    most, least = int(np.argmax(values)), int(np.argmin(values))
+    labels = np.asarray(dataset.labels)
+    others = [u for u in np.unique(labels) if u != target]
+    chosen = list(np.flatnonzero(labels == target)[:2])
+    chosen += [int(np.flatnonzero(labels == u)[0]) for u in others]
+    chosen = np.array(chosen[:number])
+    images = np.asarray(dataset.images)[chosen]
+    maps = np.asarray(
+        convolution_output(model, variables, prepare(None, jnp.asarray(images)), layer)
+    )
+    maps = np.maximum(maps, 0.0)
+    return FeatureMaps(
+        layer,
+        most,
+        least,
+        {
+            "images": images,
+            "labels": labels[chosen].astype(np.int32),
+            "maps_most": maps[..., most].astype(np.float32),
+            "maps_least": maps[..., least].astype(np.float32),
+        },
+    )
+
+
+def convolution_output(model, variables, images, layer: str) -> Any:
+    """O_l of one layer before normalisation: [B, h, w, C_l]."""
+
+    @jax.jit
+    def run(variables, images):
+        _, captured = model.apply(
+            variables,
+            images,
+            train=False,
+            capture_intermediates=lambda m, _: (
+                isinstance(m, nn.Conv) and m.path[:-1] == tuple(layer.split("/"))
+            ),
+            mutable=["intermediates"],
+        )
+        return jax.tree.leaves(captured["intermediates"])[0]
+
+    return run(variables, images)
+
+
+def _telling_layer(scores) -> str:
+    """The layer, stem aside, whose best channel stands out most from its average."""
+    layers = list(scores)[1:] or list(scores)
+    return max(
+        layers,
+        key=lambda layer: (
+            float(np.max(scores[layer])) * len(scores[layer]),
+            layers.index(layer),
+        ),
+    )

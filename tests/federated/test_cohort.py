@@ -1,0 +1,195 @@
+"""Every backend is the same round; nothing depends on who else is in the cohort."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fuprune.data.federated import Cohort, federate, take_clients, whole_cohort
+from fuprune.federated.cohort import (
+    Client,
+    ClientProgram,
+    Shared,
+    for_each_client,
+    make_client_mesh,
+    resolve_backend,
+)
+from fuprune.federated.server import fed_avg, fed_sgd
+from tests.tiny import TinyNet, tiny_dataset, tiny_variables
+
+BACKENDS = ("loop", "map", "vmap", "shard_map")
+MODEL = TinyNet()
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Five clients of very different sizes, one of them empty."""
+    dataset = tiny_dataset(60)
+    cuts = [0, 7, 7, 30, 41, 60]
+    order = np.random.default_rng(1).permutation(60)
+    return federate(
+        dataset, [order[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    )
+
+
+def average(backend, **options):
+    """FedAvg with two local epochs."""
+    return fed_avg(
+        MODEL,
+        client_optimizer=optax.sgd(0.05, momentum=0.9, nesterov=True),
+        local_epochs=2,
+        batch_size=8,
+        backend=backend,
+        **options,
+    )
+
+
+def gradient(backend, **options):
+    """FedSGD on ten images a client."""
+    return fed_sgd(
+        MODEL,
+        server_optimizer=optax.sgd(0.1, momentum=0.9),
+        batch_size=10,
+        backend=backend,
+        **options,
+    )
+
+
+ALGORITHMS = {
+    "fed_avg": average,
+    "fed_sgd": gradient,
+    "fed_sgd_full": lambda backend, **o: fed_sgd(
+        MODEL, server_optimizer=optax.sgd(0.1), microbatch=8, backend=backend, **o
+    ),
+    "median": lambda backend: average(backend, rule="median"),
+    "clipped": lambda backend: average(backend, rule="clipped_mean", clip_norm=0.1),
+    "trimmed": lambda backend: average(backend, rule="trimmed_mean"),
+    "local_bn": lambda backend: average(backend, bn="local", num_clients=5),
+    "recalibrate": lambda backend: average(backend, bn="recalibrate"),
+}
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_backend_gives_the_same_rounds(name, data):
+    """Two rounds by each backend end in the same state and the same diagnostics."""
+    ends = {}
+    for backend in BACKENDS:
+        algorithm = ALGORITHMS[name](backend)
+        state = algorithm.init(tiny_variables())
+        for number in range(2):
+            key = jax.random.fold_in(jax.random.key(3), number)
+            state, info = algorithm.round(state, whole_cohort(data), key)
+        ends[backend] = (state, info._replace(updates=None))
+    for backend in BACKENDS[1:]:
+        chex.assert_trees_all_close(
+            ends["loop"], ends[backend], rtol=2e-4, atol=2e-5
+        )
+
+
+def test_fused_and_separate_gradients_agree(data):
+    """The one-big-batch form of FedSGD is the mean of the clients' gradients."""
+    states = []
+    for fused in (True, False):
+        algorithm = gradient("vmap", fused=fused)
+        state, _ = algorithm.round(
+            algorithm.init(tiny_variables()), whole_cohort(data), jax.random.key(0)
+        )
+        states.append(state)
+    chex.assert_trees_all_close(*states, rtol=1e-4, atol=1e-5)
+
+
+def test_a_clients_update_does_not_depend_on_its_cohort(data):
+    """Client 3 alone and client 3 among others send the same update."""
+    algorithm = average("map", keep_updates=True)
+    state = algorithm.init(tiny_variables())
+    key = jax.random.key(5)
+    _, among = algorithm.round(state, take_clients(data, [0, 3, 4]), key)
+    _, alone = algorithm.round(state, take_clients(data, [3]), key)
+    chex.assert_trees_all_close(
+        jax.tree.map(lambda x: x[1], among.updates),
+        jax.tree.map(lambda x: x[0], alone.updates),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_padding_never_trains(data):
+    """What lies behind a client's length does not matter."""
+    cohort = whole_cohort(data)
+    column = jnp.arange(cohort.rows.shape[1])
+    junk = jnp.where(column < cohort.lengths[:, None], cohort.rows, 17)
+    algorithm = average("map")
+    state = algorithm.init(tiny_variables())
+    ends = [
+        algorithm.round(state, c, jax.random.key(0))
+        for c in (cohort, cohort._replace(rows=junk))
+    ]
+    chex.assert_trees_all_equal(*ends)
+
+
+def test_a_round_of_nobody_leaves_the_state(data):
+    """Every client empty: nothing changes, not even momentum."""
+    cohort = whole_cohort(data)
+    nobody = cohort._replace(lengths=jnp.zeros_like(cohort.lengths))
+    for backend in BACKENDS:
+        algorithm = average(backend)
+        state = algorithm.init(tiny_variables())
+        after, info = algorithm.round(state, nobody, jax.random.key(0))
+        chex.assert_trees_all_equal(state, after)
+        assert int(info.participants) == 0
+
+
+def test_one_compilation_for_all_rounds(data):
+    """Rounds of one shape trace the client program once."""
+    traces = []
+
+    def preprocess(key, images):
+        traces.append(images.shape)
+        return images.astype(jnp.float32) / 255.0
+
+    for backend in BACKENDS:
+        algorithm = average(backend, preprocess=preprocess)
+        state = algorithm.init(tiny_variables())
+        state, _ = algorithm.round(state, whole_cohort(data), jax.random.key(0))
+        traced = len(traces)
+        for number in range(3):
+            cohort = take_clients(data, np.roll(np.arange(5), number))
+            state, _ = algorithm.round(state, cohort, jax.random.key(number))
+        assert len(traces) == traced, backend
+
+
+def test_gradients_inside_shard_map_are_not_summed_over_clients(data):
+    """A program that returns its own gradient gets its own, not the cohort's sum."""
+
+    def finish(shared, client, carry):
+        value = jax.grad(lambda w: w * client.length)(shared.context)
+        return value, value
+
+    program = ClientProgram(
+        lambda client: 0 * client.length,
+        lambda shared, client: jnp.zeros(()),
+        lambda shared, client, carry, i: carry,
+        finish,
+    )
+    run = for_each_client(program, backend="shard_map", mesh=make_client_mesh())
+    cohort = whole_cohort(data)
+    shared = Shared(cohort.images, cohort.labels, jnp.ones(()))
+    total, each = run(shared, Client(cohort.rows, cohort.lengths, cohort.clients))
+    np.testing.assert_array_equal(each, cohort.lengths)
+    assert float(total) == 60.0
+
+
+def test_auto_names_a_backend_and_unknown_names_are_refused():
+    """`auto` is never passed on; a typo says what is allowed."""
+    assert resolve_backend("auto")[0] in BACKENDS
+    assert resolve_backend("auto", loops_are_fast=True, device_count=1)[0] == "map"
+    with pytest.raises(ValueError, match="'pmap' is unknown; choose one of auto, loop"):
+        resolve_backend("pmap")
+
+
+def test_cohort_rows_are_not_copied_into_images(data):
+    """A cohort refers to the pool of images, whatever its size."""
+    assert isinstance(whole_cohort(data), Cohort)
+    assert whole_cohort(data).images is data.images

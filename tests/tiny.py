@@ -1,0 +1,54 @@
+"""A network small enough to compile in a second, with the zoo's layers and interface."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.dataset import Dataset
+from fuprune.models.layers import ConvNorm, Wiring
+
+
+class TinyNet(nn.Module):
+    """Two convolutions with norms, mean over space, one dense layer."""
+
+    num_classes: int = 4
+    width: int = 6
+    norm: str = "batch"
+    conv: str = "xla"
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        """Build the layers."""
+        inputs, hidden = (0,), tuple(range(self.width))
+        self.conv1 = ConvNorm(Wiring(inputs, hidden, self.width), self.norm)
+        self.conv2 = ConvNorm(Wiring(hidden, hidden, self.width), self.norm)
+        self.head = nn.Dense(self.num_classes)
+
+    def __call__(self, images, train=False, mask=None):
+        """[B, H, W, 1] -> [B, num_classes]."""
+        return self.head(self.features(images, train, mask))
+
+    def features(self, images, train=False, mask=None):
+        """[B, H, W, 1] -> [B, width]."""
+        x = nn.relu(self.conv1(images, train=train, mask=mask))
+        x = nn.relu(self.conv2(x, train=train, mask=mask))
+        return jnp.mean(x, axis=(1, 2))
+
+
+def tiny_variables(model=None, seed=0, size=6):
+    """Initial variables of a `TinyNet`."""
+    model = model or TinyNet()
+    return model.init(jax.random.key(seed), jnp.zeros((1, size, size, 1)))
+
+
+def tiny_dataset(number=96, *, num_classes=4, size=6, seed=0) -> Dataset:
+    """Noise images with a bright row whose place is the class."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(number, dtype=np.int32) % num_classes
+    images = generator.integers(0, 60, (number, size, size, 1), np.uint8)
+    for i, label in enumerate(labels):
+        images[i, label + 1] += 150
+    return Dataset(images, labels)
