@@ -194,7 +194,8 @@ def _to_host(leaf) -> np.ndarray:
 
 def _from_host(array: np.ndarray, like):
     if _is_key(like):
-        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(_a_key(like)))
+        data = jax.numpy.asarray(array)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(_a_key(like)))
     return array
 
 
@@ -259,7 +260,7 @@ def _manager(directory: Path):
 
 def _write_step(directory: Path, step: int, arrays, record) -> None:
     args = _orbax_args()
-    items = {"spec": args.JsonSave(record)}
+    items: dict[str, Any] = {"spec": args.JsonSave(record)}
     if arrays:
         items["state"] = args.StandardSave(arrays)
     with _quiet(), _manager(directory) as manager:

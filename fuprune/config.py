@@ -274,11 +274,7 @@ def validate(config: Config, *, num_classes: int | None = None) -> None:
       num_classes: of the dataset; looked up by its name if None. For a dataset that
         is not in `DATASET_CLASSES`, call `check_classes` once it is loaded.
     """
-    if not isinstance(config, config_dict.ConfigDict):
-        raise ConfigError(
-            f"the configuration is a {type(config).__name__}; allowed: the ConfigDict "
-            "of fuprune.config.default(), with values changed."
-        )
+    _check_is_config(config)
     schema = flatten(default())
     values = flatten(config)
     for key in values:
@@ -300,6 +296,14 @@ def validate(config: Config, *, num_classes: int | None = None) -> None:
         num_classes = DATASET_CLASSES.get(config.data.name)
     if num_classes is not None:
         check_classes(config, num_classes)
+
+
+def _check_is_config(config: Any) -> None:
+    if not isinstance(config, config_dict.ConfigDict):
+        raise ConfigError(
+            f"the configuration is a {type(config).__name__}; allowed: the ConfigDict "
+            "of fuprune.config.default(), with values changed."
+        )
 
 
 def check_classes(config: Config, num_classes: int) -> None:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import flags
 from ml_collections import config_dict, config_flags
@@ -31,7 +31,7 @@ class UsageError(FupruneError):
 class Command(NamedTuple):
     """What a command line asks for."""
 
-    config: config_dict.ConfigDict
+    config: config_lib.Config
     workdir: Path
     coordinator: str  # host:port of process 0, "" if there is none
     num_processes: int  # 0 leaves it to the cluster, or means one
@@ -152,7 +152,7 @@ def _split_path(text: str) -> tuple[str, list[str]]:
     return path, [argument] if colon else []
 
 
-def _load(path: str, argument: list[str]) -> config_dict.ConfigDict:
+def _load(path: str, argument: list[str]) -> config_lib.Config:
     """Runs the get_config of a config file."""
     if not Path(path).is_file():
         known = sorted(str(file) for file in Path("configs").glob("[a-z]*.py"))
@@ -176,7 +176,7 @@ def _load(path: str, argument: list[str]) -> config_dict.ConfigDict:
         ) from error
 
 
-def _override(config: Any, overrides: dict[str, str]) -> None:
+def _override(config: config_lib.Config, overrides: dict[str, str]) -> None:
     """Applies --config.key=value to the config."""
     if not isinstance(config, config_dict.ConfigDict) or not overrides:
         return
