@@ -155,6 +155,10 @@ def _from_archive(
     if archive is None:
         manual = places.data_dir / "downloads" / "manual"
         looked.append(f"{manual / cifar.LAYOUTS[name].archive} (official archive)")
+        pickled = cifar.LAYOUTS[name].archive.replace("binary", "python")
+        for folder in (manual, places.data_dir):
+            if (folder / pickled).exists():
+                looked.append(f"{folder / pickled}: not read, it holds pickles")
         return None
     _LOGGER.info("%s (%s): the official archive %s.", name, split, archive)
     dataset = cifar.read_archive(name, archive, split)

@@ -134,6 +134,12 @@ def test_cifar100_archive_gives_fine_labels(offline):
     assert_same(load("cifar100", split="train", data_dir=offline), data)
 
 
+def test_pickled_archive_is_not_read_but_mentioned(offline):
+    tiny_sets.write_tar(offline / "cifar-100-python.tar.gz", {"train": b"pickle"})
+    with pytest.raises(DataUnavailableError, match="python.tar.gz: not read"):
+        load("cifar100", split="train", data_dir=offline)
+
+
 def test_damaged_archives_are_named_in_one_line(offline, monkeypatch):
     tiny = tiny_sets.TinyCifar10()
     path = offline / "cifar-10-binary.tar.gz"
