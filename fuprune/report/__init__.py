@@ -4,6 +4,7 @@
 Both read files only and can be called again at any time.
 """
 
+from fuprune.report.joined_report import join
 from fuprune.report.run_report import build
 
-__all__ = ["build"]
+__all__ = ["build", "join"]

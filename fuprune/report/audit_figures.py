@@ -12,7 +12,7 @@ from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import charts, formats, page, palette
 from fuprune.report.markup import Markup
 from fuprune.report.run_files import Run, mapping, number, sequence
-from fuprune.report.run_tables import audited_models
+from fuprune.report.run_tables import audited_models, forward_order
 from fuprune.report.tables import chip
 from fuprune.report.verdict import interval_text, main_method, shown, test_title
 
@@ -116,8 +116,7 @@ def _roc(
     for name, curve in curves.items():
         points = _points(curve, "false_positives", "true_positives")
         if points:
-            style = "gold" if palette.is_retrain(name) else styles.get(name, "o0")
-            series.append(charts.Series(formats.method_name(name), style, points))
+            series.append(_series(name, points, styles))
     if not series:
         return None
     areas = [f"{line.label} {_area(line.points):.2f}" for line in series]
@@ -133,17 +132,19 @@ def _roc(
         title[:1].upper() + title[1:],
         "Training images found (upwards) against false alarms, both on a logarithmic "
         "scale: the lower left shows what a careful attacker learns.",
-        legend=page.line_legend([*_merged(series), ("guessing", "guide")]),
+        legend=page.line_legend(series, "guessing"),
     )
 
 
-def _merged(series: Sequence[charts.Series]) -> list[tuple[str, str]]:
-    """Lists the retrained seeds of a legend once."""
-    entries = [(line.label, line.style) for line in series if line.style != "gold"]
-    amount = len(series) - len(entries)
-    if amount:
-        entries.append((f"retrained ({formats.plural(amount, 'model')})", "gold"))
-    return entries
+def _series(
+    name: str, points: Sequence[tuple[float, float]], styles: Mapping[str, str]
+) -> charts.Series:
+    return charts.Series(
+        formats.method_name(name),
+        "gold" if palette.is_retrain(name) else styles.get(name, "o0"),
+        tuple(points),
+        family=formats.method_name(palette.family(name)),
+    )
 
 
 def _rate(value: float) -> str:
@@ -178,8 +179,7 @@ def relearn_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
     for name, curve in mapping(detail.get("curves")).items():
         points = _points(curve, "steps", "accuracy")
         if points:
-            style = "gold" if palette.is_retrain(name) else styles.get(name, "o0")
-            series.append(charts.Series(formats.method_name(name), style, points))
+            series.append(_series(name, points, styles))
     if not series:
         return None
     last = max(x for line in series for x, _ in line.points)
@@ -200,7 +200,7 @@ def relearn_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
         "The class, taught again",
         "Accuracy on test images of the forgotten class. A line left of the retrained "
         "ones comes back faster than it should.",
-        legend=page.line_legend([*_merged(series), ("counts as back", "guide")]),
+        legend=page.line_legend(series, "counts as back"),
     )
 
 
@@ -209,8 +209,8 @@ def cka_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
     if run.audit is None:
         return None
     tables = mapping(run.audit.detail.get("cka"))
-    layers = list(
-        dict.fromkeys(key for table in tables.values() for key in mapping(table))
+    layers = forward_order(
+        run, dict.fromkeys(key for table in tables.values() for key in mapping(table))
     )
     series = []
     for name, table in tables.items():
@@ -223,8 +223,7 @@ def cka_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
             if value is not None
         )
         if points:
-            style = "gold" if palette.is_retrain(name) else styles.get(name, "o0")
-            series.append(charts.Series(formats.method_name(name), style, points))
+            series.append(_series(name, points, styles))
     if not series:
         return None
     low = min(value for line in series for _, value in line.points)
@@ -245,7 +244,7 @@ def cka_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
         "Likeness to retraining, layer by layer",
         "Linear CKA of the activations on forgotten images; 1 is alike. The retrained "
         "lines show how alike two retrained models are.",
-        legend=page.line_legend(_merged(series)),
+        legend=page.line_legend(series),
     )
 
 

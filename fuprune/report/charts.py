@@ -23,6 +23,7 @@ class Series(NamedTuple):
     style: str  # CSS class that sets colour and dash
     points: tuple[tuple[float, float], ...]
     spread: tuple[float, ...] = ()  # standard deviation at each point, if known
+    family: str = ""  # one name in the legend for several seeds; the label if empty
 
 
 class Axis(NamedTuple):

@@ -83,9 +83,25 @@ def grid(figures: Sequence[Child]) -> Markup | None:
     return element("div", {"class": "grid"}, *kept) if kept else None
 
 
-def line_legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Lists names beside a sample of their line; entries are (name, CSS class)."""
-    return _legend([(name, charts.swatch(style)) for name, style in entries])
+def line_legend(series: Sequence[charts.Series], guide: str = "") -> Markup:
+    """Lists lines beside a sample of each, those of one family once.
+
+    Args:
+      series: The lines.
+      guide: What the dotted line is, if there is one.
+
+    Returns:
+      The list.
+    """
+    families: dict[tuple[str, str], int] = {}
+    for line in series:
+        entry = line.family or line.label, line.style
+        families[entry] = families.get(entry, 0) + 1
+    entries = [
+        (name if amount == 1 else f"{name} ({amount})", charts.swatch(style))
+        for (name, style), amount in families.items()
+    ]
+    return _legend(entries + ([(guide, charts.swatch("guide"))] if guide else []))
 
 
 def fill_legend(entries: Sequence[tuple[str, str]]) -> Markup:

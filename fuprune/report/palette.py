@@ -4,6 +4,7 @@ The raw model is grey, retraining is the reference line, the method under test h
 accent colour; the others share a colour-blind safe cycle with changing dashes.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 RAW = "raw"
@@ -20,6 +21,13 @@ CONTROLS = (
 )
 _PREFERRED = "class_pruning"
 _CYCLE = 12
+_SEED = re.compile(r"_seed\d+$")
+_RETRAINED = re.compile(r"^retrained_\d+$")
+
+
+def family(name: str) -> str:
+    """Strips the number of a further seed: `retrain_seed2` is a `retrain`."""
+    return _RETRAINED.sub("retrained", _SEED.sub("", name))
 
 
 def is_retrain(name: str) -> bool:
@@ -50,12 +58,14 @@ def styles(names: Iterable[str]) -> dict[str, str]:
     chosen = {}
     position = 0
     for name in names:
-        if name == main:
+        if main is not None and family(name) == family(main):
             chosen[name] = "main"
         elif is_retrain(name):
             chosen[name] = "gold"
         elif name in (RAW, RANDOM):
             chosen[name] = "raw" if name == RAW else "random"
+        elif family(name) in chosen:
+            chosen[name] = chosen[family(name)]
         else:
             chosen[name] = f"o{position % _CYCLE}"
             position += 1

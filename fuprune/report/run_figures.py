@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fuprune.report import charts, formats, page, palette, pictures
+from fuprune.report import charts, formats, page, palette, pictures, run_tables
 from fuprune.report.markup import Markup, element
 from fuprune.report.run_files import Run, Stage, class_label
 from fuprune.report.run_tables import (
     UNCUT_ROWS,
     audited_models,
     final_stage,
-    plan_names,
     pruned_stages,
     stage_title,
 )
@@ -47,6 +46,11 @@ def unlearning_curves(run: Run) -> list[tuple[str, list[tuple[float, float]]]]:
         if row.phase.startswith("unlearn/") and "r_accuracy" in row.values:
             name = row.phase.removeprefix("unlearn/")
             curves.setdefault(name, {})[row.round_number] = row.values["r_accuracy"]
+    for name, points in curves.items():
+        # Fine-tuning logs from its first round on; where it started is a stage.
+        cuts = pruned_stages(run, name)
+        if cuts and cuts[-1].r_accuracy is not None:
+            points.setdefault(0, cuts[-1].r_accuracy)
     return [
         (name, sorted((float(key), value) for key, value in points.items()))
         for name, points in curves.items()
@@ -60,7 +64,12 @@ def recovery_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
         return None
     return recovery_chart(
         [
-            charts.Series(formats.method_name(name), styles[name], tuple(points))
+            charts.Series(
+                formats.method_name(name),
+                styles[name],
+                tuple(points),
+                family=formats.method_name(palette.family(name)),
+            )
             for name, points in curves
         ],
         run.target_accuracy,
@@ -94,21 +103,18 @@ def recovery_chart(
         title,
         caption,
         legend=page.line_legend(
-            [(line.label, line.style) for line in series]
-            + ([(f"target {formats.percent(target)}", "guide")] if target else [])
+            series, f"target {formats.percent(target)}" if target else ""
         ),
     )
 
 
 def rounds_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
-    """Bars of rounds to the target for every method."""
-    rows = [row for row in run.methods if row.error is None]
-    if run.target_accuracy is None or not rows:
+    """Bars of rounds to the target for every method that trained."""
+    rows = [row for row in run.methods if row.error is None and row.rounds]
+    longest = max((row.rounds_to_target or row.rounds or 0 for row in rows), default=0)
+    if run.target_accuracy is None or not longest:
         return None
-    longest = max([row.rounds_to_target or row.rounds or 0 for row in rows], default=0)
-    if not longest:
-        return None
-    bars = []
+    families: dict[str, list[charts.Bar]] = {}
     for row in rows:
         reached = row.rounds_to_target
         words = (
@@ -116,32 +122,26 @@ def rounds_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
             if reached is not None
             else f"not reached in {formats.number(row.rounds)} rounds"
         )
-        name = formats.method_name(row.method)
-        bars.append(
-            (
-                name,
-                [
-                    charts.Bar(
-                        reached,
-                        styles.get(row.method, "raw"),
-                        formats.number(reached) if reached is not None else "never",
-                        f"{name}: {words}",
-                    )
-                ],
+        families.setdefault(formats.method_name(palette.family(row.method)), []).append(
+            charts.Bar(
+                reached,
+                styles.get(row.method, "raw"),
+                formats.number(reached) if reached is not None else "never",
+                f"{formats.method_name(row.method)}: {words}",
             )
         )
-    described = [bar[0].title for _, bar in bars]
+    described = [bar.title for bars in families.values() for bar in bars]
     return page.figure(
         charts.bar_rows(
-            bars,
+            list(families.items()),
             f"Bars of rounds to target. {formats.listing(described, 20)}.",
             high=longest,
             label_width=126,
-            bar_height=max(11.0, min(26.0, 210.0 / len(bars) - 8)),
+            bar_height=max(11.0, min(26.0, 210.0 / len(rows) - 8)),
         ),
         f"Rounds until {formats.percent(run.target_accuracy)} on the remaining classes",
-        "Shorter is faster. Rounds with the same data order, learning rate and target "
-        "for every method.",
+        "Shorter is faster. The same data order, learning rate and target for every "
+        "method; methods that train no round are left out.",
     )
 
 
@@ -257,19 +257,16 @@ def _answers(run: Run, shares: np.ndarray, index: int) -> str:
     return f"Images of {class_label(run, index)} are answered {formats.listing(named)}."
 
 
-def score_figures(run: Run) -> list[Markup]:
-    """Heat maps of TF-IDF scores per layer with the cut channels marked."""
-    return [
-        _score_figure(run, method)
-        for method in plan_names(run, run.scores)
-        if any(run.scores[method].values())
-    ]
-
-
-def _score_figure(run: Run, method: str) -> Markup:
+def score_figure(run: Run) -> Markup | None:
+    """Heat map of TF-IDF scores per layer with the cut channels marked."""
+    method = run_tables.plan_name(run, run.scores)
+    if method is None or not any(run.scores[method].values()):
+        return None
     cut = run.cut.get(method, {})
+    layers = run_tables.forward_order(run, run.scores[method])
     rows = []
-    for layer, scores in run.scores[method].items():
+    for layer in layers:
+        scores = run.scores[method][layer]
         order = sorted(range(len(scores)), key=lambda channel: -scores[channel])
         gone = set(cut.get(layer, ()))
         rows.append(
@@ -296,11 +293,12 @@ def _score_figure(run: Run, method: str) -> Markup:
     )
 
 
-def width_figure(run: Run, method: str) -> Markup | None:
+def width_figure(run: Run) -> Markup | None:
     """Bars of channels per layer before and after the cut."""
+    method = run_tables.plan_name(run, run.plans)
     layers = [
         row
-        for row in run.plans.get(method, ())
+        for row in run.plans.get(method or "", ())
         if row.layer not in UNCUT_ROWS and row.channels_before
     ]
     if not layers:
@@ -456,5 +454,5 @@ def privacy_figure(run: Run) -> Markup | None:
         "What privacy costs",
         "Stronger privacy (smaller epsilon) adds more noise to the class statistics "
         "that leave a client.",
-        legend=page.line_legend([(line.label, line.style) for line in series]),
+        legend=page.line_legend(series),
     )

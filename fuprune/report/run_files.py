@@ -100,6 +100,7 @@ class Run(NamedTuple):
     versions: Mapping[str, Any]
     commit: str
     command: tuple[str, ...]
+    platform: str
     metrics: tuple[MetricRow, ...]
     phase_seconds: Mapping[str, float]
     classes: tuple[int, ...]
@@ -154,6 +155,7 @@ def read_run(directory: str | Path) -> Run:
         versions=mapping(recorded.get("versions")),
         commit=words(recorded.get("commit")),
         command=tuple(words(part) for part in sequence(recorded.get("command"))),
+        platform=words(recorded.get("platform")),
         metrics=tuple(_metrics(directory / "metrics.jsonl", notes)),
         phase_seconds=_phase_seconds(directory / "timings.jsonl", notes),
         classes=_classes(results, config),
@@ -305,16 +307,20 @@ def _phase_seconds(path: Path, notes: list[str]) -> dict[str, float]:
     if path.is_file():
         for row in _json_lines(path, notes):
             seconds = number(row.get("seconds"))
-            if seconds is not None and words(row.get("phase")):
+            # Rows without a round sum up a phase whose rounds were counted already.
+            if seconds is not None and "round" in row and words(row.get("phase")):
                 phase = words(row["phase"])
                 totals[phase] = totals.get(phase, 0.0) + seconds
     return totals
 
 
 def _classes(results: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
-    listed = sequence(results.get("classes")) or sequence(
-        mapping(config.get("unlearn")).get("classes")
-    )
+    listed = results.get("classes") or mapping(config.get("unlearn")).get("classes")
+    if isinstance(listed, str):
+        listed = [int(part) for part in listed.split(",") if part.strip().isdecimal()]
+    elif isinstance(listed, int):
+        listed = [listed]
+    listed = sequence(listed)
     return tuple(c for c in map(whole, listed) if c is not None)
 
 

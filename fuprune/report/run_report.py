@@ -343,14 +343,12 @@ def _question_tables(run: Run) -> list[tables.Table]:
 
 
 def _cut_section(run: Run) -> page.Section:
-    names = run_tables.plan_names(run, run.plans)
-    body: list[Child] = [*run_figures.score_figures(run)]
-    body += [run_figures.feature_map_figure(run)]
-    for name in names:
-        body += [
-            run_figures.width_figure(run, name),
-            _folded("The layers as a table", run_tables.layer_table(run, name)),
-        ]
+    body: list[Child] = [
+        run_figures.score_figure(run),
+        run_figures.feature_map_figure(run),
+        run_figures.width_figure(run),
+        _folded("The layers as a table", run_tables.layer_table(run)),
+    ]
     if not any(body):
         body = [page.missing("No pruning plan was recorded, so nothing was cut.")]
     elif run.feature_maps is None:

@@ -3,19 +3,18 @@
 Each function returns a `Table`, or `None` when the run holds nothing for it.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import formats, palette
-from fuprune.report.run_files import Run, Stage, class_label
+from fuprune.report.run_files import Method, Run, Stage, class_label
 from fuprune.report.tables import Cell, Column, Table, cell
 from fuprune.report.verdict import (
     interval_text,
     main_method,
     raw_stage,
-    retrain_row,
+    retrain_rows,
     shown,
     tally,
     test_title,
@@ -43,12 +42,7 @@ def methods_table(run: Run) -> Table | None:
                 _role(row.method, main),
                 cell(row.u_accuracy, formats.percent(row.u_accuracy)),
                 cell(row.r_accuracy, formats.percent(row.r_accuracy)),
-                cell(
-                    reached,
-                    formats.number(reached) if reached is not None else "not reached",
-                )
-                if run.target_accuracy is not None and row.error is None
-                else cell(reached, formats.number(reached)),
+                cell(reached, _reached_text(run, row)),
                 cell(row.rounds, formats.number(row.rounds)),
                 cell(row.seconds, formats.seconds(row.seconds)),
                 cell(row.upload_bytes, formats.size(row.upload_bytes)),
@@ -76,8 +70,14 @@ def methods_table(run: Run) -> Table | None:
     return Table("methods", "Every method, compared", columns, tuple(rows), note)
 
 
+def _reached_text(run: Run, row: Method) -> str:
+    if row.rounds_to_target is not None or row.error or run.target_accuracy is None:
+        return formats.number(row.rounds_to_target)
+    return "not reached" if row.rounds else "no rounds"
+
+
 def _role(name: str, main: str | None) -> Cell:
-    if name == main:
+    if main is not None and palette.family(name) == palette.family(main):
         return cell("under test")
     if palette.is_retrain(name):
         return cell("gold standard")
@@ -93,7 +93,8 @@ def paper_table(run: Run) -> Table | None:
     }
     if not cuts:
         return None
-    raw, retrained, main = raw_stage(run), retrain_row(run), main_method(run)
+    raw, main = raw_stage(run), main_method(run)
+    retrained = next(iter(retrain_rows(run)), None)
     longest = max(len(stages) for stages in cuts.values())
     headings = (
         ["After-pruned"]
@@ -120,7 +121,7 @@ def paper_table(run: Run) -> Table | None:
         "In the form of the paper's Tables 2 and 3",
         tuple(columns),
         tuple(rows),
-        "Re-trained is the run's own retraining without the class.",
+        "Re-trained is the run's own retraining without the class, first seed.",
     )
 
 
@@ -373,38 +374,40 @@ def stage_title(stage: Stage) -> str:
         return palette.RAW
     method = formats.method_name(stage.method)
     step = formats.method_name(stage.stage)
-    if stage.stage in ("final", "fine_tuned", stage.method) or not method:
+    ends = ("final", "fine_tuned", palette.family(stage.method))
+    if stage.stage in ends or not method:
         return method or step
     return f"{method}, {step}"
 
 
-def plan_names(run: Run, entries: Mapping[str, Any]) -> list[str]:
-    """Picks the plans to show: those of the method under test, else the first one.
-
-    A method that cuts once per class may record one plan per class, named
-    `<method>_<class>`.
-    """
+def plan_name(run: Run, entries: Mapping[str, Any]) -> str | None:
+    """Picks whose plan to show: that of the method under test, else the first."""
     main = main_method(run)
-    own = [n for n in entries if main and (n == main or n.startswith(f"{main}_"))]
-    return own or list(entries)[:1]
+    return main if main in entries else next(iter(entries), None)
 
 
-def file_name(text: str) -> str:
-    """Turns a name from a file into something safe inside a file name."""
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:60] or "unnamed"
+def forward_order(run: Run, layers: Iterable[str]) -> list[str]:
+    """Sorts layer names from input to output, as far as a plan of the run says.
+
+    Objects in JSON may come back in any order; a plan is a list and keeps it.
+    """
+    plan = run.plans.get(plan_name(run, run.plans) or "", ())
+    places = {row.layer: place for place, row in enumerate(plan)}
+    return sorted(layers, key=lambda layer: places.get(layer, len(places)))
 
 
-def layer_table(run: Run, method: str) -> Table | None:
+def layer_table(run: Run) -> Table | None:
     """Gives the width, parameters and cost of each layer before and after the cut."""
-    rows = run.plans.get(method)
-    if not rows:
+    method = plan_name(run, run.plans)
+    if method is None or not run.plans[method]:
         return None
+    rows = run.plans[method]
     columns = [Column("Layer", numeric=False)]
     for group in ("Channels", "Parameters", "FLOPs per image"):
         columns += [Column("before", group=group), Column("after", group=group)]
     columns.append(Column("Spared"))
     return Table(
-        f"layers_{file_name(method)}",
+        "layers",
         f"Every layer before and after the cut ({formats.method_name(method)})",
         tuple(columns),
         tuple(
@@ -535,7 +538,7 @@ def run_tables(run: Run) -> list[Table]:
         methods_table(run),
         paper_table(run),
         class_table(run),
-        *(layer_table(run, method) for method in plan_names(run, run.plans)),
+        layer_table(run),
         privacy_table(run),
         privacy_curve_table(run),
         time_table(run),

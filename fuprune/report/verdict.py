@@ -4,7 +4,7 @@ The sentences are made from the audit's figures alone. A failure is always in th
 headline, and a method that is no better than a trivial control is told so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from fuprune.audit.evidence import CANNOT_TELL, FAIL, PASS, AuditReport, Evidence
@@ -57,7 +57,7 @@ def verdict(run: Run) -> Verdict:
         ("Speed", _speed_sentences(run, name)),
     ]
     if run.audit is None or not run.audit.tests:
-        topics.append(("Why", [_WHY_AUDIT]))
+        topics.append(("Why", iter([_WHY_AUDIT])))
     findings = [(topic, " ".join(sentences)) for topic, sentences in topics]
     return Verdict(tone, headline, tuple((t, text) for t, text in findings if text))
 
@@ -233,11 +233,11 @@ def _accuracy_sentences(run: Run, name: str | None) -> Iterator[str]:
         f"{formats.percent(method.u_accuracy)}, on the remaining classes "
         f"{_from(raw and raw.r_accuracy)}{formats.percent(method.r_accuracy)}"
     )
-    retrained = retrain_row(run)
-    if retrained is not None:
+    retrained = retrain_rows(run)
+    if retrained:
         sentence += (
-            f" (retrained: {formats.percent(retrained.u_accuracy)} and "
-            f"{formats.percent(retrained.r_accuracy)})"
+            f" (retrained: {_range([r.u_accuracy for r in retrained])} and "
+            f"{_range([r.r_accuracy for r in retrained])})"
         )
     yield sentence + "."
     equal = [
@@ -254,14 +254,24 @@ def _accuracy_sentences(run: Run, name: str | None) -> Iterator[str]:
         )
 
 
+def _range(
+    values: Sequence[float | None], shown: Callable[[float], str] = formats.percent
+) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return formats.MISSING
+    low, high = shown(min(known)), shown(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
 def _from(value: float | None) -> str:
     return "" if value is None else f"{formats.percent(value)} \N{RIGHTWARDS ARROW} "
 
 
 def _speed_sentences(run: Run, name: str | None) -> Iterator[str]:
     method = method_row(run, name)
-    retrained = retrain_row(run)
-    if method is None or run.target_accuracy is None:
+    retrained = retrain_rows(run)
+    if method is None or run.target_accuracy is None or not method.rounds:
         return
     goal = f"{formats.percent(run.target_accuracy)} on the remaining classes"
     words = _capital(formats.method_name(method.method))
@@ -275,14 +285,18 @@ def _speed_sentences(run: Run, name: str | None) -> Iterator[str]:
             f"{words} reached {goal} in "
             f"{formats.plural(int(method.rounds_to_target), 'round')}"
         )
-        if retrained is None:
+        needed = [r.rounds_to_target for r in retrained]
+        if not retrained:
             sentence += "; nothing was retrained to compare with"
-        elif retrained.rounds_to_target is None:
+        elif None in needed:
+            most = max(r.rounds or 0 for r in retrained)
             sentence += (
-                f"; retraining did not in {formats.number(retrained.rounds)} rounds"
+                f"; {'retraining' if len(needed) == 1 else 'not all retraining'} "
+                f"{'did not' if len(needed) == 1 else 'did'} "
+                f"in {formats.number(most)} rounds"
             )
         else:
-            sentence += f", retraining in {formats.number(retrained.rounds_to_target)}"
+            sentence += f", retraining in {_range(needed, formats.number)}"
             if method.speedup is not None:
                 sentence += f" (speed-up {formats.times(method.speedup)})"
         yield sentence + "."
@@ -316,9 +330,13 @@ def method_row(run: Run, name: str | None) -> Method | None:
     return next((row for row in run.methods if row.method == name), None)
 
 
-def retrain_row(run: Run) -> Method | None:
-    """Finds the result of training again without the class."""
-    return next((row for row in run.methods if palette.is_retrain(row.method)), None)
+def retrain_rows(run: Run) -> list[Method]:
+    """Finds the results of training again without the class, one per seed."""
+    return [
+        row
+        for row in run.methods
+        if palette.is_retrain(row.method) and row.error is None
+    ]
 
 
 def _capital(words: str) -> str:
