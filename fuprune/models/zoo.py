@@ -15,6 +15,9 @@ MODELS = (
     *(f"resnet{depth}" for depth in (20, 32, 44, 56)),
     *(f"vgg{depth}" for depth in vgg.STAGE_DEPTHS),
 )
+# Far above any use: a spec read from a file must not exhaust the memory.
+MAX_CLASSES = 100_000
+MAX_IMAGE_SIDE = 2048
 _SPEC_KEYS = ("name", "num_classes", "input_shape", "norm", "channels")
 
 
@@ -47,12 +50,15 @@ def create(
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}, but must be one of {', '.join(NORMS)}.")
     shape = tuple(int(size) for size in input_shape)
-    if len(shape) != 3 or min(shape) < 1:
+    if len(shape) != 3 or min(shape) < 1 or max(shape) > MAX_IMAGE_SIDE:
         raise ValueError(
-            f"input_shape is {input_shape}, but must be (height, width, channels)."
+            f"input_shape is {input_shape}, but must be (height, width, channels), each"
+            f" from 1 to {MAX_IMAGE_SIDE}."
         )
-    if num_classes < 1:
-        raise ValueError(f"num_classes is {num_classes}, but must be at least 1.")
+    if not 1 <= num_classes <= MAX_CLASSES:
+        raise ValueError(
+            f"num_classes is {num_classes}, but must be from 1 to {MAX_CLASSES}."
+        )
     family, depth = re.fullmatch(r"(resnet|vgg)(\d+)", name).groups()
     return {"resnet": ResNet, "vgg": VGG}[family](
         depth=int(depth),
@@ -90,24 +96,34 @@ def from_spec(
     model = create(
         spec["name"],
         num_classes=_integer(spec["num_classes"], "num_classes"),
-        input_shape=tuple(_integer(n, "input_shape") for n in spec["input_shape"]),
+        input_shape=_integers(spec["input_shape"], "input_shape"),
         norm=spec["norm"],
         conv=conv,
         dtype=dtype,
     )
+    if not isinstance(spec["channels"], dict):
+        raise ValueError(
+            f"model spec has channels {spec['channels']!r}, but must map layers to ids."
+        )
     unknown = [layer for layer in spec["channels"] if layer not in layer_names(model)]
     if unknown:
         raise ValueError(
             f"model spec cuts layer {unknown[0]!r}, which {spec['name']} has not."
         )
     channels = tuple(
-        (layer, tuple(_integer(n, layer) for n in spec["channels"][layer]))
+        (layer, _integers(spec["channels"][layer], layer))
         for layer in layer_names(model)
         if layer in spec["channels"]
     )
     model = model.clone(channels=channels)
     model.wiring()
     return model
+
+
+def _integers(values, where: str) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"model spec has {values!r} as {where}, but must be a list.")
+    return tuple(_integer(value, where) for value in values)
 
 
 def _integer(value, where: str) -> int:

@@ -1,0 +1,196 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.models.layers import NUM_GROUPS, Norm, place, wire
+
+WIDTH = 16
+ALL = tuple(range(WIDTH))
+
+
+def make_norm(kind, outputs=ALL, seed=0):
+    norm = Norm(kind, outputs, WIDTH)
+    generator = np.random.default_rng(seed)
+    scale = generator.uniform(0.5, 1.5, WIDTH)[list(outputs)]
+    bias = generator.normal(size=WIDTH)[list(outputs)]
+    variables = {"params": {"scale": jnp.float32(scale), "bias": jnp.float32(bias)}}
+    if kind == "batch":
+        variables["batch_stats"] = {
+            "mean": jnp.full(len(outputs), 0.5),
+            "var": jnp.full(len(outputs), 2.0),
+        }
+    return norm, variables
+
+
+def draw_inputs(batch=4, channels=WIDTH, seed=1):
+    generator = np.random.default_rng(seed)
+    return jnp.float32(generator.normal(1.0, 2.0, size=(batch, 3, 2, channels)))
+
+
+def kill(variables, channels):
+    params = jax.tree.map(
+        lambda x: x.at[jnp.array(channels)].set(0.0), variables["params"]
+    )
+    return {**variables, "params": params}
+
+
+def test_batch_norm_follows_its_definition_and_records_statistics():
+    norm, variables = make_norm("batch")
+    inputs = draw_inputs()
+    outputs, update = norm.apply(variables, inputs, train=True, mutable=["batch_stats"])
+    values = np.asarray(inputs, np.float64)
+    mean, variance = values.mean((0, 1, 2)), values.var((0, 1, 2))
+    params = jax.tree.map(np.asarray, variables["params"])
+    expected = (values - mean) / np.sqrt(variance + 1e-5) * params["scale"]
+    np.testing.assert_allclose(outputs, expected + params["bias"], atol=1e-5)
+    stats = update["batch_stats"]
+    np.testing.assert_allclose(stats["mean"], 0.9 * 0.5 + 0.1 * mean, rtol=1e-5)
+    np.testing.assert_allclose(stats["var"], 0.9 * 2.0 + 0.1 * variance, rtol=1e-5)
+
+
+def test_batch_norm_evaluates_with_running_statistics():
+    norm, variables = make_norm("batch")
+    inputs = draw_inputs()
+    outputs = norm.apply(variables, inputs, train=False)
+    params = variables["params"]
+    expected = (inputs - 0.5) / np.sqrt(2.0 + 1e-5) * params["scale"] + params["bias"]
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [0.0, 1e30, np.inf, np.nan])
+def test_padded_examples_never_enter_statistics(padding):
+    norm, variables = make_norm("batch")
+    real = draw_inputs(batch=3)
+    padded = jnp.concatenate([real, jnp.full((2, 3, 2, WIDTH), padding)])
+    mask = jnp.array([1, 1, 1, 0, 0])
+
+    def loss(params, inputs, mask):
+        outputs, update = norm.apply(
+            {**variables, "params": params},
+            inputs,
+            train=True,
+            mask=mask,
+            mutable=["batch_stats"],
+        )
+        return jnp.sum(jnp.sin(outputs[:3])), (outputs[:3], update)
+
+    gradient, (outputs, update) = jax.jit(jax.grad(loss, has_aux=True))(
+        variables["params"], real, None
+    )
+    gradient_padded, (outputs_padded, update_padded) = jax.jit(
+        jax.grad(loss, has_aux=True)
+    )(variables["params"], padded, mask)
+    chex.assert_trees_all_close(update, update_padded, rtol=1e-5)
+    np.testing.assert_allclose(outputs, outputs_padded, atol=1e-5)
+    if np.isfinite(padding):
+        chex.assert_trees_all_close(gradient, gradient_padded, atol=1e-4)
+
+
+def test_batch_of_padding_only_leaves_statistics_and_gives_no_nan():
+    norm, variables = make_norm("batch")
+
+    def loss(params, inputs):
+        outputs, update = norm.apply(
+            {**variables, "params": params},
+            inputs,
+            train=True,
+            mask=jnp.zeros(4),
+            mutable=["batch_stats"],
+        )
+        return jnp.sum(outputs**2), update
+
+    gradients, update = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(
+        variables["params"], draw_inputs()
+    )
+    chex.assert_trees_all_equal(update["batch_stats"], variables["batch_stats"])
+    chex.assert_tree_all_finite(gradients)
+
+
+def test_group_norm_follows_its_definition():
+    norm, variables = make_norm("group")
+    inputs = draw_inputs()
+    outputs = norm.apply(variables, inputs, train=True)
+    values = np.asarray(inputs, np.float64).reshape(4, 3, 2, NUM_GROUPS, -1)
+    mean = values.mean((1, 2, 4), keepdims=True)
+    variance = values.var((1, 2, 4), keepdims=True)
+    values = ((values - mean) / np.sqrt(variance + 1e-5)).reshape(inputs.shape)
+    params = variables["params"]
+    expected = values * params["scale"] + params["bias"]
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("kind", ["batch", "group"])
+def test_dead_channel_emits_zero_and_passes_no_gradient(kind, train):
+    norm, variables = make_norm(kind)
+    variables = kill(variables, [2, 3, 7])
+
+    def loss(params, inputs):
+        outputs = norm.apply(
+            {**variables, "params": params},
+            inputs,
+            train=train,
+            mutable=["batch_stats"],
+        )[0]
+        return jnp.sum(jnp.cos(outputs + 0.3)), outputs
+
+    gradients, outputs = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(
+        variables["params"], draw_inputs()
+    )
+    dead = np.array([2, 3, 7])
+    live = np.setdiff1d(np.arange(WIDTH), dead)
+    assert not np.any(outputs[..., dead])
+    for leaf in jax.tree.leaves(gradients):
+        assert not np.any(leaf[..., dead])
+        assert np.all(np.any(leaf[..., live].reshape(-1, live.size) != 0, axis=0))
+
+
+def test_group_norm_of_live_channels_equals_norm_without_the_dead():
+    dead = [0, 1, 4, 9]  # a whole group, and one of two in two others
+    kept = tuple(c for c in ALL if c not in dead)
+    norm, variables = make_norm("group")
+    short, short_variables = make_norm("group", kept)
+    inputs = draw_inputs()
+    outputs = norm.apply(kill(variables, dead), inputs, train=True)
+    expected = short.apply(short_variables, inputs[..., list(kept)], train=True)
+    np.testing.assert_allclose(outputs[..., list(kept)], expected, atol=1e-6)
+
+
+def test_norm_keeps_type_of_input_and_float32_statistics():
+    norm, variables = make_norm("batch")
+    inputs = draw_inputs().astype(jnp.bfloat16)
+    outputs, update = norm.apply(variables, inputs, train=True, mutable=["batch_stats"])
+    assert outputs.dtype == jnp.bfloat16
+    chex.assert_trees_all_equal_dtypes(update["batch_stats"], variables["batch_stats"])
+
+
+@pytest.mark.parametrize("source", [(0, 3, 4), (0, 1, 3, 4, 9)])
+def test_place_puts_channels_where_their_ids_are_and_gathers_gradients(source):
+    target = (0, 1, 3, 4, 9)
+    values = jnp.arange(2.0 * len(source)).reshape(2, -1) + 1.0
+    outputs, pull = jax.vjp(lambda v: place(v, source, target), values)
+    expected = np.zeros((2, len(target)))
+    positions = [target.index(channel) for channel in source]
+    expected[:, positions] = values
+    np.testing.assert_array_equal(outputs, expected)
+    cotangent = jnp.arange(2.0 * len(target)).reshape(2, -1)
+    np.testing.assert_array_equal(pull(cotangent)[0], cotangent[:, positions])
+    jaxpr = str(
+        jax.make_jaxpr(
+            lambda v, c: jax.vjp(lambda x: place(x, source, target), v)[1](c)
+        )(values, cotangent)
+    )
+    assert "scatter" not in jaxpr
+
+
+def test_place_on_its_own_channels_is_free():
+    jaxpr = jax.make_jaxpr(lambda v: place(v, (1, 2), (1, 2)))(jnp.zeros((3, 2)))
+    assert not jaxpr.eqns
+
+
+@pytest.mark.parametrize("ids", [(), (1, 1), (2, 1), (-1, 2), (0, 16)])
+def test_wire_refuses_ids_that_are_no_channels(ids):
+    with pytest.raises(ValueError, match="increasing ids below 16"):
+        wire((("stem", ids),), "stem", (0,), WIDTH)
