@@ -86,7 +86,7 @@ def _page(
             "What did each method reach, and at what cost?",
             "Every experiment and every way to forget in it, controls included. A "
             "method that does not beat its controls somewhere has shown nothing.",
-            shown("methods"),
+            *(_group_methods(group) for group in groups),
         ),
         page.section(
             "figure-3",
@@ -162,6 +162,21 @@ def _page(
     )
 
 
+def _group_methods(group: Group) -> Child:
+    """Shows one experiment's methods; its name is the heading, not a column."""
+    table = joined_tables.methods_table([group])
+    heading = element("h3", None, joined_runs.subject(group))
+    if table is None:
+        return [heading, page.missing("No method of this run has finished.")]
+    narrow = table._replace(
+        title=joined_runs.subject(group),
+        columns=table.columns[1:],
+        rows=tuple((row[1]._replace(kind=row[0].kind), *row[2:]) for row in table.rows),
+    )
+    remark = page.note(f"{joined_runs.scale(group)}. {table.note}")
+    return [heading, tables.to_html(narrow, caption=False), remark]
+
+
 def _not_run(table: tables.Table) -> Markup | None:
     """Says how much of a table of the paper has no run beside it."""
     sources = [column.title for column in table.columns]
@@ -202,8 +217,6 @@ def _recovery(group: Group) -> Markup | None:
         means = tuple((x, sum(by_round[x]) / len(by_round[x])) for x in kept)
         spread = tuple(joined_runs.standard_deviation(by_round[x]) for x in kept)
         words = formats.method_name(name)
-        if len(curves) > 1:
-            words = f"{words}, mean of {len(curves)}"
         shaded = spread if len(curves) > 1 else ()
         series.append(charts.Series(words, styles[name], means, shaded))
     if not series:

@@ -54,6 +54,15 @@ class Group(NamedTuple):
         return number(setting(self.first, "partition.bias")) if kind == "bias" else None
 
     @property
+    def is_even(self) -> bool:
+        """Whether every client holds every class alike, as in most of the paper."""
+        return (
+            self.bias is not None
+            and self.num_classes > 0
+            and abs(self.bias - 1 / self.num_classes) < 1e-6
+        )
+
+    @property
     def forgets_last(self) -> bool:
         """Whether it forgets the last class alone, as most of the paper does."""
         return self.classes == (self.num_classes - 1,)
@@ -145,26 +154,32 @@ def group_method(group: Group) -> str:
 
 
 def mean_cell(
-    values: Iterable[float | None], shown: Callable[[float], str] = formats.number
+    values: Iterable[float | None],
+    shown: Callable[[float], str] = formats.number,
+    *,
+    spread: bool = True,
 ) -> Cell:
     """Makes a cell of the mean, with the standard deviation if there are several.
 
     Args:
       values: The figure of each run; missing ones are left out.
       shown: How one number is written.
+      spread: Write the standard deviation too.
 
     Returns:
-      `86.4%`, or `86.4% ± 0.3%` for two runs and more.
+      `86.4%`, or `86.4 ± 0.3%` for two runs and more.
     """
     known = [value for value in values if value is not None]
     if not known:
         return cell(None)
     mean = sum(known) / len(known)
-    if len(known) == 1:
+    if len(known) == 1 or not spread:
         return cell(mean, shown(mean))
-    return cell(
-        mean, f"{shown(mean)} \N{PLUS-MINUS SIGN} {shown(standard_deviation(known))}"
-    )
+    deviation = standard_deviation(known)
+    unit = shown(mean)[-1] if shown(mean)[-1] in "%\N{MULTIPLICATION SIGN}" else ""
+    written = shown(deviation) if unit == "%" else formats.number(deviation, 2)
+    text = f"{shown(mean).removesuffix(unit)} \N{PLUS-MINUS SIGN} "
+    return cell(mean, f"{text}{written.removesuffix(unit)}{unit}")
 
 
 def standard_deviation(values: Sequence[float]) -> float:
