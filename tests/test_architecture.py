@@ -10,9 +10,10 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "fuprune"
 ROOMS = ("kernels", "data", "models", "federated", "unlearning", "audit", "report")
 # `models` sits beside `data`, not after it.
 FORBIDDEN = {("models", "data"), ("data", "kernels")}
-# Files, clocks and consoles: only these may use them.
-OUTER = {"experiment", "main"}
+# Files, clocks and consoles: for the experiment and the modules it is made of.
 GUARDED = {"checkpoint", "logs", "report", "experiment", "main"}
+# Beside the rooms; these know nothing of the experiment.
+FOUNDATIONS = {"config", "checkpoint", "logs", "runtime", "export"}
 # What a room may use although it is no room: errors, and a model's file format.
 NEUTRAL = {"config": "FupruneError"}
 
@@ -72,10 +73,19 @@ def test_imports_point_left(room):
 def test_only_the_experiment_touches_files_clocks_and_the_console():
     for path in modules():
         here = place(path)
-        if here in OUTER or here == "__init__":
+        if here not in FOUNDATIONS and here not in ROOMS:
             continue
         for name in imports(path):
             assert name[1] == here or name[1] not in GUARDED, (path, name)
+
+
+def test_nothing_but_the_command_line_starts_an_experiment():
+    for path in modules():
+        if place(path) == "__init__":
+            continue
+        for name in imports(path):
+            assert name[1] != "main", (path, name)
+            assert name[1] != "experiment" or place(path) == "main", (path, name)
 
 
 def test_library_functions_take_no_config():
