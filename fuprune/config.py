@@ -90,6 +90,7 @@ def default() -> Config:
     config.model = model = config_dict.ConfigDict()
     model.name = "resnet20"  # one of MODELS
     model.norm = "batch"  # batch or group
+    model.load = ""  # a saved model to unlearn from, instead of pre-training one
 
     config.train = train = config_dict.ConfigDict()
     train.algorithm = "fed_sgd"  # fed_sgd: one averaged gradient a round; or fed_avg
@@ -562,6 +563,7 @@ _RULES: dict[str, _Rule] = {
     "partition.alpha": _positive(1e6),
     "model.name": _one_of(*MODELS),
     "model.norm": _one_of("batch", "group"),
+    "model.load": _PATH,
     "train.algorithm": _one_of("fed_avg", "fed_sgd"),
     "train.rounds": _number(0, _COUNT),
     "train.cohort": _number(1, 10_000_000),

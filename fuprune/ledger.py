@@ -1,9 +1,9 @@
 """Which parts of a run are finished, so that a second start repeats none of them.
 
 A run is a sequence of units (pretrain, unlearn/<method>, audit, report). When one ends,
-its outcome is written to units/<name>.json by an atomic rename, together with the length
-of metrics.jsonl at that moment: whatever was logged after it by a run that died is cut
-off before the next unit starts.
+its outcome is written to units/<name>.json by an atomic rename, together with the
+length of metrics.jsonl at that moment: whatever was logged after it by a run that died
+is cut off before the next unit starts.
 """
 
 import json
@@ -11,6 +11,8 @@ import os
 import zlib
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fuprune.config import FupruneError
 
@@ -55,6 +57,30 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(temporary, path)
 
 
+def read_json(path: Path) -> Any:
+    """A JSON file of the run, or one line that says which is damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FupruneError(
+            f"{path} cannot be read ({type(error).__name__}); delete it, or choose "
+            "another --workdir."
+        ) from None
+
+
 def seed_of(unit: str) -> int:
     """A number that names a unit in the derivation of keys."""
     return zlib.crc32(unit.encode()) & 0x7FFFFFFF
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON's own types; NaN and infinities become null."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

@@ -75,19 +75,26 @@ def start(
       initialization_timeout: seconds to wait for all processes to arrive.
     """
     _check_processes(coordinator, num_processes, process_id)
-    conv = _choose_convolution(conv)
     if not jax.config.jax_platforms or "cpu" in jax.config.jax_platforms.split(","):
         _make_cpu_devices(devices or _default_cpu_devices(coordinator))
     _join(
-        coordinator, num_processes, process_id, heartbeat_seconds, initialization_timeout
+        coordinator,
+        num_processes,
+        process_id,
+        heartbeat_seconds,
+        initialization_timeout,
     )
     _use_cache(compilation_cache)
+    # Only here, for it opens the backend.
+    conv = _choose_convolution(conv)
     if conv == "onednn" and jax.default_backend() != "cpu":
         conv = "xla"
     if conv == "onednn":
         from fuprune.kernels import convolution
 
-        convolution.set_threads(max(1, (os.cpu_count() or 1) // jax.local_device_count()))
+        convolution.set_threads(
+            max(1, (os.cpu_count() or 1) // jax.local_device_count())
+        )
     if backend == "loop" and jax.process_count() > 1:
         raise RuntimeSetupError(
             f"runtime.backend is loop with {jax.process_count()} processes; allowed: "
@@ -114,7 +121,9 @@ def place_pool(pool: np.ndarray, runtime: Runtime) -> jax.Array:
     rows = pool[first : first + share]
     mine[: len(rows)] = rows
     sharding = NamedSharding(runtime.mesh, P(AXIS))
-    return jax.make_array_from_process_local_data(sharding, mine, (size, *pool.shape[1:]))
+    return jax.make_array_from_process_local_data(
+        sharding, mine, (size, *pool.shape[1:])
+    )
 
 
 def replicate(tree, runtime: Runtime):
@@ -122,12 +131,12 @@ def replicate(tree, runtime: Runtime):
     if runtime.mesh is None:
         return jax.tree.map(jax.numpy.asarray, tree)
     sharding = NamedSharding(runtime.mesh, P())
-    return jax.tree.map(
-        lambda x: jax.make_array_from_callback(
-            np.shape(x), sharding, lambda at, x=np.asarray(x): x[at]
-        ),
-        tree,
-    )
+
+    def place(x):
+        host = np.asarray(x)
+        return jax.make_array_from_callback(host.shape, sharding, lambda at: host[at])
+
+    return jax.tree.map(place, tree)
 
 
 def check_same_config(config: dict) -> None:
@@ -184,7 +193,7 @@ def _choose_convolution(conv: str) -> str:
 
 
 def _default_cpu_devices(coordinator: str) -> int:
-    """One device a core in a single process; a process of several has one of its own."""
+    """One device a core; in a cluster, one a process."""
     if coordinator or any(name in os.environ for name in _CLUSTER_VARIABLES):
         return 1
     return len(os.sched_getaffinity(0))
@@ -205,9 +214,7 @@ def _join(coordinator, num_processes, process_id, heartbeat, timeout) -> None:
     in_cluster = any(name in os.environ for name in _CLUSTER_VARIABLES)
     if not coordinator and not in_cluster:
         return
-    options = dict(
-        initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeat
-    )
+    options = dict(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeat)
     if coordinator:
         options.update(
             coordinator_address=coordinator,

@@ -1,4 +1,4 @@
-"""A network small enough to compile in a second, with the zoo's layers and interface."""
+"""A network that compiles in a second, with the zoo's layers and interface."""
 
 from typing import Any
 

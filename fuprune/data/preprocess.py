@@ -17,7 +17,7 @@ def to_float(key, images):
 def make_preprocess(
     mean: Sequence[float], std: Sequence[float], *, augment: bool = False, padding=4
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """`(key, uint8 [B, H, W, C]) -> float32`, normalised; cropped and flipped if asked."""
+    """`(key, uint8 [B, H, W, C]) -> float32`, normalised, augmented if asked."""
     mean, std = tuple(mean), tuple(std)
 
     def preprocess(key, images):

@@ -64,7 +64,7 @@ def shuffled_positions(key, length, size: int):
 def gather_batch(
     shared: Shared, client: Client, positions, preprocess: Preprocess, key
 ) -> Batch:
-    """The batch at `positions` [B] of the client's row; beyond its length is padding."""
+    """The batch at `positions` [B] of the client's row; past its length, padding."""
     mask = positions < client.length
     rows = client.row[jnp.minimum(positions, client.row.shape[0] - 1)]
     rows = jnp.where(mask, rows, 0)
@@ -255,9 +255,7 @@ def local_statistics(
         total, seen = carry
         positions = i * batch_size + jnp.arange(batch_size)
         positions = jnp.where(positions < client.length, positions, padded)
-        batch = gather_batch(
-            shared, client, positions, preprocess, shared.context.key
-        )
+        batch = gather_batch(shared, client, positions, preprocess, shared.context.key)
         moments = batch_moments(model, shared.context.variables, batch)
         weight = jnp.sum(batch.mask)
         total = jax.tree.map(lambda t, m: t + weight * m, total, moments)
@@ -287,9 +285,7 @@ def batch_moments(model, variables, batch: Batch):
         mask=batch.mask,
         mutable=["batch_stats"],
     )
-    exact = jax.tree.map(
-        lambda x: x / (1.0 - BATCH_NORM_MOMENTUM), new["batch_stats"]
-    )
+    exact = jax.tree.map(lambda x: x / (1.0 - BATCH_NORM_MOMENTUM), new["batch_stats"])
 
     def second(tree):
         if isinstance(tree, dict) and set(tree) == {"mean", "var"}:

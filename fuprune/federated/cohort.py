@@ -140,7 +140,9 @@ def _one_client(program: ClientProgram, shared: Shared, client: Client):
 def _make_map(program: ClientProgram) -> CohortFn:
     def run(shared, clients):
         first = jax.tree.map(lambda x: x[0], clients)
-        total, _ = jax.eval_shape(lambda s, c: _one_client(program, s, c), shared, first)
+        total, _ = jax.eval_shape(
+            lambda s, c: _one_client(program, s, c), shared, first
+        )
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
 
         def body(total, client):
@@ -195,7 +197,9 @@ def _make_loop(program: ClientProgram) -> CohortFn:
         for start in range(0, size, len(devices)):
             group = range(start, min(start + len(devices), size))
             here = [
-                jax.device_put(jax.tree.map(lambda x, i=i: x[i], host), devices[i - start])
+                jax.device_put(
+                    jax.tree.map(lambda x, i=i: x[i], host), devices[i - start]
+                )
                 for i in group
             ]
             carries = [init(s, c) for s, c in zip(local, here, strict=False)]

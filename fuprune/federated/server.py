@@ -204,17 +204,29 @@ def fed_sgd(
 
     All clients differentiate at the same parameters, so a cohort can be one big batch
     with BatchNorm statistics taken client by client: that is `fused`, the default with
-    the `vmap` backend when a client's images fit one `microbatch`. It never forms a single client's gradient, so the door checks
-    the losses and cannot check norms; ask for `fused=False` when that matters.
+    the `vmap` backend when a client's images fit one `microbatch`. It never forms a
+    single client's gradient, so the door checks the losses and cannot check norms; ask
+    for `fused=False` when that matters.
 
     Args:
       model: a Flax module with `apply(variables, images, train=, mask=)`.
       server_optimizer: fed the mean gradient; its schedule counts rounds.
       batch_size: examples a client draws a round; None for all it has.
       microbatch: gradients are accumulated in pieces of this many examples.
+      backend: see `fed_avg`, as for all that follow.
+      bn: see `fed_avg`.
+      num_clients: see `fed_avg`.
+      mesh: see `fed_avg`.
+      preprocess: see `fed_avg`.
+      label_smoothing: see `fed_avg`.
+      rule: see `fed_avg`.
+      clip_norm: see `fed_avg`.
+      trim: see `fed_avg`.
+      max_update_norm: see `fed_avg`.
+      keep_updates: see `fed_avg`.
+      fault: see `fed_avg`.
       fused: see above.
-      backend, bn, num_clients, mesh, preprocess, label_smoothing, rule, clip_norm, trim,
-        max_update_norm, keep_updates, fault, donate: see `fed_avg`.
+      donate: see `fed_avg`.
     """
     plain = rule == "mean" and not keep_updates and fault is None and bn != "local"
     automatic = fused is None

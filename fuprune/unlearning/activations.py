@@ -294,7 +294,10 @@ def _check_alike(uploads: Sequence[Any]) -> None:
                 f"statistics of upload {i} have layers or shapes unlike those of "
                 "upload 0; every client must run the same model."
             )
-        if any(shape[0] != len(np.asarray(upload.num_examples)) for shape in shapes.values()):
+        if any(
+            shape[0] != len(np.asarray(upload.num_examples))
+            for shape in shapes.values()
+        ):
             raise ValueError(
                 f"upload {i} counts {len(np.asarray(upload.num_examples))} classes, "
                 f"but its sums have {sorted({s[0] for s in shapes.values()})}."

@@ -174,7 +174,9 @@ def class_pruning(
             activations = merge_activations(seen, weighting=weighting)
             notes["participants"] = len(collected.clients)
             notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
-        seed = int(jax.random.randint(jax.random.fold_in(plan_key, number), (), 0, 2**30))
+        seed = int(
+            jax.random.randint(jax.random.fold_in(plan_key, number), (), 0, 2**30)
+        )
         decision = server_proc(
             activations,
             target,

@@ -70,10 +70,12 @@ class UnlearnFn(Protocol):
 
 
 def check_classes(classes, num_classes: int) -> tuple[int, ...]:
-    """The classes as a sorted tuple of ints, or a ValueError that says what is wrong."""
-    chosen = tuple(sorted({int(c) for c in classes}))
+    """The classes as a tuple of ints in their order, or a ValueError."""
+    chosen = tuple(dict.fromkeys(int(c) for c in classes))
     if not chosen:
-        raise ValueError(f"no class to forget was given; name one of 0..{num_classes - 1}")
+        raise ValueError(
+            f"no class to forget was given; name one of 0..{num_classes - 1}"
+        )
     for u in chosen:
         if not 0 <= u < num_classes:
             raise ValueError(

@@ -29,9 +29,7 @@ def data():
     dataset = tiny_dataset(60)
     cuts = [0, 7, 7, 30, 41, 60]
     order = np.random.default_rng(1).permutation(60)
-    return federate(
-        dataset, [order[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-    )
+    return federate(dataset, [order[a:b] for a, b in zip(cuts, cuts[1:], strict=False)])
 
 
 def average(backend, **options):
@@ -83,9 +81,7 @@ def test_every_backend_gives_the_same_rounds(name, data):
             state, info = algorithm.round(state, whole_cohort(data), key)
         ends[backend] = (state, info._replace(updates=None))
     for backend in BACKENDS[1:]:
-        chex.assert_trees_all_close(
-            ends["loop"], ends[backend], rtol=2e-4, atol=2e-5
-        )
+        chex.assert_trees_all_close(ends["loop"], ends[backend], rtol=2e-4, atol=2e-5)
 
 
 def test_fused_and_separate_gradients_agree(data):
