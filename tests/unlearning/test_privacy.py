@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fuprune.unlearning import privacy
-from fuprune.unlearning.activations import ClassActivations
+from fuprune.unlearning.activations import ClassActivations, merge_activations
 from fuprune.unlearning.privacy import (
     NoiseScales,
     TooFewClientsError,
@@ -346,6 +346,15 @@ def test_secure_protection_shows_only_the_sum():
     before = collected()
     seen = make_protect(secure=True)(before, jax.random.key(0))
     chex.assert_trees_all_close(seen, plain(before.uploads), atol=1e-4)
+
+
+@pytest.mark.parametrize("scales", [None, NoiseScales(1e-6, 1e-6)])
+def test_server_scores_the_same_means_from_a_protected_sum(scales):
+    before = collected()
+    seen = make_protect(secure=True, scales=scales)(before, jax.random.key(0))
+    chex.assert_trees_all_close(
+        merge_activations(seen), merge_activations(before.uploads), atol=1e-5
+    )
 
 
 def test_secure_protection_survives_dropout_of_nine_in_ten():
