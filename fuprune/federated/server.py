@@ -345,6 +345,8 @@ def _make_algorithm(
             return divide(total.update), divide(total.batch_stats)
         options = dict(rule=rule, clip_norm=clip_norm, trim=trim)
         update, _ = aggregate.aggregate(each.update, each.weight, **options)
+        if not before:
+            return update, before
         change = jax.tree.map(jnp.subtract, each.batch_stats, before)
         change, _ = aggregate.aggregate(change, each.weight, **options)
         return update, jax.tree.map(jnp.add, before, change)

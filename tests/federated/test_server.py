@@ -1,0 +1,313 @@
+"""The algorithms against NumPy twins, and what the server does with bad clients."""
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fuprune.data.federated import federate, whole_cohort
+from fuprune.federated.client import shuffled_positions
+from fuprune.federated.server import fed_avg, fed_sgd
+from fuprune.federated.train import drop_clients, fit, iterate
+from fuprune.federated.aggregate import TooFewClientsError
+from tests import reference
+from tests.tiny import TinyNet, tiny_dataset, tiny_variables
+
+
+class Linear(nn.Module):
+    """Logistic regression behind the zoo's interface."""
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None):
+        """[B, H, W, 1] -> [B, 4]."""
+        return nn.Dense(4)(images.reshape(len(images), -1))
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Three clients, one of them empty, and the linear model's start."""
+    dataset = tiny_dataset(40)
+    parts = [np.arange(0, 23), np.array([], int), np.arange(23, 40)]
+    variables = Linear().init(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+    return dataset, parts, federate(dataset, parts), variables
+
+
+def flat(dataset, part):
+    """A client's data for the twins."""
+    images = dataset.images[part].reshape(len(part), 36).astype(np.float64) / 255.0
+    return images, dataset.labels[part]
+
+
+def as_arrays(state):
+    """The linear model's parameters."""
+    dense = state.variables["params"]["Dense_0"]
+    return np.asarray(dense["kernel"]), np.asarray(dense["bias"])
+
+
+@pytest.mark.parametrize("backend", ["loop", "map", "vmap"])
+def test_fed_avg_equals_its_twin(small, backend):
+    """Two epochs of shuffled mini-batches with momentum, weighted by examples."""
+    dataset, parts, data, variables = small
+    algorithm = fed_avg(
+        Linear(),
+        client_optimizer=optax.sgd(0.3, momentum=0.9),
+        local_epochs=2,
+        batch_size=5,
+        backend=backend,
+    )
+    key = jax.random.key(7)
+    state, info = algorithm.round(algorithm.init(variables), whole_cohort(data), key)
+    batches, clients = [], []
+    for client in (0, 2):
+        size = len(parts[client])
+        keys = jax.random.split(jax.random.fold_in(key, client), 2)
+        order = []
+        for epoch_key in keys:
+            positions = np.asarray(shuffled_positions(epoch_key, size, 25))[:size]
+            order += [positions[i : i + 5] for i in range(0, size, 5)]
+        batches.append(order)
+        clients.append(flat(dataset, parts[client]))
+    expected = reference.fed_avg_round(
+        *as_arrays(algorithm.init(variables)),
+        clients,
+        rate=0.3,
+        momentum=0.9,
+        batches=batches,
+    )
+    np.testing.assert_allclose(as_arrays(state)[0], expected[0], atol=2e-5)
+    np.testing.assert_allclose(as_arrays(state)[1], expected[1], atol=2e-5)
+    assert int(info.participants) == 2 and float(info.examples) == 40
+
+
+@pytest.mark.parametrize("backend", ["loop", "map", "vmap"])
+def test_fed_sgd_equals_its_twin(small, backend):
+    """The mean over all images of all clients, in pieces of seven."""
+    dataset, parts, data, variables = small
+    algorithm = fed_sgd(
+        Linear(), server_optimizer=optax.sgd(0.5), microbatch=7, backend=backend
+    )
+    state, _ = algorithm.round(
+        algorithm.init(variables), whole_cohort(data), jax.random.key(0)
+    )
+    expected = reference.fed_sgd_round(
+        *as_arrays(algorithm.init(variables)),
+        [flat(dataset, part) for part in parts],
+        rate=0.5,
+    )
+    np.testing.assert_allclose(as_arrays(state)[0], expected[0], atol=1e-5)
+    np.testing.assert_allclose(as_arrays(state)[1], expected[1], atol=1e-5)
+
+
+def poison(kind):
+    """Client 0 misbehaves."""
+
+    def fault(sent, client_id, key):
+        bad = {
+            "nan": lambda x: x * jnp.nan,
+            "inf": lambda x: x + jnp.inf,
+            "huge": lambda x: x * 0 + 1e6,
+        }[kind]
+        update = jax.tree.map(
+            lambda x: jnp.where(client_id == 0, bad(x), x), sent.update
+        )
+        return sent._replace(update=update)
+
+    return fault
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf", "huge"])
+@pytest.mark.parametrize("backend", ["loop", "map", "vmap", "shard_map"])
+def test_a_bad_update_is_turned_away_and_the_round_goes_on(small, kind, backend):
+    """The result is that of a round without the client."""
+    _, _, data, variables = small
+    options = dict(
+        client_optimizer=optax.sgd(0.3),
+        batch_size=5,
+        backend=backend,
+        max_update_norm=1e3,
+    )
+    with_bad = fed_avg(Linear(), fault=poison(kind), **options)
+    without = fed_avg(Linear(), **options)
+    cohort = whole_cohort(data)
+    state, info = with_bad.round(with_bad.init(variables), cohort, jax.random.key(1))
+    assert info.rejected.tolist() == [True, False, False]
+    assert int(info.participants) == 1
+    alone = cohort._replace(lengths=cohort.lengths.at[0].set(0))
+    expected, _ = without.round(without.init(variables), alone, jax.random.key(1))
+    chex.assert_trees_all_close(state, expected, rtol=1e-6)
+
+
+def test_a_client_that_claims_more_examples_than_it_has_is_turned_away(small):
+    """Weights are claims; the server knows the sizes."""
+    _, _, data, variables = small
+
+    def boast(sent, client_id, key):
+        return sent._replace(num_examples=sent.num_examples + 1000 * (client_id == 2))
+
+    algorithm = fed_avg(
+        Linear(), client_optimizer=optax.sgd(0.1), batch_size=5, fault=boast
+    )
+    _, info = algorithm.round(
+        algorithm.init(variables), whole_cohort(data), jax.random.key(1)
+    )
+    assert info.rejected.tolist() == [False, False, True]
+
+
+def test_too_few_usable_clients_stop_the_run_with_a_reason(small):
+    """After several cohorts the message says how many and who."""
+    _, _, data, variables = small
+    algorithm = fed_avg(
+        Linear(), client_optimizer=optax.sgd(0.1), batch_size=5, fault=poison("nan")
+    )
+    steps = iterate(
+        algorithm,
+        algorithm.init(variables),
+        data,
+        key=jax.random.key(0),
+        cohort_size=3,
+        rounds=2,
+        min_participants=2,
+    )
+    with pytest.raises(TooFewClientsError, match=r"round 1 had 1 usable .*ids \[0\]"):
+        next(steps)
+
+
+def test_ninety_percent_dropout_is_survived():
+    """Most clients never answer; training still gets there."""
+    dataset = tiny_dataset(400)
+    data = federate(dataset, np.array_split(np.arange(400), 40))
+    algorithm = fed_avg(Linear(), client_optimizer=optax.sgd(1.0), batch_size=5)
+    state = algorithm.init(Linear().init(jax.random.key(0), jnp.zeros((1, 6, 6, 1))))
+    result = fit(
+        algorithm,
+        state,
+        data,
+        key=jax.random.key(0),
+        cohort_size=20,
+        rounds=30,
+        dropout_rate=0.9,
+    )
+    answered = [r.metrics["participants"] for r in result.history]
+    assert 0 < np.mean(answered) < 4
+    assert result.history[-1].metrics["loss"] < 0.5 * result.history[0].metrics["loss"]
+
+
+def test_dropout_is_the_clients_own_draw(small):
+    """Whether a client drops out does not depend on who else is in the cohort."""
+    _, _, data, _ = small
+    cohort = whole_cohort(data)
+    both = drop_clients(jax.random.key(3), cohort, 0.5)
+    one = jax.tree.map(lambda x: x[2:], (cohort.rows, cohort.lengths, cohort.clients))
+    alone = drop_clients(
+        jax.random.key(3),
+        cohort._replace(rows=one[0], lengths=one[1], clients=one[2]),
+        0.5,
+    )
+    assert both.lengths[2] == alone.lengths[0]
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "clipped_mean"])
+def test_robust_rules_hold_where_the_mean_breaks(rule):
+    """A fifth of the clients send the opposite of their update, ten times over."""
+    dataset = tiny_dataset(400)
+    data = federate(dataset, np.array_split(np.arange(400), 10))
+
+    def reversal(sent, client_id, key):
+        factor = jnp.where(client_id < 2, -10.0, 1.0)
+        return sent._replace(update=jax.tree.map(lambda x: factor * x, sent.update))
+
+    def final_loss(rule):
+        algorithm = fed_avg(
+            Linear(),
+            client_optimizer=optax.sgd(0.5),
+            batch_size=8,
+            fault=reversal,
+            rule=rule,
+            clip_norm=0.5,
+            trim=0.2,
+        )
+        variables = Linear().init(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+        options = dict(key=jax.random.key(0), cohort_size=10, rounds=8)
+        result = fit(algorithm, algorithm.init(variables), data, **options)
+        return result.history[-1].metrics["loss"]
+
+    assert final_loss("mean") > 2.0
+    assert final_loss(rule) < 0.7
+
+
+def test_batch_norm_statistics_are_aggregated_not_forgotten():
+    """After a round the server's running statistics have moved to the data's."""
+    dataset = tiny_dataset(64)
+    data = federate(dataset, np.array_split(np.arange(64), 4))
+    model = TinyNet()
+    variables = tiny_variables(model)
+    for policy in ("aggregate", "local", "recalibrate"):
+        algorithm = fed_avg(
+            model,
+            client_optimizer=optax.sgd(0.0),
+            batch_size=16,
+            bn=policy,
+            num_clients=4,
+        )
+        state, _ = algorithm.round(
+            algorithm.init(variables), whole_cohort(data), jax.random.key(0)
+        )
+        moved = jax.tree.map(
+            lambda a, b: float(jnp.max(jnp.abs(a - b))),
+            state.variables["batch_stats"],
+            variables["batch_stats"],
+        )
+        assert min(jax.tree.leaves(moved)) > 1e-4, policy
+
+
+def test_recalibrated_statistics_are_the_datas_own():
+    """With frozen weights, they are the mean and variance over all images."""
+    dataset = tiny_dataset(64)
+    data = federate(dataset, [np.arange(0, 20), np.arange(20, 64)])
+    model = TinyNet()
+    variables = tiny_variables(model)
+    algorithm = fed_avg(
+        model, client_optimizer=optax.sgd(0.0), batch_size=16, bn="recalibrate"
+    )
+    state, _ = algorithm.round(
+        algorithm.init(variables), whole_cohort(data), jax.random.key(0)
+    )
+    kernel = variables["params"]["conv1"]["conv"]["kernel"]
+    images = jnp.asarray(dataset.images, jnp.float32) / 255.0
+    outputs = jax.lax.conv_general_dilated(
+        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    stats = state.variables["batch_stats"]["conv1"]["norm"]
+    np.testing.assert_allclose(stats["mean"], outputs.mean((0, 1, 2)), atol=1e-5)
+    np.testing.assert_allclose(stats["var"], outputs.var((0, 1, 2)), rtol=1e-4)
+
+
+def test_fit_stops_at_its_target(small):
+    """Rounds to target is the first round at or above it."""
+    _, _, data, variables = small
+    algorithm = fed_avg(Linear(), client_optimizer=optax.sgd(0.1), batch_size=5)
+    values = iter([0.1, 0.4, 0.8, 0.9])
+    result = fit(
+        algorithm,
+        algorithm.init(variables),
+        data,
+        key=jax.random.key(0),
+        cohort_size=2,
+        rounds=10,
+        target_accuracy=0.8,
+        evaluate=lambda v: {"accuracy": next(values)},
+    )
+    assert result.rounds_to_target == 3 and len(result.history) == 3
+
+
+def test_wrong_options_are_refused_with_what_is_allowed():
+    """Typos in policies and rules name the alternatives."""
+    with pytest.raises(ValueError, match="bn 'average' is unknown; choose one of"):
+        fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn="average")
+    with pytest.raises(ValueError, match="choose one of mean"):
+        fed_avg(Linear(), client_optimizer=optax.sgd(0.1), rule="mode")
+    with pytest.raises(ValueError, match="pass num_clients"):
+        fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn="local")
