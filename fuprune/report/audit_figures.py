@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fuprune.audit.evidence import AuditReport, Evidence
-from fuprune.report import charts, formats, page, palette
+from fuprune.report import bars, charts, formats, page, palette
+from fuprune.report.audit_tables import audited_models
 from fuprune.report.markup import Markup
 from fuprune.report.run_files import Run, mapping, number, sequence
-from fuprune.report.run_tables import audited_models, forward_order
+from fuprune.report.run_tables import forward_order
 from fuprune.report.tables import chip
 from fuprune.report.verdict import interval_text, main_method, shown, test_title
 
@@ -64,7 +65,7 @@ def _strip(test: Evidence, main: str | None, styles: Mapping[str, str]) -> Marku
     if notes:
         caption += " " + " ".join(_sentence(note) for note in notes)
     return page.figure(
-        charts.interval_strip(
+        bars.interval_strip(
             ends,
             dots,
             test.retrained,

@@ -11,6 +11,7 @@ from fuprune.report import (
     output,
     page,
     palette,
+    paper_tables,
     tables,
 )
 from fuprune.report.joined_runs import Group
@@ -56,11 +57,11 @@ def _tables(groups: Sequence[Group]) -> dict[str, tables.Table]:
     found = [
         joined_tables.methods_table(groups),
         joined_tables.speed_table(groups),
-        joined_tables.bias_table(groups),
-        joined_tables.erasure_table(groups),
-        joined_tables.removal_table(groups),
-        joined_tables.membership_table(groups),
-        joined_tables.distribution_table(groups),
+        paper_tables.bias_table(groups),
+        paper_tables.erasure_table(groups),
+        paper_tables.removal_table(groups),
+        paper_tables.membership_table(groups),
+        paper_tables.distribution_table(groups),
         joined_tables.runs_table(groups),
     ]
     return {table.name: table for table in found if table is not None}
@@ -87,6 +88,10 @@ def _page(
             "Every experiment and every way to forget in it, controls included. A "
             "method that does not beat its controls somewhere has shown nothing.",
             *(_group_methods(group) for group in groups),
+            page.note(
+                "Mean \N{PLUS-MINUS SIGN} standard deviation over runs that differ "
+                "only in their seed. Audit: tests, summed over those runs."
+            ),
         ),
         page.section(
             "figure-3",
@@ -173,7 +178,7 @@ def _group_methods(group: Group) -> Child:
         columns=table.columns[1:],
         rows=tuple((row[1]._replace(kind=row[0].kind), *row[2:]) for row in table.rows),
     )
-    remark = page.note(f"{joined_runs.scale(group)}. {table.note}")
+    remark = page.note(f"{joined_runs.scale(group)}.")
     return [heading, tables.to_html(narrow, caption=False), remark]
 
 

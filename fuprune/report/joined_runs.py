@@ -18,6 +18,7 @@ _IRRELEVANT = ("seed", "phases", "runtime", "report")
 class Group(NamedTuple):
     """Runs of one setting."""
 
+    tag: str  # how tables refer to it: E1, E2, ...
     runs: tuple[Run, ...]
 
     @property
@@ -86,7 +87,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
             settings["data"] = {k: v for k, v in data.items() if k != "dir"}
         key = json.dumps(settings, sort_keys=True) if settings else str(position)
         groups.setdefault(key, []).append(run)
-    return [Group(tuple(members)) for members in groups.values()]
+    return [
+        Group(f"E{place}", tuple(members))
+        for place, members in enumerate(groups.values(), start=1)
+    ]
 
 
 def method_rows(group: Group, method: str) -> list[Method]:
@@ -147,6 +151,15 @@ def evidence(group: Group, test_name: str, method: str) -> list[tuple[float, flo
     return found
 
 
+def same_cifar10(group: Group, model: str, classes: Iterable[int]) -> bool:
+    """Whether a group repeats a CIFAR-10 experiment of the paper."""
+    return (
+        group.dataset == "cifar10"
+        and group.model == model
+        and sorted(group.classes) == sorted(classes)
+    )
+
+
 def group_method(group: Group) -> str:
     """Names the method a group is about."""
     main = next((m for run in group.runs if (m := main_method(run))), None)
@@ -180,6 +193,20 @@ def mean_cell(
     written = shown(deviation) if unit == "%" else formats.number(deviation, 2)
     text = f"{shown(mean).removesuffix(unit)} \N{PLUS-MINUS SIGN} "
     return cell(mean, f"{text}{written.removesuffix(unit)}{unit}")
+
+
+def rounds_cell(rows: Sequence[Method]) -> Cell:
+    """Mean rounds to target; a run that never got there is said, not averaged."""
+    late = sum(1 for row in rows if row.rounds_to_target is None)
+    if not rows:
+        return cell(None)
+    if late == len(rows):
+        trained = any(row.rounds for row in rows)
+        return cell(None, "not reached" if trained else "no rounds")
+    reached = mean_cell([row.rounds_to_target for row in rows])
+    if not late:
+        return reached
+    return reached._replace(text=f"{reached.text} ({late} of {len(rows)} not reached)")
 
 
 def standard_deviation(values: Sequence[float]) -> float:
@@ -218,7 +245,8 @@ def scale(group: Group) -> str:
 
 
 def subject(group: Group) -> str:
-    """Names a group: `resnet20 on cifar10, class 9`."""
+    """Names a group: `E1: resnet20 on cifar10, class 9, q 0.1`."""
     classes = "+".join(map(str, group.classes)) or "?"
-    named = f"{group.model or '?'} on {group.dataset or '?'}, class {classes}"
+    named = f"{group.tag}: {group.model or '?'} on {group.dataset or '?'}"
+    named += f", class {classes}"
     return f"{named}, q {group.bias:g}" if group.bias is not None else named

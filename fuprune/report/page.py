@@ -8,7 +8,7 @@ import importlib.resources
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fuprune.report import charts
+from fuprune.report import charts, drawing
 from fuprune.report.markup import Child, Markup, element
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -98,22 +98,22 @@ def line_legend(series: Sequence[charts.Series], guide: str = "") -> Markup:
         entry = line.family or line.label, line.style
         families[entry] = families.get(entry, 0) + 1
     entries = [
-        (name if amount == 1 else f"{name} ({amount})", charts.swatch(style))
+        (name if amount == 1 else f"{name} ({amount})", drawing.swatch(style))
         for (name, style), amount in families.items()
     ]
-    return _legend(entries + ([(guide, charts.swatch("guide"))] if guide else []))
+    return _legend(entries + ([(guide, drawing.swatch("guide"))] if guide else []))
 
 
 def fill_legend(entries: Sequence[tuple[str, str]]) -> Markup:
     """Lists names beside a sample of their fill."""
     return _legend(
-        [(name, charts.swatch(style, filled=True)) for name, style in entries]
+        [(name, drawing.swatch(style, filled=True)) for name, style in entries]
     )
 
 
 def dot_legend(entries: Sequence[tuple[str, str]]) -> Markup:
     """Lists names beside a sample of their dot."""
-    return _legend([(name, charts.dot_swatch(style)) for name, style in entries])
+    return _legend([(name, drawing.dot_swatch(style)) for name, style in entries])
 
 
 def _legend(entries: Sequence[tuple[str, Markup]]) -> Markup:

@@ -1,10 +1,17 @@
-"""Images and feature maps as PNGs inside the page (Figure 2 of the paper)."""
+"""Figure 2 of the paper: feature maps on real images, as PNGs inside the page."""
 
 import base64
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
+
+from fuprune.report import page
+from fuprune.report.markup import Markup, element
+from fuprune.report.run_files import Run, class_name
+
+_MOST_PICTURES = 10
 
 # A perceptually even scale from dark blue to yellow that stays readable in grey print.
 _SCALE = np.array(
@@ -18,6 +25,73 @@ _SCALE = np.array(
     ],
     dtype=np.float64,
 )
+
+
+def feature_map_figure(run: Run) -> Markup | None:
+    """Figure 2: what the most and the least discriminative channel see."""
+    maps = run.feature_maps
+    if maps is None or not len(maps.images):
+        return None
+    amount = min(len(maps.images), _MOST_PICTURES)
+    names = [class_name(run, int(label)) for label in maps.labels[:amount]]
+    heads = [
+        element(
+            "th",
+            {
+                "scope": "col",
+                "class": "forgotten" if int(label) in run.classes else None,
+            },
+            name,
+        )
+        for name, label in zip(names, maps.labels[:amount], strict=True)
+    ]
+    photographs = [
+        (photograph(image), f"Image of {name}")
+        for image, name in zip(maps.images[:amount], names, strict=True)
+    ]
+    rows = [_picture_row("image", photographs)]
+    for title, channel, values in (
+        ("most", maps.most, maps.maps_most[:amount]),
+        ("least", maps.least, maps.maps_least[:amount]),
+    ):
+        finite = values[np.isfinite(values)]
+        highest = float(finite.max()) if finite.size else 0.0
+        drawn = [
+            (
+                heat_map(value, highest),
+                f"Feature map of the {title} discriminative channel, image of {name}",
+            )
+            for value, name in zip(values, names, strict=True)
+        ]
+        words = f"{title} discriminative" + (f", channel {channel}" if channel else "")
+        rows.append(_picture_row(words, drawn))
+    table = element(
+        "table",
+        {"class": "maps"},
+        element("thead", None, element("tr", None, element("td"), *heads)),
+        element("tbody", None, *rows),
+    )
+    where = f" of layer {maps.layer}" if maps.layer else ""
+    return page.figure(
+        table,
+        f"What two channels{where} see in real images",
+        "Brighter is more active, on one scale per row. The most discriminative "
+        "channel should light up for the forgotten class (in red) and stay dark for "
+        "others. The paper's Figure 2.",
+        sideways=True,
+    )
+
+
+def _picture_row(title: str, drawn: Sequence[tuple[str, str]]) -> Markup:
+    return element(
+        "tr",
+        None,
+        element("th", {"scope": "row"}, title),
+        *(
+            element("td", None, element("img", {"src": address, "alt": words}))
+            for address, words in drawn
+        ),
+    )
 
 
 def photograph(image: np.ndarray) -> str:

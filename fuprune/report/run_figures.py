@@ -8,19 +8,26 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fuprune.report import charts, formats, page, palette, pictures, run_tables
-from fuprune.report.markup import Markup, element
-from fuprune.report.run_files import Run, Stage, class_label
+from fuprune.report import (
+    bars,
+    cells,
+    charts,
+    formats,
+    page,
+    palette,
+    run_tables,
+)
+from fuprune.report.audit_tables import audited_models
+from fuprune.report.markup import Markup
+from fuprune.report.run_files import Run, Stage, class_label, class_name
 from fuprune.report.run_tables import (
     UNCUT_ROWS,
-    audited_models,
     final_stage,
     pruned_stages,
     stage_title,
 )
 from fuprune.report.verdict import main_method, raw_stage
 
-_MOST_PICTURES = 10
 _FEW_CLASSES = 20
 _MOST_MATRIX_CLASSES = 200
 
@@ -114,7 +121,7 @@ def rounds_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
     longest = max((row.rounds_to_target or row.rounds or 0 for row in rows), default=0)
     if run.target_accuracy is None or not longest:
         return None
-    families: dict[str, list[charts.Bar]] = {}
+    families: dict[str, list[bars.Bar]] = {}
     for row in rows:
         reached = row.rounds_to_target
         words = (
@@ -123,16 +130,16 @@ def rounds_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
             else f"not reached in {formats.number(row.rounds)} rounds"
         )
         families.setdefault(formats.method_name(palette.family(row.method)), []).append(
-            charts.Bar(
+            bars.Bar(
                 reached,
                 styles.get(row.method, "raw"),
                 formats.number(reached) if reached is not None else "never",
                 f"{formats.method_name(row.method)}: {words}",
             )
         )
-    described = [bar.title for bars in families.values() for bar in bars]
+    described = [bar.title for row in families.values() for bar in row]
     return page.figure(
-        charts.bar_rows(
+        bars.bar_rows(
             list(families.items()),
             f"Bars of rounds to target. {formats.listing(described, 20)}.",
             high=longest,
@@ -181,15 +188,15 @@ def class_bars(run: Run, styles: Mapping[str, str]) -> Markup | None:
     else:
         rows = []
         for index, name in enumerate(names):
-            bars = []
+            drawn = []
             for title, style, values in groups:
                 value = values[index] if index < len(values) else None
                 described = f"{name}, {title}: {formats.percent(value)}"
-                bars.append(
-                    charts.Bar(value, style, formats.percent(value, 0), described)
+                drawn.append(
+                    bars.Bar(value, style, formats.percent(value, 0), described)
                 )
-            rows.append((name, bars))
-        drawing = charts.bar_rows(
+            rows.append((name, drawn))
+        drawing = bars.bar_rows(
             rows, label, high=1.0, emphasised=emphasised, bar_height=15
         )
     return page.figure(
@@ -224,7 +231,7 @@ def confusion_figures(run: Run) -> Markup | None:
             continue
         totals = stage.confusion.sum(axis=1, keepdims=True)
         shares = stage.confusion / np.maximum(totals, 1)
-        names = [_short_name(run, index) for index in range(size)]
+        names = [class_name(run, index) for index in range(size)]
         label = (
             f"Confusion matrix of {stage_title(stage)}: "
             f"R-set accuracy {formats.percent(stage.r_accuracy)}, "
@@ -233,16 +240,11 @@ def confusion_figures(run: Run) -> Markup | None:
         )
         drawn.append(
             page.figure(
-                charts.matrix(shares.tolist(), names, run.classes, label),
+                cells.matrix(shares.tolist(), names, run.classes, label),
                 stage_title(stage),
             )
         )
     return page.grid(drawn)
-
-
-def _short_name(run: Run, index: int) -> str:
-    names = run.class_names
-    return names[index] if 0 <= index < len(names) else str(index)
 
 
 def _answers(run: Run, shares: np.ndarray, index: int) -> str:
@@ -284,7 +286,7 @@ def score_figure(run: Run) -> Markup | None:
         f"most of them ({sum(most[2])}) in {most[0]}."
     )
     return page.figure(
-        charts.heat_rows(rows, label),
+        cells.heat_rows(rows, label),
         f"TF-IDF of every channel, by layer ({formats.method_name(method)})",
         "One cell is one channel, the most discriminative of each layer at the left; "
         "stronger colour is a higher score, on one scale for all layers. A red line "
@@ -307,13 +309,13 @@ def width_figure(run: Run) -> Markup | None:
         (
             row.layer,
             [
-                charts.Bar(
+                bars.Bar(
                     row.channels_before,
                     "before",
                     "",
                     f"{row.layer} before: {row.channels_before} channels",
                 ),
-                charts.Bar(
+                bars.Bar(
                     row.channels_after,
                     "main",
                     str(row.channels_before)
@@ -329,7 +331,7 @@ def width_figure(run: Run) -> Markup | None:
     before = sum(row.channels_before for row in layers)
     after = sum(row.channels_after for row in layers)
     return page.figure(
-        charts.bar_rows(
+        bars.bar_rows(
             rows,
             f"Channels of {len(layers)} layers: {before} before, {after} after.",
             high=max(row.channels_before for row in layers),
@@ -341,73 +343,6 @@ def width_figure(run: Run) -> Markup | None:
         f"{before:,} channels before, {after:,} after "
         f"({formats.percent(1 - after / before)} gone).",
         legend=page.fill_legend([("before", "before"), ("after", "main")]),
-    )
-
-
-def feature_map_figure(run: Run) -> Markup | None:
-    """Figure 2: what the most and the least discriminative channel see."""
-    maps = run.feature_maps
-    if maps is None or not len(maps.images):
-        return None
-    amount = min(len(maps.images), _MOST_PICTURES)
-    names = [_short_name(run, int(label)) for label in maps.labels[:amount]]
-    heads = [
-        element(
-            "th",
-            {
-                "scope": "col",
-                "class": "forgotten" if int(label) in run.classes else None,
-            },
-            name,
-        )
-        for name, label in zip(names, maps.labels[:amount], strict=True)
-    ]
-    photographs = [
-        (pictures.photograph(image), f"Image of {name}")
-        for image, name in zip(maps.images[:amount], names, strict=True)
-    ]
-    rows = [_picture_row("image", photographs)]
-    for title, channel, values in (
-        ("most", maps.most, maps.maps_most[:amount]),
-        ("least", maps.least, maps.maps_least[:amount]),
-    ):
-        finite = values[np.isfinite(values)]
-        highest = float(finite.max()) if finite.size else 0.0
-        drawn = [
-            (
-                pictures.heat_map(value, highest),
-                f"Feature map of the {title} discriminative channel, image of {name}",
-            )
-            for value, name in zip(values, names, strict=True)
-        ]
-        words = f"{title} discriminative" + (f", channel {channel}" if channel else "")
-        rows.append(_picture_row(words, drawn))
-    table = element(
-        "table",
-        {"class": "maps"},
-        element("thead", None, element("tr", None, element("td"), *heads)),
-        element("tbody", None, *rows),
-    )
-    where = f" of layer {maps.layer}" if maps.layer else ""
-    return page.figure(
-        table,
-        f"What two channels{where} see in real images",
-        "Brighter is more active, on one scale per row. The most discriminative "
-        "channel should light up for the forgotten class (in red) and stay dark for "
-        "others. The paper's Figure 2.",
-        sideways=True,
-    )
-
-
-def _picture_row(title: str, drawn: Sequence[tuple[str, str]]) -> Markup:
-    return element(
-        "tr",
-        None,
-        element("th", {"scope": "row"}, title),
-        *(
-            element("td", None, element("img", {"src": address, "alt": words}))
-            for address, words in drawn
-        ),
     )
 
 

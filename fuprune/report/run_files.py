@@ -7,7 +7,6 @@ nothing in a file is ever executed.
 
 import json
 import math
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,10 @@ import numpy as np
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
+from fuprune.report.feature_maps import FeatureMaps, read_feature_maps
 
 RUN_FILES = ("config.json", "results.json", "metrics.jsonl", "audit.json")
 _LARGEST_FILE = 256 * 1024 * 1024
-_LARGEST_MAPS = 64 * 1024 * 1024
 _MOST_CLASSES = 1000
 
 
@@ -68,18 +67,6 @@ class MetricRow(NamedTuple):
     phase: str
     round_number: int
     values: Mapping[str, float]
-
-
-class FeatureMaps(NamedTuple):
-    """What the most and the least discriminative channel see (Figure 2)."""
-
-    images: np.ndarray  # [n, H, W, C] uint8
-    labels: np.ndarray  # [n]
-    maps_most: np.ndarray  # [n, h, w]
-    maps_least: np.ndarray  # [n, h, w]
-    layer: str
-    most: str  # channel number, as text
-    least: str
 
 
 class PrivacyPoint(NamedTuple):
@@ -217,10 +204,16 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def class_name(run: Run, class_id: int) -> str:
+    """Names a class as the data set does; by its number if it has no name."""
+    names = run.class_names
+    return (names[class_id] if 0 <= class_id < len(names) else "") or str(class_id)
+
+
 def class_label(run: Run, class_id: int) -> str:
     """Names a class as the data set does, with its number where they differ."""
-    name = run.class_names[class_id] if 0 <= class_id < len(run.class_names) else ""
-    return f"{name} ({class_id})" if name and name != str(class_id) else str(class_id)
+    name = class_name(run, class_id)
+    return f"{name} ({class_id})" if name != str(class_id) else name
 
 
 def setting(run: Run, dotted: str) -> Any:
@@ -424,33 +417,6 @@ def _privacy_curve(results: Mapping[str, Any]) -> Iterator[PrivacyPoint]:
             )
 
 
-def _feature_maps(
-    path: Path, results: Mapping[str, Any], notes: list[str]
-) -> FeatureMaps | None:
-    if not path.is_file():
-        return None
-    about = mapping(results.get("feature_maps"))
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_MAPS:
-                raise ValueError("it is larger than any run writes")
-        with np.load(path, allow_pickle=False) as arrays:
-            maps = FeatureMaps(
-                images=np.asarray(arrays["images"]),
-                labels=np.asarray(arrays["labels"]),
-                maps_most=np.asarray(arrays["maps_most"], dtype=np.float64),
-                maps_least=np.asarray(arrays["maps_least"], dtype=np.float64),
-                layer=words(about.get("layer")),
-                most=words(about.get("most")),
-                least=words(about.get("least")),
-            )
-        _check_maps(maps)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        notes.append(f"{path.name} could not be read ({formats.shorten(str(error))}).")
-        return None
-    return maps
-
-
 def _check_maps(maps: FeatureMaps) -> None:
     images = maps.images
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != np.uint8:
@@ -462,3 +428,21 @@ def _check_maps(maps: FeatureMaps) -> None:
         raise ValueError(f"maps are {list(shapes)}, not [{len(images)}, h, w]")
     if maps.labels.shape != (len(images),) or maps.labels.dtype.kind not in "iu":
         raise ValueError(f"labels are {list(maps.labels.shape)}, not [{len(images)}]")
+
+
+def _feature_maps(
+    path: Path, results: Mapping[str, Any], notes: list[str]
+) -> FeatureMaps | None:
+    if not path.is_file():
+        return None
+    about = mapping(results.get("feature_maps"))
+    try:
+        return read_feature_maps(
+            path,
+            layer=words(about.get("layer")),
+            most=words(about.get("most")),
+            least=words(about.get("least")),
+        )
+    except ValueError as error:
+        notes.append(f"{path.name} could not be read ({formats.shorten(str(error))}).")
+        return None

@@ -7,78 +7,29 @@ time, and the same files give the same bytes.
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fuprune.report import (
     audit_figures,
+    audit_tables,
     formats,
     output,
     page,
+    pictures,
     run_figures,
     run_tables,
     tables,
 )
 from fuprune.report.markup import Child, Markup, element
+from fuprune.report.questions import (
+    ACCURACY,
+    AUDIT_QUESTIONS,
+    DISTANCE,
+    MEMBERSHIP,
+    RELEARN,
+    Question,
+)
 from fuprune.report.run_files import Run, mapping, read_run, setting, words
 from fuprune.report.verdict import forgotten, verdict
-
-
-class Question(NamedTuple):
-    """A question that the audit's figures answer."""
-
-    anchor: str
-    contents: str
-    question: str
-    lead: str
-    kinds: tuple[str, ...]  # kinds of evidence
-
-
-ACCURACY = Question(
-    "accuracy",
-    "Is it gone from the answers?",
-    "Is the class gone from the answers, and is the rest intact?",
-    "The first look, and the weakest evidence: how often the model is right on test "
-    "images of the forgotten class (U-set) and of the others (R-set), and whether its "
-    "mistakes are spread over the classes as retraining spreads them.",
-    ("accuracy",),
-)
-MEMBERSHIP = Question(
-    "membership",
-    "Can membership be told?",
-    "Could somebody still tell whether an image of the class was in training?",
-    "An attacker sees the model's output for an image of the forgotten class and "
-    "guesses whether that very image was trained on. A model that forgot gives away no "
-    "more than one that never saw the class. AUC is 50% for pure guessing; TPR is the "
-    "share of training images found at a given rate of false alarms.",
-    ("membership", "shadow", "likelihood_ratio"),
-)
-PROBE = Question(
-    "probe",
-    "Is it still inside?",
-    "Is the class still there inside, only hidden at the output?",
-    "The features are frozen and a fresh linear head is taught to recognise the "
-    "forgotten class from them. Retrained models never saw the class, yet their "
-    "features tell it apart to some degree: that degree is the yardstick.",
-    ("probe",),
-)
-RELEARN = Question(
-    "relearn",
-    "How quickly does it return?",
-    "How quickly does the class come back when it is taught again?",
-    "If a few training steps bring the class back faster than they do in a retrained "
-    "model, something of it was kept.",
-    ("relearn",),
-)
-DISTANCE = Question(
-    "distance",
-    "Does it behave like retraining?",
-    "Does it behave like a model that never saw the class?",
-    "Answers and inner activations on images of the forgotten class, compared with "
-    "those of retrained models. Retrained models differ among themselves too; only "
-    "more than that counts.",
-    ("distance",),
-)
-AUDIT_QUESTIONS = (MEMBERSHIP, PROBE, RELEARN, DISTANCE)
 
 
 def build(workdir: str | Path) -> Path:
@@ -95,7 +46,7 @@ def build(workdir: str | Path) -> Path:
     """
     run = read_run(workdir)
     folder = output.report_folder(Path(workdir))
-    every_table = [*run_tables.run_tables(run), *_question_tables(run)]
+    every_table = _tables(run)
     files = {"report.html": html_page(run), "report.md": _markdown(run, every_table)}
     for table in every_table:
         files.setdefault(f"{table.name}.csv", tables.to_csv(table))
@@ -152,7 +103,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 def _verdict_section(run: Run) -> page.Section:
     result = verdict(run)
-    judged = [run_tables.tally_table(run), run_tables.verdict_table(run)]
+    judged = [audit_tables.tally_table(run), audit_tables.verdict_table(run)]
     # A page made while the run goes on says so before anything else.
     readable = [note for note in run.notes if not note.endswith("is not there.")]
     absent = [
@@ -332,20 +283,35 @@ def _evidence(
 
 
 def _evidence_table(run: Run, question: Question) -> tables.Table | None:
-    return run_tables.evidence_table(
+    return audit_tables.evidence_table(
         run, question.kinds, f"evidence_{question.anchor}", question.question
     )
 
 
-def _question_tables(run: Run) -> list[tables.Table]:
-    found = [_evidence_table(run, entry) for entry in (ACCURACY, *AUDIT_QUESTIONS)]
+def _tables(run: Run) -> list[tables.Table]:
+    """Lists every table of a run that has content, for the Markdown and CSV files."""
+    found = [
+        audit_tables.tally_table(run),
+        audit_tables.verdict_table(run),
+        run_tables.methods_table(run),
+        run_tables.paper_table(run),
+        run_tables.class_table(run),
+        run_tables.layer_table(run),
+        run_tables.privacy_table(run),
+        run_tables.privacy_curve_table(run),
+        run_tables.time_table(run),
+        *(_evidence_table(run, entry) for entry in (ACCURACY, *AUDIT_QUESTIONS)),
+        audit_tables.audit_table(run),
+        run_tables.settings_table(run),
+        run_tables.versions_table(run),
+    ]
     return [table for table in found if table is not None]
 
 
 def _cut_section(run: Run) -> page.Section:
     body: list[Child] = [
         run_figures.score_figure(run),
-        run_figures.feature_map_figure(run),
+        pictures.feature_map_figure(run),
         run_figures.width_figure(run),
         _folded("The layers as a table", run_tables.layer_table(run)),
     ]

@@ -1,24 +1,15 @@
-"""The tables of one run: methods, stages, evidence, layers, settings.
+"""The tables of one run: methods, stages, classes, layers, settings.
 
 Each function returns a `Table`, or `None` when the run holds nothing for it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import formats, palette
 from fuprune.report.run_files import Method, Run, Stage, class_label
 from fuprune.report.tables import Cell, Column, Table, cell
-from fuprune.report.verdict import (
-    interval_text,
-    main_method,
-    raw_stage,
-    retrain_rows,
-    shown,
-    tally,
-    test_title,
-)
+from fuprune.report.verdict import main_method, raw_stage, retrain_rows
 
 # Rows of a plan that are no layer of channels.
 UNCUT_ROWS = ("total", "head", "hidden")
@@ -39,7 +30,7 @@ def methods_table(run: Run) -> Table | None:
                     formats.method_name(row.method),
                     "highlight" if row.method == main else "",
                 ),
-                _role(row.method, main),
+                role(row.method, main),
                 cell(row.u_accuracy, formats.percent(row.u_accuracy)),
                 cell(row.r_accuracy, formats.percent(row.r_accuracy)),
                 cell(reached, _reached_text(run, row)),
@@ -76,7 +67,8 @@ def _reached_text(run: Run, row: Method) -> str:
     return "not reached" if row.rounds else "no rounds"
 
 
-def _role(name: str, main: str | None) -> Cell:
+def role(name: str, main: str | None) -> Cell:
+    """Says what a method stands for in the comparison."""
     if main is not None and palette.family(name) == palette.family(main):
         return cell("under test")
     if palette.is_retrain(name):
@@ -160,181 +152,6 @@ def _accuracy_pair(stage: Any) -> list[Cell]:
         cell(value, formats.percent(value, 2))
         for value in (stage.u_accuracy, stage.r_accuracy)
     ]
-
-
-def tally_table(run: Run) -> Table | None:
-    """Counts the verdicts of every audited model."""
-    if run.audit is None or not run.audit.tests:
-        return None
-    main = main_method(run)
-    rows = []
-    for name in audited_models(run.audit):
-        if name == palette.RANDOM:  # a yardstick of the probe alone
-            continue
-        counts = tally(run.audit, name)
-        rows.append(
-            (
-                cell(
-                    name,
-                    formats.method_name(name),
-                    "highlight" if name == main else "",
-                ),
-                _audited_role(name, main),
-                *(cell(amount) for amount in counts),
-            )
-        )
-    return Table(
-        "tally",
-        "Verdicts of every model",
-        (
-            Column("Model", numeric=False),
-            Column("Role", numeric=False),
-            Column("Pass"),
-            Column("Fail"),
-            Column("Cannot tell"),
-        ),
-        tuple(rows),
-        "The raw model should fail: a test that it passes has no power here.",
-    )
-
-
-def _audited_role(name: str, main: str | None) -> Cell:
-    return cell("before forgetting") if name == palette.RAW else _role(name, main)
-
-
-def audited_models(audit: AuditReport) -> list[str]:
-    """Lists candidates first, then whatever else was measured, raw model last."""
-    names = list(audit.candidates)
-    for test in audit.tests:
-        names += [name for name in test.values if name not in names]
-    last = [name for name in (palette.RANDOM, palette.RAW) if name in names]
-    return [name for name in names if name not in last] + last
-
-
-def verdict_table(run: Run) -> Table | None:
-    """Gives the verdict of every candidate in every test with its figure."""
-    if run.audit is None or not run.audit.tests:
-        return None
-    names = audited_models(run.audit)
-    columns = [Column("Test", numeric=False), Column("Retrained interval")]
-    columns += [Column(formats.method_name(name)) for name in names]
-    rows = tuple(
-        (
-            cell(test.name, test_title(test)),
-            cell(interval_text(test)),
-            *(_judged(test, name) for name in names),
-        )
-        for test in run.audit.tests
-    )
-    return Table(
-        "verdicts",
-        "Every test, every model",
-        tuple(columns),
-        rows,
-        "A model passes a test when it lies where one more retrained model would.",
-    )
-
-
-def _judged(test: Evidence, name: str) -> Cell:
-    if name not in test.values:
-        return cell(None)
-    value = test.values[name]
-    return cell(value, shown(test, value), verdict=test.verdicts[name])
-
-
-def evidence_table(run: Run, kinds: Sequence[str], name: str, title: str):
-    """Gives the figures of some kinds of test, a row per model.
-
-    Args:
-      run: The run.
-      kinds: Kinds of evidence.
-      name: File name of the table.
-      title: Its heading.
-
-    Returns:
-      The table, or `None` if no such test was made.
-    """
-    if run.audit is None:
-        return None
-    tests = [test for test in run.audit.tests if test.kind in kinds]
-    if not tests:
-        return None
-    main = main_method(run)
-    names = [
-        model
-        for model in audited_models(run.audit)
-        if any(model in test.values for test in tests)
-    ]
-    rows = [
-        (
-            cell(
-                model,
-                formats.method_name(model),
-                "highlight" if model == main else "",
-            ),
-            *(_judged(test, model) for test in tests),
-        )
-        for model in names
-    ]
-    seeds = max(len(test.retrained) for test in tests)
-    rows += [
-        (
-            cell(f"retrained, seed {seed + 1}"),
-            *(
-                cell(test.retrained[seed], shown(test, test.retrained[seed]))
-                if seed < len(test.retrained)
-                else cell(None)
-                for test in tests
-            ),
-        )
-        for seed in range(seeds)
-    ]
-    rows.append(
-        (
-            cell("retrained, interval"),
-            *(cell(interval_text(test)) for test in tests),
-        )
-    )
-    columns = (
-        Column("Model", numeric=False),
-        *(Column(test_title(test)) for test in tests),
-    )
-    return Table(name, title, columns, tuple(rows))
-
-
-def audit_table(run: Run) -> Table | None:
-    """Lists every figure of the audit, one per row, for other programs."""
-    if run.audit is None or not run.audit.tests:
-        return None
-    rows = []
-    for test in run.audit.tests:
-        low, high = test.interval or (None, None)
-        measured = [(name, test.values[name]) for name in test.values]
-        measured += [
-            (f"retrained {seed + 1}", value)
-            for seed, value in enumerate(test.retrained)
-        ]
-        for name, value in measured:
-            rows.append(
-                (
-                    cell(test.name),
-                    cell(test.kind),
-                    cell(name),
-                    cell(value, shown(test, value)),
-                    cell(low, shown(test, low)),
-                    cell(high, shown(test, high)),
-                    cell(test.verdicts.get(name, "")),
-                    cell(test.unit),
-                )
-            )
-    names = ("Test", "Kind", "Model", "Value", "Low", "High", "Verdict", "Unit")
-    numeric = ("Value", "Low", "High")
-    return Table(
-        "audit",
-        "Every figure of the audit",
-        tuple(Column(name, numeric=name in numeric) for name in names),
-        tuple(rows),
-    )
 
 
 def class_table(run: Run) -> Table | None:
@@ -528,22 +345,3 @@ def _setting_cell(value: Any) -> Cell:
     if isinstance(value, float):
         return cell(value, f"{value:g}")
     return cell(value if isinstance(value, int) else formats.shorten(str(value), 300))
-
-
-def run_tables(run: Run) -> list[Table]:
-    """Lists every table of a run that has content, for the Markdown and CSV files."""
-    tables = [
-        tally_table(run),
-        verdict_table(run),
-        methods_table(run),
-        paper_table(run),
-        class_table(run),
-        layer_table(run),
-        privacy_table(run),
-        privacy_curve_table(run),
-        time_table(run),
-        audit_table(run),
-        settings_table(run),
-        versions_table(run),
-    ]
-    return [table for table in tables if table is not None]
