@@ -28,7 +28,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuprune import checkpoint, config, export, ledger, logs, report
+from fuprune import checkpoint, config, export, ledger, logs, provenance, report
 from fuprune.audit.evidence import AuditReport
 from fuprune.data import cache
 from fuprune.data.dataset import Dataset
@@ -203,7 +203,7 @@ KNOWN_PLACES = {
     "subprocess": {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
-        "experiment.py",  # git, for the commit
+        "provenance.py",  # git, for the commit
     },
 }
 
@@ -718,12 +718,10 @@ def test_metrics_are_json_and_nothing_else(home, trace):
 
 @pytest.mark.parametrize("text", CRAFTED_JSON.values(), ids=CRAFTED_JSON)
 def test_a_run_does_not_start_on_a_crafted_record_of_its_config(home, trace, text):
-    from fuprune import experiment  # it imports everything there is
-
     (home / "config.json").write_text(text)
     with nothing_happens_outside(home), pytest.raises(config.FupruneError):
-        experiment.run(config.quickstart(), home)
-    assert sorted(path.name for path in home.iterdir()) == [".lock", "config.json"]
+        provenance.refuse_other_config(home / "config.json", config.quickstart())
+    assert [path.name for path in home.iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])
@@ -868,19 +866,23 @@ def test_a_report_shows_what_a_file_says_and_obeys_none_of_it(home, trace):
 
 
 def test_a_report_survives_files_of_any_content(home, trace):
-    for name in (
+    names = [
         "config.json",
         "results.json",
         "audit.json",
         "metrics.jsonl",
         "timings.jsonl",
-    ):
-        run = fixture.write_run(home / name.replace(".", "_"))
-        for text in CRAFTED_JSON.values():
-            (run / name).write_text(text)
-            with nothing_happens_outside(run):
-                report.build(run)
-            assert (run / "report" / "report.html").is_file()
+    ]
+    whole = fixture.write_run(home / "run")
+    good = {name: (whole / name).read_text("utf-8") for name in names}
+    attacks = [(names, text) for text in CRAFTED_JSON.values()]
+    attacks += [([name], CRAFTED_JSON["wrong types"]) for name in names]
+    for attacked, text in attacks:
+        for name in names:
+            (whole / name).write_text(text if name in attacked else good[name])
+        with nothing_happens_outside(whole):
+            report.build(whole)
+        assert (whole / "report" / "report.html").is_file()
 
 
 def test_pickled_feature_maps_are_not_unpickled(home, trace):
