@@ -34,7 +34,7 @@ def class_accuracies(confusion: np.ndarray) -> np.ndarray:
 
 
 def accuracy_on(confusion: np.ndarray, classes: Sequence[int]) -> float:
-    """The fraction right among the test images of `classes`: U-set or R-set accuracy."""
+    """The fraction right of the test images of `classes`: U-set or R-set accuracy."""
     rows = confusion[list(classes)]
     correct = sum(int(confusion[c, c]) for c in classes)
     return correct / max(int(rows.sum()), 1)
@@ -61,7 +61,7 @@ def accuracy_distribution(accuracies, epsilon: float = 1e-6) -> np.ndarray:
 
 
 def accuracy_divergence(accuracies, retrained_accuracies) -> float:
-    """KL(P || Q) in nats, P the model's accuracy distribution and Q the retrained one's.
+    """KL(P || Q) in nats of accuracy distributions, P the model's, Q a retrained one's.
 
     In this direction accuracy that the model still has on a class where retraining has
     none weighs most.
@@ -93,11 +93,11 @@ def sampling_excess(
     confidence: float,
     draws: int = 500,
 ) -> float:
-    """How far the finite test set alone can push `statistic` above the retrained mean.
+    """How far from the retrained models the finite test set alone can put a model.
 
-    Draws the accuracies of models whose true class accuracies are the retrained models'
-    mean, on a test set of this size, and returns the `confidence` quantile of their
-    mean distance to the retrained models.
+    Draws models like the retrained ones: each class's true accuracy from its posterior
+    given all their answers (Jeffreys prior), then the accuracy seen on a test set of
+    this size. Returns the `confidence` quantile of their mean distance to the retrained.
 
     Args:
       statistic: `(accuracies [U], accuracies [U]) -> float`.
@@ -110,13 +110,13 @@ def sampling_excess(
     Returns:
       The quantile of the statistic.
     """
-    mean = np.mean(retrained, axis=0)
-    known = ~np.isnan(mean)
+    known = per_class > 0
+    total = per_class[known] * len(retrained)
+    right = np.mean(retrained, axis=0)[known] * total
     values = []
     for _ in range(draws):
-        drawn = np.full(mean.shape, np.nan)
-        drawn[known] = (
-            generator.binomial(per_class[known], mean[known]) / per_class[known]
-        )
+        drawn = np.full(per_class.shape, np.nan)
+        truth = generator.beta(right + 0.5, total - right + 0.5)
+        drawn[known] = generator.binomial(per_class[known], truth) / per_class[known]
         values.append(np.mean([statistic(drawn, other) for other in retrained]))
     return float(np.quantile(values, confidence))

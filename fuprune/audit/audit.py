@@ -67,9 +67,9 @@ def audit(
     shadow_learning_rate: float = 0.05,
     shadow_backend: str = "auto",
     relearn_level: float = 0.9,
-    relearn_steps: int = 100,
+    relearn_steps: int = 150,
     relearn_every: int = 2,
-    relearn_learning_rate: float = 0.01,
+    relearn_learning_rate: float = 0.003,
     train_batch_size: int = 64,
     speed: Mapping[str, Speed] | None = None,
     speed_reference: str = "retrain",
@@ -310,7 +310,7 @@ def _speed_table(speed: Mapping[str, Speed] | None, reference: str) -> list[dict
 def _sample(
     data: Dataset, classes: Sequence[int], cap: int, generator: np.random.Generator
 ) -> Dataset:
-    """At most `cap` images, a quarter of them forgotten, the others even over classes."""
+    """At most `cap` images, a quarter of them forgotten, the rest even over classes."""
     images, labels = np.asarray(data.images), np.asarray(data.labels)
     order = generator.permutation(len(labels))
     # An image's place among those of its class, in random order: taking the lowest
@@ -337,8 +337,9 @@ def _checked_classes(classes: Sequence[int], data: AuditData) -> tuple[int, ...]
         missing = [c for c in classes if c not in present]
         if not classes or missing or not present - set(classes):
             raise ValueError(
-                f"classes is {classes}, but the {split} images are of {sorted(present)}; "
-                "name one or more of these and leave at least one out"
+                f"classes is {classes}, but the {split} images are of "
+                f"{sorted(present)}; name one or more of these and leave at least one "
+                "out"
             )
     return classes
 

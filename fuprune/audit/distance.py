@@ -10,7 +10,7 @@ from fuprune.audit.membership import log_probabilities
 
 
 def jensen_shannon(logits, other_logits) -> np.ndarray:
-    """`[N]` Jensen-Shannon divergences of the softmax outputs, in nats (at most ln 2)."""
+    """`[N]` Jensen-Shannon divergence of the softmax outputs in nats, at most ln 2."""
     log_p, log_q = log_probabilities(logits), log_probabilities(other_logits)
     log_mean = np.logaddexp(log_p, log_q) - np.log(2)
     divergence = np.exp(log_p) * (log_p - log_mean) + np.exp(log_q) * (log_q - log_mean)

@@ -14,16 +14,13 @@ import numpy as np
 from fuprune.audit import accuracy, distance, likelihood_ratio, membership, shadow
 from fuprune.audit.evidence import BETTER, TWO_SIDED, WORSE, Evidence
 from fuprune.audit.outputs import Outputs
-from fuprune.audit.probe import linear_probe
+from fuprune.audit.probe import SHOTS, linear_probe
 from fuprune.audit.relearn import Relearned
 from fuprune.audit.verdict import binomial_error, judge
 
 RAW = "raw"
 RANDOM = "random_init"
 LOW_RATES = {"1": 0.01, "0.1": 0.001}
-
-# Two retrained models have one distance between them: no spread yet.
-MINIMUM_FOR_DISTANCES = 3
 
 Figures = tuple[list[Evidence], dict[str, Any]]
 
@@ -138,7 +135,7 @@ def accuracy_figures(case: Case, generator: np.random.Generator) -> Figures:
                 confidence=case.confidence,
                 reachable=noise,
                 bounds=(0.0, None),
-                minimum=MINIMUM_FOR_DISTANCES,
+                leave_one_out=True,
             )
         )
     detail = {
@@ -182,7 +179,7 @@ def shadow_figures(
     shadow_labels: np.ndarray,
     shadow_members: np.ndarray,
 ) -> Figures:
-    """Shokri's attack, trained on shadow models `[S, N, U]` and turned on every model."""
+    """Shokri's attack, learnt from shadow models `[S, N, U]`, turned on every model."""
     attack = shadow.fit_attack(shadow_logits, shadow_labels, shadow_members)
 
     def scores(model: Measured):
@@ -327,7 +324,7 @@ def probe_figures(case: Case, seed: int) -> Figures:
         (
             "few_shot_accuracy",
             "probe_few_shot_accuracy",
-            "How much of it does a head recover from five images a class?",
+            f"How much of it does a head recover from {SHOTS} training images of it?",
         ),
     ):
         others = [getattr(result, field) for result in retrained]
@@ -424,7 +421,7 @@ def distance_figures(case: Case) -> Figures:
                 confidence=case.confidence,
                 resolution=_mean_error(case, per_image),
                 bounds=(0.0, None),
-                minimum=MINIMUM_FOR_DISTANCES,
+                leave_one_out=True,
             )
         )
 
@@ -456,7 +453,7 @@ def distance_figures(case: Case) -> Figures:
                 higher_is=WORSE,
                 confidence=case.confidence,
                 bounds=(0.0, 1.0),
-                minimum=MINIMUM_FOR_DISTANCES,
+                leave_one_out=True,
             )
         )
     return tests, {"cka": layers}
@@ -471,7 +468,7 @@ def _each(case: Case, figure: Callable[[Measured], float]):
 
 
 def _to_retraining(case: Case, figure: Callable[[Measured, Measured], float]):
-    """The mean of `figure` over the retrained models, a retrained one leaving itself out.
+    """The mean of `figure` over the retrained models, each of them leaving itself out.
 
     So both sides are means of distances between a model and independent retrainings.
     """

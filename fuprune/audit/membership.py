@@ -120,7 +120,7 @@ def balanced_accuracy(roc: Roc) -> float:
 
 
 def true_positives_at(roc: Roc, rate: float) -> float:
-    """The greatest true positive rate of a threshold with at most `rate` false alarms."""
+    """The greatest true positive rate at a false positive rate of at most `rate`."""
     allowed = roc.false_positives <= rate + 1e-12
     return float(roc.true_positives[allowed].max())
 
@@ -142,7 +142,7 @@ def thin(roc: Roc, points: int = 101) -> Roc:
 
 
 def area_error(num_members: int, num_non_members: int) -> float:
-    """The standard error of the area for an attack that knows nothing (Mann-Whitney)."""
+    """The standard error of the area of an attack that knows nothing (Mann-Whitney)."""
     m, n = num_members, num_non_members
     return float(np.sqrt((m + n + 1) / (12 * m * n)))
 

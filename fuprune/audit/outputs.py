@@ -57,7 +57,8 @@ def compute_outputs(
         result = forward(model, variables, _padded(batch, batch_size, preprocess))
         if not activations:
             result = result._replace(activations={})
-        pieces.append(jax.tree.map(lambda x, n=len(batch): np.asarray(x)[:n], result))
+        size = len(batch)
+        pieces.append(jax.tree.map(lambda x, n=size: np.asarray(x)[:n], result))
     return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
 
@@ -228,7 +229,7 @@ def _mode(model: nn.Module, *, train: bool) -> dict[str, bool]:
 
 
 def _layer_name(path: tuple[str, ...]) -> str:
-    """ "stem" for the convolution at stem/conv, as the zoo names its layers."""
+    """The layer at `path` as the zoo names it: stem for the convolution stem/conv."""
     layer = path[:-1]
     return "/".join(layer[:-1] if len(layer) > 1 and layer[-1] == "conv" else layer)
 

@@ -19,7 +19,7 @@ from fuprune.audit.outputs import (
     find_head,
     with_forgotten_columns_reset,
 )
-from fuprune.audit.training import init_state, sgd_step
+from fuprune.audit.training import init_state, rate, sgd_step
 
 
 class Relearned(NamedTuple):
@@ -42,7 +42,7 @@ def relearn_time(
     *,
     classes: Sequence[int],
     level: float,
-    learning_rate: float = 0.01,
+    learning_rate: float = 0.003,
     every: int = 2,
     batch_size: int = 256,
 ) -> Relearned:
@@ -91,7 +91,7 @@ def relearn_time(
             jnp.asarray(preprocess(images[batch])),
             jnp.asarray(labels[batch]),
             jax.random.fold_in(key, step),
-            learning_rate,
+            rate(learning_rate),
         )
         if step % every == 0 or step == len(rows):
             curve.append((step, accuracy()))

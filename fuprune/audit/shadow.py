@@ -23,6 +23,7 @@ from fuprune.audit.training import (
     batch_rows,
     init_state,
     parallel_sgd_step,
+    rate,
     sgd_step,
 )
 
@@ -127,7 +128,7 @@ def train_models_in_parallel(
                     jnp.asarray(preprocess(images[batch])),
                     jnp.asarray(labels[batch]),
                     jax.random.fold_in(dropout_keys[s], t),
-                    rates[t],
+                    rate(rates[t]),
                 )
         return [state.variables for state in states]
 
@@ -143,7 +144,7 @@ def train_models_in_parallel(
             flat.reshape(*batch.shape, *flat.shape[1:]),
             jnp.asarray(labels[batch]),
             jax.vmap(lambda k, t=t: jax.random.fold_in(k, t))(dropout_keys),
-            rates[t],
+            rate(rates[t]),
         )
     return [
         jax.tree.map(lambda x, s=s: x[s], stacked.variables) for s in range(num_models)

@@ -57,6 +57,11 @@ def _step(
     return TrainState(variables, velocity)
 
 
+def rate(learning_rate: float) -> jax.Array:
+    """A learning rate as the one type that steps are compiled for."""
+    return jnp.asarray(learning_rate, jnp.float32)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def sgd_step(
     model: nn.Module,
@@ -76,7 +81,7 @@ def sgd_step(
       images: `[B, ...]` preprocessed.
       labels: `[B]`.
       key: for dropout.
-      learning_rate: scalar.
+      learning_rate: scalar, see `rate`.
 
     Returns:
       The next state.

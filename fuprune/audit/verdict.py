@@ -31,7 +31,7 @@ def prediction_interval(
     resolution: float = 0.0,
     reachable: float | None = None,
     bounds: tuple[float | None, float | None] = (None, None),
-    minimum: int = 2,
+    leave_one_out: bool = False,
 ) -> list[float | None] | None:
     """Where one more retrained model would fall, with probability `confidence`.
 
@@ -48,10 +48,13 @@ def prediction_interval(
       resolution: the standard error that the sample alone gives this figure.
       reachable: a value that sampling noise alone can reach; the interval holds it.
       bounds: the least and greatest value that the figure can take.
-      minimum: fewer retrained models than this give no interval.
+      leave_one_out: the values are each model's mean distance to the others. Such means
+        share their terms: if a distance is the sum of what either model contributes,
+        their spread is (n - 2) / (n - 1) of a further model's, and is scaled back.
 
     Returns:
-      `[low, high]` with None for an open side, or None if there are too few models.
+      `[low, high]` with None for an open side, or None if there are too few models: two
+      are needed, and three for distances, of which two models have only one.
 
     Raises:
       ValueError: `higher_is` or `confidence` is not allowed.
@@ -62,10 +65,12 @@ def prediction_interval(
         raise ValueError(f"confidence is {confidence}; it must be in [0.5, 1)")
     values = np.asarray(retrained, np.float64)
     n = values.size
-    if n < max(minimum, 2):
+    if n < fewest(leave_one_out):
         return None
     tail = confidence if higher_is != TWO_SIDED else 0.5 + confidence / 2
     spread = stats.t.ppf(tail, n - 1) * values.std(ddof=1) * math.sqrt(1 + 1 / n)
+    if leave_one_out:
+        spread *= (n - 1) / (n - 2)
     half = max(spread, stats.norm.ppf(tail) * resolution)
     low, high = values.mean() - half, values.mean() + half
     if reachable is not None:
@@ -78,6 +83,11 @@ def prediction_interval(
         None if higher_is == WORSE else float(low),
         None if higher_is == BETTER else float(high),
     ]
+
+
+def fewest(leave_one_out: bool) -> int:
+    """The number of retrained models below which there is no interval."""
+    return 3 if leave_one_out else 2
 
 
 def inside(value: float, interval: Sequence[float | None]) -> bool:
@@ -103,7 +113,7 @@ def judge(
     resolution: float = 0.0,
     reachable: float | None = None,
     bounds: tuple[float | None, float | None] = (None, None),
-    minimum: int = 2,
+    leave_one_out: bool = False,
     positive_control: str | None = "raw",
     undecidable: str | None = None,
     notes: Sequence[str] = (),
@@ -127,7 +137,7 @@ def judge(
       resolution: see `prediction_interval`.
       reachable: see `prediction_interval`.
       bounds: see `prediction_interval`.
-      minimum: see `prediction_interval`.
+      leave_one_out: see `prediction_interval`.
       positive_control: the model that must be outside for a pass to mean something;
         None for figures on which the raw model is expected to look like a retrained
         one.
@@ -144,13 +154,13 @@ def judge(
         resolution=resolution,
         reachable=reachable,
         bounds=bounds,
-        minimum=minimum,
+        leave_one_out=leave_one_out,
     )
     remarks = list(notes)
     if interval is None:
         remarks.append(
             f"{len(retrained)} retrained model(s) give no spread for this figure; "
-            f"{max(minimum, 2)} or more are needed"
+            f"{fewest(leave_one_out)} or more are needed"
         )
     if undecidable is not None:
         remarks.append(undecidable)
@@ -161,9 +171,9 @@ def judge(
     )
     if powerless:
         remarks.append(
-            f"the {positive_control} model ({values[positive_control]:.4g}) lies inside "
-            "the interval too: on this data the test cannot tell remembering from "
-            "forgetting"
+            f"the {positive_control} model ({values[positive_control]:.4g}) lies "
+            "inside the interval too: on this data the test cannot tell remembering "
+            "from forgetting"
         )
 
     def verdict(value: float) -> str:
