@@ -1,8 +1,8 @@
 """Compiles the package's C++ sources at first use and keeps the result in a cache.
 
-The libraries they bind are ordinary PyPI wheels (``pip install "fuprune[onednn]"``), the
-headers of XLA's foreign function interface come with jaxlib, and the compiler is the
-machine's own. A build is keyed by everything that could make it stale.
+The libraries they bind are PyPI wheels (``pip install "fuprune[onednn]"``), the headers
+of XLA's foreign function interface come with jaxlib, and the compiler is the machine's
+own. A build is keyed by everything that could make it stale.
 """
 
 import contextlib

@@ -6,9 +6,10 @@ run. The three primitives here (a convolution and its two gradients) are bilinea
 closed under transposition, so ``jvp``, ``grad``, ``grad`` of ``grad`` and ``vmap`` all
 compose. Whatever they do not cover goes to ``jax.lax.conv_general_dilated``.
 
-Threads: each device runs its convolutions on the OpenMP threads of its own thread. The
-default is the machine's cores shared out among the CPU devices; ``OMP_NUM_THREADS``, if
-set before the first convolution, or :func:`set_threads` decide otherwise.
+Threads: OpenMP counts them per calling thread, so each CPU device has its own. The
+default shares the process's cores out among its CPU devices; ``OMP_NUM_THREADS``, which
+is read when the library loads, or :func:`set_threads` decide otherwise. As many devices
+as cores, with one thread each, is the fastest way to train clients.
 """
 
 import functools
@@ -59,7 +60,8 @@ def available() -> bool:
 def why_not() -> str | None:
     """Returns the reason why oneDNN cannot be used here, or None if it can.
 
-    The first call builds the binding, which takes the compiler some seconds.
+    The first call builds the binding, which takes the compiler some seconds. It leaves
+    JAX's backends alone, so it may precede their configuration.
     """
     try:
         library = build.load(_SOURCE)
@@ -71,23 +73,25 @@ def why_not() -> str | None:
             jax.ffi.pycapsule(getattr(library, primitive.name)),
             platform="cpu",
         )
-    if "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        devices = jax.local_device_count("cpu")
-        library.fuprune_set_threads(max(1, cores // devices))
     return None
 
 
 def set_threads(threads: int) -> None:
-    """Sets how many OpenMP threads each device uses for one convolution.
-
-    One thread per device, with as many devices as cores, gave the best throughput.
-    It takes effect at the next convolution, compiled or not.
-    """
+    """Sets how many OpenMP threads each device uses, from the next convolution on."""
     if threads < 1:
-        raise ValueError(f"threads={threads} must be at least 1.")
+        raise ValueError(f"threads={threads} is too few; a device needs at least 1.")
     if available():
         build.load(_SOURCE).fuprune_set_threads(threads)
+
+
+@functools.cache
+def _share_cores() -> None:
+    # Not when the library loads: counting devices starts the backend, and the number of
+    # devices or processes may still be about to be set.
+    if "OMP_NUM_THREADS" not in os.environ and available():
+        cores = len(os.sched_getaffinity(0))
+        share = max(1, cores // jax.local_device_count("cpu"))
+        build.load(_SOURCE).fuprune_set_default_threads(share)
 
 
 @functools.cache
@@ -260,6 +264,7 @@ def _make_primitive(name, shape, fallback, *, shared_second_folds) -> Any:
     )
 
     def lower(context, first, second, *, strides, padding, **_):
+        _share_cores()
         return jax.ffi.ffi_lowering(name)(
             context,
             first,

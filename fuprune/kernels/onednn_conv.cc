@@ -258,6 +258,12 @@ extern "C" FUPRUNE_EXPORT void fuprune_set_threads(int threads) {
   num_threads.store(threads, std::memory_order_relaxed);
 }
 
+// Gives way to a number that was set before.
+extern "C" FUPRUNE_EXPORT void fuprune_set_default_threads(int threads) {
+  int unset = 0;
+  num_threads.compare_exchange_strong(unset, threads, std::memory_order_relaxed);
+}
+
 #pragma GCC visibility push(default)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(fuprune_conv_forward, Forward, FUPRUNE_BINDING);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(fuprune_conv_data_gradient, DataGradient,

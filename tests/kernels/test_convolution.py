@@ -3,12 +3,15 @@ import zlib
 
 import chex
 import flax.linen as nn
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from fuprune.kernels import build, convolution
+from tests import reference_kernels
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 # Not jax.lax.Precision.HIGHEST's job on CPU: both sides are plain float32 sums, in
@@ -21,7 +24,8 @@ needs_onednn = pytest.mark.skipif(
 
 
 def random(name, *shape):
-    return jax.random.normal(jax.random.key(zlib.crc32(name.encode())), shape)
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    return jnp.asarray(generator.standard_normal(shape, np.float32))
 
 
 def assert_close(actual, expected, tolerance=TOLERANCE):
@@ -65,13 +69,9 @@ def primitive_names(function, *arguments):
     ("size", "channels", "features", "kernel", "strides", "padding"),
     [
         (32, 3, 16, 3, (1, 1), "SAME"),
-        (16, 16, 17, 3, (1, 1), "SAME"),
         (16, 17, 5, 3, (2, 2), "SAME"),
-        (9, 5, 1, 3, (2, 2), ((1, 1), (1, 1))),
         (8, 16, 16, 1, (2, 2), "VALID"),
-        (8, 1, 3, 1, (1, 1), "SAME"),
         (11, 16, 32, 3, (2, 1), ((0, 2), (1, 0))),
-        (8, 3, 5, 5, (1, 1), "VALID"),
     ],
 )
 def test_values_and_gradients_equal_those_of_xla(
@@ -88,6 +88,54 @@ def test_values_and_gradients_equal_those_of_xla(
         return run
 
     assert_close(*both(value_and_pullback, data, weights))
+
+
+pads = st.integers(0, 4)
+
+
+@needs_onednn
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(
+    batch=st.integers(1, 4),
+    size=st.tuples(st.integers(5, 33), st.integers(5, 33)),
+    channels=st.sampled_from([1, 3, 5, 16, 17, 32, 40]),
+    features=st.sampled_from([1, 3, 5, 16, 17, 32, 40]),
+    kernel=st.tuples(st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 2, 3, 5])),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.tuples(pads, pads), st.tuples(pads, pads)),
+)
+def test_values_and_gradients_equal_the_definition(
+    batch, size, channels, features, kernel, strides, padding
+):
+    data = random("data", batch, *size, channels)
+    weights = random("kernel", *kernel, channels, features)
+    cotangent = random(
+        "cotangent", batch, *output_size(size, kernel, strides, padding), features
+    )
+
+    @jax.jit
+    def value_and_pullback(data, weights, cotangent):
+        convolve = layer(convolution.implementation("onednn"), strides, padding)
+        output, pullback = jax.vjp(convolve, data, weights)
+        return output, *pullback(cotangent)
+
+    expected = (
+        reference_kernels.convolve(data, weights, strides, padding),
+        *reference_kernels.convolve_pullback(
+            data, weights, strides, padding, cotangent
+        ),
+    )
+    assert_close(
+        value_and_pullback(data, weights, cotangent),
+        tuple(array.astype(np.float32) for array in expected),
+    )
+
+
+def output_size(size, kernel, strides, padding):
+    return [
+        (s + sum(p) - k) // stride + 1
+        for s, k, stride, p in zip(size, kernel, strides, padding, strict=True)
+    ]
 
 
 @needs_onednn
