@@ -97,7 +97,7 @@ def sampling_excess(
 
     Draws models like the retrained ones: each class's true accuracy from its posterior
     given all their answers (Jeffreys prior), then the accuracy seen on a test set of
-    this size. Returns the `confidence` quantile of their mean distance to the retrained.
+    this size. Returns the `confidence` quantile of their mean distance to the others.
 
     Args:
       statistic: `(accuracies [U], accuracies [U]) -> float`.

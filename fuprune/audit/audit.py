@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.audit import figures, shadow
+from fuprune.audit import attack_figures, figures, shadow
+from fuprune.audit.case import RANDOM, RAW, Case, Figures, Measured
 from fuprune.audit.evidence import AuditReport
-from fuprune.audit.figures import RANDOM, RAW, Case, Measured
 from fuprune.audit.membership import logit_confidence
 from fuprune.audit.outputs import Variables, compute_outputs, init_variables
 from fuprune.audit.relearn import Relearned, relearn_time
@@ -80,7 +80,8 @@ def audit(
     Args:
       candidates: name -> (module, variables): unlearned models and controls.
       retrained: models trained from scratch without the classes, one per seed; three or
-        more for a verdict on every test.
+        more for a verdict on every test, five for a sharp one. A retrained model that is
+        also a candidate must not be among them.
       raw: the model before unlearning, the positive control.
       data: the training and test images, all classes included.
       classes: the forgotten classes.
@@ -114,6 +115,9 @@ def audit(
     told = on_step or (lambda name: None)
     classes = _checked_classes(classes, data)
     _check_names(candidates, kinds)
+    raw = _on_device(RAW, raw)
+    candidates = {name: _on_device(name, model) for name, model in candidates.items()}
+    retrained = [_on_device("retrained", model) for model in retrained]
     seeds = jax.random.split(key, 6)
     subset_rng, noise_rng, batch_rng, member_rng = (
         np.random.default_rng(np.asarray(jax.random.key_data(seed)))
@@ -136,10 +140,17 @@ def audit(
 
     def measured(name: str, model: Model) -> Measured:
         told(f"outputs of {name}")
+        answers = outputs(model, test.images)
+        if answers.logits.shape[-1] <= max(train.labels.max(), test.labels.max()):
+            raise ValueError(
+                f"the model {name!r} has {answers.logits.shape[-1]} logits, but labels "
+                f"go up to {max(train.labels.max(), test.labels.max())}; logits need a "
+                "column for every class, the forgotten ones included"
+            )
         return Measured(
             forgotten=outputs(model, forgotten.images, activations=True),
             retained=outputs(model, retained.images),
-            test=outputs(model, test.images),
+            test=answers,
         )
 
     shown: dict[str, Model] = {**candidates, RAW: raw}
@@ -163,13 +174,13 @@ def audit(
         confidence=confidence,
     )
 
-    results: list[figures.Figures] = []
+    results: list[Figures] = []
     if "accuracy" in kinds:
         told("accuracy")
         results.append(figures.accuracy_figures(case, noise_rng))
     if "membership" in kinds:
         told("membership inference by thresholds")
-        results.append(figures.membership_figures(case))
+        results.append(attack_figures.membership_figures(case))
     shadow_scores = shadow_members = None
     if num_shadows and {"shadow", "likelihood_ratio"} & set(kinds):
         pool = Dataset(
@@ -203,11 +214,13 @@ def audit(
             [logit_confidence(one[targets], pool.labels[targets]) for one in logits]
         )
         if "shadow" in kinds:
-            results.append(figures.shadow_figures(case, logits, pool.labels, members))
+            results.append(
+                attack_figures.shadow_figures(case, logits, pool.labels, members)
+            )
     if "likelihood_ratio" in kinds:
         told("likelihood-ratio attack")
         results.append(
-            figures.likelihood_ratio_figures(case, shadow_scores, shadow_members)
+            attack_figures.likelihood_ratio_figures(case, shadow_scores, shadow_members)
         )
     if "probe" in kinds:
         told("linear probe")
@@ -305,6 +318,18 @@ def _speed_table(speed: Mapping[str, Speed] | None, reference: str) -> list[dict
         }
         for name, one in speed.items()
     ]
+
+
+def _on_device(name: str, model: Model) -> Model:
+    module, variables = model
+    try:
+        hash(module)
+    except TypeError as error:
+        raise ValueError(
+            f"the module of {name!r} cannot be hashed ({error}), which jit needs; make "
+            "its attributes tuples and numbers"
+        ) from error
+    return module, jax.tree.map(jnp.asarray, dict(variables))
 
 
 def _sample(

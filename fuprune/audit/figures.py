@@ -1,55 +1,28 @@
-"""Each kind of evidence, from measured outputs to judged figures.
+"""Figures of accuracy, probe, relearning and distance: from measured to judged.
 
-A function here takes the `Case` (what every model answered on the same images),
-computes its figures for the candidates, the raw model and every retrained seed, and
-hands back evidence and what a report draws. Distances to retraining are taken to every
-retrained model and averaged; a retrained model's own distance leaves itself out.
+Each function hands back evidence and what a report draws.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fuprune.audit import accuracy, distance, likelihood_ratio, membership, shadow
-from fuprune.audit.evidence import BETTER, TWO_SIDED, WORSE, Evidence
-from fuprune.audit.outputs import Outputs
+from fuprune.audit import accuracy, distance
+from fuprune.audit.case import (
+    RANDOM,
+    Case,
+    Figures,
+    Measured,
+    each,
+    everyone,
+    plain,
+    to_retraining,
+)
+from fuprune.audit.evidence import BETTER, WORSE
+from fuprune.audit.membership import area_error
 from fuprune.audit.probe import SHOTS, linear_probe
 from fuprune.audit.relearn import Relearned
 from fuprune.audit.verdict import binomial_error, judge
-
-RAW = "raw"
-RANDOM = "random_init"
-LOW_RATES = {"1": 0.01, "0.1": 0.001}
-
-Figures = tuple[list[Evidence], dict[str, Any]]
-
-
-class Measured(NamedTuple):
-    """What one model answered."""
-
-    forgotten: Outputs  # on training images of the forgotten classes, with activations
-    retained: Outputs  # on training images of the other classes
-    test: Outputs  # on test images of all classes
-
-
-class Case(NamedTuple):
-    """Everything that is judged: outputs of all models on the same images."""
-
-    shown: dict[str, Measured]  # the candidates, in order, and "raw"
-    retrained: list[Measured]
-    random_init: Measured
-    forgotten_labels: np.ndarray  # [F] of the forgotten training images
-    retained_labels: np.ndarray  # [R]
-    test_labels: np.ndarray  # [T]
-    classes: tuple[int, ...]
-    num_classes: int
-    confidence: float
-
-    @property
-    def forgotten_test(self) -> np.ndarray:
-        """`[T]` bool: the test images of forgotten classes."""
-        return np.isin(self.test_labels, self.classes)
 
 
 def accuracy_figures(case: Case, generator: np.random.Generator) -> Figures:
@@ -68,7 +41,7 @@ def accuracy_figures(case: Case, generator: np.random.Generator) -> Figures:
     forgotten_size = int(case.forgotten_test.sum())
     retained_size = len(case.test_labels) - forgotten_size
     tests = []
-    u_values = _each(case, lambda m: accuracy.accuracy_on(confusion(m), case.classes))
+    u_values = each(case, lambda m: accuracy.accuracy_on(confusion(m), case.classes))
     tests.append(
         judge(
             "u_accuracy",
@@ -81,7 +54,7 @@ def accuracy_figures(case: Case, generator: np.random.Generator) -> Figures:
             bounds=(0.0, 1.0),
         )
     )
-    r_values = _each(case, lambda m: accuracy.accuracy_on(confusion(m), retained))
+    r_values = each(case, lambda m: accuracy.accuracy_on(confusion(m), retained))
     tests.append(
         judge(
             "r_accuracy",
@@ -113,7 +86,7 @@ def accuracy_figures(case: Case, generator: np.random.Generator) -> Figures:
     ):
         if not case.retrained:
             continue
-        values, others = _to_retraining(
+        values, others = to_retraining(
             case, lambda m, other, s=statistic: s(by_class(m), by_class(other))
         )
         noise = accuracy.sampling_excess(
@@ -140,152 +113,14 @@ def accuracy_figures(case: Case, generator: np.random.Generator) -> Figures:
         )
     detail = {
         "class_accuracies": {
-            name: _plain(by_class(model)) for name, model in _everyone(case)
+            name: plain(by_class(model)) for name, model in everyone(case)
         },
         "confusions": {
-            name: confusion(model).tolist() for name, model in _everyone(case)
+            name: confusion(model).tolist() for name, model in everyone(case)
         },
         "test_images_per_class": per_class.tolist(),
     }
     return tests, detail
-
-
-def membership_figures(case: Case) -> Figures:
-    """Thresholds on loss, confidence, entropy and modified entropy."""
-    tests, curves = [], {}
-    for name, score in membership.SCORES.items():
-        rocs = _rocs(
-            case,
-            lambda m, s=score: (
-                s(m.forgotten.logits, case.forgotten_labels),
-                s(m.test.logits, case.test_labels)[case.forgotten_test],
-            ),
-        )
-        curves[name] = _curves(rocs)
-        tests += _attack_evidence(
-            case,
-            f"threshold_{name}",
-            "membership",
-            f"a threshold on the {name.replace('_', ' ')}",
-            rocs,
-            balanced=True,
-        )
-    return tests, {"roc": curves}
-
-
-def shadow_figures(
-    case: Case,
-    shadow_logits: np.ndarray,
-    shadow_labels: np.ndarray,
-    shadow_members: np.ndarray,
-) -> Figures:
-    """Shokri's attack, learnt from shadow models `[S, N, U]`, turned on every model."""
-    attack = shadow.fit_attack(shadow_logits, shadow_labels, shadow_members)
-
-    def scores(model: Measured):
-        return (
-            shadow.attack_scores(attack, model.forgotten.logits, case.forgotten_labels),
-            shadow.attack_scores(
-                attack,
-                model.test.logits[case.forgotten_test],
-                case.test_labels[case.forgotten_test],
-            ),
-        )
-
-    values, retrained = _each(case, lambda m: shadow.success_rate(*scores(m)))
-    rocs = _rocs(case, scores)
-    success = judge(
-        "shadow_success_rate",
-        values,
-        retrained,
-        kind="shadow",
-        question=(
-            "How often is an attacker with shadow models right about whether an image "
-            "of the forgotten class was trained on (0.5 is guessing)?"
-        ),
-        higher_is=WORSE,
-        confidence=case.confidence,
-        resolution=_balanced_error(case),
-        bounds=(0.0, 1.0),
-        notes=[f"{len(shadow_logits)} shadow models of the raw model's architecture"],
-    )
-    area = _attack_evidence(
-        case, "shadow", "shadow", "an attacker with shadow models", rocs, balanced=False
-    )
-    right = shadow_logits.argmax(axis=-1) == shadow_labels
-    detail = {
-        "roc": {"shadow": _curves(rocs)},
-        "shadow_models": [
-            {
-                "members": int(inside.sum()),
-                "member_accuracy": float(hits[inside].mean()),
-                "non_member_accuracy": float(hits[~inside].mean()),
-            }
-            for hits, inside in zip(right, shadow_members, strict=True)
-        ],
-    }
-    return [success, *area], detail
-
-
-def likelihood_ratio_figures(
-    case: Case,
-    shadow_scores: np.ndarray | None,
-    shadow_members: np.ndarray | None,
-) -> Figures:
-    """LiRA, online with shadow models `[S, F + T']` and offline with retrained ones.
-
-    The columns of the two arrays are the forgotten training images and then the
-    forgotten test images.
-    """
-    split = len(case.forgotten_labels)
-
-    def own(model: Measured) -> np.ndarray:
-        return membership.logit_confidence(
-            np.concatenate(
-                [model.forgotten.logits, model.test.logits[case.forgotten_test]]
-            ),
-            np.concatenate(
-                [case.forgotten_labels, case.test_labels[case.forgotten_test]]
-            ),
-        )
-
-    tests, curves = [], {}
-    if shadow_scores is not None and shadow_members is not None:
-
-        def online(model: Measured):
-            ratio = likelihood_ratio.online_scores(
-                own(model), shadow_scores, shadow_members
-            )
-            return ratio[:split], ratio[split:]
-
-        rocs = _rocs(case, online)
-        curves["likelihood_ratio_online"] = _curves(rocs)
-        tests += _attack_evidence(
-            case,
-            "likelihood_ratio_online",
-            "likelihood_ratio",
-            "a likelihood-ratio attacker (online, shadow models as references)",
-            rocs,
-            low_rates=True,
-        )
-    if len(case.retrained) >= 2:
-
-        def offline(model: Measured):
-            references = [own(m) for m in case.retrained if m is not model]
-            ratio = likelihood_ratio.offline_scores(own(model), references)
-            return ratio[:split], ratio[split:]
-
-        rocs = _rocs(case, offline)
-        curves["likelihood_ratio_offline"] = _curves(rocs)
-        tests += _attack_evidence(
-            case,
-            "likelihood_ratio_offline",
-            "likelihood_ratio",
-            "a likelihood-ratio attacker (offline, retrained models as references)",
-            rocs,
-            low_rates=True,
-        )
-    return tests, {"roc": curves}
 
 
 def probe_figures(case: Case, seed: int) -> Figures:
@@ -307,7 +142,7 @@ def probe_figures(case: Case, seed: int) -> Figures:
     shown[RANDOM] = probe(case.random_init)
     retrained = [probe(model) for model in case.retrained]
     positives = int(case.forgotten_test.sum())
-    area_error = membership.area_error(positives, len(case.test_labels) - positives)
+    error = area_error(positives, len(case.test_labels) - positives)
     tests = []
     for field, name, question in (
         (
@@ -338,7 +173,7 @@ def probe_figures(case: Case, seed: int) -> Figures:
                 higher_is=WORSE,
                 confidence=case.confidence,
                 resolution=(
-                    area_error if field == "area" else binomial_error(others, positives)
+                    error if field == "area" else binomial_error(others, positives)
                 ),
                 bounds=(0.0, 1.0),
             )
@@ -356,11 +191,11 @@ def relearn_figures(
     cap: int,
 ) -> Figures:
     """Steps until the forgotten class is back at `level`."""
-    everyone = {
+    runs = {
         **shown,
         **{f"retrained_{i}": result for i, result in enumerate(retrained)},
     }
-    late = [name for name, result in everyone.items() if not result.reached]
+    late = [name for name, result in runs.items() if not result.reached]
     notes = [f"back means {level:.3f} accuracy on the forgotten test images"]
     if late:
         notes.append(f"not back within {cap} steps, shown as {cap}: {', '.join(late)}")
@@ -382,7 +217,7 @@ def relearn_figures(
             "steps": [step for step, _ in result.curve],
             "accuracy": [value for _, value in result.curve],
         }
-        for name, result in everyone.items()
+        for name, result in runs.items()
     }
     return [test], {"relearn": {"level": level, "curves": curves}}
 
@@ -402,7 +237,7 @@ def distance_figures(case: Case) -> Figures:
         def per_image(model: Measured, other: Measured, f=function) -> np.ndarray:
             return f(model.forgotten.logits, other.forgotten.logits)
 
-        values, others = _to_retraining(
+        values, others = to_retraining(
             case, lambda m, other, f=per_image: float(np.mean(f(m, other)))
         )
         measure, unit = questions[name]
@@ -434,7 +269,7 @@ def distance_figures(case: Case) -> Figures:
         name: _mean_by_layer(
             [alignment(model, other) for other in case.retrained if other is not model]
         )
-        for name, model in _everyone(case)
+        for name, model in everyone(case)
     }
     shown = {name: layers[name] for name in case.shown}
     others = [layers[f"retrained_{i}"] for i in range(len(case.retrained))]
@@ -457,136 +292,6 @@ def distance_figures(case: Case) -> Figures:
             )
         )
     return tests, {"cka": layers}
-
-
-def _each(case: Case, figure: Callable[[Measured], float]):
-    """`figure` of every shown and every retrained model."""
-    return (
-        {name: figure(model) for name, model in case.shown.items()},
-        [figure(model) for model in case.retrained],
-    )
-
-
-def _to_retraining(case: Case, figure: Callable[[Measured, Measured], float]):
-    """The mean of `figure` over the retrained models, each of them leaving itself out.
-
-    So both sides are means of distances between a model and independent retrainings.
-    """
-
-    def mean(model: Measured) -> float:
-        return float(
-            np.mean([figure(model, m) for m in case.retrained if m is not model])
-        )
-
-    shown = {name: mean(model) for name, model in case.shown.items()}
-    if len(case.retrained) < 2:
-        return shown, []
-    return shown, [mean(model) for model in case.retrained]
-
-
-def _everyone(case: Case) -> Iterator[tuple[str, Measured]]:
-    yield from case.shown.items()
-    for i, model in enumerate(case.retrained):
-        yield f"retrained_{i}", model
-
-
-def _rocs(case: Case, scores) -> dict[str, membership.Roc]:
-    return {
-        name: membership.roc_curve(*scores(model)) for name, model in _everyone(case)
-    }
-
-
-def _curves(rocs: Mapping[str, membership.Roc]) -> dict[str, Any]:
-    return {
-        name: {
-            "false_positives": _plain(thin.false_positives),
-            "true_positives": _plain(thin.true_positives),
-        }
-        for name, thin in ((name, membership.thin(roc)) for name, roc in rocs.items())
-    }
-
-
-def _attack_evidence(
-    case: Case,
-    name: str,
-    kind: str,
-    attacker: str,
-    rocs: Mapping[str, membership.Roc],
-    *,
-    balanced: bool = False,
-    low_rates: bool = False,
-) -> list[Evidence]:
-    members, non_members = len(case.forgotten_labels), int(case.forgotten_test.sum())
-
-    def split(figure):
-        return {model: figure(rocs[model]) for model in case.shown}, [
-            figure(rocs[f"retrained_{i}"]) for i in range(len(case.retrained))
-        ]
-
-    tests = [
-        judge(
-            f"{name}_auc",
-            *split(membership.area_under),
-            kind=kind,
-            question=(
-                f"How well does {attacker} tell training from test images of the "
-                "forgotten class (AUC, 0.5 is guessing)?"
-            ),
-            # An area below that of retraining is a trace of the removal itself.
-            higher_is=TWO_SIDED,
-            confidence=case.confidence,
-            resolution=membership.area_error(members, non_members),
-            bounds=(0.0, 1.0),
-        )
-    ]
-    if balanced:
-        tests.append(
-            judge(
-                f"{name}_balanced_accuracy",
-                *split(membership.balanced_accuracy),
-                kind=kind,
-                question=f"How often is {attacker} right at its best threshold?",
-                higher_is=WORSE,
-                confidence=case.confidence,
-                resolution=_balanced_error(case),
-                bounds=(0.0, 1.0),
-            )
-        )
-    for percent, rate in LOW_RATES.items() if low_rates else ():
-        values, retrained = split(
-            lambda roc, r=rate: membership.true_positives_at(roc, r)
-        )
-        hits = binomial_error(retrained, members)
-        alarms = rate * (1 - rate) / non_members
-        tests.append(
-            judge(
-                f"{name}_tpr_at_{percent}_percent",
-                values,
-                retrained,
-                kind=kind,
-                question=(
-                    f"How many training images does {attacker} find at {percent}% "
-                    "false alarms?"
-                ),
-                higher_is=WORSE,
-                confidence=case.confidence,
-                resolution=float(np.sqrt(hits**2 + alarms)),
-                bounds=(0.0, 1.0),
-                undecidable=(
-                    None
-                    if non_members * rate >= 1
-                    else f"{non_members} non-members cannot resolve {percent}% false "
-                    "alarms; the value is at none"
-                ),
-            )
-        )
-    return tests
-
-
-def _balanced_error(case: Case) -> float:
-    """Standard error of a balanced accuracy near one half."""
-    members, non_members = len(case.forgotten_labels), int(case.forgotten_test.sum())
-    return float(np.sqrt(1 / members + 1 / non_members) / 4)
 
 
 def _mean_error(case: Case, per_image) -> float:
@@ -616,7 +321,3 @@ def _mean_by_layer(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _apart(by_layer: Mapping[str, float]) -> float:
     return 1.0 - float(np.mean(list(by_layer.values())))
-
-
-def _plain(values: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in values]

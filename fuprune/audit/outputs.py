@@ -21,12 +21,12 @@ Head = tuple[str, ...]
 
 
 class Outputs(NamedTuple):
-    """A model's outputs on N images, in host memory."""
+    """A model's outputs on N images, as NumPy arrays or, inside jit, as JAX ones."""
 
-    logits: np.ndarray  # [N, U]
-    head_logits: np.ndarray  # [N, U] as they leave the last dense layer
-    features: np.ndarray  # [N, D] what the last linear layer reads
-    activations: dict[str, np.ndarray]  # layer -> [N, C_l], means over space
+    logits: Any  # [N, U]
+    head_logits: Any  # [N, U] as they leave the last dense layer
+    features: Any  # [N, D] what the last linear layer reads
+    activations: dict[str, Any]  # layer -> [N, C_l], means over space
 
 
 def compute_outputs(
@@ -91,9 +91,10 @@ def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Output
             capture_intermediates=_is_captured,
             mutable=["intermediates"],
         )
-    found: dict[tuple[str, ...], jax.Array] = {}
-    for path, value in traverse_util.flatten_dict(captured["intermediates"]).items():
-        found[path] = value[-1]
+    flat: Any = traverse_util.flatten_dict(dict(captured).get("intermediates", {}))
+    # Flax keeps a tuple with one entry per call; the last call is the one that counts.
+    found: dict[Any, Any] = {path: value[-1] for path, value in flat.items()}
+    features: Any
     if ("features",) in found:
         features = found[("features",)]
     elif hasattr(model, "features"):
@@ -199,7 +200,7 @@ def with_forgotten_columns_reset(
     """
     if head is None:
         return variables
-    flat = traverse_util.flatten_dict(variables["params"])
+    flat: dict[Any, Any] = dict(traverse_util.flatten_dict(variables["params"]))
     for name in ("kernel", "bias"):
         if (*head, name) in flat:
             value = jnp.asarray(flat[(*head, name)])
@@ -223,7 +224,7 @@ def _is_captured(module: nn.Module, method_name: str) -> bool:
     return method_name == "__call__" and isinstance(module, nn.Conv | nn.Dense)
 
 
-def _mode(model: nn.Module, *, train: bool) -> dict[str, bool]:
+def _mode(model: nn.Module, *, train: bool) -> dict[str, Any]:
     takes_train = "train" in inspect.signature(type(model).__call__).parameters
     return {"train": train} if takes_train else {}
 
@@ -234,11 +235,11 @@ def _layer_name(path: tuple[str, ...]) -> str:
     return "/".join(layer[:-1] if len(layer) > 1 and layer[-1] == "conv" else layer)
 
 
-def _pooled(value: jax.Array) -> jax.Array:
+def _pooled(value: Any) -> jax.Array:
     return _float(value).mean(axis=tuple(range(1, value.ndim - 1)))
 
 
-def _float(value: jax.Array) -> jax.Array:
+def _float(value: Any) -> jax.Array:
     return value.astype(jnp.float32)
 
 

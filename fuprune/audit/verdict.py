@@ -164,14 +164,13 @@ def judge(
         )
     if undecidable is not None:
         remarks.append(undecidable)
+    control = values.get(positive_control) if positive_control is not None else None
     powerless = (
-        interval is not None
-        and positive_control in values
-        and inside(values[positive_control], interval)
+        interval is not None and control is not None and inside(control, interval)
     )
     if powerless:
         remarks.append(
-            f"the {positive_control} model ({values[positive_control]:.4g}) lies "
+            f"the {positive_control} model ({control:.4g}) lies "
             "inside the interval too: on this data the test cannot tell remembering "
             "from forgetting"
         )
