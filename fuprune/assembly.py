@@ -223,7 +223,7 @@ def _privacy_options(config, classes) -> dict[str, Any]:
     releases = len(classes) if config.prune.recapture else 1
     scales, statement = None, None
     if privacy.epsilon:
-        terms = dict(clip=privacy.clip, releases=releases, min_count=privacy.min_count)
+        terms = dict(clip=privacy.clip, releases=releases)
         scales = noise_scales(privacy.epsilon, privacy.delta, **terms)
         statement = describe_privacy(scales, privacy.delta, **terms)
     return {

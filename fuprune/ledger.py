@@ -34,7 +34,13 @@ def finished(workdir: Path, unit: str) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text())
         return {"offset": int(record["offset"]), "outcome": dict(record["outcome"])}
-    except (ValueError, KeyError, TypeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise LedgerError(
             f"{path} cannot be read ({error}); delete it to run {unit} again."
         ) from None
@@ -61,7 +67,7 @@ def read_json(path: Path) -> Any:
     """A JSON file of the run, or one line that says which is damaged."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FupruneError(
             f"{path} cannot be read ({type(error).__name__}); delete it, or choose "
             "another --workdir."

@@ -7,6 +7,7 @@ a workdir. Nothing in the library proper writes or prints.
 
 import collections
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -33,6 +34,10 @@ class WorkdirBusyError(FupruneError):
     """Another run holds the workdir."""
 
 
+class LinkedFileError(FupruneError):
+    """A file to write leads out of the workdir."""
+
+
 class MetricsLog:
     """An append-only file of one JSON object a line, readable while it grows.
 
@@ -49,7 +54,7 @@ class MetricsLog:
         """
         self._file = None
         if path is not None:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = _open_to_append(path)
             os.ftruncate(self._file, _end_of_last_line(self._file))
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -123,6 +128,19 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
             raise ValueError(f"line {number} of {path} is not a JSON object.")
         rows.append(row)
     return rows
+
+
+def _open_to_append(path: str | os.PathLike) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise LinkedFileError(
+            f"{os.fspath(path)} is a link, and what a run writes stays in its workdir; "
+            "remove the link or choose another --workdir."
+        ) from error
 
 
 def _end_of_last_line(file: int) -> int:
@@ -462,7 +480,7 @@ class WorkdirLock:
         self._file: TextIO | None = None
 
     def __enter__(self):
-        file = open(self._workdir / ".lock", "a+")  # noqa: SIM115
+        file = os.fdopen(_open_to_append(self._workdir / ".lock"), "a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

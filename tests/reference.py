@@ -88,12 +88,14 @@ def pooled(feature_map):
 
 
 def merge(clients, *, weighting):
-    """A* of one layer from clients' lists of (label, activation [C]), class by class."""
+    """A* of one layer from each client's list of (label, activation [C])."""
     classes = sorted({label for client in clients for label, _ in client})
     rows = []
     for u in classes:
         if weighting == "examples":
-            rows.append(np.mean([a for c in clients for label, a in c if label == u], axis=0))
+            rows.append(
+                np.mean([a for c in clients for label, a in c if label == u], axis=0)
+            )
         else:
             means = [
                 np.mean([a for label, a in c if label == u], axis=0)

@@ -71,7 +71,7 @@ class AuditReport(NamedTuple):
         """
         try:
             plain = json.loads(text, parse_constant=_no_constant)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(
                 f"the audit report is not JSON ({error}); run the audit phase again"
             ) from error

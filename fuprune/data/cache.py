@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from fuprune.data.dataset import DamagedDataError, Dataset, check
+from fuprune.data.dataset import Dataset, check
 
 _FORMAT = 1
 _LOGGER = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def read(directories: Iterable[pathlib.Path], split: str) -> Entry | None:
             continue
         try:
             return Entry(_read(directory, split, note), directory)
-        except (OSError, ValueError, KeyError, TypeError, DamagedDataError) as error:
+        except Exception as error:  # numpy's reader of headers raises many kinds
             _LOGGER.warning(
                 "The decoded copy of %s in %s is not used and will be made again: %s",
                 split,
@@ -51,7 +51,7 @@ def read_note(directory: pathlib.Path, split: str) -> dict[str, Any] | None:
     """What a decoded copy says of itself (class_names, origin, checksums), or None."""
     try:
         note = json.loads((directory / f"{split}.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(note, dict) or note.get("format") != _FORMAT:
         return None

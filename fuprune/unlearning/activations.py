@@ -22,6 +22,7 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.unlearning.privacy import clip_scale
 
 WEIGHTINGS = ("examples", "clients")
 
@@ -101,7 +102,7 @@ def class_activations(
     pooled = pooled_convolutions(model, variables, images)
     if clip is not None:
         square = sum(jnp.sum(a * a, axis=1) for a in pooled.values())
-        scale = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(square, 1e-24)))
+        scale = clip_scale(jnp.sqrt(square), clip)
         pooled = {layer: a * scale[:, None] for layer, a in pooled.items()}
     member = jax.nn.one_hot(labels, num_classes) * mask[:, None]
     total = {

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from fuprune.data.federated import federate, whole_cohort
+from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.client import shuffled_positions
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.federated.train import drop_clients, fit, iterate
-from fuprune.federated.aggregate import TooFewClientsError
 from tests import reference
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 

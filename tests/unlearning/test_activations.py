@@ -1,0 +1,190 @@
+"""local_proc and A*: twins of Eqs. 4-5, bounded memory, and what is turned away."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.data.federated import federate, whole_cohort
+from fuprune.federated.cohort import Shared, clients_of, for_each_client
+from fuprune.unlearning.activations import (
+    ClassActivations,
+    activations_program,
+    class_activations,
+    collect,
+    merge_activations,
+)
+from tests import reference
+from tests.tiny import TinyNet, tiny_dataset, tiny_variables
+
+MODEL = TinyNet()
+CUTS = [0, 9, 9, 20, 24]
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Four clients, one empty; client 3 lacks no class, client 0 holds nine images."""
+    dataset = tiny_dataset(24)
+    parts = [np.arange(a, b) for a, b in zip(CUTS, CUTS[1:], strict=False)]
+    return dataset, federate(dataset, parts), tiny_variables()
+
+
+def twin_uploads(dataset, variables):
+    """Each client's (label, activation) pairs of the first layer, by loops."""
+    kernel = np.asarray(variables["params"]["conv1"]["conv"]["kernel"], np.float64)
+    uploads = []
+    for a, b in zip(CUTS, CUTS[1:], strict=False):
+        pairs = []
+        for i in range(a, b):
+            feature_map = reference.convolve(dataset.images[i] / 255.0, kernel)
+            pairs.append((int(dataset.labels[i]), reference.pooled(feature_map)))
+        uploads.append(pairs)
+    return [pairs for pairs in uploads if pairs]
+
+
+@pytest.mark.parametrize("weighting", ["examples", "clients"])
+@pytest.mark.parametrize("backend", ["loop", "map", "vmap", "shard_map"])
+def test_merged_activations_equal_their_twin(federation, weighting, backend):
+    """Capture, ReLU, pool, sum by class, merge: the same numbers as loops give."""
+    dataset, data, variables = federation
+    collected = collect(
+        MODEL,
+        variables,
+        whole_cohort(data),
+        num_classes=4,
+        batch_size=4,
+        backend=backend,
+    )
+    assert collected.clients == [0, 2, 3] and not collected.rejected
+    merged = merge_activations(collected.uploads, weighting=weighting)
+    expected = reference.merge(twin_uploads(dataset, variables), weighting=weighting)
+    np.testing.assert_allclose(merged["conv1"], expected, atol=1e-5)
+    assert set(merged) == {"conv1", "conv2"}
+
+
+def test_padding_does_not_enter_even_as_nan(federation):
+    """A masked image may hold anything."""
+    dataset, _, variables = federation
+    images = jnp.asarray(dataset.images[:5], jnp.float32) / 255.0
+    labels = jnp.asarray(dataset.labels[:5])
+    mask = jnp.array([1.0, 1, 1, 1, 0])
+    options = dict(num_classes=4)
+    spoiled = class_activations(
+        MODEL, variables, images.at[4].set(jnp.nan), labels, mask, **options
+    )
+    clean = class_activations(MODEL, variables, images[:4], labels[:4], **options)
+    for layer in clean.total:
+        np.testing.assert_allclose(spoiled.total[layer], clean.total[layer], atol=1e-5)
+    assert spoiled.num_examples.tolist() == clean.num_examples.tolist()
+
+
+def test_memory_of_capturing_is_bounded_by_the_batch():
+    """Sixteen times the images, the same temporary memory; only sums come out."""
+    variables = tiny_variables()
+    sizes, outputs = {}, {}
+    for number in (32, 512):
+        data = federate(tiny_dataset(number), [np.arange(number)])
+        cohort = whole_cohort(data)
+        run = for_each_client(
+            activations_program(MODEL, num_classes=4, batch_size=8), backend="map"
+        )
+        shared = Shared(cohort.images, cohort.labels, variables)
+        compiled = run.lower(shared, clients_of(cohort)).compile()
+        memory = compiled.memory_analysis()
+        sizes[number] = memory.temp_size_in_bytes
+        outputs[number] = memory.output_size_in_bytes
+    one_map = 8 * 6 * 6 * 6 * 4  # one layer's feature maps of one batch
+    assert sizes[512] <= sizes[32] + one_map
+    assert sizes[512] < 20 * one_map
+    assert outputs[512] == outputs[32] <= 4 * (2 * 4 * 6 + 4) + 64
+
+
+def test_an_upload_is_small_and_counted(federation):
+    """Two layers of six channels, four classes and the counts, in float32."""
+    _, data, variables = federation
+    collected = collect(MODEL, variables, whole_cohort(data), num_classes=4)
+    assert collected.upload_bytes == 4 * (2 * 4 * 6 + 4)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (lambda t, n: (t * np.nan, n), "NaN"),
+        (lambda t, n: (t - 100, n), "negative"),
+        (lambda t, n: (t, n + 50), "above the client's"),
+        (lambda t, n: (t, -n), "negative"),
+        (lambda t, n: (t[:, :2], n), "shape"),
+        (lambda t, n: (t.astype(np.float64), n), "dtype"),
+    ],
+)
+def test_broken_statistics_are_turned_away_by_client(federation, tamper, reason):
+    """The rest goes on; the log says who and why."""
+    _, data, variables = federation
+
+    def spoil(client, upload):
+        if client != 2:
+            return upload
+        pairs = {k: tamper(v, upload.num_examples) for k, v in upload.total.items()}
+        return ClassActivations(
+            {k: pair[0] for k, pair in pairs.items()}, pairs["conv1"][1]
+        )
+
+    collected = collect(
+        MODEL, variables, whole_cohort(data), num_classes=4, tamper=spoil
+    )
+    assert collected.clients == [0, 3]
+    assert list(collected.rejected) == [2] and reason in collected.rejected[2]
+
+
+def test_a_class_nobody_holds_is_named(federation):
+    """Scores for it would be invented."""
+    _, data, variables = federation
+    collected = collect(MODEL, variables, whole_cohort(data), num_classes=6)
+    with pytest.raises(ValueError, match="class 4, 5 is held by none of the 3"):
+        merge_activations(collected.uploads)
+
+
+def test_a_class_a_client_lacks_does_not_drag_its_mean():
+    """Clients without the class have no say in it, in either weighting."""
+    full = ClassActivations({"l": np.full((2, 3), 8.0)}, np.array([4.0, 4.0]))
+    half = ClassActivations(
+        {"l": np.array([[6.0, 6, 6], [0, 0, 0]])}, np.array([2.0, 0.0])
+    )
+    for weighting in ("examples", "clients"):
+        merged = merge_activations([full, half], weighting=weighting)
+        np.testing.assert_allclose(merged["l"][1], 2.0)
+
+
+def test_clipping_bounds_what_one_image_contributes(federation):
+    """The L2 norm over all layers is at most the clip."""
+    dataset, _, variables = federation
+    images = jnp.asarray(dataset.images[:1], jnp.float32)
+    labels = jnp.asarray(dataset.labels[:1])
+    sums = class_activations(MODEL, variables, images, labels, num_classes=4, clip=0.25)
+    norm = np.sqrt(sum(float(jnp.sum(t**2)) for t in sums.total.values()))
+    assert norm == pytest.approx(0.25, rel=1e-5)
+
+
+def test_any_flax_model_with_convolutions_can_be_captured():
+    """Layers of a foreign model are named by their path."""
+
+    class Foreign(nn.Module):
+        @nn.compact
+        def __call__(self, images, train=False):
+            x = nn.Conv(3, (3, 3), name="first")(images)
+            return nn.Dense(2)(nn.relu(x).mean((1, 2)))
+
+    model = Foreign()
+    images = jnp.ones((2, 5, 5, 1))
+    variables = model.init(jax.random.key(0), images)
+    sums = class_activations(model, variables, images, jnp.array([0, 1]), num_classes=2)
+    assert list(sums.total) == ["first"] and sums.total["first"].shape == (2, 3)
+
+
+def test_uploads_of_different_models_are_refused():
+    """Every client must have run the same model."""
+    one = ClassActivations({"l": np.ones((2, 3))}, np.ones(2))
+    two = ClassActivations({"l": np.ones((2, 4))}, np.ones(2))
+    with pytest.raises(ValueError, match="upload 1 have layers or shapes unlike"):
+        merge_activations([one, two])

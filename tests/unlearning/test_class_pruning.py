@@ -1,0 +1,154 @@
+"""The method as a whole: cut, stages, several classes, and who sees which images."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fuprune.data.federated import FederatedDataset, federate
+from fuprune.federated.server import fed_sgd
+from fuprune.federated.train import FitResult
+from fuprune.models import zoo
+from fuprune.unlearning.class_pruning import class_pruning, server_proc
+from tests.tiny import tiny_dataset
+
+MODEL = zoo.create("resnet20", num_classes=4, input_shape=(6, 6, 1))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A network with random weights and statistics, and four clients' data."""
+    dataset = tiny_dataset(40)
+    data = federate(dataset, np.array_split(np.arange(40), 4))
+    variables = jax.jit(MODEL.init)(
+        jax.random.key(0), np.zeros((1, 6, 6, 1), np.float32)
+    )
+    return data, variables
+
+
+def no_tuning(seen):
+    """A fine-tune of zero rounds that remembers what it was given."""
+
+    def fine_tune(model, variables, data, key):
+        seen.append((model, data, key))
+        state = fed_sgd(model, server_optimizer=optax.sgd(0.1)).init(variables)
+        return FitResult(state, [], None)
+
+    return fine_tune
+
+
+def forget(trained, classes, seen=None, **options):
+    """The method on the fixture's network."""
+    data, variables = trained
+    settings = dict(rate=0.1, num_classes=4, key=jax.random.key(1))
+    return class_pruning(
+        MODEL,
+        variables,
+        data,
+        classes,
+        fine_tune=no_tuning([] if seen is None else seen),
+        **{**settings, **options},
+    )
+
+
+def test_the_cut_is_real_and_described(trained):
+    """A tenth of the channels is gone; the notes say which, and what it saved."""
+    result = forget(trained, (3,))
+    before = sum(len(w.outputs) for w in MODEL.wiring().values()) - 4
+    after = sum(len(w.outputs) for w in result.model.wiring().values()) - 4
+    assert after == before - int(0.1 * before)
+    (cut,) = result.notes["cuts"]
+    assert cut["class"] == 3
+    assert sum(len(c) for c in cut["cut"].values()) == before - after
+    total = cut["plan"][-1]
+    assert total["parameters_after"] < total["parameters_before"]
+    assert result.upload_bytes < result.notes["model_bytes"] / 20
+    assert [s.name for s in result.stages] == ["pruned_3"]
+
+
+def test_fine_tuning_never_sees_the_forgotten_classes(trained):
+    """Not one row of any client points at an image of them."""
+    seen = []
+    forget(trained, (1, 3), seen)
+    _, data, _ = seen[0]
+    assert isinstance(data, FederatedDataset)
+    rows, lengths = np.asarray(data.rows), np.asarray(data.lengths)
+    labels = np.asarray(data.labels)
+    held = np.concatenate([rows[k, : lengths[k]] for k in range(len(rows))])
+    assert set(labels[held]) == {0, 2} and len(held) == 20
+
+
+def test_several_classes_are_cut_one_after_another(trained):
+    """A stage for each, every one smaller than the last, channels by original id."""
+    result = forget(trained, (3, 0))
+    assert [s.name for s in result.stages] == ["pruned_3", "pruned_0"]
+    first, second = result.notes["cuts"]
+    for layer, gone in second["cut"].items():
+        assert not set(gone) & set(first["cut"][layer])
+    sizes = [
+        sum(x.size for x in jax.tree.leaves(s.variables["params"]))
+        for s in result.stages
+    ]
+    assert sizes[0] > sizes[1]
+
+
+def test_reused_and_recaptured_statistics_may_choose_differently(trained):
+    """Reuse sends one upload, recapture one per class."""
+    again = forget(trained, (3, 0))
+    reused = forget(trained, (3, 0), recapture=False)
+    assert again.upload_bytes > reused.upload_bytes
+    assert again.notes["cuts"][0]["cut"] == reused.notes["cuts"][0]["cut"]
+
+
+def test_masking_and_compacting_give_the_same_function(trained):
+    """The two surgeries, through the whole method."""
+    images = np.random.default_rng(0).normal(size=(3, 6, 6, 1)).astype(np.float32)
+    compacted = forget(trained, (2,))
+    masked = forget(trained, (2,), surgery="mask")
+    np.testing.assert_allclose(
+        compacted.model.apply(compacted.variables, images),
+        masked.model.apply(masked.variables, images),
+        atol=1e-5,
+    )
+
+
+def test_the_method_is_deterministic_under_its_key(trained):
+    """The same key, the same participants and the same cut."""
+    one = forget(trained, (3,), capture_clients=2)
+    two = forget(trained, (3,), capture_clients=2)
+    assert one.notes["cuts"] == two.notes["cuts"]
+
+
+def test_orders_and_variants_choose_different_channels(trained):
+    """Highest, lowest and random are different cuts; so is the released IDF."""
+    cuts = [
+        forget(trained, (3,), **options).notes["cuts"][0]["cut"]
+        for options in ({}, {"order": "lowest"}, {"order": "random"})
+    ]
+    assert cuts[0] != cuts[1] != cuts[2]
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "message"),
+    [
+        ((4,), {}, "class 4 does not exist; classes are 0..3"),
+        ((), {}, "no class to forget"),
+        ((0, 1, 2, 3), {}, "all 4 classes cannot be forgotten"),
+        ((0,), {"rate": 1.0}, "rate is 1.0"),
+        ((0,), {"rate": -0.1}, "rate is -0.1"),
+        ((0,), {"surgery": "zero"}, "surgery is 'zero'"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(trained, classes, options, message):
+    """Before anything is cut."""
+    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+        forget(trained, classes, **options)
+
+
+def test_server_proc_scores_every_layer():
+    """One score per channel, and a plan for each layer."""
+    generator = np.random.default_rng(0)
+    activations = {"a": generator.random((3, 5)), "b": generator.random((3, 8))}
+    decision = server_proc(activations, 1, 0.3)
+    assert {k: v.shape for k, v in decision.scores.items()} == {"a": (5,), "b": (8,)}
+    assert sum(len(k) for k in decision.plan.keep.values()) == 13 - 3
