@@ -165,7 +165,8 @@ def default() -> Config:
     fisher.max_variance = 1e-3  # clamp on the noise of one weight
     fisher.reset_row = True  # golatkar: reset the forgotten classes' output row
     fisher.max_examples = 0  # retained images used, over all clients; 0 uses all
-    fisher.chunk = 32  # images whose gradients are held at once
+    fisher.damping = 1e-3  # paper: added to F before it is inverted
+    fisher.chunk = 8  # images whose gradients are held at once
 
     config.influence = influence = config_dict.ConfigDict()
     influence.damping = 0.01  # added to the Hessian's diagonal
@@ -614,6 +615,7 @@ _RULES: dict[str, _Rule] = {
     "fisher.alpha": _positive(),
     "fisher.max_variance": _positive(),
     "fisher.max_examples": _number(0, _COUNT),
+    "fisher.damping": _positive(),
     "fisher.chunk": _number(1, 65_536),
     "influence.damping": _positive(),
     "influence.iterations": _number(1, 100_000),

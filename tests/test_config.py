@@ -67,6 +67,11 @@ def test_names_known_here_are_those_of_the_library():
         config_lib.validate(changed(prune__surgery=name))
 
 
+def test_methods_known_here_are_those_of_the_library():
+    methods = pytest.importorskip("fuprune.unlearning.methods")
+    assert set(config_lib.METHODS) == set(methods.METHODS)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
