@@ -80,8 +80,8 @@ def audit(
     Args:
       candidates: name -> (module, variables): unlearned models and controls.
       retrained: models trained from scratch without the classes, one per seed; three or
-        more for a verdict on every test, five for a sharp one. A retrained model that is
-        also a candidate must not be among them.
+        more for a verdict on every test, five for a sharp one. A candidate must not be
+        among them.
       raw: the model before unlearning, the positive control.
       data: the training and test images, all classes included.
       classes: the forgotten classes.

@@ -199,17 +199,20 @@ def relearn_figures(
     notes = [f"back means {level:.3f} accuracy on the forgotten test images"]
     if late:
         notes.append(f"not back within {cap} steps, shown as {cap}: {', '.join(late)}")
+    # A model that is back before the first step took less than one look.
+    steps = [max(result.steps, 1) for result in retrained]
     test = judge(
         "relearn_steps",
-        {name: result.steps for name, result in shown.items()},
-        [result.steps for result in retrained],
+        {name: max(result.steps, 1) for name, result in shown.items()},
+        steps,
         kind="relearn",
         question="How many training steps until the forgotten class is back?",
         unit="steps",
         higher_is=BETTER,
         confidence=case.confidence,
-        resolution=every,
+        resolution=every / float(np.mean(steps)) if steps else 0.0,
         bounds=(0.0, float(cap)),
+        logarithmic=True,
         notes=notes,
     )
     curves = {

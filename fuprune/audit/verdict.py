@@ -32,6 +32,7 @@ def prediction_interval(
     reachable: float | None = None,
     bounds: tuple[float | None, float | None] = (None, None),
     leave_one_out: bool = False,
+    logarithmic: bool = False,
 ) -> list[float | None] | None:
     """Where one more retrained model would fall, with probability `confidence`.
 
@@ -51,6 +52,8 @@ def prediction_interval(
       leave_one_out: the values are each model's mean distance to the others. Such means
         share their terms: if a distance is the sum of what either model contributes,
         their spread is (n - 2) / (n - 1) of a further model's, and is scaled back.
+      logarithmic: take the interval of the logarithms, for durations, which spread in
+        proportion to their length; `resolution` is then relative.
 
     Returns:
       `[low, high]` with None for an open side, or None if there are too few models: two
@@ -65,6 +68,8 @@ def prediction_interval(
         raise ValueError(f"confidence is {confidence}; it must be in [0.5, 1)")
     values = np.asarray(retrained, np.float64)
     n = values.size
+    if logarithmic:
+        values = np.log(values)
     if n < fewest(leave_one_out):
         return None
     tail = confidence if higher_is != TWO_SIDED else 0.5 + confidence / 2
@@ -73,6 +78,8 @@ def prediction_interval(
         spread *= (n - 1) / (n - 2)
     half = max(spread, stats.norm.ppf(tail) * resolution)
     low, high = values.mean() - half, values.mean() + half
+    if logarithmic:
+        low, high = math.exp(low), math.exp(high)
     if reachable is not None:
         low, high = min(low, reachable), max(high, reachable)
     if bounds[0] is not None:
@@ -114,6 +121,7 @@ def judge(
     reachable: float | None = None,
     bounds: tuple[float | None, float | None] = (None, None),
     leave_one_out: bool = False,
+    logarithmic: bool = False,
     positive_control: str | None = "raw",
     undecidable: str | None = None,
     notes: Sequence[str] = (),
@@ -138,6 +146,7 @@ def judge(
       reachable: see `prediction_interval`.
       bounds: see `prediction_interval`.
       leave_one_out: see `prediction_interval`.
+      logarithmic: see `prediction_interval`.
       positive_control: the model that must be outside for a pass to mean something;
         None for figures on which the raw model is expected to look like a retrained
         one.
@@ -155,6 +164,7 @@ def judge(
         reachable=reachable,
         bounds=bounds,
         leave_one_out=leave_one_out,
+        logarithmic=logarithmic,
     )
     remarks = list(notes)
     if interval is None:
