@@ -250,7 +250,9 @@ def _audit(path: Path, notes: list[str]) -> AuditReport | None:
         report = AuditReport.from_json(path.read_text(encoding="utf-8"))
         if not all(isinstance(name, str) for name in report.candidates):
             raise ValueError("a candidate's name is not text")
-    except (OSError, ValueError, RecursionError) as error:
+    # A figure with a list for a value, or with more digits than a float holds, is as
+    # broken as one with none.
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         notes.append(f"{path.name} could not be read ({formats.shorten(str(error))}).")
         return None
     return report

@@ -1,0 +1,115 @@
+"""Tables in their three forms, and the markup they are made of."""
+
+import csv
+import io
+
+import pytest
+
+from fuprune.report import formats, markup, output, tables
+from fuprune.report.tables import Column, Table, cell
+from tests.report.reading import Page
+
+
+def table(*values, columns=None):
+    columns = columns or tuple(Column(f"c{i}") for i in range(len(values)))
+    return Table("name", "Title", columns, (tuple(values),))
+
+
+def test_html_escapes_every_cell_and_heading():
+    evil = "<img src=x onerror=y>"
+    shown = tables.to_html(table(cell(evil), columns=(Column(evil, group=evil),)))
+    page = Page(shown)
+    assert page.all("img") == []
+    assert page.text.count(evil) == 3
+
+
+def test_markdown_keeps_a_cell_in_its_cell():
+    text = tables.to_markdown(table(cell("a|b\nc <b> `x` [l](u)"), cell(1)))
+    row = text.splitlines()[4]
+    assert row == r"| a\|b c &lt;b&gt; \`x\` \[l\](u) | 1 |"
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
+def test_csv_defuses_formulas(start):
+    text = tables.to_csv(table(cell(f"{start}cmd()")))
+    value = next(csv.reader(io.StringIO(text.splitlines()[1])))[0]
+    assert value == f"'{start}cmd()"
+
+
+def test_csv_holds_the_unrounded_number_and_the_verdict():
+    text = tables.to_csv(table(cell(0.123456, "12.3%", verdict="fail"), cell(None)))
+    rows = list(csv.reader(io.StringIO(text)))
+    assert rows == [["c0", "c0 verdict", "c1"], ["0.123456", "fail", ""]]
+
+
+def test_negative_numbers_stay_numbers_in_csv():
+    assert tables.to_csv(table(cell(-1.5))).splitlines()[1] == "-1.5"
+
+
+def test_neighbouring_columns_share_their_group_heading():
+    columns = (Column("a"), Column("b", group="G"), Column("c", group="G"))
+    page = Page(tables.to_html(table(cell(1), cell(2), cell(3), columns=columns)))
+    assert [a.get("colspan") for a in page.all("th") if "colspan" in a] == ["2"]
+
+
+def test_verdicts_are_words_and_not_colour_alone():
+    page = Page(tables.to_html(table(cell("m"), cell(1.0, verdict="cannot tell"))))
+    assert "cannot tell" in page.text
+
+
+def test_unprintable_characters_become_visible():
+    assert markup.text("a\x00\u202eb\ud800") == "a\ufffd\ufffdb\ufffd"
+
+
+def test_attributes_cannot_be_left():
+    made = markup.element("p", {"title": '" onclick="x'}, "t")
+    assert Page(made).all("p") == [{"title": '" onclick="x'}]
+    with pytest.raises(ValueError, match="is not an attribute name"):
+        markup.element("p", {"a b": 1})
+    with pytest.raises(ValueError, match="is not a tag name"):
+        markup.element("p onclick=x")
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.html", "a/b.csv", ".hidden.md", "x.js", "X.csv"]
+)
+def test_only_plain_names_are_written(tmp_path, name):
+    with pytest.raises(ValueError, match="is not a report file name"):
+        output.write_files(tmp_path, {name: ""})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("keep")
+    folder = tmp_path / "report"
+    folder.mkdir()
+    (folder / "a.html").symlink_to(victim)
+    (folder / ".a.html.part").symlink_to(victim)
+    output.write_files(folder, {"a.html": "new"})
+    assert victim.read_text() == "keep"
+    assert (folder / "a.html").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (164, "164"),
+        (12345, "12,345"),
+        (0.1234, "0.123"),
+        (41.66, "41.7"),
+        (3.82e-5, "3.82e-05"),
+        (-0.5, "−0.500"),
+        (float("nan"), "not a number"),
+    ],
+)
+def test_numbers_keep_three_digits(value, shown):
+    assert formats.number(value) == shown
+
+
+def test_sentences_list_names():
+    assert formats.listing(["a"]) == "a"
+    assert formats.listing(["a", "b", "c"]) == "a, b and c"
+    assert formats.listing(list("abcdefgh"), 4) == "a, b, c and 5 more"
