@@ -201,6 +201,7 @@ def method_options(
         idf=prune.idf,
         weighting=prune.weighting,
         recapture=prune.recapture,
+        surgery=prune.surgery,
         capture_clients=prune.capture_clients or config.train.cohort,
         **clients,
     )

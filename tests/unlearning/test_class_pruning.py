@@ -6,10 +6,11 @@ import optax
 import pytest
 
 from fuprune.data.federated import FederatedDataset, federate
-from fuprune.federated.server import fed_sgd
-from fuprune.federated.train import FitResult
+from fuprune.federated.server import fed_avg, fed_sgd
+from fuprune.federated.train import FitResult, fit
 from fuprune.models import zoo
 from fuprune.unlearning.class_pruning import class_pruning, server_proc
+from fuprune.unlearning.pruning import PrunePlan, compact, mask
 from tests.tiny import tiny_dataset
 
 MODEL = zoo.create("resnet20", num_classes=4, input_shape=(6, 6, 1))
@@ -152,3 +153,51 @@ def test_server_proc_scores_every_layer():
     decision = server_proc(activations, 1, 0.3)
     assert {k: v.shape for k, v in decision.scores.items()} == {"a": (5,), "b": (8,)}
     assert sum(len(k) for k in decision.plan.keep.values()) == 13 - 3
+
+
+def test_masked_and_compacted_train_alike_in_a_federation(trained):
+    """Ten rounds of FedAvg: the same losses, round by round."""
+    _check_federated_training("resnet20", rounds=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_every_net_masked_and_compacted_trains_alike_in_a_federation(name):
+    """The same for all eight networks."""
+    _check_federated_training(name, rounds=10)
+
+
+def _check_federated_training(name, rounds):
+    model = zoo.create(name, num_classes=4, input_shape=(6, 6, 1))
+    variables = jax.jit(model.init)(
+        jax.random.key(0), np.zeros((1, 6, 6, 1), np.float32)
+    )
+    data = federate(tiny_dataset(24), np.array_split(np.arange(24), 3))
+    generator = np.random.default_rng(0)
+    keep = {}
+    for layer in zoo.layer_names(model):
+        width = len(model.wiring()[layer].outputs)
+        keep[layer] = np.sort(generator.choice(width, width // 2, replace=False))
+    plan = PrunePlan(keep)
+    losses = []
+    pairs = (compact(model, variables, plan), (model, mask(model, variables, plan)))
+    for net, values in pairs:
+        algorithm = fed_avg(
+            net,
+            client_optimizer=optax.chain(
+                optax.add_decayed_weights(5e-4),
+                optax.sgd(0.02, momentum=0.9, nesterov=True),
+            ),
+            batch_size=8,
+        )
+        result = fit(
+            algorithm,
+            algorithm.init(values),
+            data,
+            key=jax.random.key(1),
+            cohort_size=2,
+            rounds=rounds,
+        )
+        losses.append([record.metrics["loss"] for record in result.history])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+    assert losses[0][-1] < losses[0][0]
