@@ -1,0 +1,144 @@
+"""Sums over the examples of all clients: the form in which gradients, losses,
+Hessian-vector products and Fisher information reach the server.
+
+Each client folds a function over its own images, a chunk at a time, and uploads one
+tree of sums. Memory is bounded by the chunk, whatever the size of the client.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.federated import FederatedDataset, whole_cohort
+from fuprune.data.preprocess import to_float
+from fuprune.federated.client import Batch, Preprocess, cross_entropy, gather_batch
+from fuprune.federated.cohort import (
+    Client,
+    ClientProgram,
+    Shared,
+    clients_of,
+    for_each_client,
+)
+
+BatchSum = Callable[[Any, Batch], Any]
+
+
+def make_client_sum(
+    function: BatchSum,
+    *,
+    chunk: int,
+    preprocess: Preprocess = to_float,
+    backend: str = "auto",
+    mesh=None,
+    loops_are_fast: bool = False,
+) -> Callable[[Any, FederatedDataset], tuple[Any, int]]:
+    """`run(context, data) -> (total, number of examples)` over every client.
+
+    Args:
+      function: `(context, batch) -> tree` of sums over the real examples of a batch.
+      chunk: images at a time.
+      preprocess: `(key, uint8 images) -> float images`, without augmentation.
+      backend: see `cohort.for_each_client`.
+      mesh: likewise.
+      loops_are_fast: likewise.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}, but must be 1 or more.")
+    run_program = for_each_client(
+        sum_program(function, chunk=chunk, preprocess=preprocess),
+        backend=backend,
+        mesh=mesh,
+        loops_are_fast=loops_are_fast,
+    )
+
+    def run(context, data: FederatedDataset):
+        cohort = whole_cohort(data)
+        shared = Shared(cohort.images, cohort.labels, context)
+        total, _ = run_program(shared, clients_of(cohort))
+        return total, int(jnp.sum(data.lengths))
+
+    return run
+
+
+def sum_program(
+    function: BatchSum, *, chunk: int, preprocess: Preprocess = to_float
+) -> ClientProgram:
+    """A client's sum of `function` over its examples; `finish` gives `(sum, ())`."""
+
+    def batch_at(shared: Shared, client: Client, i) -> Batch:
+        positions = i * chunk + jnp.arange(chunk)
+        batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
+        # Padding holds some other client's image; it is not even looked at.
+        real = batch.mask.reshape(-1, *(1,) * (batch.images.ndim - 1)) > 0
+        return batch._replace(images=jnp.where(real, batch.images, 0.0))
+
+    def init(shared, client):
+        shapes = jax.eval_shape(
+            lambda: function(shared.context, batch_at(shared, client, 0))
+        )
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def step(shared, client, carry, i):
+        contribution = function(shared.context, batch_at(shared, client, i))
+        return jax.tree.map(jnp.add, carry, contribution)
+
+    def finish(shared, client, carry):
+        del shared, client
+        return carry, ()
+
+    def num_steps(client):
+        return (client.length + chunk - 1) // chunk
+
+    return ClientProgram(num_steps, init, step, finish)
+
+
+def client_sum_options(model, *, preprocess, backend, mesh) -> dict[str, Any]:
+    """The keyword arguments that every sum over one model's clients shares."""
+    return dict(
+        preprocess=preprocess,
+        backend=backend,
+        mesh=mesh,
+        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+    )
+
+
+def make_loss_sum(model) -> Callable[[Any, Any, Batch], jax.Array]:
+    """`loss(params, state, batch)`: summed cross-entropy in evaluation mode.
+
+    BatchNorm uses its running statistics, so that examples do not mix and a sum over
+    clients is the sum over their pooled images.
+    """
+
+    def loss(params, state, batch: Batch):
+        logits = model.apply({"params": params, **state}, batch.images, train=False)
+        return cross_entropy(logits, batch.labels, batch.mask)
+
+    return loss
+
+
+def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDataset:
+    """At most `max_examples` images over all clients, 0 for no limit; same shapes.
+
+    Every client gives the same share of its images, spread evenly over its row, so
+    that an order by class does no harm.
+    """
+    if max_examples < 0:
+        raise ValueError(f"max_examples is {max_examples}, but must be 0 or more.")
+    lengths = np.asarray(data.lengths)
+    total = int(lengths.sum())
+    if not max_examples or total <= max_examples:
+        return data
+    # The ends of cumulative shares: their differences add up to the limit exactly.
+    ends = np.floor(np.cumsum(lengths) * (max_examples / total) + 1e-9).astype(np.int32)
+    takes = np.diff(ends, prepend=0)
+    positions = np.zeros(data.rows.shape, np.int32)
+    for client, (take, length) in enumerate(zip(takes, lengths, strict=True)):
+        positions[client, :take] = np.arange(take) * length // max(take, 1)
+    rows = np.take_along_axis(np.asarray(data.rows), positions, axis=1)
+    rows[np.arange(data.max_length) >= takes[:, None]] = 0
+    return data._replace(
+        rows=jnp.asarray(rows), lengths=jnp.asarray(takes.astype(np.int32))
+    )

@@ -1,0 +1,29 @@
+"""The common ending: the federation fine-tunes on what remains.
+
+Every method that fine-tunes does it here, under a key derived in the same way, so that
+methods started with one key see the same cohorts and the same batches.
+"""
+
+import jax
+
+from fuprune.data.federated import FederatedDataset, drop_classes
+from fuprune.federated.train import FitResult
+from fuprune.unlearning.protocol import FineTune, Variables
+
+
+def recover(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+) -> FitResult:
+    """Fine-tune without `classes`; `key` is the one the method was given."""
+    return fine_tune(model, variables, drop_classes(data, classes), recovery_key(key))
+
+
+def recovery_key(key: jax.Array) -> jax.Array:
+    """The fine-tuning's share of a method's key: the last of four, as class pruning."""
+    return jax.random.split(key, 4)[3]
