@@ -117,16 +117,21 @@ def _roc(
     for name, curve in curves.items():
         points = _points(curve, "false_positives", "true_positives")
         if points:
-            series.append(_series(name, points, styles))
+            series.append(_series(name, _stairs(points), styles))
     if not series:
         return None
+    # Below one false alarm among the non-members there is nothing to be seen.
+    rates = [x for line in series for x, _ in line.points if x > 0]
+    least = min(
+        max(10.0 ** math.floor(math.log10(min(rates, default=1e-3))), 1e-4), 0.1
+    )
     areas = [f"{line.label} {_area(line.points):.2f}" for line in series]
     title = formats.method_name(attack)
     return page.figure(
         charts.line_chart(
             charts.on_top(series),
-            charts.Axis("false alarms", 1e-3, 1, _rate, logarithmic=True),
-            charts.Axis("found", 1e-3, 1, _rate, logarithmic=True),
+            charts.Axis("false alarms", least, 1, _rate, logarithmic=True),
+            charts.Axis("found", least, 1, _rate, logarithmic=True),
             f"ROC curves of the attack {title}. Areas: {formats.listing(areas, 30)}.",
             diagonal=True,
         ),
@@ -162,6 +167,14 @@ def _points(curve: Any, across: str, up: str) -> tuple[tuple[float, float], ...]
     return tuple(
         (x, y) for x, y in zip(*columns, strict=True) if x is not None and y is not None
     )
+
+
+def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Keeps the height until the next false alarm: nothing lies between two points."""
+    steps = list(points[:1])
+    for (_, before), (across, up) in zip(points, points[1:], strict=False):
+        steps += [(across, before), (across, up)]
+    return steps
 
 
 def _area(points: Sequence[tuple[float, float]]) -> float:

@@ -54,8 +54,9 @@ def _audited_role(name: str, main: str | None) -> Cell:
 
 
 def audited_models(audit: AuditReport) -> list[str]:
-    """Lists candidates first, then whatever else was measured, raw model last."""
-    names = list(audit.candidates)
+    """Lists the method under test, other candidates, the rest, the raw model last."""
+    main = palette.main_method(audit.candidates)
+    names = sorted(audit.candidates, key=lambda name: name != main)
     for test in audit.tests:
         names += [name for name in test.values if name not in names]
     last = [name for name in (palette.RANDOM, palette.RAW) if name in names]

@@ -127,7 +127,7 @@ def heat_map(activations: np.ndarray, highest: float) -> str:
 
 def _data_uri(pixels: np.ndarray) -> str:
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels), "RGB").save(
+    Image.fromarray(np.ascontiguousarray(pixels)).save(
         buffer, format="PNG", optimize=False, compress_level=9
     )
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode(

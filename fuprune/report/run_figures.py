@@ -28,7 +28,7 @@ from fuprune.report.run_tables import (
 )
 from fuprune.report.verdict import main_method, raw_stage
 
-_FEW_CLASSES = 20
+FEW_CLASSES = 20
 _MOST_MATRIX_CLASSES = 200
 
 
@@ -183,7 +183,7 @@ def class_bars(run: Run, styles: Mapping[str, str]) -> Markup | None:
         f"{formats.listing([group[0] for group in groups])}. "
         f"Forgotten: {'; '.join(worst)}."
     )
-    if len(names) > _FEW_CLASSES:
+    if len(names) > FEW_CLASSES:
         drawing = charts.column_dots(names, groups, label, emphasised=emphasised)
     else:
         rows = []
@@ -204,7 +204,7 @@ def class_bars(run: Run, styles: Mapping[str, str]) -> Markup | None:
         "Accuracy of each class, before and after",
         "The forgotten classes are in bold or outlined; the others should stay.",
         legend=page.fill_legend([(title, style) for title, style, _ in groups]),
-        sideways=len(names) > _FEW_CLASSES,
+        sideways=len(names) > FEW_CLASSES,
     )
 
 

@@ -159,9 +159,12 @@ _HOW_JUDGED = (
 
 
 def _accuracy_section(run: Run, styles: Mapping[str, str]) -> page.Section:
+    bars = run_figures.class_bars(run, styles)
+    many = len(run.class_names) > run_figures.FEW_CLASSES
     body: list[Child] = [
         _shown(run_tables.paper_table(run)),
-        *_evidence(run, ACCURACY, styles, run_figures.class_bars(run, styles)),
+        bars if many else None,
+        *_evidence(run, ACCURACY, styles, None if many else bars),
         _titled("Which class is answered", run_figures.confusion_figures(run)),
         _folded("Accuracy of each class as a table", run_tables.class_table(run)),
     ]
@@ -176,7 +179,7 @@ def _speed_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     curves = run_figures.recovery_figure(run, styles)
     body: list[Child] = [
         page.grid([curves, run_figures.rounds_figure(run, styles)]),
-        _shown(run_tables.methods_table(run)),
+        _shown(run_tables.methods_table(run, errors=False)),
     ]
     if not run.methods:
         body.append(page.missing("results.json lists no methods yet."))

@@ -15,13 +15,24 @@ from fuprune.report.verdict import main_method, raw_stage, retrain_rows
 UNCUT_ROWS = ("total", "head", "hidden")
 
 
-def methods_table(run: Run) -> Table | None:
-    """Compares every way to forget: what it reached and what it cost."""
+def methods_table(run: Run, *, errors: bool = True) -> Table | None:
+    """Compares every way to forget: what it reached and what it cost.
+
+    Args:
+      run: The run.
+      errors: Say in a last column why a method stopped.
+
+    Returns:
+      The table, seeds of one method next to each other.
+    """
     if not run.methods:
         return None
     main = main_method(run)
+    families = list(dict.fromkeys(palette.family(row.method) for row in run.methods))
     rows = []
-    for row in run.methods:
+    for row in sorted(
+        run.methods, key=lambda row: families.index(palette.family(row.method))
+    ):
         reached = row.rounds_to_target
         rows.append(
             (
@@ -53,7 +64,7 @@ def methods_table(run: Run) -> Table | None:
         Column("Speed-up"),
         Column("Error", numeric=False, words=True),
     )
-    if not any(row.error for row in run.methods):
+    if not errors or not any(row.error for row in run.methods):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     note = "U-set: test images of the forgotten classes; R-set: of all others."
     if run.target_accuracy is not None:
@@ -62,7 +73,9 @@ def methods_table(run: Run) -> Table | None:
 
 
 def _reached_text(run: Run, row: Method) -> str:
-    if row.rounds_to_target is not None or row.error or run.target_accuracy is None:
+    if row.error:
+        return "stopped"
+    if row.rounds_to_target is not None or run.target_accuracy is None:
         return formats.number(row.rounds_to_target)
     return "not reached" if row.rounds else "no rounds"
 

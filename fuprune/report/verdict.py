@@ -162,7 +162,7 @@ def _named(audit: AuditReport | None, name: str | None, kind: str) -> Iterator[s
             f"(retrained: {interval_text(test)})"
             for test in tests
         ]
-        yield f"{_capital(formats.listing(figures, 10))}."
+        yield f"{_capital(formats.listing(figures, 5))}."
         return
     names = formats.listing([test_words(test) for test in tests], 5)
     yield f"{_capital(names)}; each says why below."
@@ -229,8 +229,8 @@ def _accuracy_sentences(run: Run, name: str | None) -> Iterator[str]:
     if method is None or method.u_accuracy is None:
         return
     sentence = (
-        f"On {forgotten(run)} {_from(raw and raw.u_accuracy)}"
-        f"{formats.percent(method.u_accuracy)}, on the remaining classes "
+        f"On {forgotten(run)}: {_from(raw and raw.u_accuracy)}"
+        f"{formats.percent(method.u_accuracy)}; on the remaining classes: "
         f"{_from(raw and raw.r_accuracy)}{formats.percent(method.r_accuracy)}"
     )
     retrained = retrain_rows(run)

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from fuprune.report import bars, cells, charts
+from fuprune.report import audit_figures, bars, cells, charts
 from fuprune.report.charts import Axis, Series
 
 
@@ -110,3 +110,8 @@ def test_matrix_writes_percentages_and_outlines_the_forgotten_class():
     assert {"90", "10", "100"} <= set(shown)
     outlines = [r for r in root.iter("rect") if r.attrib["class"] == "outline"]
     assert len(outlines) == 2
+
+
+def test_a_roc_keeps_its_height_until_the_next_false_alarm():
+    steps = audit_figures._stairs([(0.0, 0.0), (0.0, 0.2), (0.5, 0.6), (1.0, 1.0)])
+    assert steps[-4:] == [(0.5, 0.2), (0.5, 0.6), (1.0, 0.6), (1.0, 1.0)]
