@@ -162,7 +162,7 @@ def test_command_line_rebuilds_a_single_run(tmp_path, capsys):
 def test_what_is_no_run_is_one_line_and_exit_2(tmp_path, capsys, given):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    assert main([str(tmp_path / given), str(tmp_path / "empty")]) == 2
+    assert main([str(tmp_path / given)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
