@@ -65,16 +65,22 @@ def audited_models(audit: AuditReport) -> list[str]:
 
 def verdict_table(run: Run) -> Table | None:
     """Gives the verdict of every candidate in every test with its figure."""
-    if run.audit is None or not run.audit.tests:
+    if run.audit is None or not audited_models(run.audit):
         return None
-    names = audited_models(run.audit)
-    columns = [Column("Test", numeric=False), Column("Retrained interval")]
-    columns += [Column(formats.method_name(name)) for name in names]
+    # A phone shows two columns: the test and the method it is about.
+    first, *others = audited_models(run.audit)
+    columns = [
+        Column("Test", numeric=False),
+        Column(formats.method_name(first)),
+        Column("Retrained interval"),
+        *(Column(formats.method_name(name)) for name in others),
+    ]
     rows = tuple(
         (
             cell(test.name, test_title(test)),
+            _judged(test, first),
             cell(interval_text(test)),
-            *(_judged(test, name) for name in names),
+            *(_judged(test, name) for name in others),
         )
         for test in run.audit.tests
     )
