@@ -1,8 +1,8 @@
-"""Sums over the examples of all clients: the form in which gradients, losses,
-Hessian-vector products and Fisher information reach the server.
+"""Sums over the examples of all clients.
 
-Each client folds a function over its own images, a chunk at a time, and uploads one
-tree of sums. Memory is bounded by the chunk, whatever the size of the client.
+It is the form in which gradients, losses, Hessian-vector products and the Fisher
+information reach the server: each client folds a function over its own images, a chunk
+at a time, and uploads one tree of sums. Memory is bounded by the chunk.
 """
 
 from collections.abc import Callable

@@ -217,9 +217,7 @@ def fisher(
         "mean_noise_variance": _mean_entry(variance),
     }
     stages = (Stage("scrubbed", model, scrubbed),)
-    return UnlearnResult(
-        model, fit.state.variables, stages, fit, upload_bytes, notes
-    )
+    return UnlearnResult(model, fit.state.variables, stages, fit, upload_bytes, notes)
 
 
 def _mean_gradient(model, variables, data, chunk, options):

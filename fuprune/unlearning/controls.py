@@ -1,0 +1,175 @@
+"""Controls: cheap ways to zero accuracy on a class that a real method has to beat.
+
+Each brings U-set accuracy down without the idea under test: by hiding the answer, by
+fine-tuning alone, or by cutting other channels. What a method does better than these,
+and only that, is its own merit.
+"""
+
+import jax
+
+from fuprune.data.federated import FederatedDataset
+from fuprune.unlearning.class_pruning import class_pruning
+from fuprune.unlearning.head import MASKED_LOGIT, head_classes, set_rows
+from fuprune.unlearning.protocol import (
+    FineTune,
+    Stage,
+    UnlearnResult,
+    Variables,
+    check_classes,
+)
+from fuprune.unlearning.recovery import recover
+
+
+def mask_logit(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    head: str = "head",
+) -> UnlearnResult:
+    """Never answer `classes`: their biases become -1000; nothing else changes.
+
+    Nothing is forgotten: every weight is still there, and one number per class undoes
+    it. No data are read and nothing is trained.
+    """
+    del data, key, fine_tune
+    classes = check_classes(classes, head_classes(variables, head))
+    masked = set_rows(variables, classes, bias=MASKED_LOGIT, head=head)
+    return UnlearnResult(model, masked, (Stage("masked", model, masked),))
+
+
+def zero_class_row(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    head: str = "head",
+) -> UnlearnResult:
+    """Set the head's row of each class to zero, kernel and bias; nothing else changes.
+
+    The logit is then 0 for every image, which can still be the largest. The features
+    know the class as before. No data are read and nothing is trained.
+    """
+    del data, key, fine_tune
+    classes = check_classes(classes, head_classes(variables, head))
+    has_bias = "bias" in variables["params"][head]
+    zeroed = set_rows(
+        variables, classes, kernel=0.0, bias=0.0 if has_bias else None, head=head
+    )
+    return UnlearnResult(model, zeroed, (Stage("zeroed", model, zeroed),))
+
+
+def fine_tune_only(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    head: str = "head",
+) -> UnlearnResult:
+    """Fine-tune the trained model without the classes, and do nothing else."""
+    classes = check_classes(classes, head_classes(variables, head))
+    fit = recover(model, variables, data, classes, key=key, fine_tune=fine_tune)
+    return UnlearnResult(model, fit.state.variables, fit=fit)
+
+
+def prune_random(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    num_classes: int | None = None,
+    head: str = "head",
+    **pruning,
+) -> UnlearnResult:
+    """Cut as many channels as the paper's method, at random; options are its own."""
+    num_classes = num_classes or head_classes(variables, head)
+    return class_pruning(
+        model,
+        variables,
+        data,
+        classes,
+        key=key,
+        fine_tune=fine_tune,
+        num_classes=num_classes,
+        **{**pruning, "order": "random"},
+    )
+
+
+def prune_lowest(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    num_classes: int | None = None,
+    head: str = "head",
+    **pruning,
+) -> UnlearnResult:
+    """Cut the channels with the lowest TF-IDF, as the authors' released code does."""
+    num_classes = num_classes or head_classes(variables, head)
+    return class_pruning(
+        model,
+        variables,
+        data,
+        classes,
+        key=key,
+        fine_tune=fine_tune,
+        num_classes=num_classes,
+        **{**pruning, "order": "lowest"},
+    )
+
+
+def prune_then_drop_row(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    num_classes: int | None = None,
+    head: str = "head",
+    **pruning,
+) -> UnlearnResult:
+    """The paper's method, with the head's rows dropped before the fine-tuning.
+
+    A dropped row has a zero kernel and a bias of -1000: the softmax is over the other
+    classes only, and no gradient reaches it. It shows how much of what pruning
+    achieves on the class the head alone would have.
+    """
+    num_classes = num_classes or head_classes(variables, head)
+    dropped: list[Stage] = []
+
+    def drop_then_tune(model, variables, data, key):
+        variables = set_rows(
+            variables, classes, kernel=0.0, bias=MASKED_LOGIT, head=head
+        )
+        dropped.append(Stage("dropped", model, variables))
+        return fine_tune(model, variables, data, key)
+
+    classes = check_classes(classes, num_classes)
+    result = class_pruning(
+        model,
+        variables,
+        data,
+        classes,
+        key=key,
+        fine_tune=drop_then_tune,
+        num_classes=num_classes,
+        **pruning,
+    )
+    return result._replace(stages=(*result.stages, *dropped))
