@@ -12,9 +12,10 @@ from fuprune.audit.membership import log_probabilities
 def jensen_shannon(logits, other_logits) -> np.ndarray:
     """`[N]` Jensen-Shannon divergence of the softmax outputs in nats, at most ln 2."""
     log_p, log_q = log_probabilities(logits), log_probabilities(other_logits)
-    log_mean = np.logaddexp(log_p, log_q) - np.log(2)
+    # Where both agree the mean is that value: identical models are at exactly zero.
+    log_mean = np.where(log_p == log_q, log_p, np.logaddexp(log_p, log_q) - np.log(2))
     divergence = np.exp(log_p) * (log_p - log_mean) + np.exp(log_q) * (log_q - log_mean)
-    # Rounding can leave minus zero and a little.
+    # Rounding can leave a little less than nothing.
     return np.maximum(0.5 * divergence.sum(axis=-1), 0.0)
 
 

@@ -1,0 +1,126 @@
+"""A small world in which what a model knows of the forgotten class is known.
+
+Class 3 is class 0 plus a faint pattern: a net trained with it must encode the pattern,
+a net trained without it has no reason to.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from fuprune.audit.audit import AuditData, audit
+from fuprune.audit.shadow import train_models_in_parallel
+from fuprune.data.dataset import Dataset
+
+FORGOTTEN = 3
+
+
+class Perceptron(nn.Module):
+    """Two hidden layers; takes no `train` argument, as a foreign model may not."""
+
+    width: int = 32
+    num_classes: int = 4
+
+    @nn.compact
+    def __call__(self, images):
+        x = images.reshape(len(images), -1)
+        x = nn.relu(nn.Dense(self.width, name="first")(x))
+        x = nn.relu(nn.Dense(self.width, name="second")(x))
+        return nn.Dense(self.num_classes, name="head")(x)
+
+
+class World(NamedTuple):
+    data: AuditData
+    model: nn.Module
+    raw: dict
+    retrained: list
+    honest: dict  # one more retrained seed, not among `retrained`
+    masked: dict  # raw with the logit of the class at minus infinity
+
+
+def preprocess(images):
+    return (images.astype(np.float32) - 128) / 64
+
+
+def mask_logit(variables, label):
+    params = dict(variables["params"])
+    head = params["head"]
+    params["head"] = {
+        "kernel": head["kernel"].at[:, label].set(0.0),
+        "bias": head["bias"].at[label].set(-np.inf),
+    }
+    return {**variables, "params": params}
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    generator = np.random.default_rng(0)
+    patterns = generator.choice([-40, 40], (3, 36))
+    faint = generator.choice([-20, 20], 36)
+    patterns = np.concatenate([patterns, patterns[:1] + faint])
+
+    def draw(per_class):
+        labels = np.repeat(np.arange(4), per_class).astype(np.int32)
+        values = 128 + patterns[labels] + generator.normal(0, 20, (len(labels), 36))
+        images = np.clip(values, 0, 255).astype(np.uint8).reshape(-1, 6, 6, 1)
+        return Dataset(images, labels)
+
+    train, test = draw(150), draw(60)
+    members = np.tile(train.labels != FORGOTTEN, (7, 1))
+    members[0] = True
+    model = Perceptron()
+    raw, honest, *retrained = train_models_in_parallel(
+        model,
+        jax.random.key(1),
+        train.images,
+        train.labels,
+        members,
+        preprocess,
+        steps=200,
+        batch_size=32,
+        backend="vmap",
+    )
+    return World(
+        data=AuditData(train, test, preprocess),
+        model=model,
+        raw=raw,
+        retrained=retrained,
+        honest=honest,
+        masked=mask_logit(raw, FORGOTTEN),
+    )
+
+
+@pytest.fixture(scope="session")
+def report(world):
+    """One whole audit, shared by the tests that read it."""
+    return run_audit(world)
+
+
+def run_audit(world, retrained=None, **options):
+    settings = {
+        "train_batch_size": 32,
+        "batch_size": 128,
+        "num_shadows": 2,
+        "shadow_steps": 60,
+        "relearn_every": 1,
+        "relearn_learning_rate": 0.002,
+        **options,
+    }
+    return audit(
+        {
+            "mask_logit": (world.model, world.masked),
+            "honest": (world.model, world.honest),
+        },
+        [
+            (world.model, v)
+            for v in (world.retrained if retrained is None else retrained)
+        ],
+        (world.model, world.raw),
+        world.data,
+        (FORGOTTEN,),
+        jax.random.key(0),
+        **settings,
+    )

@@ -1,0 +1,303 @@
+import chex
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+import fuprune.audit
+from fuprune.audit.audit import KINDS, AuditData, Speed, audit
+from fuprune.audit.evidence import AuditReport
+from fuprune.audit.shadow import train_models_in_parallel
+from fuprune.data.dataset import Dataset
+from tests.audit.conftest import FORGOTTEN, Perceptron, preprocess, run_audit
+
+
+def test_of(report, name):
+    (found,) = [test for test in report.tests if test.name == name]
+    return found
+
+
+test_of.__test__ = False
+
+
+def test_masked_logit_passes_accuracy_but_fails_probe_and_relearning(report):
+    assert test_of(report, "u_accuracy").verdicts["mask_logit"] == "pass"
+    assert test_of(report, "probe_few_shot_accuracy").verdicts["mask_logit"] == "fail"
+    assert test_of(report, "relearn_steps").verdicts["mask_logit"] == "fail"
+
+
+def test_raw_model_fails_where_remembering_shows(report):
+    for name in (
+        "u_accuracy",
+        "class_accuracy_kl",
+        "class_accuracy_difference",
+        "probe_few_shot_accuracy",
+        "relearn_steps",
+        "jensen_shannon",
+        "total_variation",
+        "activation_distance",
+    ):
+        assert test_of(report, name).verdicts["raw"] == "fail", name
+
+
+def test_one_more_retrained_model_passes(report):
+    failed = [t.name for t in report.tests if t.verdicts["honest"] == "fail"]
+    assert not failed
+    for name in (
+        "u_accuracy",
+        "r_accuracy",
+        "probe_few_shot_accuracy",
+        "relearn_steps",
+    ):
+        assert test_of(report, name).verdicts["honest"] == "pass", name
+
+
+def test_no_model_passes_a_test_that_the_raw_model_does_not_fail(report):
+    blunt = [
+        test
+        for test in report.tests
+        if test.verdicts["raw"] != "fail" and test.name != "r_accuracy"
+    ]
+    assert {"probe_auc", "shadow_auc"} <= {test.name for test in blunt}
+    for test in blunt:
+        assert "pass" not in test.verdicts.values(), test.name
+        assert test.notes, test.name
+
+
+def test_low_false_positive_rates_are_called_unresolved_on_a_small_sample(report):
+    for variant in ("online", "offline"):
+        low = test_of(report, f"likelihood_ratio_{variant}_tpr_at_0.1_percent")
+        assert set(low.verdicts.values()) == {"cannot tell"}
+        assert any("60 non-members cannot resolve" in note for note in low.notes)
+
+
+def test_every_figure_is_there_for_every_model(report):
+    assert {test.kind for test in report.tests} == set(KINDS)
+    for test in report.tests:
+        assert {"mask_logit", "honest", "raw"} <= set(test.values)
+        assert len(test.retrained) == 5
+        assert set(test.verdicts) == set(test.values)
+    assert "random_init" in test_of(report, "probe_accuracy").values
+
+
+def test_report_survives_json_and_holds_what_is_drawn(report):
+    assert AuditReport.from_json(report.to_json()) == report
+    models = {"mask_logit", "honest", "raw", *(f"retrained_{i}" for i in range(5))}
+    assert set(report.detail["class_accuracies"]) == models
+    assert set(report.detail["confusions"]) == models
+    assert np.sum(report.detail["confusions"]["raw"]) == 240
+    assert set(report.detail["relearn"]["curves"]) == models
+    assert set(report.detail["cka"]["honest"]) == {"first", "second"}
+    for curves in report.detail["roc"].values():
+        assert set(curves) == models
+    assert set(report.detail["roc"]) == {
+        *("loss", "confidence", "entropy", "modified_entropy"),
+        *("shadow", "likelihood_ratio_online", "likelihood_ratio_offline"),
+    }
+    assert len(report.detail["shadow_models"]) == 2
+
+
+def test_audit_is_a_function_of_the_key(world, report):
+    assert run_audit(world).to_json() == report.to_json()
+
+
+def test_identical_models_have_no_distance_to_retraining(world):
+    found = run_audit(
+        world, retrained=[world.honest] * 3, kinds=("accuracy", "distance")
+    )
+    for name in ("jensen_shannon", "total_variation", "activation_distance"):
+        assert test_of(found, name).values["honest"] == 0
+    assert test_of(found, "class_accuracy_kl").values["honest"] == 0
+    assert test_of(found, "cka_distance").values["honest"] == pytest.approx(0, abs=1e-9)
+    assert found.detail["cka"]["honest"] == {
+        "first": pytest.approx(1.0),
+        "second": pytest.approx(1.0),
+    }
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_too_few_retrained_models_cannot_tell(world, number):
+    kinds = ("accuracy", "membership", "distance")
+    found = run_audit(world, retrained=world.retrained[:number], kinds=kinds)
+    assert found.tests
+    verdicts = {v for test in found.tests for v in test.verdicts.values()}
+    assert verdicts == {"cannot tell"}
+    assert AuditReport.from_json(found.to_json()) == found
+
+
+def test_model_that_memorised_is_caught_and_a_retrained_one_is_not():
+    generator = np.random.default_rng(0)
+
+    def draw(per_class):
+        # Labels that no image explains: knowing them is having seen them.
+        images = generator.integers(0, 256, (4 * per_class, 6, 6, 1)).astype(np.uint8)
+        return Dataset(images, np.tile(np.arange(4), per_class).astype(np.int32))
+
+    train, test = draw(60), draw(60)
+    members = np.tile(train.labels != FORGOTTEN, (6, 1))
+    members[0] = True
+    model = Perceptron(width=64)
+    raw, honest, *retrained = train_models_in_parallel(
+        model,
+        jax.random.key(5),
+        *train,
+        members,
+        preprocess,
+        steps=250,
+        batch_size=32,
+        backend="vmap",
+    )
+    found = audit(
+        {"still_there": (model, raw), "honest": (model, honest)},
+        [(model, variables) for variables in retrained],
+        (model, raw),
+        AuditData(train, test, preprocess),
+        (FORGOTTEN,),
+        jax.random.key(0),
+        kinds=("membership", "shadow", "likelihood_ratio"),
+        num_shadows=4,
+        shadow_steps=250,
+        shadow_backend="vmap",
+        train_batch_size=32,
+        batch_size=128,
+    )
+    for name in (
+        "threshold_loss_auc",
+        "threshold_loss_balanced_accuracy",
+        "threshold_modified_entropy_auc",
+        "shadow_auc",
+        "shadow_success_rate",
+        "likelihood_ratio_online_auc",
+        "likelihood_ratio_offline_auc",
+    ):
+        attack = test_of(found, name)
+        assert attack.values["still_there"] > 0.8, name
+        assert attack.verdicts["still_there"] == "fail", name
+        assert attack.verdicts["honest"] == "pass", name
+        assert abs(attack.values["honest"] - 0.5) < 0.15, name
+
+
+def test_speed_is_tabled_against_retraining(world):
+    found = run_audit(
+        world,
+        kinds=("accuracy",),
+        speed={
+            "retrain": Speed(100, 60.0),
+            "mask_logit": Speed(4, 3.0),
+            "honest": Speed(None, 9.0),
+        },
+    )
+    rows = {row["name"]: row for row in found.detail["speed"]}
+    assert rows["mask_logit"]["speedup_rounds"] == 25
+    assert rows["mask_logit"]["speedup_seconds"] == 20
+    assert rows["honest"]["speedup_rounds"] is None
+    assert rows["retrain"]["speedup_rounds"] == 1
+
+
+def test_cap_keeps_forgotten_images_and_takes_the_others_evenly(world):
+    found = run_audit(world, kinds=("accuracy",), max_examples=40)
+    assert found.settings["test_images"] == 40
+    assert found.settings["forgotten_test_images"] == 10
+    assert found.settings["forgotten_training_images"] == 10
+    assert found.detail["test_images_per_class"] == [10, 10, 10, 10]
+
+
+def test_several_classes_can_be_forgotten_at_once(world):
+    found = audit(
+        {"honest": (world.model, world.honest)},
+        [(world.model, variables) for variables in world.retrained[:3]],
+        (world.model, world.raw),
+        world.data,
+        (3, 1),
+        jax.random.key(0),
+        kinds=("accuracy", "membership", "distance"),
+    )
+    assert found.classes == [1, 3]
+    assert found.settings["forgotten_test_images"] == 120
+
+
+def test_candidates_may_be_of_another_width(world):
+    narrow = Perceptron(width=6)
+    variables = narrow.init(jax.random.key(0), preprocess(world.data.test.images[:1]))
+    found = audit(
+        {"narrow": (narrow, variables)},
+        [(world.model, v) for v in world.retrained[:3]],
+        (world.model, world.raw),
+        world.data,
+        (FORGOTTEN,),
+        jax.random.key(0),
+        kinds=("accuracy", "distance"),
+    )
+    assert 0 < test_of(found, "cka_distance").values["narrow"] < 1
+
+
+def test_progress_is_told(world):
+    told = []
+    run_audit(world, kinds=("accuracy", "distance"), on_step=told.append)
+    assert "outputs of mask_logit" in told and "accuracy" in told
+
+
+class Listed(nn.Module):
+    widths: np.ndarray
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(4)(images.reshape(len(images), -1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": ()}, "name one or more"),
+        ({"classes": (7,)}, r"\(7,\)"),
+        ({"classes": (0, 1, 2, 3)}, "leave at least one out"),
+        ({"kinds": ("acuracy",)}, "acuracy"),
+        ({"candidates": {"raw": None}}, "name them otherwise"),
+        ({"num_shadows": 3}, "even number"),
+    ],
+)
+def test_wrong_arguments_are_named(world, changes, message):
+    arguments = {
+        "candidates": {},
+        "retrained": [],
+        "raw": (world.model, world.raw),
+        "data": world.data,
+        "classes": (FORGOTTEN,),
+        "key": jax.random.key(0),
+        "kinds": ("shadow",),
+        **changes,
+    }
+    with pytest.raises(ValueError, match=message):
+        audit(**arguments)
+
+
+def test_module_that_jit_cannot_hold_is_named(world):
+    model = Listed(np.ones(3))
+    with pytest.raises(ValueError, match="cannot be hashed"):
+        audit(
+            {"listed": (model, {})},
+            [],
+            (world.model, world.raw),
+            world.data,
+            (FORGOTTEN,),
+            jax.random.key(0),
+        )
+
+
+def test_model_with_too_few_logits_is_named(world):
+    small = Perceptron(num_classes=3)
+    variables = small.init(jax.random.key(0), preprocess(world.data.test.images[:1]))
+    with pytest.raises(ValueError, match="'small' has 3 logits"):
+        audit(
+            {"small": (small, variables)},
+            [],
+            (world.model, world.raw),
+            world.data,
+            (FORGOTTEN,),
+            jax.random.key(0),
+        )
+
+
+def test_public_names_are_re_exported():
+    assert fuprune.audit.audit is audit
+    chex.assert_equal(set(fuprune.audit.__all__) >= {"audit", "AuditData"}, True)
