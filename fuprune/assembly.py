@@ -16,11 +16,11 @@ from fuprune.config import audit_tests
 from fuprune.data import partition, sources
 from fuprune.data.augment import channel_statistics
 from fuprune.data.dataset import Dataset
-from fuprune.data.federated import FederatedDataset, federate
+from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
 from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd
 from fuprune.models import zoo
-from fuprune.runtime import Runtime, place_pool, replicate
+from fuprune.runtime import Runtime, place_federation
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 
 
@@ -76,13 +76,7 @@ def make_federation(config, runtime: Runtime) -> Federation:
         parts = partition.iid_partition(
             train.labels, num_clients=clients, seed=config.seed
         )
-    data = federate(train, parts)
-    data = data._replace(
-        images=place_pool(train.images, runtime),
-        labels=place_pool(np.asarray(train.labels, np.int32), runtime),
-        rows=replicate(np.asarray(data.rows), runtime),
-        lengths=replicate(np.asarray(data.lengths), runtime),
-    )
+    data = place_federation(train, parts, runtime)
     mean, std = (tuple(float(x) for x in s) for s in channel_statistics(train.images))
     augment = config.train.augment
     # A quarter of CIFAR's four pixels in 32, for small images.
@@ -183,6 +177,13 @@ def _optimizer(train, learning_rate) -> optax.GradientTransformation:
             learning_rate, momentum=train.momentum or None, nesterov=train.nesterov
         ),
     )
+
+
+def server_factor(config) -> float:
+    """What the server multiplies a mean update by, momentum and schedule aside."""
+    if config.train.algorithm == "fed_sgd":
+        return -config.train.learning_rate
+    return config.train.server_learning_rate
 
 
 def method_options(

@@ -200,6 +200,7 @@ def default() -> Config:
     runtime.devices = 0  # CPU devices to make; 0 chooses
     runtime.compilation_cache = "auto"  # a directory; auto is in ~/.cache; "" is none
     runtime.heartbeat_seconds = 100  # silence after which a process counts as dead
+    runtime.join_seconds = 60  # how long processes wait for each other at the start
     runtime.tensorboard = False  # also write TensorBoard events (needs the extra)
     runtime.progress = "auto"  # auto (live on a terminal), plain or off
     return config
@@ -643,6 +644,7 @@ _RULES: dict[str, _Rule] = {
     "runtime.devices": _number(0, 1024),
     "runtime.compilation_cache": _PATH,
     "runtime.heartbeat_seconds": _number(1, 86_400),
+    "runtime.join_seconds": _number(1, 86_400),
     "runtime.progress": _one_of("auto", "plain", "off"),
 }
 

@@ -6,6 +6,7 @@ its last checkpoint, and the files of a run that was killed at any moment and st
 again are, clocks apart, those of a run that never was.
 """
 
+import contextlib
 import logging
 import signal
 import sys
@@ -16,7 +17,15 @@ from typing import Any
 
 import jax
 
-from fuprune import assembly, checkpoint, ledger, logs, runtime
+from fuprune import (
+    assembly,
+    checkpoint,
+    history_files,
+    ledger,
+    logs,
+    processes,
+    runtime,
+)
 from fuprune import audit as auditing
 from fuprune import config as configuration
 from fuprune import report as reporting
@@ -68,15 +77,19 @@ def run(
         conv=config.runtime.conv,
         devices=config.runtime.devices,
         compilation_cache=config.runtime.compilation_cache,
+        cohort=config.train.cohort,
         heartbeat_seconds=config.runtime.heartbeat_seconds,
+        join_seconds=config.runtime.join_seconds,
         coordinator=coordinator,
         num_processes=num_processes,
         process_id=process_id,
+        config=configuration.to_json(config),
     )
-    runtime.check_same_config(configuration.to_json(config))
-    if not machine.is_main:
-        return _run_locked(config, workdir, machine)
-    with logs.WorkdirLock(workdir):
+    processes.check_shared(workdir)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(processes.explaining_losses())
+        if machine.is_main:
+            stack.enter_context(logs.WorkdirLock(workdir))
         return _run_locked(config, workdir, machine)
 
 
@@ -176,7 +189,8 @@ def _unit(this: Run, name: str, work) -> dict[str, Any]:
     )
     if this.runtime.is_main:
         ledger.finish(this.workdir, name, outcome, offset=this.metrics.offset())
-    runtime.barrier(f"{name} finished")
+    processes.barrier(f"{name} finished")
+    processes.wait_for_file(ledger.path_of(this.workdir, name), seconds=60)
     return outcome
 
 
@@ -274,7 +288,8 @@ def _unlearn(this: Run, name: str, unit: UnlearnUnit) -> dict[str, Any]:
         config, method, this.federation, this.runtime, classes=this.classes
     )
     if method == "amnesiac":
-        options["history"] = update_history.load(this.workdir / "history")
+        kept = this.workdir / "history"
+        options["history"] = history_files.load(kept, raw[1]["params"])
     key = key_for(this, f"retrain_{unit.seed}" if scratch else f"unlearn/{method}")
     try:
         result: UnlearnResult = METHODS[method](

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +41,15 @@ class Command(NamedTuple):
 
 def run() -> None:
     """Runs the command line of this process, and exits."""
-    sys.exit(main(sys.argv))
+    try:
+        code = main(sys.argv)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    processes = sys.modules.get("fuprune.processes")
+    if processes is not None:
+        processes.leave(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str]) -> int:

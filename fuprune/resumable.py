@@ -5,7 +5,8 @@ import time
 import jax
 import numpy as np
 
-from fuprune import assembly, checkpoint, runtime
+from fuprune import assembly, checkpoint, history_files, runtime
+from fuprune.config import FupruneError
 from fuprune.federated.train import FitResult, iterate, reached
 from fuprune.models import zoo
 from fuprune.run_context import (
@@ -69,13 +70,21 @@ def train_unit(
         first_reached = saved["rounds_to_target"]
         this.metrics.truncate_to(saved["metrics_offset"])
         if store is not None:
-            store = update_history.load(this.workdir / "history", rounds=start)
+            kept = this.workdir / "history"
+            store = history_files.load(kept, variables["params"], round_number=start)
+            if store is None:
+                raise FupruneError(
+                    f"the recorded updates of round {start} are missing in {kept}; "
+                    "start in a fresh workdir."
+                )
         this.progress.note(f"{unit}: continues after round {start}")
     evaluate = evaluator(this, model)
 
     def save(number, state):
         if store is not None:
-            update_history.save(this.workdir / "history", store)
+            folder, keep = this.workdir / "history", config.train.checkpoint_keep
+            if this.runtime.is_main:
+                history_files.save(folder, number, store, keep=keep + 1)
         checkpoint.save(
             where,
             number,
@@ -108,7 +117,13 @@ def train_unit(
             state, number = step.state, step.record.round_number
             history.append(step.record)
             if store is not None:
-                store = update_history.record(store, step.info, step.cohort, number)
+                store = update_history.record(
+                    store,
+                    step.info,
+                    step.cohort,
+                    round_number=number,
+                    scale=assembly.server_factor(config),
+                )
             row = {"phase": unit, "round": number, **step.record.metrics}
             if step.record.rejected:
                 row["rejected"] = list(step.record.rejected)
@@ -129,9 +144,10 @@ def train_unit(
             if first_reached is None and reached(step.record, target, metric):
                 first_reached = number
             last = number == rounds or (stop_at_target and first_reached is not None)
-            if last or number % config.train.checkpoint_every == 0 or stopping(this):
+            stop = stopping(this)
+            if last or number % config.train.checkpoint_every == 0 or stop:
                 save(number, state)
-            if stopping(this):
+            if stop:
                 raise StopRequested
             if last:
                 break

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fuprune import assembly, checkpoint, ledger, logs, runtime
+from fuprune import assembly, checkpoint, ledger, logs, processes, runtime
 from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.federated.cohort import resolve_backend
@@ -140,5 +140,5 @@ def unlearn_units(config) -> list[UnlearnUnit]:
 
 
 def stopping(this: Run) -> bool:
-    """Whether SIGTERM has come."""
-    return this.stop.is_set()
+    """Whether SIGTERM has come to any process of the run; all of them ask together."""
+    return processes.any_process(this.stop.is_set())

@@ -1,36 +1,25 @@
-"""The machine a run has: processes, devices, kernels and the compilation cache.
+"""The machine a run has: devices, kernels, the compilation cache, and data on them.
 
 Everything here must happen before JAX opens its backend, which is why `start` is the
-first thing a run calls. One process needs nothing; SLURM, Open MPI, Kubernetes and
-Cloud TPU are found by JAX's own cluster detection, or named by hand.
+first thing a run calls. How several processes find each other is in `processes`.
 """
 
-import hashlib
-import json
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fuprune.config import FupruneError
-from fuprune.federated.cohort import AXIS, make_client_mesh
-
-_CLUSTER_VARIABLES = (
-    "SLURM_NTASKS",
-    "OMPI_COMM_WORLD_SIZE",
-    "JOBSET_NAME",
-    "TPU_WORKER_HOSTNAMES",
-)
-
-
-class RuntimeSetupError(FupruneError):
-    """Processes or devices that do not fit together."""
+from fuprune import processes
+from fuprune.data.dataset import Dataset
+from fuprune.data.federated import FederatedDataset, rows_of
+from fuprune.federated.cohort import AXIS, make_client_mesh, resolve_backend
+from fuprune.processes import RuntimeSetupError
 
 
 class Runtime(NamedTuple):
@@ -53,76 +42,157 @@ def start(
     backend: str = "auto",
     conv: str = "auto",
     devices: int = 0,
+    cohort: int = 0,
     compilation_cache: str = "auto",
     coordinator: str = "",
     num_processes: int = 0,
     process_id: int = -1,
     heartbeat_seconds: int = 100,
-    initialization_timeout: int = 60,
+    join_seconds: int = 60,
+    config: Mapping[str, Any] | None = None,
 ) -> Runtime:
     """Set up processes, devices and kernels; call once, before any array exists.
 
     Args:
       backend: how cohorts are iterated; see `federated.cohort`.
       conv: `auto` takes the oneDNN kernels where they are installed and help.
-      devices: CPU devices to make; 0 makes one a core for the oneDNN kernels or the
-        host loop, one otherwise.
+      devices: CPU devices to make in this process; 0 makes one a core, one alone when
+        there are several processes, and never more than `cohort`.
+      cohort: clients a round, 0 if unknown: more devices than that would idle.
       compilation_cache: a directory, `auto` for one in the user's cache, "" for none.
       coordinator: `host:port` of process 0; "" leaves it to cluster detection.
       num_processes: with `coordinator`.
       process_id: with `coordinator`.
       heartbeat_seconds: silence after which a process counts as dead.
-      initialization_timeout: seconds to wait for all processes to arrive.
+      join_seconds: how long to wait for all processes to arrive.
+      config: whatever has to be the same on every process, as JSON would hold it.
+
+    Raises:
+      RuntimeSetupError: if processes, devices and cohort do not fit together.
     """
-    _check_processes(coordinator, num_processes, process_id)
-    if not jax.config.jax_platforms or "cpu" in jax.config.jax_platforms.split(","):
-        _make_cpu_devices(devices or _default_cpu_devices(coordinator))
-    _join(
+    several = processes.join(
         coordinator,
         num_processes,
         process_id,
-        heartbeat_seconds,
-        initialization_timeout,
+        heartbeat_seconds=heartbeat_seconds,
+        timeout=join_seconds,
     )
+    processes.check_same_config(config or {})
+    if not jax.config.jax_platforms or "cpu" in jax.config.jax_platforms.split(","):
+        _make_cpu_devices(devices or (1 if several else _cores(cohort)))
     _use_cache(compilation_cache)
-    # Only here, for it opens the backend.
-    conv = _choose_convolution(conv)
-    if conv == "onednn" and jax.default_backend() != "cpu":
-        conv = "xla"
-    if conv == "onednn":
-        from fuprune.kernels import convolution
-
-        convolution.set_threads(
-            max(1, (os.cpu_count() or 1) // jax.local_device_count())
-        )
-    if backend == "loop" and jax.process_count() > 1:
+    # From here on the backend is open.
+    processes.open_devices()
+    if several and backend not in ("auto", "shard_map"):
         raise RuntimeSetupError(
-            f"runtime.backend is loop with {jax.process_count()} processes; allowed: "
-            "auto or shard_map, for only those span processes."
+            f"runtime.backend is {backend} with {jax.process_count()} processes; "
+            "allowed: auto or shard_map, for only those span processes."
         )
-    mesh = make_client_mesh() if jax.device_count() > 1 else None
+    conv = _choose_convolution(conv)
+    used = jax.devices()
+    if not several and not devices and cohort:
+        used = used[:cohort]
+    mesh = make_client_mesh(used) if len(used) > 1 else None
+    _check_cohort(mesh, backend, conv, cohort)
     return Runtime(mesh, backend, conv, jax.process_index(), jax.process_count())
 
 
-def place_pool(pool: np.ndarray, runtime: Runtime) -> jax.Array:
-    """An array of the image pool on the devices: whole on one, split over many hosts.
+def place_federation(
+    dataset: Dataset, parts: Sequence[np.ndarray], runtime: Runtime
+) -> FederatedDataset:
+    """Deal a dataset to clients and put it on the devices.
 
-    With several processes each holds its own slice of the pool, cut by
-    `local_slice`; its rows must be padded to a multiple of the number of devices.
+    One process puts the whole pool of images on each of its devices. Of several, each
+    has the images of its own clients only: neighbouring clients, so many that hosts
+    with equally many devices hold about equally many images. `dataset.images` may be
+    mapped from a file; then no process ever has all of it in memory.
+
+    Args:
+      dataset: images [N, H, W, C] uint8 and labels [N].
+      parts: for each client the indices of its examples.
+      runtime: from `start`.
     """
-    if runtime.mesh is None:
-        return jax.numpy.asarray(pool)
+    rows, lengths = rows_of(parts, len(dataset.labels))
+    labels = np.asarray(dataset.labels, np.int32)
     if runtime.process_count == 1:
-        return jax.device_put(pool, NamedSharding(runtime.mesh, P()))
-    size = -(-len(pool) // runtime.mesh.size) * runtime.mesh.size
-    share = size // runtime.process_count
-    first = runtime.process_index * share
-    mine = np.zeros((share, *pool.shape[1:]), pool.dtype)
-    rows = pool[first : first + share]
-    mine[: len(rows)] = rows
-    sharding = NamedSharding(runtime.mesh, P(AXIS))
-    return jax.make_array_from_process_local_data(
-        sharding, mine, (size, *pool.shape[1:])
+        return FederatedDataset(
+            replicate(dataset.images, runtime),
+            replicate(labels, runtime),
+            replicate(rows, runtime),
+            replicate(lengths, runtime),
+        )
+    mesh = runtime.mesh
+    assert mesh is not None
+    owners = np.array([device.process_index for device in mesh.devices.flat])
+    pool = deal_to_hosts(lengths, owners)
+    mine = pool.host_of_client == runtime.process_index
+    own = [
+        np.asarray(part) for part, is_mine in zip(parts, mine, strict=True) if is_mine
+    ]
+    images = np.zeros(
+        (pool.rows_of_host[runtime.process_index], *dataset.images.shape[1:]), np.uint8
+    )
+    start_row = 0
+    for part in own:
+        images[start_row : start_row + len(part)] = dataset.images[part]
+        start_row += len(part)
+    placed = np.zeros(pool.size, np.int32)
+    for client, part in enumerate(parts):
+        at = pool.places[client, : len(part)]
+        placed[at] = labels[np.asarray(part)]
+    return FederatedDataset(
+        jax.make_array_from_process_local_data(
+            NamedSharding(mesh, P(AXIS)), images, (pool.size, *images.shape[1:])
+        ),
+        # Four bytes a label, beside the indices that every process has anyway.
+        replicate(placed, runtime),
+        replicate(pool.places, runtime),
+        replicate(lengths, runtime),
+    )
+
+
+class HostPool(NamedTuple):
+    """Where each client's images lie in a pool that is split over hosts."""
+
+    size: int  # rows of the pool, a multiple of the number of devices
+    host_of_client: np.ndarray  # [K] int
+    rows_of_host: dict[int, int]  # how many rows of the pool a host holds
+    places: np.ndarray  # [K, L] int32, indices into the pool; 0 past a length
+
+
+def deal_to_hosts(lengths: np.ndarray, owners: np.ndarray) -> HostPool:
+    """Give neighbouring clients to each host, in proportion to its devices.
+
+    Args:
+      lengths: [K] images of each client.
+      owners: [D] the host of each device, in the mesh's order.
+    """
+    hosts, counts = np.unique(owners, return_counts=True)
+    ends = np.cumsum(lengths)
+    # A client goes to the host in whose share the middle of its images falls.
+    middles = ends - np.asarray(lengths) / 2
+    shares = np.cumsum(counts) / counts.sum() * max(int(ends[-1]), 1)
+    which = np.minimum(np.searchsorted(shares, middles), len(hosts) - 1)
+    held = np.bincount(which, weights=lengths, minlength=len(hosts)).astype(np.int64)
+    share = max(1, int(np.max(-(-held // counts))))  # rows of one device
+    places = np.zeros((len(lengths), max(1, int(np.max(lengths)))), np.int32)
+    for number, host in enumerate(hosts):
+        # A host's rows are those of its devices, wherever they stand in the mesh.
+        rows = np.concatenate(
+            [
+                np.arange(d * share, (d + 1) * share)
+                for d in np.flatnonzero(owners == host)
+            ]
+        )
+        first = 0
+        for client in np.flatnonzero(which == number):
+            places[client, : lengths[client]] = rows[first : first + lengths[client]]
+            first += lengths[client]
+    return HostPool(
+        share * len(owners),
+        hosts[which],
+        {int(host): int(share * n) for host, n in zip(hosts, counts, strict=True)},
+        places,
     )
 
 
@@ -139,64 +209,47 @@ def replicate(tree, runtime: Runtime):
     return jax.tree.map(place, tree)
 
 
-def check_same_config(config: dict) -> None:
-    """Raise on every process if they were started with different configs."""
-    if jax.process_count() == 1:
+def _check_cohort(mesh: Mesh | None, backend: str, conv: str, cohort: int) -> None:
+    """Raise if devices would have no client to train in any round."""
+    if mesh is None or not cohort or mesh.size <= cohort:
         return
-    text = json.dumps(config, sort_keys=True)
-    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    all_digests = multihost_utils.process_allgather(digest)
-    different = [
-        i for i, other in enumerate(all_digests) if not np.array_equal(other, digest)
-    ]
-    if different:
+    chosen, _ = resolve_backend(
+        backend, loops_are_fast=conv == "onednn", device_count=mesh.size
+    )
+    if chosen == "shard_map":
         raise RuntimeSetupError(
-            f"process {jax.process_index()} has another config than process "
-            f"{', '.join(map(str, different))}; start all with the same --config flags."
-        )
-
-
-def barrier(name: str) -> None:
-    """Wait until every process is here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
-def _check_processes(coordinator, num_processes, process_id) -> None:
-    given = [bool(coordinator), num_processes > 0, process_id >= 0]
-    if any(given) and not all(given):
-        raise RuntimeSetupError(
-            f"--coordinator={coordinator!r} --num_processes={num_processes} "
-            f"--process_id={process_id} are not complete; give all three, or none."
-        )
-    if coordinator and ":" not in coordinator:
-        raise RuntimeSetupError(
-            f"--coordinator={coordinator!r} has no port; write host:port."
-        )
-    if num_processes > 0 and process_id >= num_processes:
-        raise RuntimeSetupError(
-            f"--process_id={process_id} does not fit --num_processes={num_processes}; "
-            f"allowed: 0 to {num_processes - 1}."
+            f"the mesh has {mesh.size} devices, but train.cohort is {cohort} clients a "
+            f"round; allowed: at most {cohort} devices over all processes, or a larger "
+            "train.cohort."
         )
 
 
 def _choose_convolution(conv: str) -> str:
-    if conv == "xla":
-        return conv
-    from fuprune.kernels import convolution
+    """The convolutions to use, the same on every process."""
+    if conv != "xla" and jax.default_backend() != "cpu":
+        conv = "xla"
+    elif conv != "xla":
+        from fuprune.kernels import convolution
 
-    if convolution.available():
-        return "onednn"
-    if conv == "onednn":
-        logging.warning("oneDNN kernels are not used: %s", convolution.why_not())
-    return "xla"
+        if convolution.available():
+            conv = "onednn"
+        else:
+            if conv == "onednn":
+                logging.warning(
+                    "oneDNN kernels are not used: %s", convolution.why_not()
+                )
+            conv = "xla"
+    # Minutes, for the kernels may have to be compiled first.
+    everybody = processes.tell_all("convolutions", conv, seconds=300)
+    if len(set(everybody)) > 1:
+        logging.warning("oneDNN kernels are not used: not every process has them.")
+        return "xla"
+    return conv
 
 
-def _default_cpu_devices(coordinator: str) -> int:
-    """One device a core; in a cluster, one a process."""
-    if coordinator or any(name in os.environ for name in _CLUSTER_VARIABLES):
-        return 1
-    return len(os.sched_getaffinity(0))
+def _cores(cohort: int) -> int:
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, cohort) if cohort else cores
 
 
 def _make_cpu_devices(number: int) -> None:
@@ -208,29 +261,6 @@ def _make_cpu_devices(number: int) -> None:
         jax.config.update("jax_num_cpu_devices", number)
     except RuntimeError:
         logging.info("JAX is already running; its devices stay as they are.")
-
-
-def _join(coordinator, num_processes, process_id, heartbeat, timeout) -> None:
-    in_cluster = any(name in os.environ for name in _CLUSTER_VARIABLES)
-    if not coordinator and not in_cluster:
-        return
-    options = dict(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeat)
-    if coordinator:
-        options.update(
-            coordinator_address=coordinator,
-            num_processes=num_processes,
-            process_id=process_id,
-        )
-    try:
-        jax.distributed.initialize(**options)
-    except (RuntimeError, ValueError) as error:
-        waited = coordinator or "the cluster's coordinator"
-        raise RuntimeSetupError(
-            f"process {process_id if process_id >= 0 else '?'} waited {timeout} s for "
-            f"{num_processes or 'all'} processes at {waited} and did not meet them: "
-            f"{str(error).splitlines()[0][:200]}; start every process with the same "
-            "--coordinator and --num_processes."
-        ) from None
 
 
 def _use_cache(directory: str) -> None:

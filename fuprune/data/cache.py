@@ -111,7 +111,8 @@ def _read(directory: pathlib.Path, split: str, note: dict[str, Any]) -> Dataset:
     arrays = []
     for part in ("images", "labels"):
         path = directory / f"{split}_{part}.npy"
-        array = np.load(path, allow_pickle=False)
+        # Mapped, not read: a process that needs some of the images holds only those.
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
         if _describe(array) != note[part]:
             raise ValueError(f"{path} does not agree with its note.")
         arrays.append(array)

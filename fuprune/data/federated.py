@@ -57,14 +57,32 @@ def federate(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedDataset:
     Returns:
       The pool and rows [K, L], where L is the size of the largest part.
     """
-    if len(parts) == 0:
-        raise ValueError("parts is empty, but a federation has 1 client or more.")
     num_examples = len(dataset.images)
     if len(dataset.labels) != num_examples:
         raise ValueError(
             f"The dataset has {num_examples} images and {len(dataset.labels)} labels, "
             "but every image has one label."
         )
+    rows, lengths = rows_of(parts, num_examples)
+    return FederatedDataset(
+        images=jnp.asarray(dataset.images),
+        labels=jnp.asarray(dataset.labels, jnp.int32),
+        rows=jnp.asarray(rows),
+        lengths=jnp.asarray(lengths),
+    )
+
+
+def rows_of(
+    parts: Sequence[np.ndarray], num_examples: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Clients' parts as one padded array: rows [K, L] int32 and lengths [K] int32.
+
+    Args:
+      parts: For each client the indices of its examples; a part may be empty.
+      num_examples: N; indices lie below it.
+    """
+    if len(parts) == 0:
+        raise ValueError("parts is empty, but a federation has 1 client or more.")
     lengths = np.array([len(part) for part in parts], np.int32)
     rows = np.zeros((len(parts), max(1, int(lengths.max()))), np.int32)
     for client, part in enumerate(parts):
@@ -75,12 +93,7 @@ def federate(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedDataset:
                 f"{part.max()}, but the dataset's run from 0 to {num_examples - 1}."
             )
         rows[client, : len(part)] = part
-    return FederatedDataset(
-        images=jnp.asarray(dataset.images),
-        labels=jnp.asarray(dataset.labels, jnp.int32),
-        rows=jnp.asarray(rows),
-        lengths=jnp.asarray(lengths),
-    )
+    return rows, lengths
 
 
 def drop_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDataset:

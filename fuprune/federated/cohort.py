@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 BACKENDS = ("auto", "loop", "map", "vmap", "shard_map")
 AXIS = "clients"
+# Room on each device for the images that one exchange between hosts brings along.
+EXCHANGE_BYTES = 512 * 2**20
 
 
 class Client(NamedTuple):
@@ -229,29 +231,34 @@ def _make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
 
     Images may be replicated, or sharded over the mesh by their leading axis (each host
     holds only its own clients' images): then the cohort's images travel once, by a
-    `psum_scatter` in which every image has exactly one contributor.
+    `psum_scatter` in which every image has exactly one contributor, for as many
+    clients at a time as `EXCHANGE_BYTES` has room for. What is kept of each client is
+    gathered on every device when the mesh spans processes, for no process could read
+    the others' part.
     """
     replicated, by_client = P(), P(AXIS)
+    here = jax.process_index()
+    several = any(device.process_index != here for device in mesh.devices.flat)
 
-    def summed(total):
-        return jax.tree.map(lambda x: jax.lax.psum(x, AXIS), total)
+    def collected(total, each):
+        if several:
+            each = jax.lax.all_gather(each, AXIS, tiled=True)
+        return jax.lax.psum(total, AXIS), each
 
     def with_replicated_pool(shared, clients):
-        total, each = local(shared, clients)
-        return summed(total), each
+        return collected(*local(shared, clients))
 
     def with_sharded_pool(shared, clients):
-        images, labels, clients = _exchange(shared, clients, mesh.size)
-        total, each = local(Shared(images, labels, shared.context), clients)
-        return summed(total), each
+        images, labels, clients = _exchange(shared, clients)
+        return collected(*local(Shared(images, labels, shared.context), clients))
 
     def wrap(body, pool_spec, client_spec):
         return jax.jit(
             jax.shard_map(
                 body,
                 mesh=mesh,
-                in_specs=(Shared(pool_spec, pool_spec, replicated), client_spec),
-                out_specs=(replicated, by_client),
+                in_specs=(Shared(pool_spec, replicated, replicated), client_spec),
+                out_specs=(replicated, replicated if several else by_client),
                 # Gradients are taken inside the body with respect to a local copy of
                 # the server's variables; with replication tracking on, they would be
                 # summed over clients silently.
@@ -263,11 +270,23 @@ def _make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
     run_sharded = wrap(with_sharded_pool, by_client, replicated)
 
     def run(shared, clients):
-        size = clients.length.shape[0]
-        padded = pad_clients(clients, -size % mesh.size)
-        sharded = pool_is_sharded(shared.images)
-        total, each = (run_sharded if sharded else run_replicated)(shared, padded)
-        return total, jax.tree.map(lambda x: x[:size], each)
+        size, length = clients.row.shape
+        if not pool_is_sharded(shared.images):
+            padded = pad_clients(clients, -size % mesh.size)
+            total, each = run_replicated(shared, padded)
+            return total, jax.tree.map(lambda x: x[:size], each)
+        image_bytes = shared.images.nbytes // shared.images.shape[0]
+        fitting = EXCHANGE_BYTES // max(1, length * image_bytes)
+        block = mesh.size * max(1, min(fitting, size + mesh.size - 1) // mesh.size)
+        padded = pad_clients(clients, -size % block)
+        total, parts = None, []
+        for first in range(0, padded.length.shape[0], block):
+            part = jax.tree.map(lambda x, i=first: x[i : i + block], padded)
+            more, each = run_sharded(shared, part)
+            parts.append(each)
+            total = more if total is None else jax.tree.map(jnp.add, total, more)
+        each = jax.tree.map(lambda *x: jnp.concatenate(x)[:size], *parts)
+        return total, each
 
     return run
 
@@ -280,6 +299,20 @@ def pool_is_sharded(images) -> bool:
     return isinstance(sharding, NamedSharding) and not sharding.is_fully_replicated
 
 
+def on_mesh(tree, mesh: Mesh):
+    """The tree as arrays that every device of the mesh holds; typed keys stay."""
+    sharding = NamedSharding(mesh, P())
+
+    def place(x):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return x
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
+        return jax.device_put(x, sharding)
+
+    return jax.tree.map(place, tree)
+
+
 def pad_clients(clients: Client, extra: int) -> Client:
     """Add `extra` clients of length zero, which do and weigh nothing."""
     if extra == 0:
@@ -290,31 +323,25 @@ def pad_clients(clients: Client, extra: int) -> Client:
     )
 
 
-def _exchange(shared: Shared, clients: Client, devices: int):
+def _exchange(shared: Shared, clients: Client):
     """Bring each device the images of the clients it will train.
 
     Every device sees all rows [M, L], contributes the images it holds and zeros
-    elsewhere, and receives the sum for its own M / devices clients.
+    elsewhere, and receives the sum for its own M / devices clients. Labels are on
+    every device.
     """
     held = shared.images.shape[0]
     low = jax.lax.axis_index(AXIS) * held
     rows = clients.row
     mine = (rows >= low) & (rows < low + held)
     at = jnp.where(mine, rows - low, 0)
-
-    def send(pool):
-        shape = (1,) * (pool.ndim - 1)
-        values = jnp.where(mine.reshape(*mine.shape, *shape), pool[at], 0)
-        return jax.lax.psum_scatter(values, AXIS, scatter_dimension=0, tiled=True)
-
-    images, labels = send(shared.images), send(shared.labels)
+    shape = (1,) * (shared.images.ndim - 1)
+    sent = jnp.where(mine.reshape(*mine.shape, *shape), shared.images[at], 0)
+    images = jax.lax.psum_scatter(sent, AXIS, scatter_dimension=0, tiled=True)
     share, length = images.shape[0], rows.shape[1]
     first = jax.lax.axis_index(AXIS) * share
     local_rows = jnp.arange(share * length, dtype=rows.dtype).reshape(share, length)
-    local = Client(
-        local_rows,
-        jax.lax.dynamic_slice_in_dim(clients.length, first, share),
-        jax.lax.dynamic_slice_in_dim(clients.client_id, first, share),
-    )
+    own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, share), clients)
+    labels = shared.labels[own.row].reshape(share * length)
     flat = images.reshape(share * length, *images.shape[2:])
-    return flat, labels.reshape(share * length), local
+    return flat, labels, own._replace(row=local_rows)

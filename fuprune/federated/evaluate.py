@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fuprune.data.preprocess import to_float
-from fuprune.federated.cohort import AXIS
+from fuprune.federated.cohort import AXIS, on_mesh
 
 
 class Evaluation(NamedTuple):
@@ -114,6 +114,8 @@ def make_evaluator(
         )
 
     def evaluate(variables) -> Evaluation:
+        if mesh is not None:
+            variables = on_mesh(variables, mesh)
         results = [
             batch_result(variables, x, y) for x, y in zip(images, labels, strict=True)
         ]

@@ -35,6 +35,8 @@ from fuprune.federated.cohort import (
     Shared,
     clients_of,
     for_each_client,
+    make_client_mesh,
+    on_mesh,
     resolve_backend,
 )
 
@@ -305,6 +307,14 @@ def _make_algorithm(
     if bn == "local" and num_clients is None:
         raise ValueError("bn='local' keeps statistics by client; pass num_clients")
     loops_are_fast = getattr(model, "conv", "xla") == "onednn"
+    resolved, _ = resolve_backend(
+        backend,
+        loops_are_fast=loops_are_fast,
+        device_count=None if mesh is None else mesh.size,
+    )
+    spread = None
+    if resolved == "shard_map":
+        spread = mesh = mesh or make_client_mesh()
     iterate_clients: dict[int, tuple[Any, Any]] = {}
 
     def runs_for(max_length):
@@ -398,6 +408,8 @@ def _make_algorithm(
 
     def round_(state: ServerState, cohort, key) -> tuple[ServerState, RoundInfo]:
         train, moments = runs_for(cohort.rows.shape[1])
+        if spread is not None:
+            state = on_mesh(state, spread)
         factor = 1.0 if schedule is None else schedule(state.round_number)
         context = TrainContext(
             state.variables,

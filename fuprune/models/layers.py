@@ -19,6 +19,7 @@ BATCH_NORM_MOMENTUM = 0.9
 NORM_EPSILON = 1e-5
 NUM_GROUPS = 8
 NORMS = ("batch", "group")
+CONVOLUTIONS = ("xla", "onednn")
 
 # Kaiming's initialisation for ReLU networks, keeping the gradient's variance.
 he_normal_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")

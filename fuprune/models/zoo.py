@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fuprune.models import vgg
-from fuprune.models.layers import NORMS
+from fuprune.models.layers import CONVOLUTIONS, NORMS
 from fuprune.models.resnet import ResNet
 from fuprune.models.vgg import VGG
 
@@ -49,6 +49,10 @@ def create(
         raise ValueError(f"model is {name!r}, but must be one of {', '.join(MODELS)}.")
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}, but must be one of {', '.join(NORMS)}.")
+    if conv not in CONVOLUTIONS:
+        raise ValueError(
+            f"conv is {conv!r}, but must be one of {', '.join(CONVOLUTIONS)}."
+        )
     shape = tuple(int(size) for size in input_shape)
     if len(shape) != 3 or min(shape) < 1 or max(shape) > MAX_IMAGE_SIDE:
         raise ValueError(
