@@ -18,7 +18,12 @@ from jax.sharding import PartitionSpec as P
 from fuprune import processes
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset, rows_of
-from fuprune.federated.cohort import AXIS, make_client_mesh, resolve_backend
+from fuprune.federated.cohort import (
+    AXIS,
+    make_client_mesh,
+    on_mesh,
+    resolve_backend,
+)
 from fuprune.processes import RuntimeSetupError
 
 
@@ -200,13 +205,7 @@ def replicate(tree, runtime: Runtime):
     """A tree of host arrays as arrays that every process and device holds."""
     if runtime.mesh is None:
         return jax.tree.map(jax.numpy.asarray, tree)
-    sharding = NamedSharding(runtime.mesh, P())
-
-    def place(x):
-        host = np.asarray(x)
-        return jax.make_array_from_callback(host.shape, sharding, lambda at: host[at])
-
-    return jax.tree.map(place, tree)
+    return on_mesh(tree, runtime.mesh)
 
 
 def _check_cohort(mesh: Mesh | None, backend: str, conv: str, cohort: int) -> None:

@@ -271,6 +271,7 @@ def _make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
 
     def run(shared, clients):
         size, length = clients.row.shape
+        shared = shared._replace(context=on_mesh(shared.context, mesh))
         if not pool_is_sharded(shared.images):
             padded = pad_clients(clients, -size % mesh.size)
             total, each = run_replicated(shared, padded)
@@ -300,15 +301,22 @@ def pool_is_sharded(images) -> bool:
 
 
 def on_mesh(tree, mesh: Mesh):
-    """The tree as arrays that every device of the mesh holds; typed keys stay."""
+    """The tree as arrays that every device of the mesh, on any host, holds.
+
+    Typed keys and plain numbers stay: jit takes them wherever they are.
+    """
     sharding = NamedSharding(mesh, P())
 
     def place(x):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        dtype = getattr(x, "dtype", None)
+        if dtype is None or jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return x
         if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
             return x
-        return jax.device_put(x, sharding)
+        if sharding.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        host = np.asarray(x)
+        return jax.make_array_from_callback(host.shape, sharding, lambda at: host[at])
 
     return jax.tree.map(place, tree)
 
