@@ -17,7 +17,12 @@ from fuprune.audit import attack_figures, figures, shadow
 from fuprune.audit.case import RANDOM, RAW, Case, Figures, Measured
 from fuprune.audit.evidence import AuditReport
 from fuprune.audit.membership import logit_confidence
-from fuprune.audit.outputs import Variables, compute_outputs, init_variables
+from fuprune.audit.outputs import (
+    Variables,
+    compute_outputs,
+    forward,
+    init_variables,
+)
 from fuprune.audit.relearn import Relearned, relearn_time
 from fuprune.audit.training import batch_rows
 from fuprune.data.dataset import Dataset
@@ -107,7 +112,8 @@ def audit(
       on_step: told what is being done, for a progress display.
 
     Returns:
-      The report.
+      The report. A candidate that answers with NaN, as a diverged one does, is left out
+      and named in `detail["left_out"]`.
 
     Raises:
       ValueError: an argument is not allowed.
@@ -138,13 +144,18 @@ def audit(
             activations=activations,
         )
 
+    sample = jnp.asarray(data.preprocess(train.images[:1]))
+    highest = int(max(train.labels.max(), test.labels.max()))
+    # The raw model says how many classes there are: a small sample may lack some.
+    columns = jax.eval_shape(lambda: forward(*raw, sample)).logits.shape[-1]
+
     def measured(name: str, model: Model) -> Measured:
         told(f"outputs of {name}")
         answers = outputs(model, test.images)
-        if answers.logits.shape[-1] <= max(train.labels.max(), test.labels.max()):
+        if answers.logits.shape[-1] != columns or columns <= highest:
             raise ValueError(
-                f"the model {name!r} has {answers.logits.shape[-1]} logits, but labels "
-                f"go up to {max(train.labels.max(), test.labels.max())}; logits need a "
+                f"the model {name!r} has {answers.logits.shape[-1]} logits, the raw "
+                f"model {columns}, and labels go up to {highest}; all models need one "
                 "column for every class, the forgotten ones included"
             )
         return Measured(
@@ -154,14 +165,15 @@ def audit(
         )
 
     shown: dict[str, Model] = {**candidates, RAW: raw}
-    sample = jnp.asarray(data.preprocess(train.images[:1]))
     random = (raw[0], init_variables(raw[0], seeds[4], sample))
-    raw_measured = measured(RAW, raw)
+    every_answer = {name: measured(name, model) for name, model in shown.items()}
+    broken = [name for name, answers in every_answer.items() if not _sane(answers)]
+    if RAW in broken:
+        raise ValueError("the raw model answers with NaN; give one that was trained")
+    shown = {name: model for name, model in shown.items() if name not in broken}
+    raw_measured = every_answer[RAW]
     case = Case(
-        shown={
-            name: raw_measured if name == RAW else measured(name, model)
-            for name, model in shown.items()
-        },
+        shown={name: every_answer[name] for name in shown},
         retrained=[
             measured(f"retrained_{i}", model) for i, model in enumerate(retrained)
         ],
@@ -170,9 +182,14 @@ def audit(
         retained_labels=retained.labels,
         test_labels=test.labels,
         classes=classes,
-        num_classes=raw_measured.test.logits.shape[-1],
+        num_classes=columns,
         confidence=confidence,
     )
+
+    if not all(_sane(answers) for answers in case.retrained):
+        raise ValueError(
+            "a retrained model answers with NaN, so it is no reference; leave it out"
+        )
 
     results: list[Figures] = []
     if "accuracy" in kinds:
@@ -268,14 +285,18 @@ def audit(
         told("distance to retraining")
         results.append(figures.distance_figures(case))
 
-    detail: dict[str, Any] = {"roc": {}, "speed": _speed_table(speed, speed_reference)}
+    detail: dict[str, Any] = {
+        "left_out": {name: "it answers with NaN" for name in broken},
+        "roc": {},
+        "speed": _speed_table(speed, speed_reference),
+    }
     for _, found in results:
         curves = found.pop("roc", {})
         detail["roc"].update(curves)
         detail.update(found)
     return AuditReport(
         classes=list(classes),
-        candidates=list(candidates),
+        candidates=[name for name in candidates if name in shown],
         tests=[test for tests, _ in results for test in tests],
         detail=detail,
         settings={
@@ -318,6 +339,14 @@ def _speed_table(speed: Mapping[str, Speed] | None, reference: str) -> list[dict
         }
         for name, one in speed.items()
     ]
+
+
+def _sane(answers: Measured) -> bool:
+    """Whether no output is NaN; a logit of minus infinity is a masked class."""
+    return not any(
+        np.isnan(part.logits).any() or not np.isfinite(part.features).all()
+        for part in answers
+    )
 
 
 def _on_device(name: str, model: Model) -> Model:

@@ -38,7 +38,21 @@ class Evidence(NamedTuple):
 
 
 class AuditReport(NamedTuple):
-    """Everything an audit found."""
+    """Everything an audit found.
+
+    `detail` holds what a report draws; models are the candidates, "raw" and
+    "retrained_0", "retrained_1", and so on:
+      class_accuracies: {model: [U]}, null for a class without test images.
+      confusions: {model: [U][U]}, rows are true classes.
+      test_images_per_class: [U].
+      roc: {attack: {model: {"false_positives": [...], "true_positives": [...]}}}.
+      shadow_models: [{"members", "member_accuracy", "non_member_accuracy"}].
+      relearn: {"level", "curves": {model: {"steps": [...], "accuracy": [...]}}}.
+      cka: {model: {layer: mean linear CKA to the retrained models}}.
+      speed: [{"name", "rounds", "seconds", "speedup_rounds", "speedup_seconds"}].
+      left_out: {candidate: why it could not be judged}.
+    Keys of kinds that were not asked for are absent.
+    """
 
     classes: list[int]  # the forgotten classes
     candidates: list[str]  # names, in the order given

@@ -1,4 +1,3 @@
-import chex
 import flax.linen as nn
 import jax
 import numpy as np
@@ -202,6 +201,25 @@ def test_cap_keeps_forgotten_images_and_takes_the_others_evenly(world):
     assert found.detail["test_images_per_class"] == [10, 10, 10, 10]
 
 
+def test_class_that_no_image_shows_keeps_its_column(world):
+    train, test, _ = world.data
+    seen = [
+        Dataset(d.images[d.labels != 2], d.labels[d.labels != 2]) for d in (train, test)
+    ]
+    found = audit(
+        {},
+        [(world.model, variables) for variables in world.retrained[:3]],
+        (world.model, world.raw),
+        AuditData(*seen, preprocess),
+        (0,),
+        jax.random.key(0),
+        kinds=("accuracy",),
+    )
+    assert np.shape(found.detail["confusions"]["raw"]) == (4, 4)
+    assert found.detail["class_accuracies"]["raw"][2] is None
+    assert AuditReport.from_json(found.to_json()) == found
+
+
 def test_several_classes_can_be_forgotten_at_once(world):
     found = audit(
         {"honest": (world.model, world.honest)},
@@ -229,6 +247,27 @@ def test_candidates_may_be_of_another_width(world):
         kinds=("accuracy", "distance"),
     )
     assert 0 < test_of(found, "cka_distance").values["narrow"] < 1
+
+
+def test_diverged_candidate_is_left_out_by_name_and_the_rest_is_judged(world):
+    diverged = jax.tree.map(lambda leaf: leaf * np.nan, world.raw)
+    arguments = (world.data, (FORGOTTEN,), jax.random.key(0))
+    raw, honest = (world.model, world.raw), (world.model, world.honest)
+    found = audit(
+        {"diverged": (world.model, diverged), "honest": honest},
+        [(world.model, variables) for variables in world.retrained[:3]],
+        raw,
+        *arguments,
+        kinds=("accuracy", "relearn"),
+        relearn_steps=3,
+    )
+    assert found.candidates == ["honest"]
+    assert set(found.detail["left_out"]) == {"diverged"}
+    assert set(test_of(found, "u_accuracy").values) == {"honest", "raw"}
+    with pytest.raises(ValueError, match="no reference"):
+        audit({}, [(world.model, diverged)], raw, *arguments)
+    with pytest.raises(ValueError, match="raw model answers with NaN"):
+        audit({}, [], (world.model, diverged), *arguments)
 
 
 def test_progress_is_told(world):
@@ -298,6 +337,8 @@ def test_model_with_too_few_logits_is_named(world):
         )
 
 
-def test_public_names_are_re_exported():
+def test_package_is_the_call_and_holds_the_public_names(world):
     assert fuprune.audit.audit is audit
-    chex.assert_equal(set(fuprune.audit.__all__) >= {"audit", "AuditData"}, True)
+    assert fuprune.audit.AuditData is AuditData
+    with pytest.raises(ValueError, match="name one or more"):
+        fuprune.audit({}, [], (world.model, world.raw), world.data, (), None)

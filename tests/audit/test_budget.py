@@ -1,0 +1,45 @@
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.audit.audit import AuditData, audit
+from fuprune.audit.outputs import init_variables
+from fuprune.data import load, normalise
+from fuprune.models import zoo
+from fuprune.unlearning.pruning import compact, make_plan
+
+
+@pytest.mark.slow
+def test_whole_audit_of_residual_nets_on_digits_stays_in_its_budget():
+    train, test = load("digits", split="train"), load("digits", split="test")
+    model = zoo.create("resnet20", num_classes=10, input_shape=(8, 8, 1))
+
+    def preprocess(images):
+        return normalise(jnp.asarray(images), (0.3,), (0.4,))
+
+    # Nets that know nothing: relearning takes as long as it may.
+    sample = preprocess(train.images[:1])
+    nets = [init_variables(model, jax.random.key(seed), sample) for seed in range(7)]
+    generator = np.random.default_rng(0)
+    scores = {
+        layer: generator.random(nets[0]["params"][layer]["conv"]["kernel"].shape[-1])
+        for layer in zoo.layer_names(model)
+    }
+    begin = time.process_time()
+    report = audit(
+        {
+            "slim": compact(model, nets[0], make_plan(scores, 0.05)),
+            **{f"candidate_{i}": (model, nets[i]) for i in (1, 2, 3)},
+        },
+        [(model, variables) for variables in nets[4:]],
+        (model, nets[0]),
+        AuditData(train, test, preprocess),
+        (9,),
+        jax.random.key(0),
+    )
+    # Processor time, all threads: what others do on the machine meanwhile is left out.
+    assert time.process_time() - begin < 180
+    assert report.detail["cka"]["slim"].keys() == set(zoo.layer_names(model))
