@@ -1,0 +1,109 @@
+"""FedAvg by fuprune, with a chosen backend and convolution or with what `auto` takes.
+
+`--norm=none` is the network FedJAX can hold: the same convolutions, with biases, and no
+BatchNorm.
+"""
+
+import protocol
+
+channel = protocol.claim_output()
+
+import contextlib  # noqa: E402
+import os  # noqa: E402
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+import plain_net  # noqa: E402
+import workload  # noqa: E402
+
+from fuprune import runtime as runtime_module  # noqa: E402
+from fuprune.data.dataset import Dataset  # noqa: E402
+from fuprune.data.federated import whole_cohort  # noqa: E402
+from fuprune.federated import cohort as cohort_module  # noqa: E402
+from fuprune.federated.server import fed_avg  # noqa: E402
+from fuprune.models import zoo  # noqa: E402
+from fuprune.models.layers import convolution  # noqa: E402
+
+
+def main():
+    parser = workload.parser(__doc__)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--conv", default="auto")
+    parser.add_argument("--norm", default="batch", choices=["batch", "none"])
+    parser.add_argument("--dtype", default="float32")
+    options = parser.parse_args()
+    work = workload.of(options)
+    # Only `loop` and `shard_map` can use several CPU devices.
+    devices = 1 if options.backend in ("map", "vmap") else 0
+    runtime = runtime_module.start(
+        backend=options.backend, conv=options.conv, devices=devices
+    )
+    if options.conv == "onednn" and runtime.conv != "onednn":
+        raise SystemExit("the oneDNN kernels are not available here")
+    cohort = place(work, runtime)
+    model, variables = create(work, options, runtime)
+    algorithm = fed_avg(
+        model,
+        client_optimizer=optax.sgd(workload.LEARNING_RATE, workload.MOMENTUM),
+        batch_size=work.batch_size,
+        backend=runtime.backend,
+        mesh=runtime.mesh,
+    )
+    state = algorithm.init(runtime_module.replicate(variables, runtime))
+    key = jax.random.key(0)
+
+    def run_round():
+        nonlocal state, key
+        key, now = jax.random.split(key)
+        state, info = algorithm.round(state, cohort, now)
+        if not np.isfinite(float(info.loss)) or int(info.participants) != work.clients:
+            raise SystemExit(f"a round went wrong: {info}")
+        jax.block_until_ready(state)
+
+    backend, _ = cohort_module.resolve_backend(
+        runtime.backend, loops_are_fast=runtime.conv == "onednn"
+    )
+    protocol.serve(
+        channel,
+        run_round,
+        warm_up=options.warm_up,
+        versions={"jax": jax.__version__},
+        backend=backend,
+        conv=runtime.conv,
+        devices=jax.local_device_count(),
+    )
+
+
+def place(work, runtime):
+    """The workload's clients as a cohort on the devices."""
+    parts = [workload.client_data(work, k) for k in range(work.clients)]
+    dataset = Dataset(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+    rows = np.arange(work.images_per_round).reshape(work.clients, work.images)
+    data = runtime_module.place_federation(dataset, list(rows), runtime)
+    return whole_cohort(data)
+
+
+def create(work, options, runtime):
+    """The network and its first variables, on the host."""
+    shape = (work.size, work.size, 3)
+    if options.norm == "none":
+        model = plain_net.PlainNet(work.net, convolution(runtime.conv), runtime.conv)
+        params = plain_net.init(jax.random.key(0), work.net, work.size)
+        return model, jax.device_get({"params": params})
+    model = zoo.create(
+        work.net,
+        num_classes=workload.NUM_CLASSES,
+        input_shape=shape,
+        conv=runtime.conv,
+        dtype=jnp.dtype(options.dtype),
+    )
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
+    return model, jax.device_get(variables)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()
+    os._exit(0)
