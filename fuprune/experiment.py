@@ -49,7 +49,12 @@ from fuprune.run_context import (
 )
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.protocol import Stage, UnlearnError, UnlearnResult
+from fuprune.unlearning.protocol import (
+    Stage,
+    UnlearnError,
+    UnlearnResult,
+    tree_bytes,
+)
 
 _REDUCED = {
     "cifar10": "configs/cifar10_resnet_cpu.py",
@@ -304,12 +309,15 @@ def _unlearn(this: Run, name: str, unit: UnlearnUnit) -> dict[str, Any]:
     except UnlearnError as error:
         logging.warning("%s stopped: %s", method, error)
         return {"method": method, "seed": unit.seed, "error": str(error), "stages": []}
-    for stage in result.stages:
+    for stage in result.stages if result.fit is not None else ():
         path = this.workdir / "models" / f"{unit.name}_{stage.name}"
         checkpoint.save_model(path, stage.model, stage.variables)
     path = this.workdir / "models" / unit.name
     checkpoint.save_model(path, result.model, result.variables)
-    last = Stage("fine_tuned" if result.fit else method, result.model, result.variables)
+    stages = list(result.stages)
+    if result.fit is not None or not stages:
+        name_of_last = "fine_tuned" if result.fit is not None else method
+        stages.append(Stage(name_of_last, result.model, result.variables))
     this.timings.append(
         {"phase": name, "method_seconds": round(time.monotonic() - start, 3)}
     )
@@ -318,13 +326,11 @@ def _unlearn(this: Run, name: str, unit: UnlearnUnit) -> dict[str, Any]:
         "method": method,
         "seed": unit.seed,
         "error": None,
-        "stages": [
-            measure(this, unit.name, stage)
-            for stage in (*(s for s in result.stages if s.name != last.name), last)
-        ],
+        "stages": [measure(this, unit.name, stage) for stage in stages],
         "rounds": 0 if fit is None else int(fit.state.round_number),
         "rounds_to_target": None if fit is None else fit.rounds_to_target,
         "upload_bytes": int(result.upload_bytes),
+        "model_bytes": tree_bytes(result.variables),
         "notes": ledger.plain(dict(result.notes)),
     }
 
@@ -374,7 +380,7 @@ def _audit(this: Run, name: str) -> dict[str, Any]:
             **assembly.audit_options(config),
         )
     if this.runtime.is_main:
-        ledger.write_json(this.workdir / "audit.json", report.to_json())
+        ledger.write_text(this.workdir / "audit.json", report.to_json())
     return {"steps": len(steps)}
 
 

@@ -53,11 +53,16 @@ def finish(workdir: Path, unit: str, outcome: dict[str, Any], *, offset: int) ->
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
+    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w") as file:
-        json.dump(value, file, indent=1, sort_keys=True, allow_nan=False)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

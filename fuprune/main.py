@@ -108,8 +108,8 @@ def parse(argv: Sequence[str]) -> Command:
         raise UsageError(f"{error}; see --help") from error
     if positional:
         raise UsageError(
-            f"unexpected argument {positional[0]!r}; allowed: --config, --workdir and "
-            "--config.<key>=<value>; see --help."
+            f"unexpected argument {positional[0][:80]!r}; allowed: --config, --workdir "
+            "and --config.<key>=<value>; see --help."
         )
     path, argument = _split_path(values.config)
     config = _load(path, argument) if path else config_lib.quickstart()

@@ -73,7 +73,11 @@ def _method_row(unit: UnlearnUnit, outcome, retrain, seconds) -> dict[str, Any]:
         "rounds": outcome.get("rounds"),
         "rounds_to_target": rounds,
         "seconds": seconds,
-        "upload_bytes": outcome.get("upload_bytes"),
+        # By a client that takes part in the statistics and in every round.
+        "upload_bytes": outcome.get("upload_bytes", 0)
+        + outcome.get("rounds", 0) * outcome.get("model_bytes", 0),
+        "statistics_bytes": outcome.get("upload_bytes"),
+        "model_bytes": outcome.get("model_bytes"),
         "speedup": speedup,
         "error": outcome.get("error"),
         "notes": {k: v for k, v in outcome.get("notes", {}).items() if k != "cuts"},
