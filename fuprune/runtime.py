@@ -252,6 +252,14 @@ def _cores(cohort: int) -> int:
 
 
 def _make_cpu_devices(number: int) -> None:
+    # On a machine that others load, one device may well keep another waiting longer
+    # than the 40 seconds after which XLA would end the process.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_cpu_collective_call" not in flags:
+        prefix = "--xla_cpu_collective_call_"
+        flags += f" {prefix}warn_stuck_timeout_seconds=300"
+        flags += f" {prefix}terminate_timeout_seconds=1800"
+        os.environ["XLA_FLAGS"] = flags.strip()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "xla_force_host" in os.environ.get(
         "XLA_FLAGS", ""
     ):
