@@ -186,7 +186,6 @@ def _unit(this: Run, name: str, work) -> dict[str, Any]:
     done = ledger.finished(this.workdir, name)
     if done is not None:
         return done["outcome"]
-    _rewind(this)
     start = time.monotonic()
     outcome = work(this, name)
     this.timings.append(
@@ -197,15 +196,6 @@ def _unit(this: Run, name: str, work) -> dict[str, Any]:
     processes.barrier(f"{name} finished")
     processes.wait_for_file(ledger.path_of(this.workdir, name), seconds=60)
     return outcome
-
-
-def _rewind(this: Run) -> None:
-    """Cut off what a dead run logged after the last finished unit."""
-    offsets = [0]
-    for path in (this.workdir / "units").glob("*.json"):
-        offsets.append(int(ledger.read_json(path)["offset"]))
-    if this.metrics.offset() > max(offsets):
-        this.metrics.truncate_to(max(offsets))
 
 
 def _pretrain(this: Run, name: str) -> dict[str, Any]:

@@ -51,6 +51,12 @@ def finish(workdir: Path, unit: str, outcome: dict[str, Any], *, offset: int) ->
     write_json(path_of(workdir, unit), {"offset": offset, "outcome": outcome})
 
 
+def end_of_finished(workdir: Path) -> int:
+    """How long metrics.jsonl was when the last unit finished; 0 if none has."""
+    records = [read_json(path) for path in (workdir / "units").glob("*.json")]
+    return max((int(record["offset"]) for record in records), default=0)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
     text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)

@@ -358,8 +358,8 @@ def leave(code: int) -> None:
     """End this process's part; with several processes it returns only if all is well.
 
     After an error nobody can be sure that the others ever come to the same place, so
-    the process ends at once, having given those with the same error a moment to read
-    what they need from process 0.
+    the process ends at once; process 0 first gives those with the same error a moment
+    to read what it told them.
     """
     global _session
     if _session is None:
@@ -374,9 +374,8 @@ def leave(code: int) -> None:
             jax.distributed.shutdown()
         else:
             _say_if_killed(session.witness, "")
-            _state().client.wait_at_barrier("fuprune/leave", timeout_in_ms=3000)
             if session.process_id == 0:
-                time.sleep(0.5)  # its answer to the others is on the way
+                time.sleep(3)
     except Exception as error:
         if code == 0:
             _complain(" ".join(str(error).split())[:300])

@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from fuprune import assembly, checkpoint, history_files, runtime
+from fuprune import assembly, checkpoint, history_files, ledger, runtime
 from fuprune.config import FupruneError
 from fuprune.federated.train import FitResult, iterate, reached
 from fuprune.models import zoo
@@ -64,7 +64,10 @@ def train_unit(
 
     restored = checkpoint.restore(where, make_target)
     start, first_reached = 0, None
-    if restored is not None:
+    # Rows that a dead run logged after what can be continued go.
+    if restored is None:
+        this.metrics.truncate_to(ledger.end_of_finished(this.workdir))
+    else:
         start, tree, saved = restored
         state = runtime.replicate(tree, this.runtime)
         first_reached = saved["rounds_to_target"]
