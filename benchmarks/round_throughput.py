@@ -159,8 +159,6 @@ def measure(net: str, options) -> tuple[list[dict], list[str], dict]:
                     python,
                     str(HERE / "peers" / entry.script),
                     *work.flags(),
-                    # One round compiles, the next settles where arrays live.
-                    f"--warm-up={1 if entry.clients else 2}",
                     *entry.flags,
                 ],
                 PEERS / "logs" / f"{title.replace(' ', '-')}.log",

@@ -10,6 +10,7 @@ this.
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -38,7 +39,9 @@ def serve(channel, run_round: Callable[[], None], *, warm_up: int, **facts) -> N
         start = time.perf_counter()
         run_round()
         first.append(time.perf_counter() - start)
-    print(json.dumps({"warm_up_seconds": first, **facts}), file=channel)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    facts = {"warm_up_seconds": first, "peak_bytes": peak, **facts}
+    print(json.dumps(facts), file=channel)
     for _ in requests():
         start = time.perf_counter()
         run_round()
