@@ -213,17 +213,17 @@ def quickstart() -> Config:
     config.partition.clients = 20
     config.partition.bias = 0.3
     config.train.algorithm = "fed_avg"
-    config.train.rounds = 30
+    config.train.rounds = 12
     config.train.cohort = 10
     config.train.local_epochs = 2
     config.train.batch_size = 16
     config.train.learning_rate = 0.1
     config.train.augment = False  # a flipped digit is another digit
-    config.train.evaluate_every = 5
-    config.train.checkpoint_every = 10
+    config.train.evaluate_every = 1
+    config.train.checkpoint_every = 4
     config.unlearn.methods = "class_pruning,retrain,mask_logit,fine_tune_only"
     config.unlearn.retrain_seeds = 3
-    config.fine_tune.rounds = 15
+    config.fine_tune.rounds = 8
     config.fine_tune.stop_at_target = False  # the same budget for every method
     config.audit.max_examples = 1000
     return config

@@ -166,7 +166,7 @@ def _require_flatbuffers():
         )
 
 
-def _write(path, data: bytes):
+def _write(path, data: bytes | bytearray):
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)

@@ -386,7 +386,7 @@ def leave(code: int) -> None:
         os._exit(code)
 
 
-def _state():
+def _state() -> Any:
     from jax._src import distributed
 
     return distributed.global_state

@@ -97,7 +97,7 @@ def _save_feature_maps(this: Run, outcome) -> dict[str, Any]:
     )
     path = this.workdir / "feature_maps.npz"
     temporary = this.workdir / ".feature_maps.npz"
-    np.savez(temporary, **chosen.arrays)
+    np.savez(temporary, allow_pickle=False, **chosen.arrays)
     temporary.replace(path)
     return {"layer": chosen.layer, "most": chosen.most, "least": chosen.least}
 

@@ -83,7 +83,8 @@ def start(
         timeout=join_seconds,
     )
     processes.check_same_config(config or {})
-    if not jax.config.jax_platforms or "cpu" in jax.config.jax_platforms.split(","):
+    platforms = getattr(jax.config, "jax_platforms", None)
+    if not platforms or "cpu" in platforms.split(","):
         _make_cpu_devices(devices or (1 if several else _cores(cohort)))
     _use_cache(compilation_cache)
     # From here on the backend is open.

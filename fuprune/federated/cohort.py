@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -253,11 +254,12 @@ def _make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
         return collected(*local(Shared(images, labels, shared.context), clients))
 
     def wrap(body, pool_spec, client_spec):
+        pools: Any = (pool_spec, replicated, replicated)
         return jax.jit(
             jax.shard_map(
                 body,
                 mesh=mesh,
-                in_specs=(Shared(pool_spec, replicated, replicated), client_spec),
+                in_specs=(Shared(*pools), client_spec),
                 out_specs=(replicated, replicated if several else by_client),
                 # Gradients are taken inside the body with respect to a local copy of
                 # the server's variables; with replication tracking on, they would be
@@ -294,7 +296,7 @@ def _make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
 
 def pool_is_sharded(images) -> bool:
     """Whether the image pool is split over devices rather than held by each."""
-    if isinstance(images, jax.core.Tracer):
+    if isinstance(images, Tracer):
         return False
     sharding = images.sharding
     return isinstance(sharding, NamedSharding) and not sharding.is_fully_replicated

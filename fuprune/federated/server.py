@@ -331,7 +331,9 @@ def _make_algorithm(
             )
             if make_fused is not None:
                 program = make_fused(max_length, program)
-            options = dict(backend=backend, mesh=mesh, loops_are_fast=loops_are_fast)
+            options: dict[str, Any] = dict(
+                backend=backend, mesh=mesh, loops_are_fast=loops_are_fast
+            )
             train = for_each_client(program, **options)
             moments = None
             if bn == "recalibrate":

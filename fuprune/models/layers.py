@@ -200,7 +200,7 @@ def convolution(name: str) -> Callable:
     return implementation(name)
 
 
-def place(values, source: tuple[int, ...], target: tuple[int, ...]):
+def place(values, source: tuple[int, ...], target: tuple[int, ...]) -> Any:
     """Moves channels to where a wider tensor holds them, zeros elsewhere.
 
     Args:

@@ -1,7 +1,7 @@
 """Models by name, and the JSON-able spec that rebuilds one, cut channels included."""
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def create(
         raise ValueError(
             f"num_classes is {num_classes}, but must be from 1 to {MAX_CLASSES}."
         )
-    family, depth = re.fullmatch(r"(resnet|vgg)(\d+)", name).groups()
+    family, depth = re.findall(r"^(resnet|vgg)(\d+)$", name)[0]
     return {"resnet": ResNet, "vgg": VGG}[family](
         depth=int(depth),
         num_classes=int(num_classes),
@@ -100,7 +100,9 @@ def from_spec(
     model = create(
         spec["name"],
         num_classes=_integer(spec["num_classes"], "num_classes"),
-        input_shape=_integers(spec["input_shape"], "input_shape"),
+        input_shape=cast(
+            tuple[int, int, int], _integers(spec["input_shape"], "input_shape")
+        ),
         norm=spec["norm"],
         conv=conv,
         dtype=dtype,

@@ -65,6 +65,7 @@ def amnesiac(
             "train with train.history_bytes above 0."
         )
     classes = check_classes(classes, head_classes(variables, head))
+    # Hundreds of differences add up here; in float32 their rounding would too.
     params = jax.tree.map(lambda x: np.array(x, np.float64), variables["params"])
     guilty = [bool(set(entry.classes) & set(classes)) for entry in history.entries]
     lost: dict[int, float] = {}

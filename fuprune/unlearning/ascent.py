@@ -29,6 +29,7 @@ from fuprune.unlearning.client_sums import (
     client_sum_options,
     make_client_sum,
     make_loss_sum,
+    on_server,
 )
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
@@ -51,9 +52,9 @@ def ascent(
     *,
     key: jax.Array,
     fine_tune: FineTune,
-    rounds: int = 5,
-    learning_rate: float = 0.01,
-    loss_cap: float = 10.0,
+    rounds: int = 10,
+    learning_rate: float = 0.1,
+    loss_cap: float = 5.0,
     local_epochs: int = 1,
     batch_size: int = 32,
     clip_norm: float = 1.0,
@@ -113,7 +114,7 @@ def ascent(
     )
     run_round = for_each_client(program, **options)
     cohort = whole_cohort(forgotten)
-    params, rest = split_params(variables)
+    params, rest = split_params(on_server(variables))
 
     def mean_loss(params) -> float:
         total, examples = run_loss({**rest, "params": params}, forgotten)
@@ -121,13 +122,14 @@ def ascent(
 
     losses: list[float] = []
     done = 0
-    if int(jnp.sum(forgotten.lengths)):
+    if np.any(jax.device_get(forgotten.lengths)):
         losses.append(mean_loss(params))
         round_key = jax.random.split(key, 4)[0]
         while done < rounds and losses[-1] < loss_cap:
             context = (params, rest, jax.random.fold_in(round_key, done))
             shared = Shared(cohort.images, cohort.labels, context)
-            (change, weight), _ = run_round(shared, clients_of(cohort))
+            uploads, _ = run_round(shared, clients_of(cohort))
+            change, weight = jax.device_get(uploads)
             params = jax.tree.map(lambda w, c, n=weight: w + c / n, params, change)
             losses.append(mean_loss(params))
             done += 1
@@ -190,7 +192,7 @@ def _local_ascent(
         )[0]
         batch = gather_batch(shared, client, positions, preprocess, key)
         gradient = jax.grad(capped_loss)(params, state, batch)
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         scale = learning_rate * jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
         return jax.tree.map(lambda w, g: w + scale * g, params, gradient), orders
 

@@ -37,6 +37,8 @@ def make_client_sum(
 ) -> Callable[[Any, FederatedDataset], tuple[Any, int]]:
     """`run(context, data) -> (total, number of examples)` over every client.
 
+    The total is a tree of NumPy arrays: it has arrived on the server.
+
     Args:
       function: `(context, batch) -> tree` of sums over the real examples of a batch.
       chunk: images at a time.
@@ -58,7 +60,7 @@ def make_client_sum(
         cohort = whole_cohort(data)
         shared = Shared(cohort.images, cohort.labels, context)
         total, _ = run_program(shared, clients_of(cohort))
-        return total, int(jnp.sum(data.lengths))
+        return jax.device_get(total), int(np.sum(jax.device_get(data.lengths)))
 
     return run
 
@@ -103,6 +105,11 @@ def client_sum_options(model, *, preprocess, backend, mesh) -> dict[str, Any]:
         mesh=mesh,
         loops_are_fast=getattr(model, "conv", "xla") == "onednn",
     )
+
+
+def on_server(tree):
+    """The tree where the server computes, whatever mesh it was spread over before."""
+    return jax.tree.map(jnp.asarray, jax.device_get(tree))
 
 
 def make_loss_sum(model) -> Callable[[Any, Any, Batch], jax.Array]:

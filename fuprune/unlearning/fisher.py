@@ -20,6 +20,7 @@ from fuprune.unlearning.client_sums import (
     limit_examples,
     make_client_sum,
     make_loss_sum,
+    on_server,
 )
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
@@ -135,7 +136,7 @@ def fisher(
     alpha: float = 1e-6,
     max_variance: float = 1e-3,
     reset_row: bool = True,
-    damping: float = 1e-3,
+    damping: float = 0.1,
     max_examples: int = 0,
     chunk: int = 8,
     preprocess: Preprocess = to_float,
@@ -182,13 +183,13 @@ def fisher(
             raise ValueError(f"{name} is {value}, but must be positive.")
     classes = check_classes(classes, head_classes(variables, head))
     remaining = limit_examples(drop_classes(data, classes), max_examples)
-    options = dict(preprocess=preprocess, backend=backend, mesh=mesh)
+    options: dict[str, Any] = dict(preprocess=preprocess, backend=backend, mesh=mesh)
     information = fisher_information(
         model, variables, remaining, chunk=chunk, **options
     )
     upload_bytes = information.upload_bytes
     noise_key = jax.random.split(key, 4)[0]
-    params, rest = split_params(variables)
+    params, rest = split_params(on_server(variables))
     if variant == "paper":
         gradient = _mean_gradient(model, variables, remaining, chunk, options)
         upload_bytes += tree_bytes(gradient)
@@ -203,8 +204,14 @@ def fisher(
             information.diagonal,
         )
     else:
-        mean, variance = _released_noise(
-            params, information.diagonal, classes, alpha, max_variance, reset_row, head
+        mean, variance = released_noise(
+            params,
+            information.diagonal,
+            classes,
+            alpha=alpha,
+            max_variance=max_variance,
+            reset_row=reset_row,
+            head=head,
         )
     noised = _add_noise(noise_key, params, information.diagonal, mean, variance)
     _check_finite(noised, "the noised model")
@@ -235,8 +242,30 @@ def _mean_gradient(model, variables, data, chunk, options):
     return mean
 
 
-def _released_noise(params, diagonal, classes, alpha, max_variance, reset_row, head):
-    """Mean and variance of each weight in Golatkar et al.'s code."""
+def released_noise(
+    params,
+    diagonal,
+    classes: tuple[int, ...],
+    *,
+    alpha: float,
+    max_variance: float,
+    reset_row: bool,
+    head: str = "head",
+):
+    """Mean and variance of each weight's noise in Golatkar et al.'s code.
+
+    Args:
+      params: w.
+      diagonal: of the mean Fisher information, like `params`.
+      classes: to forget.
+      alpha: scale of the variance.
+      max_variance: alpha times the released code's clamp of 1000 on 1 / F.
+      reset_row: whether the classes' row of the head starts from zero.
+      head: name of the last layer.
+
+    Returns:
+      `(mean, variance)`, like `params`.
+    """
 
     def variance_of(path, fisher):
         in_head = path[0].key == head

@@ -1,6 +1,7 @@
 """The last layer, where each class has a row of its own."""
 
 import jax.numpy as jnp
+import numpy as np
 
 from fuprune.unlearning.protocol import Variables
 
@@ -29,14 +30,15 @@ def set_rows(
     head: str = "head",
 ) -> Variables:
     """Variables with the classes' kernel columns and biases set; None leaves them."""
-    rows = jnp.asarray(classes)
-    layer = dict(variables["params"][head])
+    rows = list(classes)
+    layer = {name: np.array(leaf) for name, leaf in variables["params"][head].items()}
     if kernel is not None:
-        layer["kernel"] = layer["kernel"].at[:, rows].set(kernel)
+        layer["kernel"][:, rows] = kernel
     if bias is not None:
         if "bias" not in layer:
             raise ValueError(
                 f"layer {head!r} has no bias to set; this control needs one."
             )
-        layer["bias"] = layer["bias"].at[rows].set(bias)
+        layer["bias"][rows] = bias
+    layer = {name: jnp.asarray(leaf) for name, leaf in layer.items()}
     return {**variables, "params": {**variables["params"], head: layer}}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from fuprune.data.federated import Cohort
 from fuprune.federated.server import RoundInfo
@@ -74,7 +75,7 @@ def record(
         round_number = history.entries[-1].round_number + 1 if history.entries else 1
     if weights is None:
         weights = jnp.where(info.rejected, 0, cohort.lengths)
-    updates, weights, clients = jax.device_get((info.updates, weights, cohort.clients))
+    updates, weights, clients = _to_host((info.updates, weights, cohort.clients))
     held = _classes_held(cohort)
     total = float(np.sum(weights))
     new = []
@@ -89,6 +90,17 @@ def record(
                 Entry(round_number, int(clients[i]), share, held[i], contribution)
             )
     return _fit_in(history, new)
+
+
+def _to_host(tree):
+    """The tree in this process's memory, also where devices of others hold a part."""
+    here = (
+        not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
+        for x in jax.tree.leaves(tree)
+    )
+    if all(here):
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def _classes_held(cohort: Cohort) -> list[tuple[int, ...]]:
@@ -139,7 +151,15 @@ def as_arrays(history: UpdateHistory) -> dict[str, np.ndarray]:
 
 def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
     """The inverse of `as_arrays`; `params` gives the tree's structure."""
-    treedef = jax.tree.structure(params)
+    shapes, treedef = jax.tree.flatten(jax.tree.map(np.shape, params), _is_shape)
+    number = len(arrays["rounds"])
+    for j, shape in enumerate(shapes if number else ()):
+        seen = np.shape(arrays.get(f"leaf_{j}", ()))
+        if seen != (number, *shape):
+            raise ValueError(
+                f"the recorded updates hold an array of shape {seen} where the model "
+                f"needs {(number, *shape)}; they are of another model or damaged."
+            )
     max_bytes, dropped = (int(x) for x in arrays["bounds"])
     entries = []
     for i, round_number in enumerate(arrays["rounds"]):
@@ -155,3 +175,7 @@ def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
         )
     used = sum(tree_bytes(e.contribution) for e in entries)
     return UpdateHistory(max_bytes, tuple(entries), used, dropped)
+
+
+def _is_shape(node) -> bool:
+    return isinstance(node, tuple)

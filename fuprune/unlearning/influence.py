@@ -22,6 +22,7 @@ from fuprune.unlearning.client_sums import (
     limit_examples,
     make_client_sum,
     make_loss_sum,
+    on_server,
 )
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
@@ -109,7 +110,7 @@ def influence(
     *,
     key: jax.Array,
     fine_tune: FineTune,
-    damping: float = 0.01,
+    damping: float = 0.03,
     iterations: int = 20,
     tolerance: float = 1e-3,
     curvature: str = "gauss_newton",
@@ -158,13 +159,13 @@ def influence(
         model, preprocess=preprocess, backend=backend, mesh=mesh
     )
     forgotten, remaining = keep_classes(data, classes), drop_classes(data, classes)
-    num_remaining = int(jnp.sum(remaining.lengths))
+    num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
     if not num_remaining:
         raise UnlearnError(
             "no client holds an example of the classes that remain, so there is no "
             "second derivative; forget fewer classes."
         )
-    params, rest = split_params(variables)
+    params, rest = split_params(on_server(variables))
     flat, unravel = ravel_pytree(params)
     loss = make_loss_sum(model)
 

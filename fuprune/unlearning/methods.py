@@ -1,7 +1,7 @@
 """Every way to forget by name, as `config.unlearn.methods` gives it."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fuprune.unlearning.amnesiac import amnesiac
 from fuprune.unlearning.ascent import ascent
@@ -16,10 +16,10 @@ from fuprune.unlearning.controls import (
 )
 from fuprune.unlearning.fisher import fisher
 from fuprune.unlearning.influence import influence
-from fuprune.unlearning.protocol import UnlearnFn
+from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.retrain import retrain
 
-METHODS: dict[str, UnlearnFn] = {
+METHODS: dict[str, Callable[..., UnlearnResult]] = {
     "class_pruning": class_pruning,
     "retrain": retrain,
     "fisher": fisher,

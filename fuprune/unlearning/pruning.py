@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
@@ -194,7 +195,7 @@ def mask_tree(model: nn.Module, plan: PrunePlan, tree: Any) -> Any:
 
     def cut_leaf(path, leaf):
         axes = _axes_to_cut(cuts, path, leaf)
-        numpy = jnp if isinstance(leaf, jax.core.Tracer) else np
+        numpy = jnp if isinstance(leaf, Tracer) else np
         result = leaf if numpy is jnp else np.asarray(leaf)
         fill = numpy.asarray(1 if _name(path[-1]) == "var" else 0, leaf.dtype)
         for axis, positions in axes:
@@ -216,7 +217,7 @@ def compact_tree(model: nn.Module, plan: PrunePlan, tree: Any) -> Any:
 
     def cut_leaf(path, leaf):
         axes = _axes_to_cut(cuts, path, leaf)
-        numpy = jnp if isinstance(leaf, jax.core.Tracer) else np
+        numpy = jnp if isinstance(leaf, Tracer) else np
         result = leaf if numpy is jnp else np.asarray(leaf)
         for axis, positions in axes:
             result = numpy.take(result, positions, axis=axis)
@@ -317,7 +318,7 @@ def _name(key) -> str:
 def _like(leaf, result):
     # Cut on the host, where a hundred different shapes need no compilation, and sent
     # back to wherever the leaf was.
-    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+    if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
         return result
     return jax.device_put(result, leaf.sharding)
 
@@ -394,7 +395,7 @@ def plan_report(
         sum(row.channels_before for row in prunable),
         sum(row.channels_after for row in prunable),
         sum(plan.spared.values()),
-        *(sum(row[field] for row in rows) for field in range(4, 8)),
+        *(sum(int(row[field]) for row in rows) for field in range(4, 8)),
     )
     return [*rows, total]
 

@@ -45,6 +45,7 @@ def retrain(
     """
     classes = check_classes(classes, head_classes(variables, head))
     init_key = jax.random.split(key, 4)[0]
-    fresh = model.init(init_key, jnp.zeros((1, *data.images.shape[1:])), train=False)
+    image = jnp.zeros((1, *data.images.shape[1:]))
+    fresh = jax.jit(model.init)(init_key, image)
     fit = recover(model, fresh, data, classes, key=key, fine_tune=train or fine_tune)
     return UnlearnResult(model, fit.state.variables, fit=fit)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -139,7 +140,7 @@ def _describe(module, args, kwargs, output) -> _Layer:
     if plain and type(module) is nn.Dense and args[0].ndim == 2:
         return _Layer("dense", output.shape, output.dtype)
     if plain and type(module) is nn.Conv:
-        sizes = tuple(module.kernel_size)
+        sizes = tuple(np.atleast_1d(module.kernel_size).tolist())
         pairs = _padding_pairs(module, args[0].shape, sizes)
         simple = (
             len(sizes) == 2
