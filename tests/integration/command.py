@@ -29,15 +29,15 @@ SMALL = (
 
 def start(workdir: Path, *flags: str, small=SMALL) -> subprocess.Popen:
     """Start a run in the background; its output goes to workdir.log."""
-    log = open(f"{workdir}.log", "a")  # noqa: SIM115
-    return subprocess.Popen(
-        [sys.executable, "-m", "fuprune.main", "--workdir", str(workdir), *small]
-        + list(flags),
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
+    command = [sys.executable, "-m", "fuprune.main", "--workdir", str(workdir)]
+    with open(f"{workdir}.log", "a") as log:
+        return subprocess.Popen(
+            [*command, *small, *flags],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
 
 
 def finish(workdir: Path, *flags: str, small=SMALL, timeout=900) -> str:

@@ -41,7 +41,7 @@ def test_a_run_shows_its_tables_and_leaves_its_files(uninterrupted):
         ("raw", "raw"),
         ("class_pruning", "pruned_9"),
         ("class_pruning", "fine_tuned"),
-        ("mask_logit", "mask_logit"),
+        ("mask_logit", "masked"),
     ]
 
 
