@@ -1,0 +1,120 @@
+"""Networks that compile in a second: one that can be cut, and softmax regression."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fuprune.data.federated import FederatedDataset, federate
+from fuprune.federated.server import ServerState, fed_avg
+from fuprune.federated.train import FitResult, fit
+from fuprune.models.layers import ConvNorm, Wiring, wire
+from tests.tiny import tiny_dataset
+
+
+class SmallNet(nn.Module):
+    """Two convolutions with norms, mean over space, one dense layer; like the zoo's."""
+
+    num_classes: int = 4
+    width: int = 6
+    norm: str = "batch"
+    channels: tuple = ()
+    conv: str = "xla"
+    input_shape: tuple = (6, 6, 1)
+
+    def setup(self):
+        for layer, wiring in self.wiring().items():
+            if layer != "head":
+                setattr(self, layer, ConvNorm(wiring, self.norm, self._strides(layer)))
+        self.head = nn.Dense(self.num_classes)
+
+    def __call__(self, images, train=False, mask=None):
+        return self.head(self.features(images, train, mask))
+
+    def features(self, images, train=False, mask=None):
+        values = nn.relu(self.conv1(images, train=train, mask=mask))
+        values = nn.relu(self.conv2(values, train=train, mask=mask))
+        return jnp.mean(values, axis=(1, 2))
+
+    @nn.nowrap
+    def wiring(self):
+        first = wire(self.channels, "conv1", (0,), self.width)
+        second = wire(self.channels, "conv2", first.outputs, self.width)
+        classes = tuple(range(self.num_classes))
+        head = Wiring(second.outputs, classes, self.num_classes)
+        return {"conv1": first, "conv2": second, "head": head}
+
+    @nn.nowrap
+    def output_sizes(self):
+        height, width, _ = self.input_shape
+        half = (-(-height // 2), -(-width // 2))
+        return {"conv1": (height, width), "conv2": half}
+
+    @nn.nowrap
+    def _strides(self, layer):
+        return 2 if layer == "conv2" else 1
+
+
+class SoftmaxRegression(nn.Module):
+    """One dense layer on the pixels."""
+
+    num_classes: int = 3
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None):
+        del train, mask
+        flat = images.reshape(images.shape[0], -1)
+        return nn.Dense(self.num_classes, use_bias=self.use_bias, name="head")(flat)
+
+
+def small_data(number=40, clients=4, **options) -> FederatedDataset:
+    """`tiny_dataset`, dealt evenly."""
+    return federate(
+        tiny_dataset(number, **options), np.array_split(np.arange(number), clients)
+    )
+
+
+def initial(model, shape=(6, 6, 1), seed=0):
+    """Initial variables with every entry moved off its special value."""
+    variables = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, *shape)))
+    leaves, treedef = jax.tree.flatten(variables)
+    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+    moved = [
+        leaf + 0.1 * jnp.abs(jax.random.normal(k, leaf.shape))
+        for leaf, k in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, moved)
+
+
+def remembering(seen):
+    """A fine-tune of zero rounds that remembers what it was given."""
+
+    def fine_tune(model, variables, data, key):
+        seen.append((model, variables, data, key))
+        return FitResult(ServerState(variables, (), jnp.zeros((), jnp.int32)), [], None)
+
+    return fine_tune
+
+
+def make_fine_tune(rounds=1, optimizer=None):
+    """Real federated rounds, compiled once for each model."""
+    optimizer = optimizer or optax.sgd(0.05)
+    algorithms = {}
+
+    def fine_tune(model, variables, data, key):
+        if model not in algorithms:
+            algorithms[model] = fed_avg(model, client_optimizer=optimizer, batch_size=8)
+        algorithm = algorithms[model]
+        state = algorithm.init(variables)
+        return fit(algorithm, state, data, key=key, cohort_size=2, rounds=rounds)
+
+    return fine_tune
+
+
+def poisoned(data: FederatedDataset, classes) -> FederatedDataset:
+    """The same federation with other images where the label is in `classes`."""
+    images = np.array(data.images)
+    images[np.isin(np.asarray(data.labels), classes)] = 255
+    return data._replace(images=jnp.asarray(images))

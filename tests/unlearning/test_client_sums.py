@@ -1,0 +1,72 @@
+"""Sums over clients: every example once, padding never, whatever the chunk."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.data.federated import federate
+from fuprune.unlearning.client_sums import limit_examples, make_client_sum
+from tests.tiny import tiny_dataset
+
+PARTS = [np.arange(0, 7), np.arange(7, 7), np.arange(7, 20)]
+
+
+def count_and_add(context, batch):
+    pixels = jnp.sum(batch.images * 255.0, axis=(1, 2, 3))
+    return {
+        "pixels": context * jnp.sum(pixels),
+        "labels": jnp.sum(batch.labels * batch.mask),
+        "examples": jnp.sum(batch.mask),
+    }
+
+
+@pytest.mark.parametrize("backend", ["loop", "map", "vmap"])
+@pytest.mark.parametrize("chunk", [1, 4, 64])
+def test_every_example_is_summed_once(backend, chunk):
+    dataset = tiny_dataset(24)
+    data = federate(dataset, PARTS)
+    run = make_client_sum(count_and_add, chunk=chunk, backend=backend)
+    total, number = run(jnp.float32(2.0), data)
+    assert number == 20 and total["examples"] == 20
+    assert total["labels"] == dataset.labels[:20].sum()
+    pixels = 2.0 * dataset.images[:20].astype(np.float64).sum()
+    np.testing.assert_allclose(total["pixels"], pixels, rtol=1e-5)
+
+
+def test_chunk_must_be_positive():
+    with pytest.raises(ValueError, match="chunk is 0"):
+        make_client_sum(count_and_add, chunk=0)
+
+
+def test_limit_takes_the_same_share_of_every_client_spread_over_its_row():
+    data = federate(tiny_dataset(60), [np.arange(0, 40), np.arange(40, 60), []])
+    limited = limit_examples(data, 30)
+    assert limited.lengths.tolist() == [20, 10, 0]
+    assert limited.rows.shape == data.rows.shape
+    assert limited.rows[0, :20].tolist() == list(range(0, 40, 2))
+    assert limited.rows[1, :10].tolist() == list(range(40, 60, 2))
+    assert not limited.rows[0, 20:].any()
+
+
+@pytest.mark.parametrize("limit", [0, 60, 1000])
+def test_a_limit_that_does_not_bind_changes_nothing(limit):
+    data = federate(tiny_dataset(60), [np.arange(60)])
+    assert limit_examples(data, limit) is data
+
+
+@pytest.mark.parametrize("limit", [1, 7, 59])
+def test_limit_is_met_exactly(limit):
+    data = federate(tiny_dataset(60), np.array_split(np.arange(60), 7))
+    limited = limit_examples(data, limit)
+    assert int(limited.lengths.sum()) == limit
+    held = [
+        index
+        for row, n in zip(limited.rows.tolist(), limited.lengths.tolist(), strict=True)
+        for index in row[:n]
+    ]
+    assert len(set(held)) == limit
+
+
+def test_negative_limit_is_refused():
+    with pytest.raises(ValueError, match="max_examples is -1"):
+        limit_examples(federate(tiny_dataset(4), [np.arange(4)]), -1)

@@ -1,0 +1,177 @@
+"""One contract for every way to forget."""
+
+import json
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fuprune.data.federated import whole_cohort
+from fuprune.federated.server import fed_avg
+from fuprune.unlearning import history
+from fuprune.unlearning.methods import METHODS, READS_FORGOTTEN, options_of, select
+from fuprune.unlearning.protocol import UnlearnResult
+from fuprune.unlearning.recovery import recovery_key
+from tests.unlearning.small import (
+    SmallNet,
+    initial,
+    make_fine_tune,
+    poisoned,
+    small_data,
+)
+
+MODEL = SmallNet()
+CLASSES = (1, 3)
+KEY = jax.random.key(7)
+FINE_TUNE = make_fine_tune()
+UNTUNED = {"mask_logit", "zero_class_row"}
+OPTIONS = {
+    "fisher": dict(chunk=8),
+    "influence": dict(iterations=5, damping=1.0),
+    "ascent": dict(rounds=1),
+    "class_pruning": dict(rate=0.3, num_classes=4),
+    "prune_random": dict(rate=0.3),
+    "prune_lowest": dict(rate=0.3),
+    "prune_then_drop_row": dict(rate=0.3),
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return small_data(), initial(MODEL)
+
+
+@pytest.fixture(scope="module")
+def updates(trained):
+    """A history of two rounds, as the trainer keeps it."""
+    data, variables = trained
+    algorithm = fed_avg(
+        MODEL, client_optimizer=optax.sgd(0.05), batch_size=8, keep_updates=True
+    )
+    state, store = algorithm.init(variables), history.empty(10**7)
+    for number in range(2):
+        cohort = whole_cohort(data)
+        state, info = algorithm.round(state, cohort, jax.random.key(number))
+        store = history.record(store, info, cohort)
+    return store
+
+
+def forget(name, data, variables, updates, fine_tune=FINE_TUNE, classes=CLASSES):
+    options = dict(OPTIONS.get(name, {}))
+    if name == "amnesiac":
+        options["history"] = updates
+    return METHODS[name](
+        MODEL, variables, data, classes, key=KEY, fine_tune=fine_tune, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def outcomes(trained, updates):
+    """`outcome(name) -> (result, calls of fine_tune)`, each method run once."""
+    data, variables = trained
+    kept = {}
+
+    def outcome(name):
+        if name not in kept:
+            calls = []
+
+            def fine_tune(*arguments):
+                calls.append(arguments)
+                return FINE_TUNE(*arguments)
+
+            kept[name] = forget(name, data, variables, updates, fine_tune), calls
+        return kept[name]
+
+    return outcome
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_result_is_a_model_of_all_classes(name, trained, outcomes):
+    _, variables = trained
+    before = jax.tree.map(np.array, variables)
+    result, _ = outcomes(name)
+    assert isinstance(result, UnlearnResult)
+    chex.assert_tree_all_finite(result.variables)
+    logits = result.model.apply(result.variables, jnp.zeros((2, 6, 6, 1)))
+    assert logits.shape == (2, 4)
+    assert (result.fit is None) == (name in UNTUNED)
+    if result.fit is not None:
+        assert int(result.fit.state.round_number) == 1
+    assert result.upload_bytes >= 0
+    json.dumps(dict(result.notes))
+    assert len({stage.name for stage in result.stages}) == len(result.stages)
+    chex.assert_trees_all_equal(before, jax.tree.map(np.array, variables))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_same_key_gives_the_same_model(name, trained, updates, outcomes):
+    data, variables = trained
+    first, _ = outcomes(name)
+    again = forget(name, data, variables, updates)
+    assert again.model == first.model
+    chex.assert_trees_all_equal(again.variables, first.variables)
+    assert dict(again.notes) == dict(first.notes)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fine_tuning_gets_what_remains_under_one_key(name, outcomes):
+    _, calls = outcomes(name)
+    if name in UNTUNED:
+        assert not calls
+        return
+    ((_, _, remaining, key),) = calls
+    rows, lengths = np.asarray(remaining.rows), np.asarray(remaining.lengths)
+    held = np.concatenate([row[:n] for row, n in zip(rows, lengths, strict=True)])
+    labels = np.asarray(remaining.labels)[held]
+    assert set(labels.tolist()) == {0, 2} and len(labels) == 20
+    assert jnp.array_equal(
+        jax.random.key_data(key), jax.random.key_data(recovery_key(KEY))
+    )
+
+
+@pytest.mark.parametrize("name", [m for m in METHODS if m not in READS_FORGOTTEN])
+def test_forgotten_images_make_no_difference(name, trained, updates, outcomes):
+    data, variables = trained
+    clean, _ = outcomes(name)
+    other = forget(name, poisoned(data, CLASSES), variables, updates)
+    chex.assert_trees_all_equal(clean.variables, other.variables)
+
+
+@pytest.mark.parametrize("name", ["influence", "ascent"])
+def test_forgotten_images_are_read_where_the_definition_says_so(
+    name, trained, updates, outcomes
+):
+    data, variables = trained
+    clean, _ = outcomes(name)
+    other = forget(name, poisoned(data, CLASSES), variables, updates)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(clean.variables, other.variables, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [(), (4,), (-1,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("name", METHODS)
+def test_impossible_classes_are_refused(name, classes, trained, updates):
+    data, variables = trained
+    with pytest.raises(ValueError, match="class"):
+        forget(name, data, variables, updates, classes=classes)
+
+
+def test_names_expand_and_unknown_ones_are_refused():
+    assert select("all") == tuple(METHODS)
+    assert select(("fisher", "retrain")) == ("fisher", "retrain")
+    assert select("fisher") == ("fisher",)
+    with pytest.raises(ValueError, match="'fischer'"):
+        select(("fischer",))
+
+
+def test_options_say_what_a_method_can_be_told():
+    assert {"variant", "alpha", "chunk", "preprocess"} <= options_of("fisher")
+    assert {"rate", "scope", "idf"} <= options_of("prune_random")
+    assert "order" in options_of("prune_then_drop_row")
+    assert "order" not in options_of("prune_lowest")
+    assert "order" in options_of("class_pruning")
+    assert options_of("mask_logit") == {"head"}
+    assert not any({"key", "fine_tune", "data"} & options_of(name) for name in METHODS)
