@@ -49,7 +49,17 @@ def save_safetensors(
     _check_arrays(model, flat, "variables")
     metadata = {"format": FORMAT, "spec": json.dumps(zoo.spec(model))}
     data = safetensors.numpy.save(flat, metadata=metadata)
-    _write(path, data)
+    _write(path, _with_sorted_header(data))
+
+
+def _with_sorted_header(data: bytes) -> bytes:
+    # The library writes the metadata in an order that changes from call to call; the
+    # same model is to give the same bytes.
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def load_safetensors(
