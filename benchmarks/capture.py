@@ -1,7 +1,7 @@
 """The scoring phase of the paper's method against two rounds of FedAvg.
 
-Scoring is everything that unlearning does before it fine-tunes: capture on the clients,
-check and merge what they send, TF-IDF, the plan, and the surgery. It should cost no more
+Scoring is all that unlearning does before it fine-tunes: capture on the clients,
+check and merge what they send, TF-IDF, the plan, the surgery. It should cost no more
 than two FedAvg rounds (E=1) on the same clients. The first call of each compiles; both
 the first and the later calls are reported, interleaved in one process.
 

@@ -92,29 +92,31 @@ def main(arguments=None):
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.nets, options.only = ["resnet20"], ["fuprune auto"]
+        options.nets, options.only = ["vgg11"], ["fuprune auto"]
         options.clients, options.images, options.batch_size = 3, 4, 2
         options.size, options.repeats = 8, 1
-    report = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": ["python", *map(str, sys.argv)] if arguments is None else [],
-        "machine": machine(),
-        "workload": {
-            name: getattr(options, name)
-            for name in ("clients", "images", "batch_size", "size", "repeats")
-        },
-        "versions": {"python": platform.python_version()},
-        "rows": [],
-        "absent": [],
-    }
+    report = {"runs": [], "rows": []}
+    if options.output.exists():
+        report = json.loads(options.output.read_text())
     for net in options.nets:
-        rows, absent, versions = measure(net, options)
-        report["rows"] += rows
-        report["absent"] += absent
-        report["versions"] |= versions
-    report["machine"]["load_after"] = os.getloadavg()[0]
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+        run = {
+            "net": net,
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "machine": machine(),
+            "workload": {
+                name: getattr(options, name)
+                for name in ("clients", "images", "batch_size", "size", "repeats")
+            },
+        }
+        rows, run["absent"], run["versions"] = measure(net, options)
+        run["machine"]["load_after"] = os.getloadavg()[0]
+        # A network measured on its own leaves the others' rows as they are.
+        report = {
+            "runs": [old for old in report["runs"] if old["net"] != net] + [run],
+            "rows": [r for r in report["rows"] if r["net"].split()[0] != net] + rows,
+        }
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
     print(table(report))
     return report
 
@@ -140,8 +142,10 @@ def measure(net: str, options) -> tuple[list[dict], list[str], dict]:
         entry
         for entry in entries(flops)
         if not options.only or any(part in entry.name for part in options.only)
+        if not (options.smoke and entry.net_suffix)
     ]
-    started, absent, versions = [], [], {}
+    started, absent = [], []
+    versions = {"python": platform.python_version()}
     with contextlib.ExitStack() as stack:
         for entry in chosen:
             python = sys.executable
@@ -213,29 +217,41 @@ def training_flops(net: str, size: int) -> float:
 def table(report: dict) -> str:
     """The rows as Markdown, the fastest of each network first."""
     lines = []
-    for net in dict.fromkeys(row["net"] for row in report["rows"]):
-        rows = [row for row in report["rows"] if row["net"] == net]
-        rows.sort(key=lambda row: -row["images_per_second"])
+    for run in report["runs"]:
+        machine, versions = run["machine"], run["versions"]
         lines += [
-            f"| {net} | images/s | to the best PyTorch | spread | clients |",
-            "|---|---:|---:|---:|---:|",
+            f"{run['net']}, {run['date']}, {machine['cores']} cores of"
+            f" {machine['cpu']}, load {machine['load_before']:.1f} before and"
+            f" {machine['load_after']:.1f} after (the benchmark itself makes 2);"
+            f" median of {run['workload']['repeats']} interleaved rounds;"
+            f" {', '.join(f'{k} {v}' for k, v in sorted(versions.items()))}.",
+            "",
         ]
-        for row in rows:
-            name = row["name"]
-            if name == "fuprune auto":
-                name = f"**{name}** ({row['backend']}, {row['conv']})"
-            ratio = f"{row['ratio']:.2f}x" if row["ratio"] else "-"
-            slowest, fastest = max(row["seconds"]), min(row["seconds"])
-            spread = f"{100 * (slowest / fastest - 1):.0f}%"
-            if len(row["seconds"]) == 1:
-                spread = "once"
-            lines.append(
-                f"| {name} | {row['images_per_second']:.1f} | {ratio} | {spread} |"
-                f" {row['clients']} |"
-            )
-        lines.append("")
-    lines += [f"Not measured: {reason}." for reason in report["absent"]]
+        mine = [row for row in report["rows"] if row["net"].split()[0] == run["net"]]
+        for net in dict.fromkeys(row["net"] for row in mine):
+            lines += [*_net_table(net, [r for r in mine if r["net"] == net]), ""]
+        lines += [f"Not measured: {reason}." for reason in run["absent"]]
     return "\n".join(lines)
+
+
+def _net_table(net: str, rows: list[dict]) -> list[str]:
+    lines = [
+        f"| {net} | images/s | to the best PyTorch | spread | clients |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in sorted(rows, key=lambda row: -row["images_per_second"]):
+        name = row["name"]
+        if name == "fuprune auto":
+            name = f"**{name}** ({row['backend']}, {row['conv']})"
+        ratio = f"{row['ratio']:.2f}x" if row["ratio"] else "-"
+        spread = f"{100 * (max(row['seconds']) / min(row['seconds']) - 1):.0f}%"
+        if len(row["seconds"]) == 1:
+            spread = "once"
+        lines.append(
+            f"| {name} | {row['images_per_second']:.1f} | {ratio} | {spread} |"
+            f" {row['clients']} |"
+        )
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+"""Writes the measured tables of README.md from results/*.json.
+
+A table stands between `<!-- name -->` and `<!-- end of name -->`; what is outside is
+written by hand. A result that has not been measured leaves a line that says so.
+
+    python benchmarks/tables.py
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE / "peers")]
+
+import round_throughput  # noqa: E402
+
+README = HERE / "README.md"
+
+
+def main():
+    """Rewrite the tables in place."""
+    README.write_text(filled(README.read_text()))
+
+
+def filled(text: str, results: pathlib.Path = HERE / "results") -> str:
+    """The page with every table made from the results in a folder."""
+
+    def fill(match):
+        name = match[1]
+        path = results / f"{name}.json"
+        body = f"Not measured yet: there is no `results/{name}.json`."
+        if path.exists():
+            body = TABLES[name](json.loads(path.read_text()))
+        return f"<!-- {name} -->\n{body.strip()}\n<!-- end of {name} -->"
+
+    pattern = r"<!-- (\w+) -->\n.*?<!-- end of \1 -->"
+    return re.sub(pattern, fill, text, flags=re.DOTALL)
+
+
+def overhead_table(report):
+    """What a round costs besides arithmetic."""
+    lines = ["| | measured | target | | when, load |", "|---|---:|---:|---|---|"]
+    for section in report["sections"].values():
+        machine = section["machine"]
+        load = max(machine["load_before"], machine["load_after"])
+        for row in section["rows"]:
+            lines.append(
+                f"| {row['name']} | {row['value']:.3g} | {row['target']} |"
+                f" {verdict(row)} | {section['date']}, {load:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+def capture_table(report):
+    """Scoring against two rounds."""
+    lines = [
+        when(report),
+        "",
+        "| | scoring, s | two FedAvg rounds, s | ratio | first call | target | |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in report["rows"]:
+        lines.append(
+            f"| {row['net']} | {row['scoring_seconds']:.2f} |"
+            f" {row['two_rounds_seconds']:.2f} | {row['ratio']:.2f} |"
+            f" {row['first_ratio']:.2f} | {row['target']} | {verdict(row)} |"
+        )
+    return "\n".join(lines)
+
+
+def accelerator_table(report):
+    """Estimated cycles of a cohort's step."""
+    lines = [
+        f"Compiled {report['date']} for {report['topology']}, "
+        f"jax {report['versions']['jax']}. Estimates, not measurements.",
+        "",
+        "| form | net | type | cycles, estimated | to the floor | memory, MB |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for row in sorted(report["rows"], key=lambda row: (row["net"], row["cycles"])):
+        ratio = f"{row['ratio']:.2f}x" if row["ratio"] else "-"
+        lines.append(
+            f"| {row['form']} | {row['net']} | {row['dtype']} |"
+            f" {row['cycles'] / 1e6:.1f}M | {ratio} | {row['bytes'] / 1e6:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def prune_table(report):
+    """Compacted against masked training steps."""
+    lines = [
+        f"Load of the machine: {report['machine']['load']:.1f}.",
+        "",
+        "| | conv | masked, ms | compacted, ms | time | FLOPs |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in report["rows"]:
+        lines.append(
+            f"| {row['model']} | {row['conv']} | {1e3 * row['masked_seconds']:.1f} |"
+            f" {1e3 * row['compacted_seconds']:.1f} | {row['time_ratio']:.2f}x |"
+            f" {row['flops_ratio']:.2f}x |"
+        )
+    return "\n".join(lines)
+
+
+def any_table(report):
+    """The rows of a report whose columns are not known here: its plain numbers."""
+    rows = report["rows"] if isinstance(report, dict) else report
+    plain = (str, int, float, bool)
+    columns = [k for k, v in rows[0].items() if isinstance(v, plain)]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in rows:
+        cells = [row.get(column, "") for column in columns]
+        cells = [f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def when(report):
+    """Date, machine and how busy it was."""
+    machine = report["machine"]
+    return (
+        f"{report['date']}, {machine['cores']} cores of {machine['cpu']}, load"
+        f" {machine['load_before']:.1f} before and {machine['load_after']:.1f} after."
+    )
+
+
+def verdict(row):
+    """Whether a row's target was met."""
+    return "met" if row["met"] else "**missed**"
+
+
+TABLES = {
+    "round_throughput": round_throughput.table,
+    "host_overhead": overhead_table,
+    "capture": capture_table,
+    "accelerator_estimate": accelerator_table,
+    "prune_speed": prune_table,
+    "convolution": any_table,
+    "fisher": any_table,
+    "scaling": any_table,
+}
+
+
+if __name__ == "__main__":
+    main()
