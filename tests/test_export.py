@@ -3,6 +3,8 @@ import subprocess
 import sys
 
 import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
