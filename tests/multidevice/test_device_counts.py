@@ -1,0 +1,150 @@
+"""One result, whatever the number of devices: rounds, statistics, evaluation."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fuprune.data.federated import federate
+from fuprune.federated import cohort as cohort_module
+from fuprune.federated.cohort import AXIS, make_client_mesh
+from tests.multidevice import rounds
+
+# Sums over devices are taken in another order; everything else is the same.
+CLOSE = dict(rtol=2e-4, atol=2e-5)
+DEVICES = (1, 2, 4, 8)
+
+
+def mesh_of(number):
+    return make_client_mesh(jax.devices()[:number])
+
+
+@pytest.fixture(scope="module")
+def data():
+    return federate(rounds.train_set(), rounds.parts())
+
+
+@pytest.fixture(scope="module")
+def expected(data):
+    """By `lax.map` on one device, without any mesh."""
+    options = dict(backend="map")
+    return {
+        "fed_avg": rounds.train(rounds.averaging(**options), data),
+        "fed_sgd": rounds.train(rounds.gradients(**options), data),
+        "statistics": rounds.statistics(data, **options),
+        "fisher": rounds.fisher(data, **options),
+    }
+
+
+def on(data, mesh, spec):
+    """The same clients with the images placed on a mesh; rows padded to divide it."""
+    extra = -data.images.shape[0] % mesh.size
+    pad = lambda x: jnp.pad(x, ((0, extra),) + ((0, 0),) * (x.ndim - 1))  # noqa: E731
+    return data._replace(
+        images=jax.device_put(pad(data.images), NamedSharding(mesh, spec)),
+        labels=jax.device_put(pad(data.labels), NamedSharding(mesh, P())),
+    )
+
+
+@pytest.mark.parametrize("number", DEVICES)
+def test_fed_avg_is_the_same_on_any_number_of_devices(number, data, expected):
+    algorithm = rounds.averaging(backend="shard_map", mesh=mesh_of(number))
+    chex.assert_trees_all_close(
+        rounds.train(algorithm, data), expected["fed_avg"], **CLOSE
+    )
+
+
+@pytest.mark.parametrize("number", (2, 8))
+def test_fed_sgd_is_the_same_on_any_number_of_devices(number, data, expected):
+    algorithm = rounds.gradients(backend="shard_map", mesh=mesh_of(number))
+    chex.assert_trees_all_close(
+        rounds.train(algorithm, data), expected["fed_sgd"], **CLOSE
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(dict(rule="median"), id="median"),
+        pytest.param(
+            dict(bn="local", num_clients=7), id="local", marks=pytest.mark.slow
+        ),
+        pytest.param(dict(bn="recalibrate"), id="recalibrate", marks=pytest.mark.slow),
+    ],
+)
+def test_rules_and_policies_are_the_same_on_four_devices(options, data):
+    ends = [
+        rounds.train(rounds.averaging(**where, **options), data)
+        for where in (
+            dict(backend="map"),
+            dict(backend="shard_map", mesh=mesh_of(4)),
+        )
+    ]
+    chex.assert_trees_all_close(*ends, **CLOSE)
+
+
+@pytest.mark.parametrize("number", DEVICES)
+def test_capture_statistics_are_the_same(number, data, expected):
+    found = rounds.statistics(data, backend="shard_map", mesh=mesh_of(number))
+    chex.assert_trees_all_close(found, expected["statistics"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", (2, 8))
+def test_fisher_sums_are_the_same(number, data, expected):
+    found = rounds.fisher(data, backend="shard_map", mesh=mesh_of(number))
+    chex.assert_trees_all_close(found, expected["fisher"], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("number", DEVICES)
+def test_evaluation_is_the_same(number):
+    confusion, loss = rounds.evaluation()
+    other_confusion, other_loss = rounds.evaluation(mesh_of(number))
+    np.testing.assert_array_equal(confusion, other_confusion)
+    np.testing.assert_allclose(loss, other_loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", (2, 4, 8))
+def test_images_split_over_devices_train_the_same(number, data, expected):
+    """Every device holds its part of the pool; a cohort's images are exchanged."""
+    mesh = mesh_of(number)
+    split = on(data, mesh, P(AXIS))
+    shards = split.images.addressable_shards
+    assert {shard.data.shape[0] for shard in shards} == {
+        split.images.shape[0] // number
+    }
+    algorithm = rounds.averaging(backend="shard_map", mesh=mesh)
+    chex.assert_trees_all_close(
+        rounds.train(algorithm, split), expected["fed_avg"], **CLOSE
+    )
+
+
+def test_a_small_exchange_takes_several_turns_and_changes_nothing(
+    data, expected, monkeypatch
+):
+    """Room for two clients a device: seven clients come in two blocks of four."""
+    row_bytes = data.max_length * int(np.prod(data.images.shape[1:]))
+    monkeypatch.setattr(cohort_module, "EXCHANGE_BYTES", 4 * row_bytes)
+    mesh = mesh_of(2)
+    split = on(data, mesh, P(AXIS))
+    found = rounds.statistics(split, backend="shard_map", mesh=mesh)
+    chex.assert_trees_all_close(found, expected["statistics"], rtol=1e-5, atol=1e-6)
+    algorithm = rounds.averaging(backend="shard_map", mesh=mesh)
+    chex.assert_trees_all_close(
+        rounds.train(algorithm, split), expected["fed_avg"], **CLOSE
+    )
+
+
+def test_a_state_that_lives_on_one_device_moves_to_the_mesh(data, expected):
+    """A model cut on the host is committed to a device; a round takes it anyway."""
+    mesh = mesh_of(4)
+    algorithm = rounds.averaging(backend="shard_map", mesh=mesh)
+    init = algorithm.init
+    elsewhere = algorithm._replace(
+        init=lambda variables: jax.device_put(init(variables), jax.devices()[3])
+    )
+    chex.assert_trees_all_close(
+        rounds.train(elsewhere, data), expected["fed_avg"], **CLOSE
+    )

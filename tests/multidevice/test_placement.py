@@ -1,0 +1,116 @@
+"""Which host holds whose images."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+
+from fuprune import runtime
+from fuprune.federated.cohort import make_client_mesh
+from tests.multidevice import rounds
+
+lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(
+    lambda x: np.array(x, np.int32)
+)
+owners = st.lists(st.integers(0, 3), min_size=1, max_size=8).map(np.array)
+
+
+@hypothesis.given(lengths, owners)
+def test_each_image_lies_once_and_with_its_clients_host(lengths, owners):
+    """For any order of devices in the mesh and any sizes of clients."""
+    pool = runtime.deal_to_hosts(lengths, owners)
+    assert pool.size % len(owners) == 0
+    share = pool.size // len(owners)
+    seen = []
+    for client, length in enumerate(lengths):
+        rows = pool.places[client, :length]
+        hosts = owners[rows // share]
+        assert (hosts == pool.host_of_client[client]).all()
+        assert (pool.places[client, length:] == 0).all()
+        seen.extend(rows)
+    assert len(set(seen)) == len(seen) == lengths.sum()
+    assert sum(pool.rows_of_host.values()) == pool.size
+
+
+def test_hosts_hold_about_the_same():
+    """A hundred clients over four hosts: within one client of a quarter."""
+    sizes = np.random.default_rng(0).integers(1, 50, 100)
+    pool = runtime.deal_to_hosts(sizes, np.repeat(np.arange(4), 2))
+    held = np.bincount(pool.host_of_client, weights=sizes)
+    assert np.ptp(held) <= 2 * sizes.max()
+    assert pool.size <= sizes.sum() + 8 * sizes.max()
+
+
+def test_neighbours_live_together():
+    """Client numbers never go down from host to host: a range of a file each."""
+    pool = runtime.deal_to_hosts(np.full(10, 3), np.array([0, 0, 1, 1]))
+    np.testing.assert_array_equal(pool.host_of_client, [0] * 5 + [1] * 5)
+
+
+def test_a_pool_over_hosts_gives_every_client_its_own_images():
+    """What a client reads through the pool of two hosts is what it was dealt."""
+    dataset, parts = rounds.train_set(), rounds.parts()
+    sizes = np.array([len(part) for part in parts])
+    owners = np.array([0, 1, 1, 0])
+    pool = runtime.deal_to_hosts(sizes, owners)
+    share = pool.size // len(owners)
+    images = np.zeros((pool.size, *dataset.images.shape[1:]), np.uint8)
+    for host in (0, 1):
+        rows = np.concatenate(
+            [
+                np.arange(d * share, (d + 1) * share)
+                for d in np.flatnonzero(owners == host)
+            ]
+        )
+        own = [
+            part
+            for part, h in zip(parts, pool.host_of_client, strict=True)
+            if h == host
+        ]
+        own = np.concatenate(own) if own else np.zeros(0, int)
+        images[rows[: len(own)]] = dataset.images[own]
+    for client, part in enumerate(parts):
+        np.testing.assert_array_equal(
+            images[pool.places[client, : len(part)]], dataset.images[part]
+        )
+
+
+@pytest.mark.parametrize("number", (1, 4))
+def test_one_process_has_the_whole_pool_on_every_device(number):
+    mesh = make_client_mesh(jax.devices()[:number]) if number > 1 else None
+    machine = runtime.Runtime(mesh, "auto", "xla", 0, 1)
+    data = runtime.place_federation(rounds.train_set(), rounds.parts(), machine)
+    assert len(data.images.addressable_shards) == number
+    np.testing.assert_array_equal(data.images, rounds.train_set().images)
+    np.testing.assert_array_equal(data.lengths, [len(p) for p in rounds.parts()])
+
+
+@pytest.mark.parametrize(
+    "options, cohort, size",
+    [(dict(), 3, 3), (dict(), 0, 8), (dict(devices=8), 8, 8)],
+    ids=["capped", "unknown", "exact"],
+)
+def test_a_choice_of_ours_never_exceeds_the_cohort(options, cohort, size):
+    machine = runtime.start(
+        backend="shard_map",
+        conv="xla",
+        cohort=cohort,
+        compilation_cache="",
+        **options,
+    )
+    assert machine.mesh.size == size
+
+
+def test_a_mesh_larger_than_the_cohort_is_refused():
+    with pytest.raises(
+        runtime.RuntimeSetupError,
+        match="the mesh has 8 devices, but train.cohort is 3 clients.*at most 3 dev",
+    ):
+        runtime.start(
+            backend="shard_map",
+            conv="xla",
+            cohort=3,
+            devices=8,
+            compilation_cache="",
+        )
