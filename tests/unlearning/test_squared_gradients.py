@@ -88,7 +88,9 @@ def test_equals_gradients_squared_one_by_one(model):
 def test_masked_examples_do_not_count_whatever_they_hold(model):
     variables = initial(model)
     images = jax.random.normal(jax.random.key(5), (4, *SHAPE))
-    run = jax.jit(lambda x, m: sum_of_squared_gradients(model, variables, x, vectors, m))
+    run = jax.jit(
+        lambda x, m: sum_of_squared_gradients(model, variables, x, vectors, m)
+    )
     some = run(images.at[2].set(50.0), jnp.array([1.0, 1.0, 0.0, 1.0]))
     none = run(images.at[2].set(0.0), jnp.array([1.0, 1.0, 0.0, 1.0]))
     every = run(images, jnp.ones(4))

@@ -1,0 +1,120 @@
+"""Gradient ascent: it raises the loss on the class, up to the cap."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.data.federated import drop_classes
+from fuprune.unlearning.ascent import ascent
+from fuprune.unlearning.protocol import UnlearnError
+from tests.unlearning.small import (
+    SmallNet,
+    SoftmaxRegression,
+    initial,
+    remembering,
+    small_data,
+)
+
+MODEL = SoftmaxRegression(num_classes=4)
+
+
+@pytest.fixture(scope="module")
+def regression():
+    return small_data(), initial(MODEL)
+
+
+def forget(model, variables, data, **options):
+    return ascent(
+        model,
+        variables,
+        data,
+        (3,),
+        key=jax.random.key(0),
+        fine_tune=remembering([]),
+        **options,
+    )
+
+
+def losses_on(model, variables, data, u):
+    images = data.images[np.asarray(data.labels) == u] / 255.0
+    return -jax.nn.log_softmax(model.apply(variables, images))[:, u]
+
+
+def test_loss_on_the_class_rises_round_by_round(regression):
+    data, variables = regression
+    result = forget(MODEL, variables, data, rounds=4, learning_rate=0.1, loss_cap=50.0)
+    losses = result.notes["forgotten_loss"]
+    assert len(losses) == 5 and all(np.diff(losses) > 0)
+    measured = losses_on(MODEL, result.variables, data, 3).mean()
+    np.testing.assert_allclose(losses[-1], measured, rtol=1e-5)
+    assert not result.notes["reached_cap"]
+    assert result.upload_bytes == 4 * 4 * (36 * 4 + 4)
+
+
+def test_rounds_stop_at_the_cap(regression):
+    data, variables = regression
+    result = forget(MODEL, variables, data, rounds=500, learning_rate=0.5, loss_cap=3.0)
+    assert result.notes["reached_cap"]
+    assert result.notes["ascent_rounds"] < 500
+    *before, last = result.notes["forgotten_loss"]
+    assert max(before) < 3.0 <= last < 4.0
+
+
+def test_an_example_at_the_cap_adds_no_gradient(regression):
+    """All losses above the cap: nothing moves."""
+    data, variables = regression
+    cap = 0.9 * float(losses_on(MODEL, variables, data, 3).min())
+    mean = float(losses_on(MODEL, variables, data, 3).mean())
+    assert cap < mean
+    result = forget(MODEL, variables, data, rounds=3, loss_cap=cap)
+    assert result.notes["ascent_rounds"] == 0
+    chex.assert_trees_all_equal(result.variables["params"], variables["params"])
+
+
+def test_a_gradient_is_clipped(regression):
+    """One batch a client, one round: no longer than learning rate times the norm."""
+    data, variables = regression
+    result = forget(MODEL, variables, data, rounds=1, learning_rate=0.5, clip_norm=0.01)
+    change = jax.tree.map(jnp.subtract, result.variables, variables)
+    length = float(jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(change))))
+    assert 0.001 < length <= 0.5 * 0.01 * 1.001
+
+
+def test_running_statistics_see_nothing_of_the_class():
+    model = SmallNet()
+    variables = initial(model)
+    result = forget(model, variables, small_data(), rounds=2, batch_size=4)
+    chex.assert_trees_all_equal(
+        result.variables["batch_stats"], variables["batch_stats"]
+    )
+    assert result.stages[0].name == "ascended"
+
+
+def test_a_class_nobody_holds_leaves_the_model_alone(regression):
+    data, variables = regression
+    result = forget(MODEL, variables, drop_classes(data, (3,)))
+    assert result.notes["forgotten_loss"] == []
+    chex.assert_trees_all_equal(result.variables["params"], variables["params"])
+
+
+def test_divergence_stops_the_method(regression):
+    data, variables = regression
+    with pytest.raises(UnlearnError, match="diverged in round 1"):
+        forget(
+            MODEL,
+            variables,
+            data,
+            rounds=1,
+            learning_rate=3e38,
+            clip_norm=1e38,
+            loss_cap=1e38,
+            batch_size=2,
+        )
+
+
+def test_cap_must_be_positive(regression):
+    data, variables = regression
+    with pytest.raises(ValueError, match="loss_cap is 0"):
+        forget(MODEL, variables, data, loss_cap=0)

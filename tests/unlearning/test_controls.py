@@ -1,0 +1,173 @@
+"""Controls and retraining: each does what its name says and nothing else."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fuprune.unlearning.class_pruning import class_pruning
+from fuprune.unlearning.controls import (
+    fine_tune_only,
+    mask_logit,
+    prune_lowest,
+    prune_random,
+    prune_then_drop_row,
+    zero_class_row,
+)
+from fuprune.unlearning.head import set_rows
+from fuprune.unlearning.retrain import retrain
+from tests.unlearning.small import (
+    SmallNet,
+    SoftmaxRegression,
+    initial,
+    make_fine_tune,
+    remembering,
+    small_data,
+)
+
+MODEL = SmallNet()
+CLASSES = (1, 3)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return small_data(), initial(MODEL)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return jax.random.normal(jax.random.key(2), (16, 6, 6, 1))
+
+
+def forget(method, trained, fine_tune=None, seed=0, **options):
+    data, variables = trained
+    return method(
+        MODEL,
+        variables,
+        data,
+        CLASSES,
+        key=jax.random.key(seed),
+        fine_tune=fine_tune or remembering([]),
+        **options,
+    )
+
+
+def changed(before, after):
+    """Paths of the leaves that differ."""
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(before),
+        jax.tree.leaves(after),
+        strict=True,
+    )
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for (path, a), b in pairs
+        if not np.array_equal(a, b)
+    }
+
+
+def test_masked_logits_lose_always_and_the_others_stay(trained, images):
+    _, variables = trained
+    result = forget(mask_logit, trained)
+    assert changed(variables, result.variables) == {"params/head/bias"}
+    before, after = (MODEL.apply(v, images) for v in (variables, result.variables))
+    np.testing.assert_array_equal(after[:, [0, 2]], before[:, [0, 2]])
+    assert float(jnp.max(after[:, CLASSES])) < -900
+    assert not np.isin(np.argmax(after, axis=1), CLASSES).any()
+    assert not jax.nn.softmax(after)[:, CLASSES].any()
+
+
+def test_zeroed_row_gives_zero_logits_and_the_others_stay(trained, images):
+    _, variables = trained
+    result = forget(zero_class_row, trained)
+    expected = {"params/head/bias", "params/head/kernel"}
+    assert changed(variables, result.variables) == expected
+    before, after = (MODEL.apply(v, images) for v in (variables, result.variables))
+    np.testing.assert_array_equal(after[:, [0, 2]], before[:, [0, 2]])
+    assert not after[:, CLASSES].any()
+
+
+def test_a_head_without_bias_can_be_zeroed_but_not_masked():
+    model = SoftmaxRegression(num_classes=4, use_bias=False)
+    variables, data = initial(model), small_data()
+    options = dict(key=jax.random.key(0), fine_tune=remembering([]))
+    result = zero_class_row(model, variables, data, (1,), **options)
+    assert not result.variables["params"]["head"]["kernel"][:, 1].any()
+    with pytest.raises(ValueError, match="has no bias"):
+        mask_logit(model, variables, data, (1,), **options)
+
+
+def test_setting_rows_leaves_the_given_variables_alone(trained):
+    _, variables = trained
+    before = jax.tree.map(np.array, variables)
+    set_rows(variables, (0,), kernel=1.0, bias=2.0)
+    chex.assert_trees_all_equal(before, jax.tree.map(np.array, variables))
+
+
+def test_fine_tune_only_starts_from_the_trained_model(trained):
+    seen = []
+    result = forget(fine_tune_only, trained, remembering(seen))
+    ((model, variables, _, _),) = seen
+    assert model == MODEL and result.stages == ()
+    chex.assert_trees_all_equal(variables, trained[1])
+
+
+def test_retraining_starts_afresh_and_keys_give_the_spread(trained):
+    _, variables = trained
+    first, second = (forget(retrain, trained, seed=seed) for seed in (0, 1))
+    chex.assert_trees_all_equal_shapes(first.variables, variables)
+    for result in (first, second):
+        assert "params/conv1/conv/kernel" in changed(variables, result.variables)
+        assert not result.variables["batch_stats"]["conv1"]["norm"]["mean"].any()
+    assert changed(first.variables, second.variables)
+
+
+def test_retraining_uses_its_own_training_if_given(trained):
+    seen, unused = [], []
+    forget(retrain, trained, remembering(unused), train=remembering(seen))
+    assert len(seen) == 1 and not unused
+
+
+@pytest.mark.parametrize(
+    "control, order", [(prune_random, "random"), (prune_lowest, "lowest")]
+)
+def test_pruning_controls_cut_as_many_other_channels(trained, control, order):
+    options = dict(rate=0.3, recapture=False)
+    result = forget(control, trained, **options, order="highest")
+    same = forget(class_pruning, trained, **options, order=order, num_classes=4)
+    paper = forget(class_pruning, trained, **options, num_classes=4)
+    assert result.model == same.model
+    chex.assert_trees_all_equal(result.variables, same.variables)
+    numbers = [
+        sum(len(channels) for channels in run.notes["cuts"][0]["cut"].values())
+        for run in (result, paper)
+    ]
+    assert numbers[0] == numbers[1] > 0
+    assert result.model != paper.model
+
+
+def test_dropped_rows_stay_out_of_the_softmax_through_fine_tuning(trained, images):
+    """Weight decay and momentum included."""
+    optimizer = optax.chain(
+        optax.add_decayed_weights(5e-4), optax.sgd(0.1, momentum=0.9)
+    )
+    result = forget(
+        prune_then_drop_row, trained, make_fine_tune(3, optimizer), rate=0.3
+    )
+    assert [stage.name for stage in result.stages] == [
+        "pruned_1",
+        "pruned_3",
+        "dropped",
+    ]
+    head = result.stages[-1].variables["params"]["head"]
+    assert not head["kernel"][:, CLASSES].any()
+    assert result.model.channels == result.stages[1].model.channels
+    for variables in (result.stages[-1].variables, result.variables):
+        logits = result.model.apply(variables, images)
+        assert not jax.nn.softmax(logits)[:, CLASSES].any()
+        assert np.isin(np.argmax(logits, axis=1), (0, 2)).all()
+    tuned = result.variables["params"]["head"]
+    assert not tuned["kernel"][:, CLASSES].any()
+    assert np.any(np.asarray(tuned["kernel"] != head["kernel"]))

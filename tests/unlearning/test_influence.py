@@ -1,0 +1,186 @@
+"""Influence: the step against a direct solve, and conjugate gradients' limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.data.federated import federate
+from fuprune.unlearning.influence import conjugate_gradients, influence
+from fuprune.unlearning.protocol import UnlearnError
+from tests import reference_baselines as reference
+from tests.tiny import tiny_dataset
+from tests.unlearning.small import (
+    SmallNet,
+    SoftmaxRegression,
+    initial,
+    remembering,
+    small_data,
+)
+
+MODEL = SoftmaxRegression(num_classes=3)
+
+
+@pytest.fixture(scope="module")
+def regression():
+    dataset = tiny_dataset(30, num_classes=3, size=4)
+    data = federate(dataset, [np.arange(0, 4), [], np.arange(4, 17), np.arange(17, 30)])
+    return dataset, data, initial(MODEL, (4, 4, 1))
+
+
+def forget(model, variables, data, classes=(1,), **options):
+    return influence(
+        model,
+        variables,
+        data,
+        classes,
+        key=jax.random.key(0),
+        fine_tune=remembering([]),
+        **options,
+    )
+
+
+def flat(dataset, classes):
+    keep = np.isin(dataset.labels, classes)
+    images = dataset.images[keep].astype(np.float64) / 255.0
+    return images.reshape(len(images), -1), dataset.labels[keep]
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "gauss_newton"])
+@pytest.mark.parametrize("damping", [0.01, 0.3])
+def test_step_of_softmax_regression_is_a_direct_solve(regression, curvature, damping):
+    dataset, data, variables = regression
+    result = forget(
+        MODEL,
+        variables,
+        data,
+        curvature=curvature,
+        damping=damping,
+        iterations=100,
+        tolerance=1e-7,
+        chunk=8,
+    )
+    head = variables["params"]["head"]
+    kernel, bias = (np.asarray(head[name], np.float64) for name in ("kernel", "bias"))
+    step = reference.influence_step(
+        kernel, bias, flat(dataset, (0, 2)), flat(dataset, (1,)), damping
+    )
+    new = result.variables["params"]["head"]
+    scale = np.abs(step).max()
+    np.testing.assert_allclose(new["bias"] - bias, step[:3], atol=1e-4 * scale)
+    moved = (np.asarray(new["kernel"]) - kernel).ravel()
+    np.testing.assert_allclose(moved, step[3:], atol=1e-4 * scale)
+    assert result.notes["relative_residual"] < 1e-6
+    size = 4 * (16 * 3 + 3)
+    assert result.upload_bytes == size * (1 + result.notes["iterations"])
+
+
+def test_step_raises_the_loss_on_the_class(regression):
+    """It goes where the model would be, had it not seen the class."""
+    dataset, data, variables = regression
+    result = forget(MODEL, variables, data, damping=0.05, iterations=50)
+    images = jnp.asarray(dataset.images[dataset.labels == 1] / 255.0, jnp.float32)
+    before, after = (
+        -jax.nn.log_softmax(MODEL.apply(v, images))[:, 1].mean()
+        for v in (variables, result.variables)
+    )
+    assert after > before + 0.1
+
+
+def test_hessian_products_pass_convolutions_and_norms():
+    """Against the same step from the dense Hessian of a small network."""
+    model = SmallNet(num_classes=3, width=2)
+    variables = initial(model)
+    data = small_data(12, clients=2, num_classes=3)
+    damping = 5.0
+    result = forget(
+        model,
+        variables,
+        data,
+        curvature="hessian",
+        damping=damping,
+        iterations=60,
+        tolerance=1e-7,
+    )
+    images = data.images.astype(jnp.float32) / 255.0
+    labels = data.labels
+    flat_params, unravel = jax.flatten_util.ravel_pytree(variables["params"])
+
+    def loss(vector, keep):
+        logits = model.apply({**variables, "params": unravel(vector)}, images)
+        losses = -jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels]
+        return jnp.sum(losses * keep)
+
+    remaining, forgotten = labels != 1, labels == 1
+    number = int(remaining.sum())
+    hessian = jax.jit(jax.jacrev(jax.grad(loss)))(flat_params, remaining) / number
+    gradient = jax.jit(jax.grad(loss))(flat_params, forgotten) / number
+    damped = np.asarray(hessian, np.float64) + damping * np.eye(len(gradient))
+    expected = np.linalg.solve(damped, np.asarray(gradient, np.float64))
+    new = jax.flatten_util.ravel_pytree(result.variables["params"])[0]
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(new - flat_params, expected, atol=2e-3 * scale)
+
+
+def test_conjugate_gradients_solve_a_system():
+    generator = np.random.default_rng(0)
+    root = generator.normal(size=(8, 8))
+    matrix, b = root @ root.T + np.eye(8), generator.normal(size=8)
+    solution = conjugate_gradients(
+        lambda v: matrix @ v, b, iterations=50, tolerance=1e-12
+    )
+    np.testing.assert_allclose(solution.x, np.linalg.solve(matrix, b), rtol=1e-8)
+    assert solution.iterations <= 12
+
+
+def test_nothing_to_forget_is_no_step():
+    solution = conjugate_gradients(
+        lambda v: v, np.zeros(3), iterations=5, tolerance=0.1
+    )
+    assert solution.iterations == 0 and solution.residual == 0
+    assert not solution.x.any()
+
+
+def test_a_hessian_that_is_not_positive_stops_the_method():
+    with pytest.raises(UnlearnError, match="not positive definite; raise influence"):
+        conjugate_gradients(
+            lambda v: np.array([1.0, -2.0]) * v,
+            np.ones(2),
+            iterations=5,
+            tolerance=1e-3,
+        )
+
+
+def test_iterations_that_end_further_away_stop_the_method():
+    spectrum = np.array([1e-6, 1.0, 1e6])
+    with pytest.raises(UnlearnError, match="after 1 iterations the residual is"):
+        conjugate_gradients(
+            lambda v: spectrum * v,
+            np.array([100.0, 100.0, 1.0]),
+            iterations=1,
+            tolerance=1e-9,
+        )
+
+
+def test_values_that_are_not_finite_stop_the_method(regression):
+    _, data, variables = regression
+    with pytest.raises(UnlearnError, match="not finite in iteration 1"):
+        conjugate_gradients(
+            lambda v: v * np.nan, np.ones(2), iterations=5, tolerance=1e-3
+        )
+    broken = jax.tree.map(lambda x: x.at[0].set(jnp.nan), variables)
+    with pytest.raises(UnlearnError, match="gradient on the forgotten classes"):
+        forget(MODEL, broken, data)
+
+
+def test_no_remaining_example_stops_the_method(regression):
+    dataset, _, variables = regression
+    data = federate(dataset, [np.flatnonzero(dataset.labels == 1)])
+    with pytest.raises(UnlearnError, match="no client holds an example"):
+        forget(MODEL, variables, data)
+
+
+def test_unknown_curvature_is_refused(regression):
+    _, data, variables = regression
+    with pytest.raises(ValueError, match="curvature is 'fisher'"):
+        forget(MODEL, variables, data, curvature="fisher")
