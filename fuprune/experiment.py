@@ -56,12 +56,6 @@ from fuprune.unlearning.protocol import (
     tree_bytes,
 )
 
-_REDUCED = {
-    "cifar10": "configs/cifar10_resnet_cpu.py",
-    "cifar100": "configs/cifar100_resnet_cpu.py",
-}
-
-
 def run(
     config,
     workdir: str | Path,
@@ -117,7 +111,7 @@ def _run_locked(config, workdir: Path, machine) -> dict[str, Any]:
             mode=mode,
             whole_run_rounds=_planned_rounds(config),
             platform=jax.default_backend(),
-            reduced_config=_REDUCED.get(config.data.name),
+            reduced_config=configuration.REDUCED_CONFIG,
         ) as progress,
     ):
         board = None
