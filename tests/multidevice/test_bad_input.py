@@ -1,0 +1,182 @@
+"""Processes that do not fit together: one clear line on each, and no hang."""
+
+import importlib.util
+import time
+
+import pytest
+
+from fuprune import processes
+from fuprune.processes import RuntimeSetupError, check_flags, find_cluster
+from tests.multidevice.starting import SMALL, ends, errors, free_port, start_main
+
+NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}
+
+
+def flags(port, number, process_id):
+    return (
+        f"--coordinator=127.0.0.1:{port}",
+        f"--num_processes={number}",
+        f"--process_id={process_id}",
+    )
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (("", 2, 0), "--coordinator='' --num_processes=2 .*all three, or none"),
+        (("host:1", 0, 0), "give all three"),
+        (("host:1", 2, -1), "give all three"),
+        (("host", 2, 0), "'host' is not an address; write host:port"),
+        (("host:http", 2, 0), "is not an address"),
+        (("host:70000", 2, 0), "is not an address"),
+        (("host:1", 2, 2), "--process_id=2 does not fit --num_processes=2.*0 to 1"),
+        (("host:1", -3, 0), "--num_processes=-3; allowed: 1 or more"),
+    ],
+)
+def test_flags_that_do_not_fit(given, message):
+    with pytest.raises(RuntimeSetupError, match=message):
+        check_flags(*given)
+
+
+def test_no_flags_and_all_flags_are_fine():
+    check_flags("", 0, -1)
+    check_flags("[::1]:1234", 2, 1)
+
+
+@pytest.mark.parametrize(
+    "environment, cluster",
+    [
+        ({}, None),
+        ({"SLURM_NTASKS": "4"}, None),  # inside sbatch, but not under srun
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-4]"}, "slurm"),
+        ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "ompi"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),  # a pod, but no indexed job
+        (
+            {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"},
+            "k8s",
+        ),
+    ],
+)
+def test_clusters_are_known_by_their_variables(environment, cluster):
+    assert find_cluster({**NO_TPU, **environment}) == cluster
+
+
+def test_cloud_tpu_is_known_by_its_chips_and_library(monkeypatch):
+    """JAX notes in the environment that there are no chips."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "libtpu")
+    assert find_cluster({}) == "tpu"
+    assert find_cluster(NO_TPU) is None
+    assert find_cluster({**NO_TPU, "TPU_WORKER_HOSTNAMES": "a,b"}) == "tpu"
+
+
+def test_clusters_that_jax_cannot_read_say_what_to_do(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeSetupError, match="kubernetes.*launch/k8s-jobset.yaml"):
+        processes._check_cluster("k8s", {})
+    with pytest.raises(RuntimeSetupError, match="Open MPI 5.*--coordinator"):
+        processes._check_cluster("ompi", {})
+
+
+def test_one_process_needs_nothing(tmp_path):
+    """Everything that concerns the others is a matter of course."""
+    assert processes.tell_all("anything", "text") == ["text"]
+    assert processes.any_process(True) and not processes.any_process(False)
+    processes.check_same_config({"a": 1})
+    processes.check_shared(tmp_path)
+    processes.barrier("nowhere")
+    processes.leave(2)
+
+
+def test_nobody_comes(tmp_path):
+    """A process without a coordinator, and a coordinator without the other process."""
+    begin = time.monotonic()
+    short = "--config.runtime.join_seconds=4"
+    results = ends(
+        [
+            start_main(tmp_path / "a", *SMALL, short, *flags(free_port(), 2, 1)),
+            start_main(tmp_path / "b", *SMALL, short, *flags(free_port(), 2, 0)),
+        ],
+        timeout=180,
+    )
+    for number, (code, output) in zip((1, 0), results, strict=True):
+        assert code == 2, output
+        (line,) = errors(output)
+        assert f"process {number} waited 4 s for all 2 processes to meet at" in line
+        assert "127.0.0.1" in line and "is process 0 running there" in line
+    assert time.monotonic() - begin < 150
+
+
+def test_process_counts_that_differ(tmp_path):
+    """Process 0 counts two, process 1 three; process 2 of three is turned away."""
+    port = free_port()
+    results = ends(
+        [
+            start_main(tmp_path / "a", *SMALL, *flags(port, number, i))
+            for i, number in ((0, 2), (1, 3), (2, 3))
+        ],
+        timeout=180,
+    )
+    for code, output in results:
+        assert code != 0
+    for i in (0, 1):
+        (line,) = errors(results[i][1])
+        assert f"process {i} of " in line and "which count 2, 3" in line
+        assert "the same --num_processes" in line
+    assert "process 2 was turned away" in errors(results[2][1])[-1]
+
+
+def test_configs_that_differ(tmp_path):
+    """Every process says which keys."""
+    port = free_port()
+    results = ends(
+        [
+            start_main(tmp_path, *SMALL, f"--config.seed={i}", *flags(port, 2, i))
+            for i in range(2)
+        ],
+        timeout=180,
+    )
+    for i, (code, output) in enumerate(results):
+        assert code == 2, output
+        (line,) = errors(output)
+        assert f"process {i} of 2 has another config" in line
+        assert "differ in seed;" in line
+
+
+def test_more_devices_than_clients_and_backends_of_one_process(tmp_path):
+    """Two runs at once: four devices for three clients, and a host loop."""
+    runs = [
+        (free_port(), ("--config.train.cohort=3", "--config.runtime.devices=2")),
+        (free_port(), ("--config.runtime.backend=loop",)),
+    ]
+    results = ends(
+        [
+            start_main(tmp_path / str(port), *SMALL, *extra, *flags(port, 2, i))
+            for port, extra in runs
+            for i in range(2)
+        ],
+        timeout=240,
+    )
+    for code, output in results[:2]:
+        assert code == 2, output
+        (line,) = errors(output)
+        assert "the mesh has 4 devices, but train.cohort is 3 clients" in line
+    for code, output in results[2:]:
+        assert code == 2, output
+        (line,) = errors(output)
+        assert "runtime.backend is loop with 2 processes" in line
+
+
+def test_workdirs_that_are_not_shared(tmp_path):
+    """Each process writes elsewhere, as on hosts without a common filesystem."""
+    port = free_port()
+    results = ends(
+        [start_main(tmp_path / str(i), *SMALL, *flags(port, 2, i)) for i in range(2)],
+        timeout=240,
+    )
+    for code, output in results:
+        assert code == 2, output
+        (line,) = errors(output)
+        assert "process 1 does not see the --workdir" in line
+        assert "a filesystem that all processes share" in line

@@ -1,0 +1,57 @@
+"""One process of two: computes what `rounds` defines and writes what it got.
+
+python -m tests.multidevice.worker COORDINATOR PROCESS_ID OUTPUT; with COORDINATOR ""
+the cluster's variables in the environment are left to say it.
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from fuprune import processes, runtime
+from tests.multidevice import rounds
+
+
+def main(coordinator: str, process_id: str, output: str) -> None:
+    flags = {}
+    if coordinator:
+        flags = dict(
+            coordinator=coordinator, num_processes=2, process_id=int(process_id)
+        )
+    machine = runtime.start(
+        conv="xla",
+        devices=2,
+        cohort=rounds.COHORT,
+        compilation_cache="",
+        join_seconds=120,
+        config={"same": True},
+        **flags,
+    )
+    assert (machine.process_count, machine.mesh.size) == (2, 4)
+    assert processes.any_process(machine.process_index == 1)
+    assert not processes.any_process(False)
+    dataset, parts = rounds.train_set(), rounds.parts()
+    data = runtime.place_federation(dataset, parts, machine)
+    held = np.concatenate([s.data for s in data.images.addressable_shards])
+    facts = {
+        "process": machine.process_index,
+        "rows_held": len(held),
+        "images_held": [
+            i
+            for i, image in enumerate(dataset.images)
+            if (held == image).all(axis=(1, 2, 3)).any()
+        ],
+        "global_rows": data.images.shape[0],
+        "labels_everywhere": data.labels.sharding.is_fully_replicated,
+    }
+    results = rounds.everything(data, machine.mesh, backend="auto")
+    np.savez(f"{output}.npz", **results)
+    with open(f"{output}.json", "w") as file:
+        json.dump({**facts, "devices": jax.device_count()}, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    processes.leave(0)
