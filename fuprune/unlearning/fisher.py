@@ -6,6 +6,7 @@ remaining data do not care. `variant="paper"` is Eq. 1 with its Newton step;
 `variant="golatkar"` is what Golatkar et al. (2020) released.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -84,15 +85,32 @@ def diagonal_fisher(model, variables: Variables, images, mask=None):
     return sum_of_squared_gradients(model, variables, images, label_factors, mask)
 
 
-def fisher_information(
+def make_fisher_sum(
     model,
-    variables: Variables,
-    data: FederatedDataset,
     *,
     chunk: int = 8,
     preprocess: Preprocess = to_float,
     backend: str = "auto",
     mesh=None,
+) -> Callable[[Variables, FederatedDataset], tuple[Any, int]]:
+    """`run(variables, data) -> (sum of the diagonal, examples)`, compiled once.
+
+    Args:
+      model: see `diagonal_fisher`.
+      chunk: images at a time, which bounds the memory.
+      preprocess: as in training, without augmentation.
+      backend: how clients are iterated.
+      mesh: likewise.
+    """
+    return make_client_sum(
+        lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask),
+        chunk=chunk,
+        **client_sum_options(model, preprocess=preprocess, backend=backend, mesh=mesh),
+    )
+
+
+def fisher_information(
+    model, variables: Variables, data: FederatedDataset, **options
 ) -> FisherInformation:
     """The mean diagonal Fisher information over all clients' examples.
 
@@ -100,20 +118,12 @@ def fisher_information(
       model: see `diagonal_fisher`.
       variables: w.
       data: the examples to use.
-      chunk: images at a time, which bounds the memory.
-      preprocess: as in training, without augmentation.
-      backend: how clients are iterated.
-      mesh: likewise.
+      **options: of `make_fisher_sum`.
 
     Raises:
       UnlearnError: if there are no examples, or the information is not finite.
     """
-    run = make_client_sum(
-        lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask),
-        chunk=chunk,
-        **client_sum_options(model, preprocess=preprocess, backend=backend, mesh=mesh),
-    )
-    total, num_examples = run(variables, data)
+    total, num_examples = make_fisher_sum(model, **options)(variables, data)
     if not num_examples:
         raise UnlearnError(
             "no client holds an example of the classes that remain, so there is no "
@@ -165,7 +175,7 @@ def fisher(
         zero.
       damping: `paper` only: added to F in the Newton step.
       max_examples: images used over all clients; 0 for all.
-      chunk: see `fisher_information`.
+      chunk: see `make_fisher_sum`.
       preprocess: likewise.
       backend: likewise.
       mesh: likewise.
