@@ -189,9 +189,9 @@ def default() -> Config:
     audit.shadow_steps = 150  # of training each
     audit.shadow_learning_rate = 0.05  # of training each, at its start
     audit.relearn_level = 0.9  # share of the raw accuracy that counts as relearned
-    audit.relearn_max_steps = 100  # after which relearning is given up
+    audit.relearn_max_steps = 150  # after which relearning is given up
     audit.relearn_every = 2  # steps between two looks at it
-    audit.relearn_learning_rate = 0.01  # of relearning
+    audit.relearn_learning_rate = 0.003  # of relearning
 
     config.runtime = runtime = config_dict.ConfigDict()
     runtime.backend = "auto"  # how a cohort is run: auto, loop, map, vmap, shard_map
@@ -626,7 +626,7 @@ _RULES: dict[str, _Rule] = {
     "ascent.learning_rate": _positive(1e3),
     "ascent.loss_cap": _positive(),
     "audit.retrained": _number(0, 1000),
-    "audit.confidence": _Rule(lambda value: 0 < value < 1, "more than 0, below 1"),
+    "audit.confidence": _Rule(lambda value: 0.5 <= value < 1, "0.5 or more, below 1"),
     "audit.max_examples": _number(2, _COUNT),
     "audit.batch_size": _number(1, 65_536),
     "audit.shadows": _Rule(

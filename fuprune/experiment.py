@@ -56,6 +56,7 @@ from fuprune.unlearning.protocol import (
     tree_bytes,
 )
 
+
 def run(
     config,
     workdir: str | Path,
