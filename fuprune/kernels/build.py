@@ -84,14 +84,14 @@ def _version(header: pathlib.Path) -> str:
 
 
 @functools.cache
-def load(source: pathlib.Path) -> ctypes.CDLL:
-    """Returns the shared library built from ``source``, building it if need be.
+def load(folder: pathlib.Path) -> ctypes.CDLL:
+    """Returns one shared library of all C++ in ``folder``, building it if need be.
 
     Raises:
       BuildError: there is no oneDNN, no compiler, or the compiler failed.
     """
     onednn = find_onednn()
-    path = _built(source, onednn)
+    path = _built(folder, onednn)
     try:
         # Loaded first, under its soname, so that the build needs no run path and
         # survives the virtual environment that it was made in.
@@ -101,9 +101,10 @@ def load(source: pathlib.Path) -> ctypes.CDLL:
         raise BuildError(f"{path} does not load: {error}") from error
 
 
-def _built(source: pathlib.Path, onednn: OneDnn) -> pathlib.Path:
+def _built(folder: pathlib.Path, onednn: OneDnn) -> pathlib.Path:
+    sources = sorted([*folder.glob("*.cc"), *folder.glob("*.h")])
     parts = (
-        source.read_text(),
+        *(text for path in sources for text in (path.name, path.read_text())),
         *_FLAGS,
         jaxlib.version.__version__,
         onednn.version,
@@ -111,7 +112,7 @@ def _built(source: pathlib.Path, onednn: OneDnn) -> pathlib.Path:
         os.environ.get("CXX", ""),
     )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    path = cache_dir() / f"{source.stem}-{key}.so"
+    path = cache_dir() / f"kernels-{key}.so"
     if path.exists():
         return path
     try:
@@ -119,7 +120,7 @@ def _built(source: pathlib.Path, onednn: OneDnn) -> pathlib.Path:
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():  # another process may have built it meanwhile
-                _compile(source, path, onednn)
+                _compile([s for s in sources if s.suffix == ".cc"], path, onednn)
     except OSError as error:
         raise BuildError(
             f"cannot write to {path.parent} ({error}); set FUPRUNE_CACHE_DIR to a "
@@ -136,16 +137,16 @@ def cache_dir() -> pathlib.Path:
     return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "fuprune"
 
 
-def _compile(source: pathlib.Path, path: pathlib.Path, onednn: OneDnn) -> None:
+def _compile(sources: list[pathlib.Path], path: pathlib.Path, onednn: OneDnn) -> None:
     command = [
         *_compiler(),
         *_FLAGS,
         f"-I{jax.ffi.include_dir()}",
         f"-I{onednn.include}",
-        str(source),
+        *map(str, sources),
         str(onednn.library),
     ]
-    _log.info("building %s once, into %s", source.name, path)
+    _log.info("building the kernels once, into %s", path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         output = pathlib.Path(folder) / path.name
         result = subprocess.run(
@@ -156,9 +157,7 @@ def _compile(source: pathlib.Path, path: pathlib.Path, onednn: OneDnn) -> None:
                 (line for line in result.stderr.splitlines() if "error" in line),
                 result.stderr.strip()[-200:],
             )
-            raise BuildError(
-                f"{shlex.join(command[:1])} failed on {source.name}: {first}"
-            )
+            raise BuildError(f"{shlex.join(command[:1])} failed: {first}")
         os.replace(output, path)  # atomic: a reader sees a whole library or none
 
 

@@ -6,16 +6,9 @@ run. The three primitives here (a convolution and its two gradients) are bilinea
 closed under transposition, so ``jvp``, ``grad``, ``grad`` of ``grad`` and ``vmap`` all
 compose. Whatever they do not cover goes to ``jax.lax.conv_general_dilated``.
 
-Threads: OpenMP counts them per calling thread, so each CPU device has its own. The
-default shares the process's cores out among its CPU devices; ``OMP_NUM_THREADS``, which
-is read when the library loads, or :func:`set_threads` decide otherwise. As many devices
-as cores, with one thread each, is the fastest way to train clients.
 """
 
 import functools
-import logging
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,12 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from fuprune.kernels import build
+from fuprune.kernels import library
+from fuprune.kernels.library import available, set_threads, why_not
 
-IMPLEMENTATIONS = ("xla", "onednn")
-
-_SOURCE = pathlib.Path(__file__).with_name("onednn_conv.cc")
-_log = logging.getLogger(__name__)
+__all__ = ["available", "convolve", "implementation", "set_threads", "why_not"]
 
 
 def implementation(name: str) -> Callable[..., jax.Array]:
@@ -44,62 +35,11 @@ def implementation(name: str) -> Callable[..., jax.Array]:
     if name == "xla":
         return jax.lax.conv_general_dilated
     if name == "onednn":
-        return convolve if _ready() else jax.lax.conv_general_dilated
+        return convolve if library.ready() else jax.lax.conv_general_dilated
     raise ValueError(
         f"conv={name!r} is not an implementation; choose one of "
-        f"{', '.join(IMPLEMENTATIONS)}."
+        f"{', '.join(library.IMPLEMENTATIONS)}."
     )
-
-
-def available() -> bool:
-    """Says whether ``implementation("onednn")`` would run oneDNN on this machine."""
-    return why_not() is None
-
-
-@functools.cache
-def why_not() -> str | None:
-    """Returns the reason why oneDNN cannot be used here, or None if it can.
-
-    The first call builds the binding, which takes the compiler some seconds. It leaves
-    JAX's backends alone, so it may precede their configuration.
-    """
-    try:
-        library = build.load(_SOURCE)
-    except build.BuildError as error:
-        return str(error)
-    for primitive in (_forward_p, _data_gradient_p, _kernel_gradient_p):
-        jax.ffi.register_ffi_target(
-            primitive.name,
-            jax.ffi.pycapsule(getattr(library, primitive.name)),
-            platform="cpu",
-        )
-    return None
-
-
-def set_threads(threads: int) -> None:
-    """Sets how many OpenMP threads each device uses, from the next convolution on."""
-    if threads < 1:
-        raise ValueError(f"threads={threads} is too few; a device needs at least 1.")
-    if available():
-        build.load(_SOURCE).fuprune_set_threads(threads)
-
-
-@functools.cache
-def _share_cores() -> None:
-    # Not when the library loads: counting devices starts the backend, and the number of
-    # devices or processes may still be about to be set.
-    if "OMP_NUM_THREADS" not in os.environ and available():
-        cores = len(os.sched_getaffinity(0))
-        share = max(1, cores // jax.local_device_count("cpu"))
-        build.load(_SOURCE).fuprune_set_default_threads(share)
-
-
-@functools.cache
-def _ready() -> bool:
-    if reason := why_not():
-        _log.warning("convolutions run on XLA instead of oneDNN: %s", reason)
-        return False
-    return True
 
 
 def convolve(
@@ -144,7 +84,7 @@ def convolve(
         output = _output_size(lhs.shape[1:3], rhs.shape[:2], strides, pairs)
         sizes = (*lhs.shape, *rhs.shape, *output)
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
-            lhs, rhs = _vary_alike(lhs, rhs)
+            lhs, rhs = library.vary_alike(lhs, rhs)
             return _forward_p.bind(
                 lhs[None],
                 rhs[None],
@@ -185,21 +125,6 @@ def _output_size(data_size, kernel_size, strides, padding) -> tuple[int, ...]:
             data_size, kernel_size, strides, padding, strict=True
         )
     )
-
-
-def _vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Makes arrays vary over the same mesh axes, as shard_map asks of a primitive."""
-    axes = [_varying_axes(array) for array in arrays]
-    union = frozenset().union(*axes)
-    return tuple(
-        jax.lax.pcast(array, tuple(union - own), to="varying") if union - own else array
-        for array, own in zip(arrays, axes, strict=True)
-    )
-
-
-def _varying_axes(array: jax.Array) -> frozenset:
-    manual = getattr(jax.typeof(array), "manual_axis_type", None)
-    return frozenset(getattr(manual, "varying", ()))
 
 
 # The primitives. Shapes, with G independent problems on the leading axis:
@@ -264,7 +189,7 @@ def _make_primitive(name, shape, fallback, *, shared_second_folds) -> Any:
     )
 
     def lower(context, first, second, *, strides, padding, **_):
-        _share_cores()
+        library.share_cores()
         return jax.ffi.ffi_lowering(name)(
             context,
             first,
@@ -291,22 +216,13 @@ def _make_primitive(name, shape, fallback, *, shared_second_folds) -> Any:
             if first_axis is not None
             else second.shape[second_axis]
         )
-        first = _to_leading(first, first_axis, size)
-        second = _to_leading(second, second_axis, size)
+        first = library.to_leading(first, first_axis, size)
+        second = library.to_leading(second, second_axis, size)
         result = primitive.bind(first, second, **static)
         return result.reshape(size, -1, *result.shape[1:]), 0
 
     batching.primitive_batchers[primitive] = batch
     return primitive
-
-
-def _to_leading(operand, axis, size):
-    """[..., B, ...] or, with no axis, [G, ...] to [B * G, ...]."""
-    if axis is None:
-        operand = jnp.broadcast_to(operand, (size, *operand.shape))
-    else:
-        operand = jnp.moveaxis(operand, axis, 0)
-    return operand.reshape(-1, *operand.shape[2:])
 
 
 _forward_p = _make_primitive(

@@ -3,7 +3,6 @@
 //   data   [G, N, H, W, I]    kernel [G, KH, KW, I, O]    output [G, N, P, Q, O]
 // Data stay NHWC; the kernel is reordered, per call, to the layout oneDNN asks for.
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -14,12 +13,8 @@
 #include <vector>
 
 #include "oneapi/dnnl/dnnl.hpp"
+#include "threads.h"
 #include "xla/ffi/api/ffi.h"
-
-// Resolved through libdnnl's own dependency, so that exactly one OpenMP runtime is in
-// use whatever compiler builds this file.
-extern "C" void omp_set_num_threads(int);
-extern "C" int omp_get_max_threads(void);
 
 namespace ffi = xla::ffi;
 using dnnl::memory;
@@ -30,9 +25,6 @@ using Integers = ffi::Span<const int64_t>;
 namespace {
 
 enum class Kind { kForward, kDataGradient, kKernelGradient };
-
-// 0 leaves OpenMP's own choice.
-std::atomic<int> num_threads{0};
 
 // Everything that decides which primitive runs: kind, threads, N, H, W, I, P, Q, O, KH,
 // KW, strides, padding.
@@ -134,12 +126,8 @@ std::shared_ptr<const Plan> FindPlan(Kind kind, const int64_t* data,
                                      Integers strides, Integers padding) {
   static std::mutex mutex;
   static std::unordered_map<Key, std::shared_ptr<const Plan>, KeyHash> plans;
-  // OpenMP keeps the number of threads per calling thread, and oneDNN fixes the split of
-  // the work when a primitive is made: hence here, and hence part of the key.
-  if (const int threads = num_threads.load(std::memory_order_relaxed)) {
-    if (threads != omp_get_max_threads()) omp_set_num_threads(threads);
-  }
-  Key key = {static_cast<int64_t>(kind), omp_get_max_threads()};
+  // oneDNN fixes the split of the work when a primitive is made.
+  Key key = {static_cast<int64_t>(kind), fuprune::ApplyThreads()};
   key.insert(key.end(), data + 1, data + 5);
   key.insert(key.end(), kernel + 1, kernel + 5);
   key.insert(key.end(), output + 1, output + 5);
@@ -255,13 +243,13 @@ ffi::Error KernelGradient(Array data, Array output, Result kernel, Integers stri
       .Attr<Integers>("padding")
 
 extern "C" FUPRUNE_EXPORT void fuprune_set_threads(int threads) {
-  num_threads.store(threads, std::memory_order_relaxed);
+  fuprune::num_threads.store(threads);
 }
 
 // Gives way to a number that was set before.
 extern "C" FUPRUNE_EXPORT void fuprune_set_default_threads(int threads) {
   int unset = 0;
-  num_threads.compare_exchange_strong(unset, threads, std::memory_order_relaxed);
+  fuprune::num_threads.compare_exchange_strong(unset, threads);
 }
 
 #pragma GCC visibility push(default)

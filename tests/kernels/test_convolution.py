@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.kernels import build, convolution
+from fuprune.kernels import build, convolution, library
 from tests import reference_kernels
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
@@ -367,15 +367,15 @@ def test_number_of_threads_does_not_change_the_numbers():
 
 @pytest.fixture
 def without_onednn(monkeypatch):
-    def missing(source):
+    def missing(folder):
         raise build.BuildError("there is no oneDNN")
 
     monkeypatch.setattr(build, "load", missing)
-    convolution.why_not.cache_clear()
-    convolution._ready.cache_clear()
+    for function in (library.why_not, library.ready):
+        function.cache_clear()
     yield
-    convolution.why_not.cache_clear()
-    convolution._ready.cache_clear()
+    for function in (library.why_not, library.ready):
+        function.cache_clear()
 
 
 def test_missing_library_falls_back_to_xla_with_one_notice(without_onednn, caplog):

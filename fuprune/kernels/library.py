@@ -1,0 +1,115 @@
+"""The compiled library behind the kernels: whether it can be had, and its threads.
+
+Threads: OpenMP counts them per calling thread, so each CPU device has its own. The
+default shares the process's cores out among its CPU devices; ``OMP_NUM_THREADS``, which
+is read when the library loads, or :func:`set_threads` decide otherwise. As many devices
+as cores, with one thread each, is the fastest way to train clients.
+"""
+
+import functools
+import logging
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from fuprune.kernels import build
+
+IMPLEMENTATIONS = ("xla", "onednn")
+TARGETS = (
+    "fuprune_conv_forward",
+    "fuprune_conv_data_gradient",
+    "fuprune_conv_kernel_gradient",
+    "fuprune_batch_norm_forward",
+    "fuprune_batch_norm_backward",
+)
+
+_FOLDER = pathlib.Path(__file__).parent
+_log = logging.getLogger(__name__)
+
+
+def available() -> bool:
+    """Says whether the kernels named "onednn" can run on this machine."""
+    return why_not() is None
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Returns the reason why the kernels cannot be used here, or None if they can.
+
+    The first call builds the library, which takes the compiler some seconds. It leaves
+    JAX's backends alone, so it may precede their configuration.
+    """
+    try:
+        library = build.load(_FOLDER)
+    except build.BuildError as error:
+        return str(error)
+    for target in TARGETS:
+        jax.ffi.register_ffi_target(
+            target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu"
+        )
+    return None
+
+
+@functools.cache
+def ready() -> bool:
+    """Like `available`, with one notice in the log if not."""
+    if reason := why_not():
+        _log.warning("XLA's own operations run instead of oneDNN's: %s", reason)
+        return False
+    return True
+
+
+def set_threads(threads: int) -> None:
+    """Sets how many OpenMP threads each device uses, from the next kernel on."""
+    if threads < 1:
+        raise ValueError(f"threads={threads} is too few; a device needs at least 1.")
+    if available():
+        build.load(_FOLDER).fuprune_set_threads(threads)
+
+
+@functools.cache
+def share_cores() -> None:
+    """Shares the cores out among the CPU devices, unless the user decided otherwise.
+
+    Called when a kernel is lowered and not when the library loads: counting devices
+    starts the backend, and the number of devices may still be about to be set.
+    """
+    if "OMP_NUM_THREADS" not in os.environ and available():
+        cores = len(os.sched_getaffinity(0))
+        share = max(1, cores // jax.local_device_count("cpu"))
+        build.load(_FOLDER).fuprune_set_default_threads(share)
+
+
+def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Makes arrays vary over the same mesh axes, as shard_map asks of a primitive."""
+    axes = [_varying_axes(array) for array in arrays]
+    union = frozenset().union(*axes)
+    return tuple(
+        jax.lax.pcast(array, tuple(union - own), to="varying") if union - own else array
+        for array, own in zip(arrays, axes, strict=True)
+    )
+
+
+def _varying_axes(array: jax.Array) -> frozenset:
+    manual = getattr(jax.typeof(array), "manual_axis_type", None)
+    return frozenset(getattr(manual, "varying", ()))
+
+
+def to_leading(operand: jax.Array, axis: int | None, size: int) -> jax.Array:
+    """Merges a batch axis, or copies for want of one, into the leading axis.
+
+    Args:
+      operand: [..., size, ...] with the new axis at `axis`, or [G, ...].
+      axis: where the new axis is; None if the operand lacks it.
+      size: length of the new axis.
+
+    Returns:
+      [size * G, ...].
+    """
+    if axis is None:
+        operand = jnp.broadcast_to(operand, (size, *operand.shape))
+    else:
+        operand = jnp.moveaxis(operand, axis, 0)
+    return operand.reshape(-1, *operand.shape[2:])

@@ -1,0 +1,283 @@
+"""Batch normalisation in training with the residual sum and ReLU that follow it.
+
+XLA on CPU runs these memory-bound steps as many loops, and recomputes a residual stream
+from all its earlier terms in each of them. Here the whole is one kernel of two passes
+over memory, and so is its gradient. Derivatives of any order and mode compose: what has
+no kernel of its own is differentiated in JAX.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+
+from fuprune.kernels import library
+
+
+class Normalised(NamedTuple):
+    """A normalised batch and the moments it was normalised with."""
+
+    outputs: jax.Array  # [N, H, W, C]
+    mean: jax.Array  # [C]
+    variance: jax.Array  # [C], biased
+
+
+def implementation(name: str) -> Callable[..., Normalised]:
+    """Returns `batch_norm` in JAX ("xla") or by the kernels ("onednn").
+
+    Both are called as ``(inputs, scale, bias, mask=None, residual=None, *, relu=False,
+    epsilon=1e-5)``. Where the kernels cannot be had, one notice is logged and "xla" is
+    returned.
+    """
+    if name == "xla":
+        return batch_norm_in_jax
+    if name == "onednn":
+        return batch_norm if library.ready() else batch_norm_in_jax
+    raise ValueError(
+        f"norm implementation {name!r} is unknown; choose one of "
+        f"{', '.join(library.IMPLEMENTATIONS)}."
+    )
+
+
+def batch_norm_in_jax(
+    inputs, scale, bias, mask=None, residual=None, *, relu=False, epsilon=1e-5
+) -> Normalised:
+    """What `batch_norm` computes, written in JAX."""
+    weight = _weight(inputs, mask)
+    mean, variance = _moments(inputs, weight)
+    factor = scale * jax.lax.rsqrt(variance + epsilon)
+    outputs = inputs * factor + (bias - mean * factor)
+    if residual is not None:
+        outputs = outputs + residual
+    return Normalised(jax.nn.relu(outputs) if relu else outputs, mean, variance)
+
+
+def batch_norm(
+    inputs: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    mask: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    *,
+    relu: bool = False,
+    epsilon: float = 1e-5,
+) -> Normalised:
+    """Normalises by the batch's own moments, adds a residual, applies ReLU.
+
+    Args:
+      inputs: [N, H, W, C].
+      scale: [C].
+      bias: [C].
+      mask: [N], nonzero for the examples that enter the moments; None if all do. If
+        none does, the mean is 0 and the variance 1, so that nothing overflows.
+      residual: [N, H, W, C], added after the norm, or None.
+      relu: whether a ReLU follows.
+      epsilon: added to the variance.
+    """
+    operands = [inputs, scale, bias, *([] if residual is None else [residual])]
+    if (
+        any(operand.dtype != jnp.float32 for operand in operands)
+        or inputs.ndim != 4
+        or inputs.size == 0
+    ):
+        return batch_norm_in_jax(
+            inputs, scale, bias, mask, residual, relu=relu, epsilon=epsilon
+        )
+    weight = jax.lax.stop_gradient(_weight(inputs, mask))
+    operands = library.vary_alike(inputs, scale, bias, weight, *operands[3:])
+    results = _forward_p.bind(
+        *(operand[None] for operand in operands),
+        relu=bool(relu),
+        epsilon=float(epsilon),
+    )
+    return Normalised(*(result[0] for result in results))
+
+
+def _weight(inputs, mask):
+    if mask is None:
+        return jnp.ones(inputs.shape[0], inputs.dtype)
+    return (mask != 0).astype(inputs.dtype)
+
+
+def _moments(inputs, weight):
+    """Mean and variance [C] of the examples [N, H, W, C] whose weight [N] is not 0."""
+    pixels = jnp.maximum(jnp.sum(weight) * inputs.shape[1] * inputs.shape[2], 1.0)
+    # Selected, not multiplied: what padding holds, even an infinity, stays out.
+    kept = jnp.where((weight != 0)[:, None, None, None], inputs, 0.0)
+    mean = jnp.sum(kept, axis=(0, 1, 2)) / pixels
+    square = jnp.sum(kept * kept, axis=(0, 1, 2)) / pixels
+    variance = jnp.maximum(square - mean * mean, 0.0)
+    return mean, jnp.where(jnp.sum(weight) > 0, variance, 1.0)
+
+
+# The primitives, with G independent problems on the leading axis of every operand.
+# Static parameters: relu and epsilon. A residual, where there is one, comes last.
+#   forward   data, scale, bias, weight, [residual] -> output, mean, variance
+#   tangent   data, output, scale, mean, variance, weight, and linear in what follows:
+#             tangents of data, scale, bias, [residual] -> those of forward's results
+#   backward  the adjoint of tangent: gradients of output, mean, variance, ...
+#             -> gradients of data, scale, bias, [residual]
+# Only forward and backward have kernels. Each is written in JAX, too, for one problem:
+# that is what other platforms run and what higher derivatives are taken of.
+
+
+def _forward(data, scale, bias, weight, *residual, relu, epsilon):
+    return tuple(
+        batch_norm_in_jax(
+            data, scale, bias, weight, *residual, relu=relu, epsilon=epsilon
+        )
+    )
+
+
+def _tangent(
+    data, output, scale, mean, variance, weight, d_data, d_scale, d_bias, *d_residual,
+    relu, epsilon,
+):  # fmt: skip
+    pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
+    kept = jnp.where((weight != 0)[:, None, None, None], d_data, 0.0)
+    d_mean = jnp.sum(kept, axis=(0, 1, 2)) / pixels
+    centred = jnp.where((weight != 0)[:, None, None, None], data - mean, 0.0)
+    d_variance = 2.0 * jnp.sum(centred * d_data, axis=(0, 1, 2)) / pixels
+    inverse = jax.lax.rsqrt(variance + epsilon)
+    factor = scale * inverse
+    d_factor = d_scale * inverse - 0.5 * factor * inverse * inverse * d_variance
+    d_output = d_data * factor + (data - mean) * d_factor + (d_bias - d_mean * factor)
+    if d_residual:
+        d_output = d_output + d_residual[0]
+    if relu:
+        d_output = jnp.where(output > 0, d_output, 0.0)
+    return d_output, d_mean, d_variance
+
+
+def _backward(
+    d_output, d_mean, d_variance, data, output, scale, mean, variance, weight,
+    *, relu, epsilon, has_residual,
+):  # fmt: skip
+    pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
+    if relu:
+        d_output = jnp.where(output > 0, d_output, 0.0)
+    inverse = jax.lax.rsqrt(variance + epsilon)
+    factor = scale * inverse
+    d_bias = jnp.sum(d_output, axis=(0, 1, 2))
+    product = jnp.sum(d_output * (data - mean), axis=(0, 1, 2))
+    d_variance = d_variance - 0.5 * inverse * inverse * factor * product
+    d_mean = d_mean - factor * d_bias
+    through_moments = (d_mean + 2.0 * (data - mean) * d_variance) / pixels
+    d_data = d_output * factor + jnp.where(
+        (weight != 0)[:, None, None, None], through_moments, 0.0
+    )
+    d_scale = product * inverse
+    return (d_data, d_scale, d_bias, *([d_output] if has_residual else []))
+
+
+def _make_primitive(name: str, function: Callable, target: str | None = None) -> Any:
+    """A primitive that computes ``vmap(function)``, on CPU by an FFI target."""
+    primitive = jax.extend.core.Primitive(name)
+    primitive.multiple_results = True
+
+    def in_jax(*operands, **static):
+        return jax.vmap(functools.partial(function, **static))(*operands)
+
+    def abstract(*operands, **static):
+        arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+        results = jax.eval_shape(functools.partial(in_jax, **static), *arrays)
+        # An operand of the same rank knows what else there is to an abstract value.
+        like = {len(x.shape): x for x in operands}
+        return [like[len(x.shape)].update(shape=x.shape) for x in results]
+
+    primitive.def_abstract_eval(abstract)
+
+    @functools.partial(jax.jit, static_argnames="static")
+    def run(*operands, static):
+        return primitive.bind(*operands, **dict(static))
+
+    primitive.def_impl(
+        lambda *operands, **static: run(*operands, static=tuple(static.items()))
+    )
+    mlir.register_lowering(primitive, mlir.lower_fun(in_jax, multiple_results=True))
+    if target is not None:
+
+        def lower(context, *operands, relu, epsilon, **_):
+            library.share_cores()
+            return jax.ffi.ffi_lowering(target)(
+                context, *operands, relu=relu, epsilon=np.float32(epsilon)
+            )
+
+        mlir.register_lowering(primitive, lower, platform="cpu")
+
+    def batch(operands, dimensions, **static):
+        size = next(
+            operand.shape[axis]
+            for operand, axis in zip(operands, dimensions, strict=True)
+            if axis is not None
+        )
+        merged = [
+            library.to_leading(operand, axis, size)
+            for operand, axis in zip(operands, dimensions, strict=True)
+        ]
+        results = primitive.bind(*merged, **static)
+        return [r.reshape(size, -1, *r.shape[1:]) for r in results], [0] * len(results)
+
+    batching.primitive_batchers[primitive] = batch
+
+    def differentiate(primals, tangents, **static):
+        results = primitive.bind(*primals, **static)
+        _, tangents = jax.jvp(
+            functools.partial(in_jax, **static),
+            primals,
+            tuple(map(ad.instantiate_zeros, tangents)),
+        )
+        return results, tangents
+
+    ad.primitive_jvps[primitive] = differentiate
+    return primitive
+
+
+_forward_p = _make_primitive(
+    "fuprune_batch_norm_forward", _forward, "fuprune_batch_norm_forward"
+)
+_tangent_p = _make_primitive("fuprune_batch_norm_tangent", _tangent)
+_backward_p = _make_primitive(
+    "fuprune_batch_norm_backward", _backward, "fuprune_batch_norm_backward"
+)
+
+
+def _differentiate_forward(primals, tangents, **static):
+    data, scale, bias, weight, *residual = primals
+    results = _forward_p.bind(*primals, **static)
+    output, mean, variance = results
+    d_data, d_scale, d_bias, _, *d_residual = map(ad.instantiate_zeros, tangents)
+    return results, _tangent_p.bind(
+        data, output, scale, mean, variance, weight, d_data, d_scale, d_bias,
+        *d_residual, **static,
+    )  # fmt: skip
+
+
+def _transpose_tangent(
+    cotangents, data, output, scale, mean, variance, weight, *linear, **static
+):
+    results = _backward_p.bind(
+        *map(ad.instantiate_zeros, cotangents),
+        data,
+        output,
+        scale,
+        mean,
+        variance,
+        weight,
+        has_residual=len(linear) == 4,
+        **static,
+    )
+    gradients = [
+        result if ad.is_undefined_primal(operand) else None
+        for result, operand in zip(results, linear, strict=True)
+    ]
+    return [None] * 6 + gradients
+
+
+ad.primitive_jvps[_forward_p] = _differentiate_forward
+ad.primitive_transposes[_tangent_p] = _transpose_tangent

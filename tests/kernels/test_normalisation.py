@@ -1,0 +1,212 @@
+import zlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.kernels import library, normalisation
+
+needs_library = pytest.mark.skipif(
+    not library.available(), reason=str(library.why_not())
+)
+
+
+def random(name, *shape):
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    return jnp.asarray(generator.standard_normal(shape, np.float32))
+
+
+def operands(shape, *, residual):
+    scale, bias = random("scale", shape[-1]), random("bias", shape[-1])
+    rest = (random("residual", *shape),) if residual else ()
+    return random("data", *shape) + 0.5, scale, bias, *rest
+
+
+def loss(batch_norm, *, mask=None, relu=True):
+    """A scalar that depends on all three results, curved in each."""
+
+    def apply(data, scale, bias, *residual):
+        result = batch_norm(data, scale, bias, mask, *residual, relu=relu)
+        return (
+            jnp.mean(jnp.sin(result.outputs))
+            + jnp.sum(result.mean**2)
+            + jnp.sum(jnp.cos(result.variance))
+        )
+
+    return apply
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    def compare(a, b):
+        scale = max(float(jnp.max(jnp.abs(b))), 1e-6)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
+    jax.tree.map(compare, actual, expected)
+
+
+def both(transform, arguments, **options):
+    return tuple(
+        jax.jit(transform(loss(function, **options)))(*arguments)
+        for function in (normalisation.batch_norm, normalisation.batch_norm_in_jax)
+    )
+
+
+MASK = jnp.array([1.0, 0.0, 2.0])
+
+
+@needs_library
+@pytest.mark.parametrize("channels", [1, 5, 16, 17, 40, 509])
+def test_values_equal_the_definition(channels):
+    data, scale, bias, residual = operands((3, 5, 4, channels), residual=True)
+    actual = jax.jit(normalisation.batch_norm, static_argnames="relu")(
+        data, scale, bias, MASK, residual, relu=True
+    )
+    kept = np.asarray(data, np.float64)[[0, 2]]
+    mean, variance = kept.mean((0, 1, 2)), kept.var((0, 1, 2))
+    outputs = (data - mean) / np.sqrt(variance + 1e-5) * scale + bias + residual
+    expected = normalisation.Normalised(np.maximum(outputs, 0), mean, variance)
+    assert_close(actual, jax.tree.map(lambda x: x.astype(np.float32), expected))
+
+
+@needs_library
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_gradients_equal_those_of_jax(residual, relu, mask):
+    arguments = operands((3, 5, 4, 13), residual=residual)
+    places = tuple(range(len(arguments)))
+    assert_close(
+        *both(lambda f: jax.value_and_grad(f, places), arguments, mask=mask, relu=relu)
+    )
+
+
+@needs_library
+def test_higher_derivatives_equal_those_of_jax():
+    arguments = operands((3, 4, 4, 5), residual=True)
+    direction = tuple(jnp.cos(argument) for argument in arguments)
+
+    def grad_of_grad(function):
+        def squared(*arguments):
+            gradients = jax.grad(function, (0, 1, 2, 3))(*arguments)
+            return sum(jnp.sum(gradient**2) for gradient in gradients)
+
+        return jax.grad(squared, (0, 1, 2, 3))
+
+    def directional(function):
+        return lambda *primals: jax.jvp(function, primals, direction)
+
+    def hessian_vector_product(function):
+        gradient = jax.grad(function, (0, 1, 2, 3))
+        return lambda *primals: jax.jvp(gradient, primals, direction)[1]
+
+    for transform in (grad_of_grad, directional, hessian_vector_product):
+        assert_close(*both(transform, arguments, mask=MASK))
+
+
+@needs_library
+@pytest.mark.parametrize("axes", [(0, 0, 0, 0), (1, None, None, 2), (0, 1, None, 0)])
+def test_vmap_of_gradients_equals_that_of_jax(axes):
+    arguments = []
+    for argument, axis in zip(operands((3, 4, 4, 5), residual=True), axes, strict=True):
+        if axis is not None:
+            argument = jnp.stack([argument, jnp.sin(argument)], axis)
+        arguments.append(argument)
+
+    def mapped(function):
+        return jax.vmap(jax.value_and_grad(function, (0, 1, 2, 3)), axes)
+
+    assert_close(*both(mapped, arguments, mask=MASK))
+
+
+@needs_library
+def test_loops_equal_those_of_jax():
+    data, scale, bias = operands((3, 4, 4, 5), residual=False)
+
+    def looped(function):
+        def run(data, scale, bias):
+            def step(vectors, _):
+                gradients = jax.grad(function, (1, 2))(data, *vectors)
+                return jax.tree.map(jnp.subtract, vectors, gradients), vectors[0]
+
+            return jax.lax.scan(step, (scale, bias), length=3)
+
+        return run
+
+    assert_close(*both(looped, (data, scale, bias)))
+
+
+@needs_library
+def test_padding_does_not_reach_the_moments():
+    data, scale, bias = operands((3, 4, 4, 5), residual=False)
+    spoilt = data.at[1].set(jnp.inf)
+    one = normalisation.batch_norm(data, scale, bias, MASK)
+    other = normalisation.batch_norm(spoilt, scale, bias, MASK)
+    np.testing.assert_array_equal(one.mean, other.mean)
+    np.testing.assert_array_equal(one.variance, other.variance)
+    np.testing.assert_array_equal(one.outputs[0], other.outputs[0])
+
+
+@needs_library
+def test_nothing_but_padding_stays_finite():
+    data, scale, bias = operands((3, 4, 4, 5), residual=False)
+    nothing = jnp.zeros(3)
+    for function in (normalisation.batch_norm, normalisation.batch_norm_in_jax):
+        result = function(data, scale, bias, nothing)
+        np.testing.assert_array_equal(result.mean, np.zeros(5))
+        np.testing.assert_array_equal(result.variance, np.ones(5))
+        gradients = jax.grad(loss(function, mask=nothing), (0, 1, 2))(data, scale, bias)
+        chex.assert_tree_all_finite((result, gradients))
+
+
+@needs_library
+def test_nan_is_not_hidden_by_the_relu():
+    data, scale, bias = operands((3, 4, 4, 5), residual=False)
+    result = normalisation.batch_norm(
+        data.at[0, 0, 0, 2].set(jnp.nan), scale, bias, relu=True
+    )
+    assert jnp.isnan(result.outputs[..., 2]).all()
+    assert jnp.isfinite(result.outputs[..., 3]).all()
+
+
+@needs_library
+def test_number_of_threads_does_not_change_one_bit():
+    data, scale, bias, residual = operands((6, 8, 8, 17), residual=True)
+    gradient = jax.jit(jax.value_and_grad(loss(normalisation.batch_norm), (0, 1, 2, 3)))
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            library.set_threads(threads)
+            results.append(jax.device_get(gradient(data, scale, bias, residual)))
+    finally:
+        library.set_threads(1)
+    chex.assert_trees_all_equal(*results)
+
+
+@needs_library
+def test_the_gradient_is_the_kernel():
+    data, scale, bias = operands((3, 4, 4, 5), residual=False)
+    gradient = jax.vmap(jax.grad(loss(normalisation.batch_norm)), (0, None, None))
+    text = jax.jit(gradient).lower(data[None], scale, bias).as_text()
+    assert "fuprune_batch_norm_backward" in text
+
+
+def test_other_platforms_lower_to_xla():
+    data, scale, bias = operands((3, 4, 4, 5), residual=False)
+    gradient = jax.jit(jax.grad(loss(normalisation.batch_norm)))
+    lowered = gradient.trace(data, scale, bias).lower(lowering_platforms=("cuda",))
+    assert "fuprune" not in lowered.as_text()
+
+
+def test_other_dtypes_go_to_jax():
+    data, scale, bias = operands((3, 4, 4, 5), residual=False)
+    half = data.astype(jnp.bfloat16)
+    text = str(jax.make_jaxpr(normalisation.batch_norm)(half, scale, bias))
+    assert "fuprune" not in text
+
+
+def test_unknown_implementation_is_refused():
+    with pytest.raises(ValueError, match="'cudnn'.*xla, onednn"):
+        normalisation.implementation("cudnn")
