@@ -25,7 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PYTHON = ROOT / ".bench" / "tpu" / "bin" / "python"
 RESULTS = HERE / "results" / "accelerator_estimate.json"
-FORMS = ("floor", "map", "group:5", "vmap")
+FORMS = ("floor", "map", "vmap", "group:5", "wide:8")
 
 
 def main(arguments=None):
@@ -35,7 +35,8 @@ def main(arguments=None):
         "--forms",
         nargs="+",
         default=FORMS,
-        help="floor, vmap, map, group:N (vmap of N clients inside map)",
+        help="floor, vmap, map, group:N (vmap of N clients inside map) or wide:N (N"
+        " clients merged into one network inside map)",
     )
     parser.add_argument("--net", default="resnet20")
     parser.add_argument("--clients", type=int, default=25)
@@ -54,7 +55,7 @@ def main(arguments=None):
         raise SystemExit(f"{PYTHON} is not there; run benchmarks/setup.sh tpu")
     if pathlib.Path(sys.prefix).resolve() != PYTHON.parents[1].resolve():
         os.execv(PYTHON, [str(PYTHON), __file__, *(arguments or sys.argv[1:])])
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(HERE)]
     import jax
 
     report = {"rows": []}
@@ -176,6 +177,18 @@ def make_step(form, options):
             shape_of((clients * batch,), jnp.int32),
         )
         return shared_step, inputs, 1
+    if form.startswith("wide:"):
+        import wide_clients
+
+        group = int(form.removeprefix("wide:"))
+        stack = lambda x: shape_of((group, *x.shape), x.dtype)  # noqa: E731
+        inputs = (
+            jax.tree.map(stack, variables),
+            jax.tree.map(stack, variables["params"]),
+            shape_of((group, batch, 32, 32, 3), jnp.float32),
+            shape_of((group, batch), jnp.int32),
+        )
+        return wide_clients.make_wide_step(model), inputs, -(-clients // group)
     group = {"map": 1, "vmap": clients}.get(form) or int(form.removeprefix("group:"))
     length = 4 * batch
     program = local_sgd(

@@ -268,7 +268,7 @@ def interleave(workers: dict[str, dict], repeats: int, warm_up: int = 1, env=Non
         seconds = {title: [] for title in contenders}
         for _ in range(repeats):
             for title, contender in contenders.items():
-                seconds[title].append(contender.round())
+                seconds[title].append(contender.round()["seconds"])
     finally:
         for contender in contenders.values():
             contender.close()

@@ -178,18 +178,23 @@ def measure(net: str, options) -> tuple[list[dict], list[str], dict]:
             started.append((entry, work, contender, facts, []))
             print(f"{title}: ready", file=sys.stderr, flush=True)
         for repeat in range(options.repeats):
-            for entry, _, contender, _, seconds in started:
+            for entry, _, contender, _, answers in started:
                 if not entry.clients or repeat < options.slow_repeats:
-                    seconds.append(contender.round())
+                    answers.append(contender.round())
             print(f"{net}: repetition {repeat + 1}", file=sys.stderr, flush=True)
     rows = []
-    for entry, work, _, facts, seconds in started:
+    for entry, work, _, facts, answers in started:
+        seconds = [answer["seconds"] for answer in answers]
+        busy = [answer["cpu_seconds"] for answer in answers if "cpu_seconds" in answer]
         rows.append(
             {
                 "name": entry.name,
                 "net": net + entry.net_suffix,
                 "images_per_second": work.images_per_round / statistics.median(seconds),
                 "ratio": None,
+                "images_per_core_second": (
+                    work.images_per_round / statistics.median(busy) if busy else None
+                ),
                 "clients": work.clients,
                 "seconds": seconds,
                 **{k: facts[k] for k in ("backend", "conv", "devices") if k in facts},
@@ -236,8 +241,8 @@ def table(report: dict) -> str:
 
 def _net_table(net: str, rows: list[dict]) -> list[str]:
     lines = [
-        f"| {net} | images/s | to the best PyTorch | spread | clients |",
-        "|---|---:|---:|---:|---:|",
+        f"| {net} | images/s | to best PyTorch | images/core-s | spread | clients |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for row in sorted(rows, key=lambda row: -row["images_per_second"]):
         name = row["name"]
@@ -247,9 +252,10 @@ def _net_table(net: str, rows: list[dict]) -> list[str]:
         spread = f"{100 * (max(row['seconds']) / min(row['seconds']) - 1):.0f}%"
         if len(row["seconds"]) == 1:
             spread = "once"
+        busy = row["images_per_core_second"]
         lines.append(
-            f"| {name} | {row['images_per_second']:.1f} | {ratio} | {spread} |"
-            f" {row['clients']} |"
+            f"| {name} | {row['images_per_second']:.1f} | {ratio} |"
+            f" {f'{busy:.1f}' if busy else '-'} | {spread} | {row['clients']} |"
         )
     return lines
 

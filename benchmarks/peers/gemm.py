@@ -26,17 +26,19 @@ def main():
     out = torch.empty(SIDE, SIDE)
     products = options.flops * work.images_per_round / (2 * SIDE**3)
 
-    def seconds():
-        start = time.perf_counter()
+    def measure():
+        start, busy = time.perf_counter(), time.process_time()
         for _ in range(PRODUCTS):
             torch.mm(a, b, out=out)
-        return (time.perf_counter() - start) / PRODUCTS * products
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
+        scale = products / PRODUCTS
+        return {"seconds": seconds * scale, "cpu_seconds": busy * scale}
 
-    seconds()
+    measure()
     facts = {"versions": {"torch": torch.__version__}, "warm_up_seconds": []}
     print(protocol.json.dumps(facts), file=channel)
     for _ in protocol.requests():
-        print(protocol.json.dumps({"seconds": seconds()}), file=channel)
+        print(protocol.json.dumps(measure()), file=channel)
 
 
 if __name__ == "__main__":

@@ -43,10 +43,10 @@ def serve(channel, run_round: Callable[[], None], *, warm_up: int, **facts) -> N
     facts = {"warm_up_seconds": first, "peak_bytes": peak, **facts}
     print(json.dumps(facts), file=channel)
     for _ in requests():
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         run_round()
-        seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds}), file=channel)
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
+        print(json.dumps({"seconds": seconds, "cpu_seconds": busy}), file=channel)
 
 
 class ContenderError(Exception):
@@ -80,10 +80,10 @@ class Contender:
             raise ContenderError(f"{self.name} ended with code {code}; see {self.log}")
         return json.loads(line)
 
-    def round(self) -> float:
-        """Seconds of one round."""
+    def round(self) -> dict:
+        """Runs one round: its `seconds`, and `cpu_seconds` if all in one process."""
         self.process.stdin.write("round\n")
-        return self.answer()["seconds"]
+        return self.answer()
 
     def close(self) -> None:
         """Hang up, and end it with all it started if it does not go."""

@@ -110,10 +110,10 @@ def test_pytorch_client_takes_the_same_step(net, tmp_path, monkeypatch):
     )
     theirs = np.load(tmp_path / "out.npz")
     for name, value in ours.items():
-        change = np.abs(value - before[name]).max()
-        np.testing.assert_allclose(
-            theirs[name], value, rtol=1e-3, atol=2e-3 * change + 1e-6, err_msg=name
-        )
+        # By norm: rounding moves single values across ReLU's zero.
+        change = np.linalg.norm(value - before[name])
+        assert change > 0, name
+        assert np.linalg.norm(theirs[name] - value) < 0.02 * change, name
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
