@@ -20,7 +20,7 @@ def tally_table(run: Run) -> Table | None:
     main = main_method(run)
     rows = []
     for name in audited_models(run.audit):
-        if name == palette.RANDOM:  # a yardstick of the probe alone
+        if name == palette.RANDOM:
             continue
         counts = tally(run.audit, name)
         rows.append(
@@ -65,10 +65,13 @@ def audited_models(audit: AuditReport) -> list[str]:
 
 def verdict_table(run: Run) -> Table | None:
     """Gives the verdict of every candidate in every test with its figure."""
-    if run.audit is None or not audited_models(run.audit):
+    names = [] if run.audit is None else audited_models(run.audit)
+    # The untrained net is a yardstick of the probe, and stands in that table.
+    names = [name for name in names if name != palette.RANDOM]
+    if run.audit is None or not names:
         return None
     # A phone shows two columns: the test and the method it is about.
-    first, *others = audited_models(run.audit)
+    first, *others = names
     columns = [
         Column("Test", numeric=False),
         Column(formats.method_name(first)),

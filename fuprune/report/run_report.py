@@ -164,7 +164,7 @@ def _accuracy_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     body: list[Child] = [
         _shown(run_tables.paper_table(run)),
         bars if many else None,
-        *_evidence(run, ACCURACY, styles, None if many else bars),
+        *_evidence(run, ACCURACY, styles, None if many else bars, fitting=4),
         _titled("Which class is answered", run_figures.confusion_figures(run)),
         _folded("Accuracy of each class as a table", run_tables.class_table(run)),
     ]
@@ -272,14 +272,16 @@ def _evidence(
     question: Question,
     styles: Mapping[str, str],
     beside: Markup | None = None,
+    fitting: int = 2,
 ) -> list[Child]:
-    """Shows a question's strips, next to a larger figure if there is one."""
+    """Shows a question's strips, `fitting` of them next to a larger figure."""
     strips = audit_figures.strip_figures(run, question.kinds, styles)
     table = _evidence_table(run, question)
     if table is None:
         return [page.grid([beside])]
     return [
-        page.grid([beside, page.stack(strips)]) if beside else page.grid(strips),
+        page.grid([beside, page.stack(strips[:fitting])]) if beside else None,
+        page.grid(strips[fitting:] if beside else strips),
         audit_figures.strip_legend(run, question.kinds, styles),
         _folded("The figures as a table", table),
     ]
