@@ -28,7 +28,7 @@ def describe_run(config) -> dict[str, Any]:
         "config": configuration.to_json(config),
         "versions": {**versions, "python": platform.python_version()},
         "commit": _commit(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": ["python", "-m", "fuprune.main", *sys.argv[1:]],
         "platform": f"{jax.default_backend()}, {jax.device_count()} device(s)",
     }
 

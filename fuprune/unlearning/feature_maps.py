@@ -13,6 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 
+MIN_SIDE = 4  # pixels
+
+
 class FeatureMaps(NamedTuple):
     """Two channels of a layer on n images."""
 
@@ -43,7 +46,8 @@ def telling_feature_maps(
       prepare: `(key, uint8 images) -> float images`.
       number: of images.
     """
-    layer = _telling_layer(scores)
+    first = prepare(None, jnp.asarray(np.asarray(dataset.images)[:1]))
+    layer = _telling_layer(scores, _map_sides(model, variables, first))
     values = np.asarray(scores[layer])
     most, least = int(np.argmax(values)), int(np.argmin(values))
     labels = np.asarray(dataset.labels)
@@ -88,9 +92,33 @@ def convolution_output(model, variables, images, layer: str) -> Any:
     return run(variables, images)
 
 
-def _telling_layer(scores) -> str:
-    """The layer, stem aside, whose best channel stands out most from its average."""
+def _map_sides(model, variables, image) -> dict[str, int]:
+    """Height of every convolution's output, without computing any."""
+
+    def run(variables, image):
+        _, captured = model.apply(
+            variables,
+            image,
+            train=False,
+            capture_intermediates=lambda m, _: isinstance(m, nn.Conv),
+            mutable=["intermediates"],
+        )
+        return captured["intermediates"]
+
+    shapes = jax.eval_shape(run, variables, image)
+    return {
+        layer: jax.tree.leaves(found)[0].shape[1] for layer, found in shapes.items()
+    }
+
+
+def _telling_layer(scores, sides: Mapping[str, int]) -> str:
+    """The layer whose best channel stands out most from its average.
+
+    The stem is left out, and so are layers whose maps are too small to show anything.
+    """
     layers = list(scores)[1:] or list(scores)
+    visible = [layer for layer in layers if sides.get(layer, 0) >= MIN_SIDE]
+    layers = visible or [max(layers, key=lambda layer: sides.get(layer, 0))]
     return max(
         layers,
         key=lambda layer: (
