@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
 MIN_SIDE = 4  # pixels
 
 
