@@ -38,6 +38,9 @@ int64_t Period(int64_t channels) {
 
 struct Shape {
   int64_t problems, examples, volume, channels, period;
+
+  // An element costs what some twenty operations of a convolution do: it is fetched.
+  double Operations() const { return 20.0 * examples * volume; }
 };
 
 template <typename Buffer>
@@ -176,7 +179,7 @@ template <typename Sums>
 std::vector<double> SumOverExamples(const Shape& shape, const Sums& sums) {
   const int64_t channels = shape.channels;
   std::vector<double> each(shape.examples * 2 * channels);
-  fuprune::Parallel(shape.examples, [&](int64_t example) {
+  fuprune::Parallel(shape.examples, shape.Operations(), [&](int64_t example) {
     std::vector<float> first(shape.period), second(shape.period);
     sums(example, first.data(), second.data());
     double* total = each.data() + example * 2 * channels;
@@ -235,7 +238,7 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
     }
     const std::vector<float> factors = Repeated(factor.data(), shape);
     const std::vector<float> shifts = Repeated(shift.data(), shape);
-    fuprune::Parallel(shape.examples, [&](int64_t example) {
+    fuprune::Parallel(shape.examples, shape.Operations(), [&](int64_t example) {
       const int64_t offset = base + example * shape.volume;
       Apply(relu, data.typed_data() + offset,
             all_residuals ? all_residuals + offset : nullptr, factors.data(),
@@ -287,7 +290,7 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
     const std::vector<float> constants = Repeated(constant.data(), shape);
     const std::vector<float> slopes = Repeated(slope.data(), shape);
     const std::vector<float> zeros(shape.period);
-    fuprune::Parallel(shape.examples, [&](int64_t example) {
+    fuprune::Parallel(shape.examples, shape.Operations(), [&](int64_t example) {
       const int64_t offset = base + example * shape.volume;
       const bool counts = weights[example] != 0.0f;
       ApplyGradient(relu, gradient.typed_data() + offset, output.typed_data() + offset,

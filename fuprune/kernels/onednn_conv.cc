@@ -126,8 +126,11 @@ std::shared_ptr<const Plan> FindPlan(Kind kind, const int64_t* data,
                                      Integers strides, Integers padding) {
   static std::mutex mutex;
   static std::unordered_map<Key, std::shared_ptr<const Plan>, KeyHash> plans;
+  const double operations =
+      2.0 * kernel[1] * kernel[2] * kernel[3] * output[1] * output[2] * output[3] *
+      output[4];
   // oneDNN fixes the split of the work when a primitive is made.
-  Key key = {static_cast<int64_t>(kind), fuprune::ApplyThreads()};
+  Key key = {static_cast<int64_t>(kind), fuprune::ApplyThreads(operations)};
   key.insert(key.end(), data + 1, data + 5);
   key.insert(key.end(), kernel + 1, kernel + 5);
   key.insert(key.end(), output + 1, output + 5);

@@ -20,17 +20,25 @@ namespace fuprune {
 // 0 leaves OpenMP's own choice.
 inline std::atomic<int> num_threads{0};
 
-// OpenMP keeps the number per calling thread, and XLA calls from many.
-inline int ApplyThreads() {
-  const int wanted = num_threads.load(std::memory_order_relaxed);
-  if (wanted != 0 && wanted != omp_get_max_threads()) omp_set_num_threads(wanted);
-  return omp_get_max_threads();
+// Below this many operations a team takes longer to meet than to work, much longer
+// where other processes want the cores.
+constexpr double kWorthATeam = 4e6;
+
+// Sets and returns how many threads are worth their while for so many operations. OpenMP
+// keeps the number per calling thread, and XLA calls from many.
+inline int ApplyThreads(double operations) {
+  thread_local const int initial = omp_get_max_threads();
+  int threads = num_threads.load(std::memory_order_relaxed);
+  if (threads == 0) threads = initial;
+  if (operations < kWorthATeam) threads = 1;
+  if (threads != omp_get_max_threads()) omp_set_num_threads(threads);
+  return threads;
 }
 
 // Runs function(item) for every item below count, in contiguous shares.
 template <typename Function>
-void Parallel(int64_t count, const Function& function) {
-  const int threads = ApplyThreads();
+void Parallel(int64_t count, double operations, const Function& function) {
+  const int threads = ApplyThreads(operations);
   if (threads == 1 || count == 1) {
     for (int64_t item = 0; item < count; ++item) function(item);
     return;

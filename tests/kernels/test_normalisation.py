@@ -173,7 +173,7 @@ def test_nan_is_not_hidden_by_the_relu():
 
 @needs_library
 def test_number_of_threads_does_not_change_one_bit():
-    data, scale, bias, residual = operands((6, 8, 8, 17), residual=True)
+    data, scale, bias, residual = operands((16, 32, 32, 17), residual=True)
     gradient = jax.jit(jax.value_and_grad(loss(normalisation.batch_norm), (0, 1, 2, 3)))
     results = []
     try:
