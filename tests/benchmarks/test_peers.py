@@ -113,7 +113,7 @@ def test_pytorch_client_takes_the_same_step(net, tmp_path, monkeypatch):
         # By norm: rounding moves single values across ReLU's zero.
         change = np.linalg.norm(value - before[name])
         assert change > 0, name
-        assert np.linalg.norm(theirs[name] - value) < 0.02 * change, name
+        assert np.linalg.norm(theirs[name] - value) < 0.05 * change, name
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
