@@ -118,8 +118,7 @@ def test_process_counts_that_differ(tmp_path):
         ],
         timeout=180,
     )
-    for code, output in results:
-        assert code != 0
+    assert all(code != 0 for code, _ in results)
     for i in (0, 1):
         (line,) = errors(results[i][1])
         assert f"process {i} of " in line and "which count 2, 3" in line

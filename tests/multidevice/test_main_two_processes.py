@@ -1,0 +1,181 @@
+"""The real command on two processes of two devices: same results, death, resumption.
+
+`launch/local.sh` starts the processes, as a user would.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import fuprune
+from tests.multidevice.starting import ROOT, SMALL, environment, errors
+
+PAIR = ("--config.runtime.devices=2",)
+
+
+def start_pair(workdir, *flags):
+    """Two processes of one run, in a session of their own."""
+    return subprocess.Popen(
+        ["bash", "launch/local.sh", "2", "--workdir", str(workdir), *flags],
+        cwd=ROOT,
+        env=environment(PYTHON=sys.executable, GRACE="120"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end_of(launcher, timeout=900):
+    """Exit code and output; whatever is left of the session is ended."""
+    try:
+        output, _ = launcher.communicate(timeout=timeout)
+        return launcher.returncode, output
+    finally:
+        try:
+            os.killpg(launcher.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def run_alone(workdir, *flags):
+    done = subprocess.run(
+        [sys.executable, "-m", "fuprune.main", "--workdir", str(workdir), *flags],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def rows_of(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def assert_same_run(one, other, *, models):
+    """Rows and weights agree to float tolerance; a prediction or two may tip over."""
+    first, second = rows_of(one), rows_of(other)
+    assert [(r["phase"], r["round"]) for r in first] == [
+        (r["phase"], r["round"]) for r in second
+    ]
+    for a, b in zip(first, second, strict=True):
+        assert a.keys() == b.keys()
+        for name in ("participants", "examples"):
+            assert a[name] == b[name]
+        for name in ("loss", "test_loss"):
+            assert a[name] == pytest.approx(b[name], rel=2e-3), (a, b)
+        for name in ("accuracy", "train_accuracy"):
+            assert a[name] == pytest.approx(b[name], abs=0.051), (a, b)
+    for name in models:
+        model, variables = fuprune.load(one / "models" / name)
+        twin, others = fuprune.load(other / "models" / name)
+        assert model == twin
+        flat = zip(_leaves(variables), _leaves(others), strict=True)
+        for x, y in flat:
+            np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-3)
+
+
+def _leaves(tree):
+    if hasattr(tree, "items"):
+        for key in sorted(tree):
+            yield from _leaves(tree[key])
+    else:
+        yield np.asarray(tree)
+
+
+def wait_until(condition, launcher, seconds=600):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert launcher.poll() is None, launcher.communicate()[0][-3000:]
+        assert time.monotonic() < until, "nothing happened"
+        time.sleep(0.02)
+
+
+def test_a_killed_process_stops_the_other_and_the_next_start_resumes(tmp_path):
+    """SIGKILL to one after the first checkpoint; the end is as by one process."""
+    flags = (*SMALL, "--config.phases=pretrain", "--config.train.rounds=5")
+    run_alone(tmp_path / "alone", *flags, "--config.runtime.devices=1")
+    pair = tmp_path / "pair"
+    launcher = start_pair(pair, *flags, *PAIR)
+    saved = pair / "checkpoints" / "pretrain" / "1.sha256.json"
+    lines = []
+    for line in launcher.stdout:
+        lines.append(line)
+        if found := re.search(r"process 1 has pid (\d+)", line):
+            break
+    wait_until(saved.exists, launcher)
+    begin = time.monotonic()
+    os.kill(int(found.group(1)), signal.SIGKILL)
+    code, output = end_of(launcher)
+    took = time.monotonic() - begin
+    assert code != 0
+    assert took < 60, f"{took} s with a heartbeat of 20 s"
+    assert "launch/local.sh: process" in output
+    said = [line for line in errors(output) if "process 0 of 2" in line]
+    assert said, output[-3000:]
+    assert "start all processes again with the same command" in said[0]
+    assert not (pair / "units" / "pretrain.json").exists()
+
+    code, output = end_of(start_pair(pair, *flags, *PAIR))
+    assert code == 0, output[-3000:]
+    assert "pretrain: continues after round" in output
+    assert not list(pair.glob(".shared-*"))
+    assert_same_run(tmp_path / "alone", pair, models=["raw"])
+
+
+@pytest.mark.slow
+def test_the_whole_method_is_the_same_on_two_processes(tmp_path):
+    """Pre-training, capture, pruning, Fisher noise, fine-tuning, results, report."""
+    flags = (
+        *SMALL,
+        "--config.phases=pretrain,unlearn,report",
+        "--config.unlearn.methods=class_pruning,fisher,mask_logit",
+        "--config.train.learning_rate=0.003",
+        "--config.fisher.alpha=1e-9",
+    )
+    run_alone(tmp_path / "alone", *flags, "--config.runtime.devices=1")
+    code, output = end_of(start_pair(tmp_path / "pair", *flags, *PAIR), timeout=3000)
+    assert code == 0, output[-3000:]
+    assert_same_run(
+        tmp_path / "alone",
+        tmp_path / "pair",
+        models=["raw", "class_pruning_pruned_9", "class_pruning", "mask_logit"],
+    )
+    results = [
+        json.loads((tmp_path / name / "results.json").read_text())
+        for name in ("alone", "pair")
+    ]
+    assert results[0]["cut"] == results[1]["cut"]
+    assert (tmp_path / "pair" / "report" / "report.html").exists()
+    assert "[1] digits" not in output  # process 1 shows no progress
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_saves_and_stops_both(tmp_path):
+    """A scheduler that warns only one process stops the run, not half of it."""
+    flags = (*SMALL, "--config.phases=pretrain", "--config.train.rounds=200")
+    flags += ("--config.train.checkpoint_every=100",)
+    pair = tmp_path / "pair"
+    launcher = start_pair(pair, *flags, *PAIR)
+    for line in launcher.stdout:
+        if found := re.search(r"process 1 has pid (\d+)", line):
+            break
+    metrics = pair / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, launcher)
+    os.kill(int(found.group(1)), signal.SIGTERM)
+    code, output = end_of(launcher)
+    assert code == 0, output[-3000:]
+    assert "Stopped by SIGTERM" in output
+    last = rows_of(pair)[-1]["round"]
+    assert (pair / "checkpoints" / "pretrain" / str(last)).is_dir()
+    assert last < 200
