@@ -98,8 +98,12 @@ def start(
     used = jax.devices()
     if not several and not devices and cohort:
         used = used[:cohort]
-    mesh = make_client_mesh(used) if len(used) > 1 else None
-    _check_cohort(mesh, backend, conv, cohort)
+    chosen, _ = resolve_backend(
+        backend, loops_are_fast=conv == "onednn", device_count=len(used)
+    )
+    # Only `shard_map` computes on a mesh; the host loop finds its devices by itself.
+    mesh = make_client_mesh(used) if chosen == "shard_map" and len(used) > 1 else None
+    _check_cohort(mesh, cohort)
     return Runtime(mesh, backend, conv, jax.process_index(), jax.process_count())
 
 
@@ -209,14 +213,9 @@ def replicate(tree, runtime: Runtime):
     return on_mesh(tree, runtime.mesh)
 
 
-def _check_cohort(mesh: Mesh | None, backend: str, conv: str, cohort: int) -> None:
+def _check_cohort(mesh: Mesh | None, cohort: int) -> None:
     """Raise if devices would have no client to train in any round."""
-    if mesh is None or not cohort or mesh.size <= cohort:
-        return
-    chosen, _ = resolve_backend(
-        backend, loops_are_fast=conv == "onednn", device_count=mesh.size
-    )
-    if chosen == "shard_map":
+    if mesh is not None and cohort and mesh.size > cohort:
         raise RuntimeSetupError(
             f"the mesh has {mesh.size} devices, but train.cohort is {cohort} clients a "
             f"round; allowed: at most {cohort} devices over all processes, or a larger "
