@@ -187,6 +187,7 @@ def make_step(form, options):
             jax.tree.map(stack, variables["params"]),
             shape_of((group, batch, 32, 32, 3), jnp.float32),
             shape_of((group, batch), jnp.int32),
+            shape_of((group, batch), jnp.float32),
         )
         return wide_clients.make_wide_step(model), inputs, -(-clients // group)
     group = {"map": 1, "vmap": clients}.get(form) or int(form.removeprefix("group:"))

@@ -17,22 +17,23 @@ LANES = 128
 
 
 def make_wide_step(model, *, learning_rate=0.01, momentum=0.9):
-    """`step(variables, momenta, images, labels) -> (variables, momenta)`.
+    """`step(variables, momenta, images, labels, mask) -> (variables, momenta)`.
 
     Variables and momenta have a leading axis of G clients, images are
-    [G, B, H, W, 3] float and labels [G, B]: one SGD step of each client.
+    [G, B, H, W, 3] float, labels and mask [G, B]: one SGD step of each client on its
+    real examples, of which each has at least one.
     """
 
-    def step(variables, momenta, images, labels):
-        groups = images.shape[0]
+    def step(variables, momenta, images, labels, mask):
         wide = images.transpose(1, 2, 3, 0, 4)
         wide = wide.reshape(*wide.shape[:3], -1)
 
         def loss(params):
-            logits, moments = _forward(model, params, wide, groups)
+            logits, moments = _forward(model, params, wide, mask.T)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels.T)
-            # Each client's mean; the sum over clients keeps their gradients apart.
-            return jnp.sum(jnp.mean(losses, axis=0)), moments
+            means = jnp.sum(losses * mask.T, axis=0) / jnp.sum(mask, axis=1)
+            # The sum over clients keeps their gradients apart.
+            return jnp.sum(means), moments
 
         gradient, moments = jax.grad(loss, has_aux=True)(variables["params"])
         keep = BATCH_NORM_MOMENTUM
@@ -55,14 +56,17 @@ def make_wide_step(model, *, learning_rate=0.01, momentum=0.9):
     return step
 
 
-def _forward(model, params, x, groups):
-    """Logits [B, G, U] and batch moments by layer, of an uncut ResNet."""
-    moments = {}
+def _forward(model, params, x, mask):
+    """Logits [B, G, U] and batch moments by layer, of an uncut ResNet; mask [B, G]."""
+    moments, groups = {}, mask.shape[1]
 
     def conv_norm(layer, x):
         y = _convolve(x, params[layer]["conv"]["kernel"], model.strides(layer))
-        mean = jnp.mean(y, axis=(0, 1, 2))
-        square = jnp.mean(y * y, axis=(0, 1, 2))
+        real = jnp.repeat(mask, y.shape[-1] // groups, axis=1)  # [B, G * C]
+        size = jnp.sum(real, axis=0) * y.shape[1] * y.shape[2]
+        kept = jnp.where(real[:, None, None, :] > 0, y, 0.0)
+        mean = jnp.sum(kept, axis=(0, 1, 2)) / size
+        square = jnp.sum(kept * kept, axis=(0, 1, 2)) / size
         variance = jnp.maximum(square - mean * mean, 0.0)
         moments[layer] = {"mean": mean, "var": variance}
         scale, bias = (params[layer]["norm"][k].reshape(-1) for k in ("scale", "bias"))

@@ -27,24 +27,27 @@ def test_wide_step_equals_separate_steps(monkeypatch):
     labels = jnp.arange(12).reshape(3, 4) % 10
     momenta = jax.tree.map(jnp.ones_like, variables["params"])
 
-    def one(variables, momenta, images, labels):
+    mask = jnp.ones((3, 4)).at[1, 2:].set(0.0)
+
+    def one(variables, momenta, images, labels, mask):
         def loss(params):
             logits, updated = model.apply(
                 {**variables, "params": params},
                 images,
                 train=True,
+                mask=mask,
                 mutable=["batch_stats"],
             )
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return jnp.mean(losses), updated
+            return jnp.sum(losses * mask) / jnp.sum(mask), updated
 
         gradient, updated = jax.grad(loss, has_aux=True)(variables["params"])
         momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradient)
         params = jax.tree.map(lambda p, m: p - 0.01 * m, variables["params"], momenta)
         return {"params": params, **updated}, momenta
 
-    apart = jax.jit(jax.vmap(one))(variables, momenta, images, labels)
+    apart = jax.jit(jax.vmap(one))(variables, momenta, images, labels, mask)
     merged = jax.jit(wide_clients.make_wide_step(model))(
-        variables, momenta, images, labels
+        variables, momenta, images, labels, mask
     )
     chex.assert_trees_all_close(merged, apart, rtol=1e-3, atol=1e-4)
