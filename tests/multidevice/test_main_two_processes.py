@@ -63,7 +63,11 @@ def rows_of(workdir):
 
 
 def assert_same_run(one, other, *, models):
-    """Rows and weights agree to float tolerance; a prediction or two may tip over."""
+    """Rows and weights agree to float tolerance; a prediction or two may tip over.
+
+    Sums over devices are taken in another order, and rounds on ten images a client
+    under BatchNorm amplify the last bit: hence a small learning rate, and 2e-3.
+    """
     first, second = rows_of(one), rows_of(other)
     assert [(r["phase"], r["round"]) for r in first] == [
         (r["phase"], r["round"]) for r in second
@@ -101,21 +105,14 @@ def wait_until(condition, launcher, seconds=600):
         time.sleep(0.02)
 
 
-def test_a_killed_process_stops_the_other_and_the_next_start_resumes(tmp_path):
-    """SIGKILL to one after the first checkpoint; the end is as by one process."""
-    flags = (*SMALL, "--config.phases=pretrain", "--config.train.rounds=5")
-    run_alone(tmp_path / "alone", *flags, "--config.runtime.devices=1")
-    pair = tmp_path / "pair"
+def killed_and_resumed(pair, *flags):
+    """A pair of which one is killed after the first checkpoint, and started again."""
     launcher = start_pair(pair, *flags, *PAIR)
     saved = pair / "checkpoints" / "pretrain" / "1.sha256.json"
-    lines = []
-    for line in launcher.stdout:
-        lines.append(line)
-        if found := re.search(r"process 1 has pid (\d+)", line):
-            break
+    victim = pid_of(launcher, 1)
     wait_until(saved.exists, launcher)
     begin = time.monotonic()
-    os.kill(int(found.group(1)), signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
     code, output = end_of(launcher)
     took = time.monotonic() - begin
     assert code != 0
@@ -125,12 +122,38 @@ def test_a_killed_process_stops_the_other_and_the_next_start_resumes(tmp_path):
     assert said, output[-3000:]
     assert "start all processes again with the same command" in said[0]
     assert not (pair / "units" / "pretrain.json").exists()
-
     code, output = end_of(start_pair(pair, *flags, *PAIR))
     assert code == 0, output[-3000:]
     assert "pretrain: continues after round" in output
     assert not list(pair.glob(".shared-*"))
-    assert_same_run(tmp_path / "alone", pair, models=["raw"])
+
+
+def pid_of(launcher, number):
+    """What `launch/local.sh` says."""
+    for line in launcher.stdout:
+        if found := re.search(rf"process {number} has pid (\d+)", line):
+            return int(found.group(1))
+    raise AssertionError("no process was started")
+
+
+def test_a_killed_process_stops_the_other_and_the_next_start_resumes(tmp_path):
+    """In the end all is as one process alone would have it."""
+    flags = (*SMALL, "--config.phases=pretrain", "--config.train.rounds=4")
+    run_alone(tmp_path / "alone", *flags, "--config.runtime.devices=1")
+    killed_and_resumed(tmp_path / "pair", *flags)
+    assert_same_run(tmp_path / "alone", tmp_path / "pair", models=["raw"])
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_uninterrupted_to_the_bit(tmp_path):
+    """The same two processes with and without a death in between."""
+    flags = (*SMALL, "--config.phases=pretrain", "--config.train.rounds=6")
+    killed_and_resumed(tmp_path / "killed", *flags)
+    code, output = end_of(start_pair(tmp_path / "whole", *flags, *PAIR))
+    assert code == 0, output[-3000:]
+    for name in ("metrics.jsonl", "models/raw/model.safetensors"):
+        one, other = (tmp_path / folder / name for folder in ("killed", "whole"))
+        assert one.read_bytes() == other.read_bytes(), name
 
 
 @pytest.mark.slow
@@ -140,7 +163,6 @@ def test_the_whole_method_is_the_same_on_two_processes(tmp_path):
         *SMALL,
         "--config.phases=pretrain,unlearn,report",
         "--config.unlearn.methods=class_pruning,fisher,mask_logit",
-        "--config.train.learning_rate=0.003",
         "--config.fisher.alpha=1e-9",
     )
     run_alone(tmp_path / "alone", *flags, "--config.runtime.devices=1")
@@ -167,12 +189,10 @@ def test_sigterm_to_one_process_saves_and_stops_both(tmp_path):
     flags += ("--config.train.checkpoint_every=100",)
     pair = tmp_path / "pair"
     launcher = start_pair(pair, *flags, *PAIR)
-    for line in launcher.stdout:
-        if found := re.search(r"process 1 has pid (\d+)", line):
-            break
+    warned = pid_of(launcher, 1)
     metrics = pair / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, launcher)
-    os.kill(int(found.group(1)), signal.SIGTERM)
+    os.kill(warned, signal.SIGTERM)
     code, output = end_of(launcher)
     assert code == 0, output[-3000:]
     assert "Stopped by SIGTERM" in output
