@@ -41,7 +41,7 @@ $(BIN)/python:
 
 # The stamps are newer than pyproject.toml once it is installed: a second `make` installs nothing.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[onednn]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

@@ -22,7 +22,6 @@ SMALL = (
     "--config.unlearn.retrain_seeds=1",
     "--config.fine_tune.rounds=4",
     "--config.phases=pretrain,unlearn,report",
-    "--config.runtime.devices=1",
     "--config.runtime.conv=xla",
 )
 
