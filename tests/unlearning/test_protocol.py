@@ -175,3 +175,14 @@ def test_options_say_what_a_method_can_be_told():
     assert "order" in options_of("class_pruning")
     assert options_of("mask_logit") == {"head"}
     assert not any({"key", "fine_tune", "data"} & options_of(name) for name in METHODS)
+
+
+def test_the_page_on_methods_has_a_true_row_for_each(repository):
+    """Whether a method reads forgotten images and fine-tunes is as it says there."""
+    lines = (repository / "docs" / "methods.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = {row[0].strip("`"): row for row in rows if len(row) == 5}
+    for name in METHODS:
+        _, _, reads, tunes, _ = rows[name]
+        assert reads.startswith("yes") == (name in READS_FORGOTTEN), name
+        assert (tunes == "no") == (name in UNTUNED), name
