@@ -1,0 +1,82 @@
+"""The JobSet of launch/: valid, and of one mind about its numbers and names."""
+
+import json
+
+import pytest
+import yaml
+
+
+@pytest.fixture
+def jobset(repository):
+    return yaml.safe_load((repository / "launch/k8s-jobset.yaml").read_text())
+
+
+def job_of(jobset):
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    return replicated["template"]["spec"]
+
+
+def command_of(jobset):
+    (container,) = job_of(jobset)["template"]["spec"]["containers"]
+    return container["command"]
+
+
+def test_it_follows_the_schema(repository, jobset):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((repository / "launch/jobset.schema.json").read_text())
+    jsonschema.validate(jobset, schema)
+    jobset["spec"]["failurePolicy"]["maxRestart"] = 3
+    with pytest.raises(jsonschema.ValidationError, match="maxRestart"):
+        jsonschema.validate(jobset, schema)
+
+
+def test_its_job_is_one_that_kubernetes_takes(jobset):
+    """Kubernetes' own schema, no unknown field allowed."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "job"},
+        "spec": job_of(jobset),
+    }
+    kubernetes_validate.validate(job, "1.30", strict=True)
+
+
+def test_processes_and_pods_agree(jobset):
+    job, command = job_of(jobset), command_of(jobset)
+    assert job["completionMode"] == "Indexed"
+    assert f"--num_processes={job['parallelism']}" in command
+    assert job["parallelism"] == job["completions"]
+    assert job["backoffLimit"] == 0, "pods are restarted together or not at all"
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+
+
+def test_process_0_is_where_the_others_look(jobset):
+    """The name that JobSet gives its first pod, and the port it opens."""
+    name = jobset["metadata"]["name"]
+    job = jobset["spec"]["replicatedJobs"][0]["name"]
+    (coordinator,) = [c for c in command_of(jobset) if c.startswith("--coordinator=")]
+    host, port = coordinator.removeprefix("--coordinator=").split(":")
+    assert host == f"{name}-{job}-0-0.{name}"
+    (container,) = job_of(jobset)["template"]["spec"]["containers"]
+    assert [p["containerPort"] for p in container["ports"]] == [int(port)]
+
+
+def test_its_command_is_one_that_fuprune_takes(repository, jobset, monkeypatch):
+    from fuprune import main
+
+    monkeypatch.chdir(repository)
+    command = command_of(jobset)
+    assert command[:3] == ["python3", "-m", "fuprune.main"]
+    flags = [flag.replace("$(JOB_COMPLETION_INDEX)", "1") for flag in command[3:]]
+    parsed = main.parse(["fuprune", *flags])
+    assert (parsed.num_processes, parsed.process_id) == (2, 1)
+
+
+def test_the_workdir_is_on_the_shared_volume(jobset):
+    pod = job_of(jobset)["template"]["spec"]
+    (container,) = pod["containers"]
+    (mount,) = container["volumeMounts"]
+    (workdir,) = [c for c in command_of(jobset) if c.startswith("--workdir=")]
+    assert workdir.removeprefix("--workdir=").startswith(mount["mountPath"] + "/")
+    assert [v["name"] for v in pod["volumes"]] == [mount["name"]]

@@ -1,0 +1,248 @@
+"""sweep.py: grids into checked commands, run side by side, skipped when finished."""
+
+import importlib.util
+import itertools
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fuprune.config import FupruneError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    spec = importlib.util.spec_from_file_location("sweep", ROOT / "launch/sweep.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sweep"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def instead_of_training(sweep, monkeypatch):
+    """Runs become a few lines of Python given the workdir, the rest stays."""
+
+    def use(body):
+        program = (
+            "import pathlib, signal, sys, time\n"
+            "workdir = pathlib.Path(sys.argv[-1].removeprefix('--workdir='))\n"
+            f"workdir.mkdir(parents=True, exist_ok=True)\n{body}"
+        )
+        monkeypatch.setattr(
+            sweep,
+            "command_of",
+            lambda run, processes: [sys.executable, "-c", program, *run.flags],
+        )
+        joined = []
+
+        def report(runs, folder):
+            joined.append([run.name for run in runs])
+            return [sys.executable, "-c", ""]
+
+        monkeypatch.setattr(sweep, "report_command", report)
+        return joined
+
+    return use
+
+
+FINISH = """
+for name in ("units/pretrain.json", "results.json", "units/audit.json",
+             "report/report.html"):
+    path = workdir / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+"""
+
+
+def test_a_grid_is_the_product_of_its_values(sweep, tmp_path):
+    grid = sweep.Grid(
+        ("configs/cifar10_resnet.py:20", "configs/cifar10_vgg.py:11"),
+        {"partition.bias": ("0.1", "1.0"), "unlearn.classes": ("9", "0,9")},
+    )
+    runs = sweep.expand([grid], tmp_path, ["--config.train.rounds=3"])
+    assert len({run.name for run in runs}) == 8
+    assert runs[3].name == "cifar10_resnet_20__bias=1.0__classes=0,9"
+    assert runs[3].flags == (
+        "--config=configs/cifar10_resnet.py:20",
+        "--config.partition.bias=1.0",
+        "--config.unlearn.classes=0,9",
+        "--config.train.rounds=3",
+        f"--workdir={tmp_path / runs[3].name}",
+    )
+
+
+def test_names_leave_out_what_does_not_vary_and_never_mix_up_keys(sweep, tmp_path):
+    values = {
+        "train.rounds": ("1", "2"),
+        "fine_tune.rounds": ("3", "4"),
+        "seed": ("7",),
+    }
+    names = [r.name for r in sweep.expand([sweep.Grid(("",), values)], tmp_path)]
+    assert names[0] == "quickstart__train.rounds=1__fine_tune.rounds=3"
+    assert len(set(names)) == 4
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("partition.bais", "0.1", "did you mean partition.bias"),
+        ("partition.bias", "7", "partition.bias is 7"),
+        ("unlearn.classes", "12", "class 12"),
+    ],
+)
+def test_a_bad_combination_stops_the_sweep_before_it_starts(
+    sweep, tmp_path, key, value, message
+):
+    with pytest.raises(FupruneError, match=message):
+        sweep.expand([sweep.Grid(("",), {"seed": ("0",), key: (value,)})], tmp_path)
+
+
+def test_the_same_run_twice_is_refused(sweep, tmp_path):
+    with pytest.raises(FupruneError, match="the name of another"):
+        sweep.expand([sweep.Grid(("",), {"seed": ("0", "0")})], tmp_path)
+
+
+@pytest.mark.parametrize("table", ["bias", "erasure", "multi", "mia", "dist"])
+def test_every_table_of_the_paper_is_a_valid_grid(sweep, table, tmp_path):
+    runs = sweep.expand(sweep.PAPER[table], tmp_path)
+    assert (
+        len(runs) == {"bias": 6, "erasure": 16, "multi": 3, "mia": 8, "dist": 8}[table]
+    )
+
+
+def test_dry_run_prints_every_command_and_the_report(sweep, tmp_path, capsys):
+    arguments = ["--paper", "multi", "--seeds", "0", "1", "--runs", str(tmp_path)]
+    assert sweep.main([*arguments, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "6 runs, 0 finished before"
+    commands = [shlex.split(line) for line in lines[1:]]
+    assert len(commands) == 7
+    for command in commands[:-1]:
+        assert command[1:3] == ["-m", "fuprune.main"]
+    assert commands[-1][1:3] == ["-m", "fuprune.report"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_processes_a_run_go_through_local_sh(sweep, tmp_path, capsys):
+    arguments = ["--runs", str(tmp_path), "--processes", "2", "--dry-run"]
+    assert sweep.main(arguments) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[1])
+    assert command[0] == "bash" and command[1].endswith("launch/local.sh")
+    assert command[2] == "2"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--set", "seed"], "--set seed has no value"),
+        (["--jobs", "0"], "--jobs is 0"),
+        (["--paper", "bias", "--config", "configs/quickstart.py"], "--paper has its"),
+        (["--config", "configs/none.py"], "there is no config file"),
+    ],
+)
+def test_misuse_is_one_line(sweep, tmp_path, capsys, arguments, message):
+    assert sweep.main(["--runs", str(tmp_path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_finished_workdirs_are_skipped(sweep, tmp_path, capsys, instead_of_training):
+    joined = instead_of_training(FINISH)
+    arguments = ["--runs", str(tmp_path), "--set", "seed", "0", "1", "2"]
+    assert sweep.main([*arguments, "--jobs", "2"]) == 0
+    assert capsys.readouterr().out.count("started") == 3
+    assert sweep.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "3 runs, 3 finished before" in out and "started" not in out
+    assert [len(names) for names in joined] == [3, 3]
+
+
+def test_a_failed_run_stops_nothing_and_is_left_out_of_the_report(
+    sweep, tmp_path, capsys, instead_of_training
+):
+    body = "if 'seed=1' in sys.argv[-1]: sys.exit('fuprune: error: no luck')\n" + FINISH
+    joined = instead_of_training(body)
+    arguments = ["--runs", str(tmp_path), "--set", "seed", "0", "1", "2"]
+    assert sweep.main(arguments) == 1
+    out = capsys.readouterr().out
+    assert "failed    quickstart__seed=1: fuprune: error: no luck" in out
+    assert joined == [["quickstart__seed=0", "quickstart__seed=2"]]
+
+
+def test_no_more_runs_at_once_than_asked_for(sweep, tmp_path, instead_of_training):
+    body = (
+        "begin = time.time()\ntime.sleep(0.6)\n"
+        "(workdir / 'span').write_text(f'{begin} {time.time()}')\n" + FINISH
+    )
+    instead_of_training(body)
+    seeds = [str(i) for i in range(4)]
+    arguments = ["--runs", str(tmp_path), "--set", "seed", *seeds, "--jobs", "2"]
+    assert sweep.main(arguments) == 0
+    spans = [
+        tuple(map(float, path.read_text().split())) for path in tmp_path.glob("*/span")
+    ]
+    assert len(spans) == 4
+    for three in itertools.combinations(spans, 3):
+        assert max(s[0] for s in three) >= min(s[1] for s in three)
+
+
+def test_a_slurm_array_has_a_line_a_run(sweep, tmp_path, capsys):
+    folder = tmp_path / "a b"
+    arguments = ["--runs", str(folder), "--set", "unlearn.classes", "9", "0,9"]
+    assert sweep.main([*arguments, "--slurm", "--jobs", "4"]) == 0
+    lines = (folder / "commands.txt").read_text().splitlines()
+    assert len(lines) == 2
+    assert shlex.split(lines[1])[0] == "--config.unlearn.classes=0,9"
+    out = capsys.readouterr().out
+    assert "--array=0-1%4" in out and "afterany:$job" in out
+    assert "fuprune.report" in out
+    done = subprocess.run(
+        ["bash", "launch/slurm.sbatch", "--from", str(folder / "commands.txt")],
+        env={**os.environ, "DRY_RUN": "1", "SLURM_ARRAY_TASK_ID": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert shlex.split(done.stdout)[-1] == shlex.split(lines[1])[-1]
+
+
+def test_sigterm_reaches_the_runs_and_ends_the_sweep(tmp_path):
+    """As a program: its runs are told to stop, none is left behind."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "launch")!r})
+import sweep
+body = '''
+import pathlib, signal, sys, time
+workdir = pathlib.Path(sys.argv[-1].removeprefix("--workdir="))
+workdir.mkdir(parents=True)
+def stop(*_):
+    (workdir / "saved").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+(workdir / "running").touch()
+time.sleep(60)
+'''
+sweep.command_of = lambda run, processes: [sys.executable, "-c", body, *run.flags]
+sys.exit(sweep.main(["--runs", {str(tmp_path)!r}, "--set", "seed", "0", "1", "2"]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("*/running")) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 130
+    assert len(list(tmp_path.glob("*/saved"))) == 1
+    assert len(list(tmp_path.glob("*/running"))) == 1
