@@ -312,7 +312,9 @@ def on_mesh(tree, mesh: Mesh):
         dtype = getattr(x, "dtype", None)
         if dtype is None or jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return x
-        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+        # Not merely equivalent: on a mesh of one device the type would still differ,
+        # and the next round compile again.
+        if isinstance(x, jax.Array) and x.sharding == sharding:
             return x
         if sharding.is_fully_addressable:
             return jax.device_put(x, sharding)
