@@ -204,6 +204,7 @@ KNOWN_PLACES = {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
         "provenance.py",  # git, for the commit
+        "processes.py",  # the shell that says why a process ended
     },
 }
 
