@@ -201,6 +201,8 @@ def default() -> Config:
     runtime.compilation_cache = "auto"  # a directory; auto is in ~/.cache; "" is none
     runtime.heartbeat_seconds = 100  # silence after which a process counts as dead
     runtime.join_seconds = 60  # how long processes wait for each other at the start
+    runtime.pool = "split"  # of several processes each holds the images of its own
+    # clients (split), or every one all images (whole): no exchange, more memory
     runtime.tensorboard = False  # also write TensorBoard events (needs the extra)
     runtime.progress = "auto"  # auto (live on a terminal), plain or off
     return config
@@ -223,7 +225,10 @@ def quickstart() -> Config:
     config.train.checkpoint_every = 4
     config.unlearn.methods = "class_pruning,retrain,mask_logit,fine_tune_only"
     config.unlearn.retrain_seeds = 3
-    config.fine_tune.rounds = 8
+    config.prune.rate = 0.1
+    config.fine_tune.rounds = 12
+    config.fine_tune.schedule = "cosine"
+    config.fine_tune.target_accuracy = 0.95  # reached by all, so that rounds compare
     config.fine_tune.stop_at_target = False  # the same budget for every method
     config.audit.max_examples = 1000
     return config
@@ -645,6 +650,7 @@ _RULES: dict[str, _Rule] = {
     "runtime.compilation_cache": _PATH,
     "runtime.heartbeat_seconds": _number(1, 86_400),
     "runtime.join_seconds": _number(1, 86_400),
+    "runtime.pool": _one_of("split", "whole"),
     "runtime.progress": _one_of("auto", "plain", "off"),
 }
 

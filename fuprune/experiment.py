@@ -189,7 +189,7 @@ def _unit(this: Run, name: str, work) -> dict[str, Any]:
     if this.runtime.is_main:
         ledger.finish(this.workdir, name, outcome, offset=this.metrics.offset())
     processes.barrier(f"{name} finished")
-    processes.wait_for_file(ledger.path_of(this.workdir, name), seconds=60)
+    processes.await_file(ledger.path_of(this.workdir, name))
     return outcome
 
 

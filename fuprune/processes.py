@@ -298,6 +298,19 @@ def check_shared(folder: Path) -> None:
         )
 
 
+def await_file(path: Path, *, seconds: int = 60) -> None:
+    """Wait until a file that process 0 has written can be seen here.
+
+    Raises:
+      RuntimeSetupError: when it does not come into sight.
+    """
+    if not wait_for_file(path, seconds):
+        raise RuntimeSetupError(
+            f"{path}, which process 0 wrote, did not come into sight within "
+            f"{seconds} s; choose a --workdir on a filesystem that all processes share."
+        )
+
+
 def wait_for_file(path: Path, seconds: float) -> bool:
     """Whether `path` comes into sight: network filesystems show it late."""
     until = time.monotonic() + seconds

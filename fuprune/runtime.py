@@ -108,7 +108,11 @@ def start(
 
 
 def place_federation(
-    dataset: Dataset, parts: Sequence[np.ndarray], runtime: Runtime
+    dataset: Dataset,
+    parts: Sequence[np.ndarray],
+    runtime: Runtime,
+    *,
+    whole: bool = False,
 ) -> FederatedDataset:
     """Deal a dataset to clients and put it on the devices.
 
@@ -121,10 +125,11 @@ def place_federation(
       dataset: images [N, H, W, C] uint8 and labels [N].
       parts: for each client the indices of its examples.
       runtime: from `start`.
+      whole: every process holds all images after all, and none are exchanged.
     """
     rows, lengths = rows_of(parts, len(dataset.labels))
     labels = np.asarray(dataset.labels, np.int32)
-    if runtime.process_count == 1:
+    if runtime.process_count == 1 or whole:
         return FederatedDataset(
             replicate(dataset.images, runtime),
             replicate(labels, runtime),

@@ -57,7 +57,7 @@ def test_fed_avg_is_the_same_on_any_number_of_devices(number, data, expected):
     )
 
 
-@pytest.mark.parametrize("number", (2, 8))
+@pytest.mark.parametrize("number", (4,))
 def test_fed_sgd_is_the_same_on_any_number_of_devices(number, data, expected):
     algorithm = rounds.gradients(backend="shard_map", mesh=mesh_of(number))
     chex.assert_trees_all_close(
@@ -92,7 +92,7 @@ def test_capture_statistics_are_the_same(number, data, expected):
     chex.assert_trees_all_close(found, expected["statistics"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("number", (2, 8))
+@pytest.mark.parametrize("number", (4,))
 def test_fisher_sums_are_the_same(number, data, expected):
     found = rounds.fisher(data, backend="shard_map", mesh=mesh_of(number))
     chex.assert_trees_all_close(found, expected["fisher"], rtol=1e-4, atol=1e-7)

@@ -47,6 +47,12 @@ def main(coordinator: str, process_id: str, output: str) -> None:
         "labels_everywhere": data.labels.sharding.is_fully_replicated,
     }
     results = rounds.everything(data, machine.mesh, backend="auto")
+    whole = runtime.place_federation(dataset, parts, machine, whole=True)
+    facts["whole_rows"] = whole.images.addressable_shards[0].data.shape[0]
+    algorithm = rounds.averaging(mesh=machine.mesh)
+    state, _ = rounds.train(algorithm, whole)
+    kernel = state.variables["params"]["conv1"]["conv"]["kernel"]
+    results["whole"] = np.asarray(kernel)
     np.savez(f"{output}.npz", **results)
     with open(f"{output}.json", "w") as file:
         json.dump({**facts, "devices": jax.device_count()}, file)
