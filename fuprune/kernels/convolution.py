@@ -6,6 +6,9 @@ run. The three primitives here (a convolution and its two gradients) are bilinea
 closed under transposition, so ``jvp``, ``grad``, ``grad`` of ``grad`` and ``vmap`` all
 compose. Whatever they do not cover goes to ``jax.lax.conv_general_dilated``.
 
+A batch split over devices is for ``shard_map``: a jit that shards by itself knows
+nothing of the inside of these primitives, and gathers what it should have split.
+
 """
 
 import functools
@@ -188,7 +191,14 @@ def _make_primitive(name, shape, fallback, *, shared_second_folds) -> Any:
         lambda first, second, **static: run(first, second, tuple(static.items()))
     )
 
-    def lower(context, first, second, *, strides, padding, **_):
+    lower_to_xla = mlir.lower_fun(fallback, multiple_results=False)
+    mlir.register_lowering(primitive, lower_to_xla)
+
+    def lower(context, first, second, *, strides, padding, **sizes):
+        if not library.ready():
+            return lower_to_xla(
+                context, first, second, strides=strides, padding=padding, **sizes
+            )
         library.share_cores()
         return jax.ffi.ffi_lowering(name)(
             context,
@@ -199,7 +209,6 @@ def _make_primitive(name, shape, fallback, *, shared_second_folds) -> Any:
         )
 
     mlir.register_lowering(primitive, lower, platform="cpu")
-    mlir.register_lowering(primitive, mlir.lower_fun(fallback, multiple_results=False))
 
     def batch(operands, dimensions, **static):
         first, second = operands

@@ -76,7 +76,7 @@ def share_cores() -> None:
     Called when a kernel is lowered and not when the library loads: counting devices
     starts the backend, and the number of devices may still be about to be set.
     """
-    if "OMP_NUM_THREADS" not in os.environ and available():
+    if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
         share = max(1, cores // jax.local_device_count("cpu"))
         build.load(_FOLDER).fuprune_set_default_threads(share)

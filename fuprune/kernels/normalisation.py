@@ -199,10 +199,15 @@ def _make_primitive(name: str, function: Callable, target: str | None = None) ->
     primitive.def_impl(
         lambda *operands, **static: run(*operands, static=tuple(static.items()))
     )
-    mlir.register_lowering(primitive, mlir.lower_fun(in_jax, multiple_results=True))
+    lower_to_xla = mlir.lower_fun(in_jax, multiple_results=True)
+    mlir.register_lowering(primitive, lower_to_xla)
     if target is not None:
 
-        def lower(context, *operands, relu, epsilon, **_):
+        def lower(context, *operands, relu, epsilon, **static):
+            if not library.ready():
+                return lower_to_xla(
+                    context, *operands, relu=relu, epsilon=epsilon, **static
+                )
             library.share_cores()
             return jax.ffi.ffi_lowering(target)(
                 context, *operands, relu=relu, epsilon=np.float32(epsilon)

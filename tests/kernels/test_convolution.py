@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.kernels import build, convolution, library
+from fuprune.kernels import convolution
 from tests import reference_kernels
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
@@ -365,19 +365,6 @@ def test_number_of_threads_does_not_change_the_numbers():
     assert_close(*results)
 
 
-@pytest.fixture
-def without_onednn(monkeypatch):
-    def missing(folder):
-        raise build.BuildError("there is no oneDNN")
-
-    monkeypatch.setattr(build, "load", missing)
-    for function in (library.why_not, library.ready):
-        function.cache_clear()
-    yield
-    for function in (library.why_not, library.ready):
-        function.cache_clear()
-
-
 def test_missing_library_falls_back_to_xla_with_one_notice(without_onednn, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -387,3 +374,11 @@ def test_missing_library_falls_back_to_xla_with_one_notice(without_onednn, caplo
     assert "there is no oneDNN" in notices[0].getMessage()
     assert not convolution.available()
     assert convolution.why_not() == "there is no oneDNN"
+
+
+def test_primitives_without_the_library_lower_to_xla(without_onednn):
+    data, weights = random("data", 2, 8, 8, 3), random("kernel", 3, 3, 3, 5)
+    gradient = jax.grad(curved(convolution.convolve), (0, 1))
+    text = jax.jit(gradient).lower(data, weights).as_text()
+    assert "stablehlo.convolution" in text
+    assert "fuprune_conv" not in text

@@ -210,3 +210,10 @@ def test_other_dtypes_go_to_jax():
 def test_unknown_implementation_is_refused():
     with pytest.raises(ValueError, match="'cudnn'.*xla, onednn"):
         normalisation.implementation("cudnn")
+
+
+def test_primitives_without_the_library_lower_to_xla(without_onednn):
+    data, scale, bias = operands((3, 4, 4, 5), residual=False)
+    gradient = jax.jit(jax.grad(loss(normalisation.batch_norm)))
+    assert "fuprune" not in gradient.lower(data, scale, bias).as_text()
+    assert normalisation.implementation("onednn") is normalisation.batch_norm_in_jax
