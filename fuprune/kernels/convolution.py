@@ -8,7 +8,6 @@ compose. Whatever they do not cover goes to ``jax.lax.conv_general_dilated``.
 
 A batch split over devices is for ``shard_map``: a jit that shards by itself knows
 nothing of the inside of these primitives, and gathers what it should have split.
-
 """
 
 import functools
