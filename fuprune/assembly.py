@@ -76,9 +76,7 @@ def make_federation(config, runtime: Runtime) -> Federation:
         parts = partition.iid_partition(
             train.labels, num_clients=clients, seed=config.seed
         )
-    data = place_federation(
-        train, parts, runtime, whole=config.runtime.pool == "whole"
-    )
+    data = place_federation(train, parts, runtime, whole=config.runtime.pool == "whole")
     mean, std = (tuple(float(x) for x in s) for s in channel_statistics(train.images))
     augment = config.train.augment
     # A quarter of CIFAR's four pixels in 32, for small images.
