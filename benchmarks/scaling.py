@@ -171,6 +171,7 @@ def serve_rounds(options) -> None:
             stdout=sys.stderr,
         )
     channel = protocol.claim_output()
+    _pin(setup, 0 if leads else 1)
     from fuprune import processes, runtime
 
     joining = {}
@@ -195,6 +196,14 @@ def serve_rounds(options) -> None:
     protocol.serve(channel, asked, warm_up=2, conv=machine.conv)
     processes.any_process(True)
     processes.leave(0)
+
+
+def _pin(setup: Setup, number: int) -> None:
+    """One core for each device, as far as there are cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    devices = setup.devices // setup.processes
+    mine = cores[number * devices :][:devices] or cores
+    os.sched_setaffinity(0, mine)
 
 
 def make_round(options, clients: int, machine, length: int | None = None):
