@@ -23,6 +23,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/shellcheck .ci/run $(wildcard launch/*.sh launch/*.sbatch benchmarks/*.sh)
 	$(BIN)/python -c 'import sys, yaml; [list(yaml.safe_load_all(open(p))) for p in sys.argv[1:]]' \
 	  CITATION.cff $(wildcard launch/*.yaml)
+	$(BIN)/check-jsonschema --schemafile launch/jobset.schema.json launch/k8s-jobset.yaml
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
