@@ -64,20 +64,24 @@ class Norm(nn.Module):
       kind: "batch" or "group".
       outputs: ids of the channels present, [C].
       width: channels of the uncut layer, which fixes the groups of "group".
+      implementation: "xla", or "onednn" for a kernel where there is one.
     """
 
     kind: str
     outputs: tuple[int, ...]
     width: int
+    implementation: str = "xla"
 
     @nn.compact
-    def __call__(self, inputs, *, train: bool, mask=None):
-        """Normalises.
+    def __call__(self, inputs, *, train: bool, mask=None, residual=None, relu=False):
+        """Normalises, then adds a residual and applies ReLU if asked to.
 
         Args:
           inputs: [B, H, W, C].
           train: whether statistics come from this batch and are recorded.
           mask: [B], nonzero for real examples, or None if all are.
+          residual: [B, H, W, C], or None.
+          relu: whether a ReLU comes last.
 
         Returns:
           [B, H, W, C] of the input's type.
@@ -90,48 +94,49 @@ class Norm(nn.Module):
         if self.kind == "group":
             mean, variance = self._group_moments(inputs, alive)
         else:
-            mean, variance = self._batch_moments(inputs, train, mask)
+            running_mean, running_variance = self._running_moments()
+            # Padding that comes alone is normalised by itself, so that it stays finite
+            # however deep the network, and is not recorded.
+            real = mask if mask is None else jnp.where(jnp.any(mask != 0), mask, 1)
+            if not train:
+                mean, variance = running_mean.value, running_variance.value
+            elif self.implementation == "onednn" and inputs.dtype == jnp.float32:
+                # Imported here for the same reason as in `convolution`.
+                from fuprune.kernels.normalisation import implementation
+
+                outputs, mean, variance = implementation(self.implementation)(
+                    inputs, scale, bias, real, residual, relu=relu, epsilon=NORM_EPSILON
+                )
+                self._record(mean, variance, mask)
+                return outputs
+            else:
+                mean, variance = _batch_moments(inputs, real)
+                self._record(mean, variance, mask)
         factor = scale * jax.lax.rsqrt(variance + NORM_EPSILON)
         outputs = inputs.astype(jnp.float32) * factor + (bias - mean * factor)
-        return outputs.astype(inputs.dtype)
+        outputs = outputs.astype(inputs.dtype)
+        outputs = outputs if residual is None else outputs + residual
+        return nn.relu(outputs) if relu else outputs
 
-    def _batch_moments(self, inputs, train, mask):
+    def _running_moments(self):
         shape = (len(self.outputs),)
-        running_mean = self.variable(
-            "batch_stats", "mean", jnp.zeros, shape, jnp.float32
+        return (
+            self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32),
+            self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32),
         )
-        running_variance = self.variable(
-            "batch_stats", "var", jnp.ones, shape, jnp.float32
-        )
-        if not train:
-            return running_mean.value, running_variance.value
-        values = inputs.astype(jnp.float32)
-        if mask is None:
-            mean = jnp.mean(values, axis=(0, 1, 2))
-            square = jnp.mean(values * values, axis=(0, 1, 2))
-            variance = jnp.maximum(square - mean * mean, 0.0)
-        else:
-            weight = (mask != 0).astype(jnp.float32)
-            size = jnp.sum(weight) * inputs.shape[1] * inputs.shape[2]
-            # The mask is selected, not multiplied: what a padded example holds, even
-            # an infinity, must not reach the statistics.
-            kept = jnp.where((mask != 0)[:, None, None, None], values, 0.0)
-            mean = jnp.sum(kept, axis=(0, 1, 2)) / jnp.maximum(size, 1.0)
-            square = jnp.sum(kept * kept, axis=(0, 1, 2)) / jnp.maximum(size, 1.0)
-            variance = jnp.maximum(square - mean * mean, 0.0)
-            # A batch of nothing but padding has no statistics of its own.
-            mean = jnp.where(size > 0, mean, running_mean.value)
-            variance = jnp.where(size > 0, variance, running_variance.value)
-        if not self.is_initializing() and self.is_mutable_collection("batch_stats"):
-            keep = BATCH_NORM_MOMENTUM
-            new_mean = keep * running_mean.value + (1 - keep) * mean
-            new_variance = keep * running_variance.value + (1 - keep) * variance
+
+    def _record(self, mean, variance, mask):
+        if self.is_initializing() or not self.is_mutable_collection("batch_stats"):
+            return
+        for name, moment in (("mean", mean), ("var", variance)):
+            running = self.get_variable("batch_stats", name)
+            recorded = (
+                BATCH_NORM_MOMENTUM * running + (1 - BATCH_NORM_MOMENTUM) * moment
+            )
+            # A batch of nothing but padding has no statistics to record.
             if mask is not None:
-                new_mean = jnp.where(size > 0, new_mean, running_mean.value)
-                new_variance = jnp.where(size > 0, new_variance, running_variance.value)
-            running_mean.value = new_mean
-            running_variance.value = new_variance
-        return mean, variance
+                recorded = jnp.where(jnp.any(mask != 0), recorded, running)
+            self.put_variable("batch_stats", name, recorded)
 
     def _group_moments(self, inputs, alive):
         # Moments of a group are those of its live channels alone, so that a network
@@ -153,6 +158,22 @@ class Norm(nn.Module):
         )
 
 
+def _batch_moments(inputs, mask):
+    """Mean and variance, [C], of the real examples."""
+    values = inputs.astype(jnp.float32)
+    if mask is None:
+        mean = jnp.mean(values, axis=(0, 1, 2))
+        square = jnp.mean(values * values, axis=(0, 1, 2))
+    else:
+        size = jnp.sum(mask != 0) * (inputs.shape[1] * inputs.shape[2])
+        # Selected, not multiplied: what a padded example holds, even an infinity, must
+        # not reach the statistics.
+        kept = jnp.where((mask != 0)[:, None, None, None], values, 0.0)
+        mean = jnp.sum(kept, axis=(0, 1, 2)) / size
+        square = jnp.sum(kept * kept, axis=(0, 1, 2)) / size
+    return mean, jnp.maximum(square - mean * mean, 0.0)
+
+
 class ConvNorm(nn.Module):
     """A 3x3 convolution, named "conv", and the norm after it, named "norm".
 
@@ -160,7 +181,7 @@ class ConvNorm(nn.Module):
       wiring: channels read and written.
       norm: "batch" or "group".
       strides: of the convolution, in both directions.
-      conv: which implementation convolves, "xla" or "onednn".
+      conv: which implementation convolves and normalises, "xla" or "onednn".
       dtype: type the convolution computes in; parameters stay float32.
     """
 
@@ -171,8 +192,8 @@ class ConvNorm(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, inputs, *, train: bool, mask=None):
-        """Maps [B, H, W, Cin] to [B, H', W', Cout], before any ReLU."""
+    def __call__(self, inputs, *, train: bool, mask=None, residual=None, relu=False):
+        """Maps [B, H, W, Cin] to [B, H', W', Cout]; arguments are those of `Norm`."""
         # One pixel of padding on every side, also where the stride is 2, keeps the
         # output aligned with the shortcut's x[:, ::2, ::2].
         outputs = nn.Conv(
@@ -186,8 +207,13 @@ class ConvNorm(nn.Module):
             conv_general_dilated=convolution(self.conv),
             name="conv",
         )(inputs)
-        norm = Norm(self.norm, self.wiring.outputs, self.wiring.width, name="norm")
-        return norm(outputs, train=train, mask=mask)
+        return Norm(
+            self.norm,
+            self.wiring.outputs,
+            self.wiring.width,
+            self.conv,
+            name="norm",
+        )(outputs, train=train, mask=mask, residual=residual, relu=relu)
 
 
 def convolution(name: str) -> Callable:
@@ -213,6 +239,10 @@ def place(values, source: tuple[int, ...], target: tuple[int, ...]) -> Any:
     """
     if source == target:
         return values
+    first, last = target.index(source[0]), target.index(source[-1])
+    if last - first == len(source) - 1:
+        sides = (first, len(target) - 1 - last)
+        return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [sides])
     # A product with zeros and ones, which JAX differentiates in every mode and to any
     # order; a gather is no faster, and its gradient is a scatter, which is slow.
     matrix = jnp.asarray(np.equal.outer(source, target), values.dtype)

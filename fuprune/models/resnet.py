@@ -65,19 +65,24 @@ class ResNet(nn.Module):
                 f" {tuple(self.input_shape)}; create it with that input_shape."
             )
         wires = self.wiring()
-        stream = self.stem(images.astype(self.dtype), train=train, mask=mask)
-        stream, held = nn.relu(stream), wires["stem"].outputs
+        call = {"train": train, "mask": mask}
+        stream = self.stem(images.astype(self.dtype), relu=True, **call)
+        held = wires["stem"].outputs
         for first, second, reader in self._blocks():
-            branch = getattr(self, first)(stream, train=train, mask=mask)
-            branch = getattr(self, second)(nn.relu(branch), train=train, mask=mask)
+            branch = getattr(self, first)(stream, relu=True, **call)
             if self.strides(first) == 2:
                 stream = stream[:, ::2, ::2]
                 held = _shifted(held, wires[second].width)
             after = wires[reader].inputs
-            stream = place(stream, held, after) + place(
-                branch, wires[second].outputs, after
-            )
-            stream, held = nn.relu(stream), after
+            stream = place(stream, held, after)
+            if wires[second].outputs == after:
+                add = {"residual": stream, "relu": True}
+                stream = getattr(self, second)(branch, **add, **call)
+            else:
+                branch = getattr(self, second)(branch, **call)
+                stream += place(branch, wires[second].outputs, after)
+                stream = nn.relu(stream)
+            held = after
         return jnp.mean(stream, axis=(1, 2), dtype=jnp.float32)
 
     @nn.nowrap

@@ -74,8 +74,8 @@ class VGG(nn.Module):
         values = images.astype(self.dtype)
         for stage in self._stages():
             for layer, _ in stage:
-                values = getattr(self, layer)(values, train=train, mask=mask)
-                values = nn.relu(values)
+                module = getattr(self, layer)
+                values = module(values, train=train, mask=mask, relu=True)
             values = _pool(values)
         values = values.reshape(values.shape[0], -1).astype(jnp.float32)
         return nn.relu(self.hidden(values))

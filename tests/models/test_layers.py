@@ -166,7 +166,7 @@ def test_norm_keeps_type_of_input_and_float32_statistics():
     chex.assert_trees_all_equal_dtypes(update["batch_stats"], variables["batch_stats"])
 
 
-@pytest.mark.parametrize("source", [(0, 3, 4), (0, 1, 3, 4, 9)])
+@pytest.mark.parametrize("source", [(0, 3, 4), (1, 3, 4), (9,), (0, 1, 3, 4, 9)])
 def test_place_puts_channels_where_their_ids_are_and_differentiates_both_ways(source):
     target = (0, 1, 3, 4, 9)
     values = jnp.arange(2.0 * len(source)).reshape(2, -1) + 1.0

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fuprune.kernels import convolution
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
 from fuprune.models.resnet import ResNet
 from fuprune.models.vgg import _pool
+from fuprune.unlearning import pruning
 from tests.models import drawing
 
 # Millions, as published for CIFAR-10: He et al. table 6; VGG16 with one hidden layer.
@@ -189,6 +191,47 @@ def test_bfloat16_computes_close_to_float32_and_keeps_parameters_and_logits():
         )
     )
     assert {x.dtype for x in jax.tree.leaves(captured)} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.skipif(not convolution.available(), reason="oneDNN is not here")
+@pytest.mark.parametrize("cut", [False, True])
+def test_kernels_train_as_the_plain_network_does(cut):
+    model = ResNet(8, 5, (8, 8, 1))
+    variables = drawing.variables_of(model)
+    if cut:
+        plan = drawing.plan_for(model, 2)
+        model, variables = pruning.compact(model, variables, plan)
+    # A dead channel and padding, which both must treat alike.
+    params = variables["params"]
+    stem = jax.tree.map(lambda x: x.at[..., 1].set(0.0), params["stem"])
+    variables = {**variables, "params": {**params, "stem": stem}}
+    images = drawing.images_for(model, 6)
+
+    def gradient_of(model, mask):
+        def loss(params):
+            logits, update = model.apply(
+                {**variables, "params": params},
+                images,
+                train=True,
+                mask=mask,
+                mutable=["batch_stats"],
+            )
+            return jnp.sum(jnp.sin(logits) * mask[:, None]), update
+
+        return jax.grad(loss, has_aux=True)(variables["params"])
+
+    fast = jax.jit(lambda mask: gradient_of(model.clone(conv="onednn"), mask))
+    plain = jax.jit(lambda mask: gradient_of(model, mask))
+    for mask in (jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0]), jnp.zeros(6)):
+        actual, expected = fast(mask), plain(mask)
+        chex.assert_trees_all_close(actual[1], expected[1], rtol=1e-3, atol=1e-4)
+        for got, wanted in zip(
+            jax.tree.leaves(actual[0]), jax.tree.leaves(expected[0]), strict=True
+        ):
+            scale = np.abs(wanted).max()
+            np.testing.assert_allclose(got, wanted, atol=1e-3 * scale + 1e-6)
+        dead = jax.tree.map(lambda x: x[..., 1], actual[0]["stem"])
+        chex.assert_trees_all_equal(dead, jax.tree.map(jnp.zeros_like, dead))
 
 
 def test_initial_kernels_have_he_variance_by_outputs():
