@@ -6,6 +6,8 @@ one call over a whole cohort, by a host loop, `lax.map`, `vmap` or `shard_map`; 
 the same answer to float tolerance, and which one is fastest depends on the platform.
 """
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ BACKENDS = ("auto", "loop", "map", "vmap", "shard_map")
 AXIS = "clients"
 # Room on each device for the images that one exchange between hosts brings along.
 EXCHANGE_BYTES = 512 * 2**20
+# Compiled functions that each maker keeps: networks in use side by side are few.
+KEPT_PROGRAMS = 8
 
 
 class Client(NamedTuple):
@@ -55,6 +59,25 @@ class ClientProgram(NamedTuple):
 
 
 CohortFn = Callable[[Shared, Client], tuple[Any, Any]]
+
+
+def keep_compiled(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make`, a maker of compiled functions, with its latest results kept.
+
+    A function made anew is compiled anew, whatever was compiled before. Arguments are
+    positional; with one that cannot be hashed the result is made and not kept.
+    """
+    kept = functools.lru_cache(maxsize=KEPT_PROGRAMS)(make)
+
+    @functools.wraps(make)
+    def made(*arguments):
+        try:
+            hash(arguments)
+        except TypeError:
+            return make(*arguments)
+        return kept(*arguments)
+
+    return made
 
 
 def clients_of(cohort) -> Client:
@@ -177,11 +200,17 @@ def _make_loop(program: ClientProgram) -> CohortFn:
 
     def on_device(x, device):
         """A pool array on `device`, copied there once and kept while it is in use."""
-        held = pools.get((device, x.shape, x.dtype))
-        if held is None or held[0] is not x:
-            held = (x, jax.device_put(x, device))
-            pools[(device, x.shape, x.dtype)] = held
+        place = (device, x.shape, x.dtype)
+        held = pools.get(place)
+        if held is None or held[0]() is not x:
+            source = weakref.ref(x, lambda gone: drop(place, gone))
+            held = pools[place] = (source, jax.device_put(x, device))
         return held[1]
+
+    def drop(place, gone):
+        # Another pool may have taken the place of the one that is no more.
+        if place in pools and pools[place][0] is gone:
+            del pools[place]
 
     def run(shared, clients):
         devices = jax.local_devices()
@@ -284,7 +313,9 @@ def _make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
         total, parts = None, []
         for first in range(0, padded.length.shape[0], block):
             part = jax.tree.map(lambda x, i=first: x[i : i + block], padded)
-            more, each = run_sharded(shared, part)
+            # One at a time: CPU devices that meet in several programs at once can wait
+            # for each other for ever.
+            more, each = jax.block_until_ready(run_sharded(shared, part))
             parts.append(each)
             total = more if total is None else jax.tree.map(jnp.add, total, more)
         each = jax.tree.map(lambda *x: jnp.concatenate(x)[:size], *parts)

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fuprune.data.preprocess import to_float
-from fuprune.federated.cohort import AXIS, on_mesh
+from fuprune.federated.cohort import AXIS, keep_compiled, on_mesh
 
 
 class Evaluation(NamedTuple):
@@ -87,6 +88,25 @@ def make_evaluator(
         _place(labels[i : i + batch_size].astype(np.int32), sharding)
         for i in range(0, len(labels), batch_size)
     ]
+    batch_result = _make_count(model, num_classes, preprocess, mesh)
+
+    def evaluate(variables) -> Evaluation:
+        if mesh is not None:
+            variables = on_mesh(variables, mesh)
+        results = [
+            batch_result(variables, x, y) for x, y in zip(images, labels, strict=True)
+        ]
+        cells, losses = _fetch(results)
+        confusion = np.sum(cells.reshape(-1, num_classes**2), axis=0, dtype=np.int64)
+        loss = float(np.sum(losses, dtype=np.float64) / max(size, 1))
+        return Evaluation(confusion.reshape(num_classes, num_classes), loss)
+
+    return evaluate
+
+
+@keep_compiled
+def _make_count(model, num_classes, preprocess, mesh):
+    """Confusion cells [U * U] and summed loss of one batch, compiled."""
 
     def count(variables, images, labels):
         logits = model.apply(variables, preprocess(None, images), train=False)
@@ -100,31 +120,27 @@ def make_evaluator(
         return cells, jnp.sum(jnp.where(real, loss, 0.0))
 
     if mesh is None:
-        batch_result = jax.jit(count)
-    else:
-        # By hand, because a kernel from outside XLA cannot be partitioned by it.
-        batch_result = jax.jit(
-            jax.shard_map(
-                lambda *inputs: jax.lax.psum(count(*inputs), AXIS),
-                mesh=mesh,
-                in_specs=(P(), P(AXIS), P(AXIS)),
-                out_specs=P(),
-                check_vma=False,
-            )
+        return jax.jit(count)
+    # By hand, because a kernel from outside XLA cannot be partitioned by it. Every
+    # device's counts are stacked, and summed on the host: all batches are in flight at
+    # once, and CPU devices that met in several of them could wait for ever.
+    return jax.jit(
+        jax.shard_map(
+            lambda *inputs: jax.tree.map(lambda x: x[None], count(*inputs)),
+            mesh=mesh,
+            in_specs=(P(), P(AXIS), P(AXIS)),
+            out_specs=P(AXIS),
+            check_vma=False,
         )
+    )
 
-    def evaluate(variables) -> Evaluation:
-        if mesh is not None:
-            variables = on_mesh(variables, mesh)
-        results = [
-            batch_result(variables, x, y) for x, y in zip(images, labels, strict=True)
-        ]
-        cells, losses = zip(*jax.device_get(results), strict=True)
-        confusion = np.sum(np.asarray(cells, np.int64), axis=0)
-        loss = float(np.sum(np.asarray(losses, np.float64)) / max(size, 1))
-        return Evaluation(confusion.reshape(num_classes, num_classes), loss)
 
-    return evaluate
+def _fetch(results):
+    """Stacked cells and losses of all batches on every host."""
+    cells, losses = (jnp.stack(x) for x in zip(*results, strict=True))
+    if not cells.is_fully_addressable:
+        return multihost_utils.process_allgather((cells, losses), tiled=True)
+    return jax.device_get((cells, losses))
 
 
 def _place(x, sharding):

@@ -21,6 +21,7 @@ from fuprune.federated.cohort import (
     Shared,
     clients_of,
     for_each_client,
+    keep_compiled,
 )
 from fuprune.unlearning.privacy import clip_scale
 
@@ -196,18 +197,7 @@ def collect(
       clip: see `class_activations`.
       tamper: simulated misbehaviour, `(client id, upload) -> upload`.
     """
-    run = for_each_client(
-        activations_program(
-            model,
-            num_classes=num_classes,
-            batch_size=batch_size,
-            preprocess=preprocess,
-            clip=clip,
-        ),
-        backend=backend,
-        mesh=mesh,
-        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
-    )
+    run = _make_capture(model, num_classes, batch_size, preprocess, backend, mesh, clip)
     shared = Shared(cohort.images, cohort.labels, variables)
     _, stacked = run(shared, clients_of(cohort))
     stacked, lengths, ids = jax.device_get((stacked, cohort.lengths, cohort.clients))
@@ -229,11 +219,27 @@ def collect(
     return Collected(uploads, clients, rejected, sum(sizes))
 
 
+@keep_compiled
+def _make_capture(model, num_classes, batch_size, preprocess, backend, mesh, clip):
+    return for_each_client(
+        activations_program(
+            model,
+            num_classes=num_classes,
+            batch_size=batch_size,
+            preprocess=preprocess,
+            clip=clip,
+        ),
+        backend=backend,
+        mesh=mesh,
+        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+    )
+
+
 def merge_activations(
     uploads: Sequence[ClassActivations] | ClassActivations,
     *,
     weighting: str = "examples",
-) -> dict[str, jax.Array]:
+) -> dict[str, np.ndarray]:
     """A*: the mean activation of every class over the participants (Alg. 3, line 1).
 
     Args:
@@ -243,7 +249,7 @@ def merge_activations(
         does not hold a class has no say in that class.
 
     Returns:
-      layer -> [U, C_l].
+      layer -> [U, C_l] float32, on the host: the statistics have arrived there.
 
     Raises:
       ValueError: for a class that no participant holds, statistics that are not
@@ -258,6 +264,8 @@ def merge_activations(
     if not uploads:
         raise ValueError("no client's statistics arrived; capture on more clients.")
     _check_alike(uploads)
+    layers = list(uploads[0].total)
+    uploads = jax.device_get(list(uploads))
     numbers = np.stack([np.asarray(u.num_examples) for u in uploads])  # [n, U]
     missing = np.flatnonzero(~(numbers.sum(axis=0) > 0))
     if missing.size:
@@ -266,10 +274,10 @@ def merge_activations(
             f"{len(uploads)} participating clients; capture on more clients."
         )
     merged = {}
-    for layer in uploads[0].total:
-        totals = jnp.stack([jnp.asarray(u.total[layer]) for u in uploads])  # [n, U, C]
-        merged[layer] = _mean(totals, jnp.asarray(numbers), weighting)
-        if not bool(jnp.all(jnp.isfinite(merged[layer]))):
+    for layer in layers:
+        totals = np.stack([np.asarray(u.total[layer]) for u in uploads])  # [n, U, C]
+        merged[layer] = _mean(totals, numbers, weighting).astype(np.float32)
+        if not np.all(np.isfinite(merged[layer])):
             raise ValueError(
                 f"statistics of layer {layer!r} are not finite; look for a diverged "
                 "model, or check uploads before merging them."
@@ -279,11 +287,11 @@ def merge_activations(
 
 def _mean(totals, numbers, weighting):
     if weighting == "examples":
-        return jnp.sum(totals, axis=0) / jnp.sum(numbers, axis=0)[:, None]
+        return np.sum(totals, axis=0) / np.sum(numbers, axis=0)[:, None]
     held = numbers > 0
-    means = totals / jnp.maximum(numbers, 1e-12)[:, :, None]
-    means = jnp.where(held[:, :, None], means, 0.0)
-    return jnp.sum(means, axis=0) / jnp.sum(held, axis=0)[:, None]
+    means = totals / np.maximum(numbers, 1e-12)[:, :, None]
+    means = np.where(held[:, :, None], means, 0.0)
+    return np.sum(means, axis=0) / np.sum(held, axis=0)[:, None]
 
 
 def _check_alike(uploads: Sequence[Any]) -> None:

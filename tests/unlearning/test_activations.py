@@ -1,5 +1,7 @@
 """local_proc and A*: twins of Eqs. 4-5, bounded memory, and what is turned away."""
 
+import gc
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from fuprune.unlearning.activations import (
     merge_activations,
 )
 from tests import reference
+from tests.compilations import counted
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
 MODEL = TinyNet()
@@ -188,3 +191,55 @@ def test_uploads_of_different_models_are_refused():
     two = ClassActivations({"l": np.ones((2, 4))}, np.ones(2))
     with pytest.raises(ValueError, match="upload 1 have layers or shapes unlike"):
         merge_activations([one, two])
+
+
+@pytest.mark.parametrize("backend", ["loop", "map", "shard_map"])
+def test_capturing_again_compiles_nothing(federation, backend):
+    """Each class removed, and each method that prunes, captures on the same network."""
+    _, data, variables = federation
+    other = jax.tree.map(lambda x: x + 0.5, variables)
+
+    def capture(variables, model):
+        return collect(
+            model, variables, whole_cohort(data), num_classes=4, backend=backend
+        )
+
+    capture(variables, MODEL)
+    with counted() as programs:
+        again = capture(other, TinyNet())
+    assert not programs
+    fresh = collect(
+        MODEL, other, whole_cohort(data), num_classes=4, batch_size=7, backend=backend
+    )
+    for one, two in zip(again.uploads, fresh.uploads, strict=True):
+        np.testing.assert_allclose(one.total["conv2"], two.total["conv2"], rtol=1e-4)
+
+
+def test_preprocessing_that_cannot_be_hashed_still_works(federation):
+    """It is compiled at each call, and nothing of it is kept."""
+    _, data, variables = federation
+
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, key, images):
+            return images.astype(jnp.float32) / 255.0
+
+    options = dict(num_classes=4, backend="loop")
+    cohort = whole_cohort(data)
+    plain = collect(MODEL, variables, cohort, **options)
+    other = collect(MODEL, variables, cohort, preprocess=Unhashable(), **options)
+    for one, two in zip(plain.uploads, other.uploads, strict=True):
+        np.testing.assert_allclose(one.total["conv1"], two.total["conv1"], rtol=1e-6)
+
+
+def test_kept_programs_do_not_keep_the_images():
+    """What is remembered is compiled code, not a federation that is gone."""
+    data = federate(tiny_dataset(20), np.array_split(np.arange(20), 2))
+    cohort = whole_cohort(data)
+    collect(MODEL, tiny_variables(), cohort, num_classes=4, backend="loop")
+    address = cohort.images.unsafe_buffer_pointer()
+    del data, cohort
+    gc.collect()
+    alive = [x for x in jax.live_arrays() if x.dtype == jnp.uint8]
+    assert all(x.unsafe_buffer_pointer() != address for x in alive)

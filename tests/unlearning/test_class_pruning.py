@@ -9,8 +9,10 @@ from fuprune.data.federated import FederatedDataset, federate
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.federated.train import FitResult, fit
 from fuprune.models import zoo
+from fuprune.unlearning.activations import ClassActivations, merge_activations
 from fuprune.unlearning.class_pruning import class_pruning, server_proc
 from fuprune.unlearning.pruning import PrunePlan, compact, mask
+from tests.compilations import counted
 from tests.tiny import tiny_dataset
 
 MODEL = zoo.create("resnet20", num_classes=4, input_shape=(6, 6, 1))
@@ -201,3 +203,34 @@ def _check_federated_training(name, rounds):
         losses.append([record.metrics["loss"] for record in result.history])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3, atol=1e-4)
     assert losses[0][-1] < losses[0][0]
+
+
+def test_scoring_and_surgery_compile_one_program_for_each_network(trained):
+    """Twenty layers of several widths: not a program for each operation and width."""
+    _, variables = trained
+    generator = np.random.default_rng(0)
+
+    def decide(target):
+        # Counts that no other test has, so that nothing was compiled before.
+        activations = merge_activations(
+            [
+                ClassActivations(
+                    {
+                        layer: generator.random((7, 16)).astype(np.float32)
+                        for layer in zoo.layer_names(MODEL)
+                    },
+                    np.full(7, 3.0, np.float32),
+                )
+                for _ in range(2)
+            ]
+        )
+        return server_proc(activations, target, 0.1)
+
+    with counted() as programs:
+        decision = decide(2)
+    assert len(programs) <= 1
+    with counted() as programs:
+        decide(5)
+        compact(MODEL, variables, decision.plan)
+    assert not programs
+    assert list(decision.scores) == list(zoo.layer_names(MODEL))

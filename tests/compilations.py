@@ -1,0 +1,23 @@
+"""How many XLA programs a piece of code has compiled."""
+
+import contextlib
+
+import jax
+
+EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def counted():
+    """Yields a list that grows by one entry for each program compiled inside."""
+    programs: list[float] = []
+
+    def listen(event, duration, **_):
+        if event == EVENT:
+            programs.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield programs
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

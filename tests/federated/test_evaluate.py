@@ -1,0 +1,34 @@
+"""Evaluation of a split: the matrix, and one compilation for one architecture."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.federated.evaluate import make_evaluator
+from tests.compilations import counted
+from tests.tiny import TinyNet, tiny_dataset, tiny_variables
+
+
+def test_the_matrix_counts_every_image_and_no_padding():
+    """Ten images in batches of four: two of padding are in no cell."""
+    dataset, model = tiny_dataset(10), TinyNet()
+    variables = tiny_variables()
+    found = make_evaluator(model, dataset, num_classes=4, batch_size=4)(variables)
+    logits = model.apply(variables, jnp.asarray(dataset.images, jnp.float32) / 255.0)
+    expected = np.zeros((4, 4), np.int64)
+    np.add.at(expected, (dataset.labels, np.argmax(logits, axis=-1)), 1)
+    np.testing.assert_array_equal(found.confusion, expected)
+
+
+def test_an_equal_model_is_evaluated_without_compiling_again():
+    """A run makes an evaluator for each stage; most stages share a network."""
+    dataset = tiny_dataset(12)
+    make_evaluator(TinyNet(), dataset, num_classes=4)(tiny_variables())
+    other = tiny_variables(seed=1)
+    with counted() as programs:
+        found = make_evaluator(TinyNet(), dataset, num_classes=4)(other)
+    assert not programs
+    fresh = make_evaluator(
+        TinyNet(), dataset, num_classes=4, preprocess=lambda key, x: x / 255.0
+    )(other)
+    assert found.loss == pytest.approx(fresh.loss, rel=1e-5)
