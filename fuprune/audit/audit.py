@@ -94,13 +94,12 @@ def audit(
       kinds: which evidence to gather, of `KINDS`.
       confidence: of the interval a candidate has to lie in, for each test.
       max_examples: cap on training and on test images that are looked at; up to a
-      quarter
-        of them are of the forgotten classes, the rest even over the others.
+        quarter of them are of the forgotten classes, the rest even over the others.
       batch_size: images in a forward pass.
       num_shadows: shadow models, an even number; 0 for none.
       shadow_steps: SGD steps of each.
       shadow_learning_rate: at the start of their training.
-      shadow_backend: "auto", "loop" or "vmap", see `shadow.train_models_in_parallel`.
+      shadow_backend: see `shadow.train_models_in_parallel`.
       relearn_level: the part of the raw model's accuracy on the forgotten classes at
         which they count as relearned.
       relearn_steps: the cap on relearning.

@@ -6,7 +6,7 @@ look like, and is then turned on the model under attack.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,21 +17,32 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fuprune.audit.membership import log_probabilities
-from fuprune.audit.outputs import Variables, find_head, init_variables
-from fuprune.audit.training import (
-    TrainState,
-    batch_rows,
-    init_state,
-    parallel_sgd_step,
-    rate,
-    sgd_step,
+from fuprune.audit.outputs import Head, Variables, find_head, init_variables
+from fuprune.audit.training import batch_rows, init_state, next_state
+from fuprune.federated.client import gather_batch
+from fuprune.federated.cohort import (
+    Client,
+    ClientProgram,
+    Shared,
+    for_each_client,
+    keep_compiled,
+    make_client_mesh,
+    on_mesh,
+    resolve_backend,
 )
 
-BACKENDS = ("auto", "loop", "vmap")
 # Sorted probabilities kept as features: what is below the third says little.
 TOP = 3
 # Log-probabilities below this are all "impossible" to an attacker.
 FLOOR = -30.0
+
+
+class ShadowContext(NamedTuple):
+    """What the S shadow models read besides the images."""
+
+    variables: Variables  # initial ones, with a leading axis [S]
+    keys: jax.Array  # [S] typed keys, for dropout
+    rates: jax.Array  # [steps] learning rates
 
 
 def balanced_members(
@@ -75,6 +86,8 @@ def train_models_in_parallel(
 ) -> list[Variables]:
     """Trains S models from scratch, each on its own members, with SGD and cosine decay.
 
+    Each model is a client of the federated engine, with its members for data.
+
     Args:
       model: the architecture, a Flax module.
       key: for initial weights, batches and dropout.
@@ -85,9 +98,10 @@ def train_models_in_parallel(
       steps: SGD steps of each model.
       batch_size: images in a step.
       learning_rate: at the start; falls to zero along a cosine.
-      backend: "vmap" trains all at once; "loop" one after the other, which is faster
-        where XLA has no fast grouped convolution, as on CPUs; "auto" picks by device.
-      on_step: told which model is being trained.
+      backend: how the models are iterated, see `cohort.for_each_client`: "vmap" trains
+        all at once, "shard_map" one on each of this process's devices; "auto" picks by
+        platform.
+      on_step: told which models are being trained.
 
     Returns:
       S variables.
@@ -95,60 +109,108 @@ def train_models_in_parallel(
     Raises:
       ValueError: the backend is unknown.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"shadow backend is {backend!r}; it must be one of {BACKENDS}")
-    if backend == "auto":
-        backend = "loop" if jax.default_backend() == "cpu" else "vmap"
+    # The mesh is this process's own, so several processes do not rule out a host loop.
+    backend, _ = resolve_backend(
+        backend,
+        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+        device_count=jax.local_device_count(),
+        process_count=1,
+    )
     num_models = len(members)
     init_key, batch_key, dropout_key = jax.random.split(key, 3)
     generator = np.random.default_rng(np.asarray(jax.random.key_data(batch_key)))
     rows = np.stack(
         [batch_rows(generator, np.flatnonzero(m), steps, batch_size) for m in members]
-    )
+    ).astype(np.int32)
     rates = learning_rate * 0.5 * (1 + np.cos(np.pi * np.arange(steps) / steps))
-    sample = jnp.asarray(preprocess(images[:1]))
-    init_keys = jax.random.split(init_key, num_models)
-    dropout_keys = jax.random.split(dropout_key, num_models)
-    states = [init_state(init_variables(model, k, sample)) for k in init_keys]
-    head = find_head(model, states[0].variables, sample)
-
-    def told(name: str) -> None:
-        if on_step is not None:
-            on_step(name)
-
-    if backend == "loop":
-        for s in range(num_models):
-            told(f"shadow model {s + 1} of {num_models}")
-            for t in range(steps):
-                batch = rows[s, t]
-                states[s] = sgd_step(
-                    model,
-                    head,
-                    states[s],
-                    jnp.asarray(preprocess(images[batch])),
-                    jnp.asarray(labels[batch]),
-                    jax.random.fold_in(dropout_keys[s], t),
-                    rate(rates[t]),
-                )
-        return [state.variables for state in states]
-
-    told(f"{num_models} shadow models at once")
-    stacked: TrainState = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    for t in range(steps):
-        batch = rows[:, t]
-        flat = jnp.asarray(preprocess(images[batch.reshape(-1)]))
-        stacked = parallel_sgd_step(
-            model,
-            head,
-            stacked,
-            flat.reshape(*batch.shape, *flat.shape[1:]),
-            jnp.asarray(labels[batch]),
-            jax.vmap(lambda k, t=t: jax.random.fold_in(k, t))(dropout_keys),
-            rate(rates[t]),
-        )
-    return [
-        jax.tree.map(lambda x, s=s: x[s], stacked.variables) for s in range(num_models)
+    pool = jnp.asarray(preprocess(images))
+    sample = pool[:1]
+    initial = [
+        init_variables(model, k, sample) for k in jax.random.split(init_key, num_models)
     ]
+    context = ShadowContext(
+        variables=jax.tree.map(lambda *x: jnp.stack(x), *initial),
+        keys=jax.random.split(dropout_key, num_models),
+        rates=jnp.asarray(rates, jnp.float32),
+    )
+    head = find_head(model, initial[0], sample)
+    shared = Shared(pool, jnp.asarray(labels, jnp.int32), context)
+    mesh = None
+    if backend == "shard_map":
+        mesh = make_client_mesh(jax.local_devices())
+        shared = on_mesh(shared, mesh)
+    run = _make_training(model, head, batch_size, backend, mesh)
+    devices = jax.local_device_count()
+    together = {"vmap": num_models, "map": 1}.get(backend, devices)
+    trained: list[Variables] = []
+    for first in range(0, num_models, together):
+        ids = np.arange(first, min(first + together, num_models), dtype=np.int32)
+        if on_step is not None:
+            on_step(_names(ids, num_models))
+        clients = Client(
+            row=jnp.asarray(rows[ids].reshape(len(ids), -1)),
+            length=jnp.full(len(ids), steps * batch_size, jnp.int32),
+            client_id=jnp.asarray(ids),
+        )
+        _, each = run(shared, clients)
+        # Through the host: a mesh would follow the models into whatever uses them.
+        each = jax.device_get(each)
+        trained += [
+            jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), each)
+            for i in range(len(ids))
+        ]
+    return trained
+
+
+def _names(ids: np.ndarray, num_models: int) -> str:
+    if len(ids) == 1:
+        return f"shadow model {ids[0] + 1} of {num_models}"
+    return f"shadow models {ids[0] + 1} to {ids[-1] + 1} of {num_models}, side by side"
+
+
+@keep_compiled
+def _make_training(model, head, batch_size, backend, mesh):
+    return for_each_client(
+        shadow_program(model, head, batch_size=batch_size), backend=backend, mesh=mesh
+    )
+
+
+def shadow_program(
+    model: nn.Module, head: Head | None, *, batch_size: int
+) -> ClientProgram:
+    """A shadow model's training; its row holds the batches, one after the other.
+
+    The pool's images are preprocessed and the context is a `ShadowContext`. `finish`
+    gives `((), variables)`.
+    """
+
+    def init(shared, client):
+        return init_state(
+            jax.tree.map(lambda x: x[client.client_id], shared.context.variables)
+        )
+
+    def step(shared, client, state, i):
+        context = shared.context
+        key = jax.random.fold_in(context.keys[client.client_id], i)
+        positions = i * batch_size + jnp.arange(batch_size)
+        batch = gather_batch(shared, client, positions, _as_they_are, key)
+        return next_state(
+            model, head, state, batch.images, batch.labels, key, context.rates[i]
+        )
+
+    def finish(shared, client, state):
+        del shared, client
+        return (), state.variables
+
+    def num_steps(client):
+        return client.length // batch_size
+
+    return ClientProgram(num_steps, init, step, finish)
+
+
+def _as_they_are(key, images):
+    del key
+    return images
 
 
 def attack_features(logits, labels) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""A little SGD for auditors: one jitted step, shared by shadow models and relearning.
+"""A little SGD for auditors: one step, shared by shadow models and relearning.
 
-The learning rate is traced and the batch shape fixed, so a model architecture compiles
-once for everything the audit trains.
+The learning rate is traced and the batch shape fixed, so that relearning compiles once
+for all models of an architecture.
 """
 
 import functools
@@ -33,7 +33,7 @@ def init_state(variables: Variables) -> TrainState:
     )
 
 
-def _step(
+def next_state(
     model: nn.Module,
     head: Head | None,
     state: TrainState,
@@ -42,6 +42,8 @@ def _step(
     key: jax.Array,
     learning_rate: jax.Array,
 ) -> TrainState:
+    """`sgd_step` as it is inside another program, where nothing is given away."""
+
     def loss(params):
         variables = {**state.variables, "params": params}
         logits, updated = training_logits(model, head, variables, images, key)
@@ -86,24 +88,7 @@ def sgd_step(
     Returns:
       The next state.
     """
-    return _step(model, head, state, images, labels, key, learning_rate)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def parallel_sgd_step(
-    model: nn.Module,
-    head: Head | None,
-    states: TrainState,
-    images: jax.Array,
-    labels: jax.Array,
-    keys: jax.Array,
-    learning_rate: jax.Array,
-) -> TrainState:
-    """`sgd_step` for S models at once: every argument but the last has a leading S."""
-    step = functools.partial(_step, model, head)
-    return jax.vmap(step, in_axes=(0, 0, 0, 0, None))(
-        states, images, labels, keys, learning_rate
-    )
+    return next_state(model, head, state, images, labels, key, learning_rate)
 
 
 def batch_rows(

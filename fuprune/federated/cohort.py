@@ -2,8 +2,9 @@
 
 Everything that clients do (local training, activation statistics, Fisher sums) is a
 `ClientProgram`: a fold over the client's own batches. `for_each_client` turns it into
-one call over a whole cohort, by a host loop, `lax.map`, `vmap` or `shard_map`; all give
-the same answer to float tolerance, and which one is fastest depends on the platform.
+one call over a whole cohort, by a host loop, `lax.map`, `vmap`, groups of clients merged
+into wide networks, or `shard_map`; all give the same answer to float tolerance, and
+which one is fastest depends on the platform.
 """
 
 import functools
@@ -18,7 +19,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-BACKENDS = ("auto", "loop", "map", "vmap", "shard_map")
+BACKENDS = ("auto", "loop", "map", "vmap", "wide", "shard_map")
 AXIS = "clients"
 # Room on each device for the images that one exchange between hosts brings along.
 EXCHANGE_BYTES = 512 * 2**20
@@ -49,6 +50,8 @@ class ClientProgram(NamedTuple):
     operators only, so that it works on traced and on NumPy integers. `finish` returns
     `(total, each)`: `total` is summed over the cohort, `each` is stacked.
     `batched`, when given, replaces `vmap` of the fold by a cheaper equivalent.
+    `step_together`, when given, equals `vmap` of `step` over clients and carries, and
+    is cheapest with `together` of them.
     """
 
     num_steps: Callable[[Client], Any]
@@ -56,6 +59,8 @@ class ClientProgram(NamedTuple):
     step: Callable[[Shared, Client, Any, jax.Array], Any]
     finish: Callable[[Shared, Client, Any], tuple[Any, Any]]
     batched: Callable[[Shared, Client], tuple[Any, Any]] | None = None
+    step_together: Callable[[Shared, Client, Any, jax.Array], Any] | None = None
+    together: int = 1
 
 
 CohortFn = Callable[[Shared, Client], tuple[Any, Any]]
@@ -94,13 +99,18 @@ def make_client_mesh(devices=None) -> Mesh:
 
 
 def resolve_backend(
-    backend: str, *, loops_are_fast: bool = False, device_count: int | None = None
+    backend: str,
+    *,
+    loops_are_fast: bool = False,
+    device_count: int | None = None,
+    process_count: int | None = None,
 ) -> tuple[str, str]:
     """`(backend, inner)` that `backend` means on this platform.
 
     `loops_are_fast` says that convolutions inside `lax.map` run at full speed on CPU
     (true of the oneDNN kernels, not of XLA's own). `inner` is how each device of
-    `shard_map` iterates over its share.
+    `shard_map` iterates over its share. The counts are those of the devices and
+    processes that take part; all of them by default.
     """
     if backend not in BACKENDS:
         raise ValueError(
@@ -108,9 +118,10 @@ def resolve_backend(
         )
     platform = jax.default_backend()
     devices = jax.device_count() if device_count is None else device_count
-    inner = "vmap" if platform == "gpu" else "map"
+    processes = jax.process_count() if process_count is None else process_count
+    inner = {"gpu": "vmap", "tpu": "wide"}.get(platform, "map")
     if backend == "auto":
-        if platform == "cpu" and not loops_are_fast and jax.process_count() == 1:
+        if platform == "cpu" and not loops_are_fast and processes == 1:
             backend = "loop"
         else:
             backend = "shard_map" if devices > 1 else inner
@@ -129,7 +140,8 @@ def for_each_client(
     Args:
       program: the fold each client computes.
       backend: `loop` (host loop over clients and steps, spread over the local
-        devices), `map`, `vmap`, `shard_map` (over `mesh`) or `auto`.
+        devices), `map`, `vmap`, `wide` (groups of clients side by side in one network
+        if the program can, else `map`), `shard_map` (over `mesh`) or `auto`.
       mesh: the devices for `shard_map`; all of them by default.
       loops_are_fast: see `resolve_backend`.
 
@@ -143,14 +155,10 @@ def for_each_client(
     )
     if backend == "loop":
         return _make_loop(program)
-    if backend == "map":
-        return jax.jit(_make_map(program))
-    if backend == "vmap":
-        return jax.jit(_make_vmap(program))
-    if mesh is None:
-        mesh = make_client_mesh()
-    local = _make_map(program) if inner == "map" else _make_vmap(program)
-    return _make_sharded(local, mesh)
+    makers = {"map": _make_map, "vmap": _make_vmap, "wide": _make_wide}
+    if backend != "shard_map":
+        return jax.jit(makers[backend](program))
+    return _make_sharded(makers[inner](program), mesh or make_client_mesh())
 
 
 def _one_client(program: ClientProgram, shared: Shared, client: Client):
@@ -189,6 +197,55 @@ def _make_vmap(program: ClientProgram) -> CohortFn:
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), totals), each
 
     return run
+
+
+def _make_wide(program: ClientProgram) -> CohortFn:
+    """`program.together` clients at a time; the last group is as small as it is."""
+    if program.step_together is None:
+        return _make_map(program)
+
+    def run(shared, clients):
+        size = clients.length.shape[0]
+        full = size - size % program.together
+        grouped = jax.tree.map(
+            lambda x: x[:full].reshape(-1, program.together, *x.shape[1:]), clients
+        )
+        rest = jax.tree.map(lambda x: x[full:], clients)
+        outcomes = []
+        if full:
+            totals, each = jax.lax.map(
+                lambda group: _one_group(program, shared, group), grouped
+            )
+            total = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
+            each = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), each)
+            outcomes.append((total, each))
+        if full < size:
+            outcomes.append(_one_group(program, shared, rest))
+        totals, each = zip(*outcomes, strict=True)
+        return (
+            jax.tree.map(lambda *x: sum(x), *totals),
+            jax.tree.map(lambda *x: jnp.concatenate(x), *each),
+        )
+
+    return run
+
+
+def _one_group(program: ClientProgram, shared: Shared, clients: Client):
+    """Every client of a group at once; those that are through wait for the others."""
+    steps = jax.vmap(program.num_steps)(clients)
+
+    def step(i, carry):
+        new = program.step_together(shared, clients, carry, i)
+
+        def unless_through(new, old):
+            return jnp.where((i < steps).reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+        return jax.tree.map(unless_through, new, carry)
+
+    carry = jax.vmap(program.init, (None, 0))(shared, clients)
+    carry = jax.lax.fori_loop(0, jnp.max(steps), step, carry)
+    totals, each = jax.vmap(program.finish, (None, 0, 0))(shared, clients, carry)
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), totals), each
 
 
 def _make_loop(program: ClientProgram) -> CohortFn:

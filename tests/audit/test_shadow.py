@@ -3,9 +3,10 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.audit import shadow
-from fuprune.audit.outputs import compute_outputs
+from fuprune.audit import shadow, training
+from fuprune.audit.outputs import compute_outputs, init_variables
 from tests.audit.conftest import Perceptron, preprocess
+from tests.compilations import counted
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +42,63 @@ def test_odd_numbers_of_shadow_models_are_refused(number):
         shadow.balanced_members(np.random.default_rng(0), number, 10)
 
 
-def test_loop_and_vmap_train_the_same_models(noise):
+@pytest.mark.parametrize("backend", ["map", "vmap", "shard_map", "auto"])
+def test_every_backend_trains_the_same_models(noise, backend):
     members = shadow.balanced_members(np.random.default_rng(0), 2, 240)
     loop = trained(noise, members, "loop", steps=5)
-    vmap = trained(noise, members, "vmap", steps=5)
-    chex.assert_trees_all_close(loop, vmap, rtol=1e-4, atol=1e-5)
+    other = trained(noise, members, backend, steps=5)
+    chex.assert_trees_all_close(loop, other, rtol=1e-5, atol=1e-6)
     assert not np.allclose(
         loop[0]["params"]["head"]["kernel"], loop[1]["params"]["head"]["kernel"]
     )
+
+
+def test_the_engine_takes_the_same_steps_as_a_plain_loop(noise):
+    """Batches are the members', the rate falls along a cosine."""
+    images, labels = noise
+    model, steps, batch_size = Perceptron(width=64), 4, 8
+    members = shadow.balanced_members(np.random.default_rng(0), 2, 240)
+    found = trained(noise, members, "auto", steps=steps, batch_size=batch_size)
+    init_key, batch_key, dropout_key = jax.random.split(jax.random.key(3), 3)
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(batch_key)))
+    for s, member in enumerate(members):
+        rows = training.batch_rows(generator, np.flatnonzero(member), steps, batch_size)
+        assert member[rows].all()
+        key = jax.random.split(init_key, 2)[s]
+        state = training.init_state(init_variables(model, key, preprocess(images[:1])))
+        for t, batch in enumerate(rows):
+            state = training.sgd_step(
+                model,
+                ("head",),
+                state,
+                preprocess(images[batch]),
+                labels[batch],
+                jax.random.fold_in(jax.random.split(dropout_key, 2)[s], t),
+                training.rate(0.05 * 0.5 * (1 + np.cos(np.pi * t / steps))),
+            )
+        chex.assert_trees_all_close(found[s], state.variables, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("map", ["shadow model 1 of 2", "shadow model 2 of 2"]),
+        ("vmap", ["shadow models 1 to 2 of 2, side by side"]),
+    ],
+)
+def test_progress_names_the_models_in_training(noise, backend, expected):
+    members = shadow.balanced_members(np.random.default_rng(0), 2, 240)
+    told = []
+    trained(noise, members, backend, steps=5, on_step=told.append)
+    assert told == expected
+
+
+def test_training_more_models_compiles_nothing(noise):
+    members = shadow.balanced_members(np.random.default_rng(0), 2, 240)
+    trained(noise, members, "map", steps=5)
+    with counted() as programs:
+        trained(noise, members[::-1], "map", steps=5)
+    assert not programs
 
 
 def test_training_is_a_function_of_the_key(noise):
