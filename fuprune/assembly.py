@@ -214,7 +214,7 @@ def method_options(
     sections["ascent"] = config.ascent
     if method in sections:
         return {**sections[method].to_dict(), **clients}
-    return {}
+    return config.regrow.to_dict() if method == "regrow" else {}
 
 
 def _privacy_options(config, classes) -> dict[str, Any]:

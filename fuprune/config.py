@@ -30,6 +30,7 @@ METHODS = (
     "influence",
     "ascent",
     "amnesiac",
+    "regrow",
     "mask_logit",
     "zero_class_row",
     "fine_tune_only",
@@ -179,9 +180,14 @@ def default() -> Config:
     ascent.learning_rate = 0.01  # of the ascent
     ascent.loss_cap = 10.0  # the forgotten classes' loss at which it stops
 
+    config.regrow = regrow = config_dict.ConfigDict()
+    regrow.share = 1 / 3  # of the convolutions, from the output, that start afresh
+    regrow.shrink = 1.0  # what the others keep of their weights, the rest is fresh
+
     config.audit = audit = config_dict.ConfigDict()
     audit.tests = _either("all")  # "all", or some of AUDIT_TESTS
     audit.retrained = 0  # retrained models compared with; 0 uses all there are
+    audit.reference = ""  # another run's workdir, whose retrained models count too
     audit.confidence = 0.95  # of the interval that a candidate has to lie in
     audit.max_examples = 4000  # training, and test, images that are looked at
     audit.batch_size = 64  # images a step of shadow training and of relearning
@@ -630,7 +636,10 @@ _RULES: dict[str, _Rule] = {
     "ascent.rounds": _number(0, _COUNT),
     "ascent.learning_rate": _positive(1e3),
     "ascent.loss_cap": _positive(),
+    "regrow.share": _number(0, 1),
+    "regrow.shrink": _number(0, 1),
     "audit.retrained": _number(0, 1000),
+    "audit.reference": _PATH,
     "audit.confidence": _Rule(lambda value: 0.5 <= value < 1, "0.5 or more, below 1"),
     "audit.max_examples": _number(2, _COUNT),
     "audit.batch_size": _number(1, 65_536),

@@ -333,6 +333,7 @@ def _audit(this: Run, name: str) -> dict[str, Any]:
         for unit in units
         if unit.method == "retrain"
     ]
+    retrained += _reference_models(this)
     if config.audit.retrained:
         retrained = retrained[: config.audit.retrained]
     candidates = {
@@ -367,6 +368,40 @@ def _audit(this: Run, name: str) -> dict[str, Any]:
     if this.runtime.is_main:
         ledger.write_text(this.workdir / "audit.json", report.to_json())
     return {"steps": len(steps)}
+
+
+def _reference_models(this: Run) -> list[Any]:
+    """The retrained models of the run that audit.reference names, if any."""
+    place = this.config.audit.reference
+    if not place:
+        return []
+    record = Path(place) / "config.json"
+    if not record.exists():
+        raise ConfigError(
+            f"audit.reference is {place!r}, which is not the workdir of a run; allowed: "
+            "one with retrained models, or nothing."
+        )
+    other = configuration.from_json(ledger.read_json(record)["config"])
+    for key, mine, theirs in (
+        ("data", this.config.data, other.data),
+        ("unlearn.classes", this.classes, configuration.classes(other)),
+    ):
+        if mine != theirs:
+            raise ConfigError(
+                f"audit.reference is {place!r}, whose {key} is {theirs}, but must be "
+                f"{mine}, as here."
+            )
+    folders = sorted((Path(place) / "models").glob("retrain*"))
+    if not folders:
+        raise ConfigError(
+            f"audit.reference is {place!r}, where there is no retrained model; add "
+            "retrain to its unlearn.methods."
+        )
+    dtype = assembly.compute_dtype(this.config)
+    return [
+        checkpoint.load(folder, conv=this.runtime.conv, dtype=dtype)
+        for folder in folders
+    ]
 
 
 def _stop_on_sigterm(stop: threading.Event):

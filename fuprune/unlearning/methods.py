@@ -17,6 +17,7 @@ from fuprune.unlearning.controls import (
 from fuprune.unlearning.fisher import fisher
 from fuprune.unlearning.influence import influence
 from fuprune.unlearning.protocol import UnlearnResult
+from fuprune.unlearning.regrow import regrow
 from fuprune.unlearning.retrain import retrain
 
 METHODS: dict[str, Callable[..., UnlearnResult]] = {
@@ -26,6 +27,7 @@ METHODS: dict[str, Callable[..., UnlearnResult]] = {
     "influence": influence,
     "ascent": ascent,
     "amnesiac": amnesiac,
+    "regrow": regrow,
     "mask_logit": mask_logit,
     "zero_class_row": zero_class_row,
     "fine_tune_only": fine_tune_only,

@@ -1,0 +1,77 @@
+"""Forgetting by growing the deepest layers anew.
+
+What a network knows of one class sits mostly in its deep layers; the shallow ones hold
+edges and textures that any class would teach. So the deepest layers and the head start
+again from fresh weights, as in retraining, and only the shallow ones keep what they
+learned. It is not in the paper: it aims at what pruning leaves behind, which a linear
+probe and a few steps of relearning find.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fuprune.data.federated import FederatedDataset
+from fuprune.models import zoo
+from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.protocol import (
+    FineTune,
+    Stage,
+    UnlearnResult,
+    Variables,
+    check_classes,
+)
+from fuprune.unlearning.recovery import recover
+
+
+def regrow(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    share: float = 1 / 3,
+    shrink: float = 1.0,
+    head: str = "head",
+) -> UnlearnResult:
+    """Give the deepest layers fresh weights, then fine-tune without the classes.
+
+    Args:
+      model: a zoo model, compacted or not.
+      variables: its trained variables.
+      data: every client's data; only what remains is read.
+      classes: to forget.
+      key: of the fresh weights and the fine-tuning.
+      fine_tune: see `protocol.FineTune`.
+      share: of the convolutions, counted from the output, that start afresh; every
+        dense layer does too. 1 is retraining with another budget.
+      shrink: the kernels of the layers that stay become `shrink` times the old ones
+        plus `1 - shrink` times fresh ones; 1 leaves them as they are.
+      head: name of the last layer.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is {share}, but must be in [0, 1].")
+    if not 0 <= shrink <= 1:
+        raise ValueError(f"shrink is {shrink}, but must be in [0, 1].")
+    classes = check_classes(classes, head_classes(variables, head))
+    image = jnp.zeros((1, *data.images.shape[1:]))
+    fresh = jax.jit(model.init)(jax.random.split(key, 4)[0], image)
+    layers = zoo.layer_names(model)
+    kept = set(layers[: len(layers) - round(share * len(layers))])
+
+    def mixed(old, new):
+        return jax.tree.map(lambda a, b: shrink * a + (1 - shrink) * b, old, new)
+
+    def start(collection):
+        old, new = variables[collection], fresh[collection]
+        return {
+            name: mixed(old[name], new[name]) if name in kept else new[name]
+            for name in old
+        }
+
+    grown = {collection: start(collection) for collection in variables}
+    stages = (Stage("regrown", model, grown),)
+    fit = recover(model, grown, data, classes, key=key, fine_tune=fine_tune)
+    notes = {"fresh_layers": [name for name in layers if name not in kept]}
+    return UnlearnResult(model, fit.state.variables, stages, fit, notes=notes)
