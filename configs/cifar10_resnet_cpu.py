@@ -1,15 +1,18 @@
 """CIFAR-10 with ResNet20/32/44/56 at a scale for a CPU: forgetting the last class.
 
-Paper: Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 clients, 25 a
-  round, FedSGD, q = 0.1, R by depth, momentum, weight decay, crop and flip. Changed: 32
-  images a client a round instead of 128, 600 rounds instead of 2,000, and a warm-up to
-  a peak learning rate of 0.2 before the cosine, for a run this short.
+Paper: Figure 3 and Tables 2, 4 and 5, with fewer and smaller rounds. Kept: 100 clients,
+  25 a round, FedSGD, q = 0.1, R by depth, momentum, weight decay, crop and flip.
+  Changed: 32 images a client a round instead of 128, 450 rounds instead of 2,000, and a
+  warm-up to a peak learning rate of 0.2 before the cosine, for a run this short.
+  Fine-tuning has a tenth of retraining's rounds, from the same peak along a cosine, and
+  does not stop at its target, so that every method gets the same budget.
 Command: python -m fuprune.main --config configs/cifar10_resnet_cpu.py
-Cost: 480,000 images (600 rounds x 25 clients x 32, 9.6 passes over the data) to
-  pre-train, and as many for each of three retrained models. Hours on two cores, not yet
-  measured; after its first rounds a run says how long it will be.
-Expected: accuracies below the paper's, for the training is shorter; the same order of
-  raw, pruned, fine-tuned and retrained. Not yet measured.
+  Table 3: --config.unlearn.classes=0,9
+  Scores compared by layer or by share: --config.prune.scope=layer, or balanced
+Cost: 360,000 images (450 rounds x 25 clients x 32, 7.2 passes over the data) to
+  pre-train and for each of three retrained models, 36,000 for each other method. About
+  800 images a second on two cores with the extra `onednn`.
+Expected: docs/results.md says what came out.
 """
 
 from fuprune import config as config_lib
@@ -23,15 +26,23 @@ def get_config(depth: str = "20"):
     config.data.name = "cifar10"
     config.model.name = f"resnet{depth}"
     config.partition.bias = 0.1
-    config.train.rounds = 600
+    config.train.rounds = 450
     config.train.batch_size = 32
     config.train.learning_rate = 0.2
     config.train.schedule = "warmup_cosine"
     config.train.warmup_rounds = 30
     config.train.checkpoint_every = 50
+    config.train.evaluate_every = 30
     config.unlearn.classes = 9
+    config.unlearn.methods = (
+        "class_pruning,fine_tune_only,prune_random,prune_lowest,prune_then_drop_row,"
+        "mask_logit,zero_class_row,retrain"
+    )
     config.unlearn.retrain_seeds = 3
     config.prune.rate = RATES.get(depth, 0.05)
-    config.fine_tune.rounds = 100
-    config.fine_tune.evaluate_every = 2
+    config.fine_tune.rounds = 45
+    config.fine_tune.schedule = "cosine"
+    config.fine_tune.stop_at_target = False
+    config.fine_tune.evaluate_every = 5
+    config.audit.relearn_every = 5
     return config

@@ -10,6 +10,8 @@ from fuprune import config as config_lib
 FAMILIES = {
     "cifar10_resnet": ("resnet", ["20", "32", "44", "56"]),
     "cifar10_resnet_cpu": ("resnet", ["20", "32", "44", "56"]),
+    "cifar10_vgg_cpu": ("vgg", ["11", "13", "16", "19"]),
+    "cifar100_resnet_cpu": ("resnet", ["20", "32", "44", "56"]),
     "cifar10_vgg": ("vgg", ["11", "13", "16", "19"]),
     "cifar100_resnet": ("resnet", ["20", "32", "44", "56"]),
     "cifar100_vgg": ("vgg", ["11", "13", "16", "19"]),
@@ -93,3 +95,10 @@ def test_settings_of_the_paper_are_in_its_configs(
 
 def test_config_that_a_slow_cpu_is_pointed_to_exists(repository):
     assert (repository / config_lib.REDUCED_CONFIG).is_file()
+
+
+@pytest.mark.parametrize("bias", ["0.1", "0.45", "1.0"])
+def test_bias_is_an_argument_of_the_file(repository, bias):
+    config = load(repository, "cifar10_bias_cpu").get_config(bias)
+    config_lib.validate(config)
+    assert config.partition.bias == float(bias)
