@@ -7,6 +7,8 @@ away.
 
 import json
 import math
+import reprlib
+import sys
 from typing import Any, NamedTuple
 
 PASS = "pass"
@@ -81,21 +83,31 @@ class AuditReport(NamedTuple):
           A report equal to the one that was written.
 
         Raises:
-          ValueError: the text is no audit report of this format.
+          ValueError: the text is no audit report of this format; one sentence says
+            what is wrong with it.
         """
         try:
-            plain = json.loads(text, parse_constant=_no_constant)
-        except (json.JSONDecodeError, RecursionError) as error:
+            plain = json.loads(
+                text, parse_constant=_no_constant, parse_float=_finite_float
+            )
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"the audit report is not JSON ({error}); run the audit phase again"
             ) from error
         plain = _checked(plain, {"format", *cls._fields}, "the audit report")
-        if plain.pop("format") != FORMAT:
+        found = plain.pop("format")
+        if isinstance(found, bool) or found != FORMAT:
             raise ValueError(
                 f"the audit report is not of format {FORMAT}; run the audit phase again"
             )
         for field, kind in _REPORT_TYPES.items():
             _typed(plain[field], kind, f"{field!r} of the audit report")
+        for label in plain["classes"]:
+            if isinstance(label, bool):
+                raise ValueError(f"class {label} of the audit report is no number")
+            _typed(label, int, f"class {_shown(label)} of the audit report")
+        for name in plain["candidates"]:
+            _typed(name, str, f"candidate {_shown(name)} of the audit report")
         return cls(**{**plain, "tests": [_evidence(test) for test in plain["tests"]]})
 
 
@@ -126,25 +138,28 @@ def _evidence(plain: Any) -> Evidence:
         _typed(plain[field], kind, f"{field!r} of a test in the audit report")
     if plain["higher_is"] not in DIRECTIONS:
         raise ValueError(
-            f"higher_is is {plain['higher_is']!r}; it must be one of {DIRECTIONS}"
+            f"higher_is is {_shown(plain['higher_is'])}; it must be one of {DIRECTIONS}"
         )
-    unknown = set(plain["verdicts"].values()) - set(VERDICTS)
-    if unknown or set(plain["verdicts"]) != set(plain["values"]):
+    name = _shown(plain["name"])
+    known = all(verdict in VERDICTS for verdict in plain["verdicts"].values())
+    if not known or set(plain["verdicts"]) != set(plain["values"]):
         raise ValueError(
-            f"test {plain['name']!r} has verdicts {plain['verdicts']}; every value "
+            f"test {name} has verdicts {_shown(plain['verdicts'])}; every value "
             f"needs one of {VERDICTS}"
         )
     numbers = [*plain["values"].values(), *plain["retrained"]]
     if not all(_is_number(number) for number in numbers):
         raise ValueError(
-            f"test {plain['name']!r} has the figures {numbers}; all must be numbers"
+            f"test {name} has the figures {_shown(numbers)}; all must be numbers"
         )
+    for note in plain["notes"]:
+        _typed(note, str, f"note {_shown(note)} of test {name}")
     bounds = plain["interval"]
     if bounds is not None and not (
         len(bounds) == 2 and all(bound is None or _is_number(bound) for bound in bounds)
     ):
         raise ValueError(
-            f"test {plain['name']!r} has the interval {bounds}; it must be null or "
+            f"test {name} has the interval {_shown(bounds)}; it must be null or "
             "[low, high] of numbers and nulls"
         )
     return Evidence(**plain)
@@ -153,7 +168,9 @@ def _evidence(plain: Any) -> Evidence:
 def _checked(plain: Any, fields: set[str], what: str) -> dict[str, Any]:
     _typed(plain, dict, what)
     if set(plain) != fields:
-        raise ValueError(f"{what} has the keys {sorted(plain)}, not {sorted(fields)}")
+        raise ValueError(
+            f"{what} has the keys {_shown(sorted(plain))}, not {sorted(fields)}"
+        )
     return dict(plain)
 
 
@@ -166,8 +183,21 @@ def _is_number(value: Any) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and math.isfinite(value)
+        # A whole number may be too large for a float.
+        and abs(value) <= sys.float_info.max
     )
+
+
+def _shown(value: Any) -> str:
+    """A value from a file, on one line of a message."""
+    return reprlib.repr(value)
+
+
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{reprlib.repr(digits)} is too large a number")
+    return value
 
 
 def _no_constant(name: str) -> None:

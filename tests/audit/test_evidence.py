@@ -1,5 +1,7 @@
 import json
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from fuprune.audit import AuditReport, Evidence
@@ -61,3 +63,74 @@ def test_anything_else_is_refused(spoil):
 def test_broken_text_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match="run the audit phase again"):
         AuditReport.from_json("{")
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**400), 2**53 + 1])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(["pass", "fail", "worse", "raw", "a", "two\nlines"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def places(tree, path=()):
+    """The path of every value inside a JSON document, the document's own included."""
+    yield path
+    inside = tree if isinstance(tree, dict) else {}
+    if isinstance(tree, list):
+        inside = dict(enumerate(tree))
+    for step, child in inside.items():
+        yield from places(child, (*path, step))
+
+
+@hypothesis.given(st.data())
+def test_any_change_is_read_whole_or_refused_in_one_sentence(data):
+    """Whatever stands in the file, no other error than ValueError comes out."""
+    plain = json.loads(make_report().to_json())
+    path = data.draw(st.sampled_from(list(places(plain))))
+    value = data.draw(VALUES)
+    if not path:
+        plain = value
+    else:
+        parent = plain
+        for step in path[:-1]:
+            parent = parent[step]
+        parent[path[-1]] = value
+    check_reading(json.dumps(plain))
+
+
+@hypothesis.given(
+    st.text(max_size=30)
+    | VALUES.map(json.dumps)
+    | st.sampled_from(["1" * 5000, "[" * 100_000, "1e999", "\ufeff{}"])
+)
+def test_any_text_is_refused_in_one_sentence(text):
+    check_reading(text)
+
+
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400, "9" * 5000])
+def test_numbers_beyond_a_float_are_refused(number):
+    text = make_report().to_json().replace("0.1", number)
+    assert number in text
+    with pytest.raises(ValueError):
+        AuditReport.from_json(text)
+
+
+def check_reading(text):
+    try:
+        report = AuditReport.from_json(text)
+    except ValueError as error:
+        assert len(str(error).splitlines()) == 1 and len(str(error)) < 500
+    else:
+        assert AuditReport.from_json(report.to_json()) == report
