@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 
 from fuprune import assembly, ledger, logs
+from fuprune import config as configuration
 from fuprune.models import zoo
 from fuprune.run_context import (
     Run,
     UnlearnUnit,
     load_model,
     outcome_of,
+    privacy_unit,
     target_accuracy,
     unlearn_units,
 )
@@ -28,7 +30,7 @@ def collect_results(this: Run) -> dict[str, Any]:
     ]
     seconds = _unit_seconds(this.workdir)
     retrain = next((o for u, o in outcomes if u.name == "retrain"), {})
-    methods, plans, scores, cuts = [], {}, {}, {}
+    methods, plans, scores, cut, cuts = [], {}, {}, {}, {}
     for unit, outcome in outcomes:
         stages += outcome["stages"]
         methods.append(
@@ -38,7 +40,8 @@ def collect_results(this: Run) -> dict[str, Any]:
         if made:
             plans[unit.name] = made[-1]["plan"]
             scores[unit.name] = made[0]["scores"]
-            cuts[unit.name] = made[0]["cut"]
+            cut[unit.name] = made[0]["cut"]
+            cuts[unit.name] = made
     results = {
         "dataset": config.data.name,
         "classes": list(this.classes),
@@ -49,12 +52,17 @@ def collect_results(this: Run) -> dict[str, Any]:
         "methods": methods,
         "plan": plans,
         "scores": scores,
-        "cut": cuts,
+        "cut": cut,
+        "cuts": cuts,
     }
     pruned = {u.name: o for u, o in outcomes}.get("class_pruning", {})
-    for note in ("privacy", "privacy_curve"):
-        if note in pruned.get("notes", {}):
-            results[note] = pruned["notes"][note]
+    if "privacy" in pruned.get("notes", {}):
+        results["privacy"] = pruned["notes"]["privacy"]
+    epsilons = configuration.privacy_curve(config)
+    if epsilons:
+        results["privacy_curve"] = [
+            outcome_of(this, privacy_unit(epsilon)) for epsilon in sorted(epsilons)
+        ]
     if this.runtime.is_main:
         if scores.get("class_pruning"):
             results["feature_maps"] = _save_feature_maps(this, pruned)
@@ -87,11 +95,13 @@ def _method_row(unit: UnlearnUnit, outcome, retrain, seconds) -> dict[str, Any]:
 def _save_feature_maps(this: Run, outcome) -> dict[str, Any]:
     """Figure 2: what the most and the least telling channel see on real images."""
     model, variables = load_model(this, "raw", "pretrain")
+    scores = outcome["notes"]["cuts"][0]["scores"]
     chosen = telling_feature_maps(
         model,
         variables,
         this.federation.test,
-        outcome["notes"]["cuts"][0]["scores"],
+        # From input to output, which a file does not keep: the stem is left out.
+        {layer: scores[layer] for layer in zoo.layer_names(model)},
         target=this.classes[0],
         prepare=this.federation.prepare,
     )

@@ -19,7 +19,7 @@ from fuprune.report import (
 )
 from fuprune.report.audit_tables import audited_models
 from fuprune.report.markup import Markup
-from fuprune.report.run_files import Run, Stage, class_label, class_name
+from fuprune.report.run_files import Cut, Run, Stage, class_label, class_name
 from fuprune.report.run_tables import (
     UNCUT_ROWS,
     final_stage,
@@ -259,23 +259,26 @@ def _answers(run: Run, shares: np.ndarray, index: int) -> str:
     return f"Images of {class_label(run, index)} are answered {formats.listing(named)}."
 
 
-def score_figure(run: Run) -> Markup | None:
-    """Heat map of TF-IDF scores per layer with the cut channels marked."""
-    method = run_tables.plan_name(run, run.scores)
-    if method is None or not any(run.scores[method].values()):
-        return None
-    cut = run.cut.get(method, {})
-    layers = run_tables.forward_order(run, run.scores[method])
+def score_figures(run: Run) -> list[Markup]:
+    """Heat maps of TF-IDF scores per layer, one for each class that was cut."""
+    method, cuts = run_tables.shown_cuts(run)
+    return [_score_figure(run, method, cut) for cut in cuts if any(cut.scores.values())]
+
+
+def _score_figure(run: Run, method: str, cut: Cut) -> Markup:
     rows = []
-    for layer in layers:
-        scores = run.scores[method][layer]
+    for layer in run_tables.forward_order(run, cut.scores):
+        scores = cut.scores[layer]
         order = sorted(range(len(scores)), key=lambda channel: -scores[channel])
-        gone = set(cut.get(layer, ()))
+        # After another cut the channels that are left keep their first numbers.
+        ids = cut.channels.get(layer, ())
+        ids = ids if len(ids) == len(scores) else range(len(scores))
+        gone = set(cut.removed.get(layer, ()))
         rows.append(
             (
                 layer,
                 [scores[channel] for channel in order],
-                [channel in gone for channel in order],
+                [ids[channel] in gone for channel in order],
             )
         )
     total = sum(len(values) for _, values, _ in rows)
@@ -287,7 +290,8 @@ def score_figure(run: Run) -> Markup | None:
     )
     return page.figure(
         cells.heat_rows(rows, label),
-        f"TF-IDF of every channel, by layer ({formats.method_name(method)})",
+        f"TF-IDF of every channel, by layer ({formats.method_name(method)}"
+        f"{run_tables.cut_title(run, cut)})",
         "One cell is one channel, the most discriminative of each layer at the left; "
         "stronger colour is a higher score, on one scale for all layers. A red line "
         "under a cell marks a channel that was cut, and the red number counts them.",
@@ -295,13 +299,15 @@ def score_figure(run: Run) -> Markup | None:
     )
 
 
-def width_figure(run: Run) -> Markup | None:
-    """Bars of channels per layer before and after the cut."""
-    method = run_tables.plan_name(run, run.plans)
+def width_figures(run: Run) -> list[Markup]:
+    """Bars of channels per layer before and after, for each class that was cut."""
+    drawn = [_width_figure(run, cut) for cut in run_tables.shown_cuts(run)[1]]
+    return [figure for figure in drawn if figure is not None]
+
+
+def _width_figure(run: Run, cut: Cut) -> Markup | None:
     layers = [
-        row
-        for row in run.plans.get(method or "", ())
-        if row.layer not in UNCUT_ROWS and row.channels_before
+        row for row in cut.plan if row.layer not in UNCUT_ROWS and row.channels_before
     ]
     if not layers:
         return None
@@ -339,7 +345,7 @@ def width_figure(run: Run) -> Markup | None:
             value_width=66,
             bar_height=6,
         ),
-        "Width of each layer",
+        f"Width of each layer{run_tables.cut_title(run, cut)}",
         f"{before:,} channels before, {after:,} after "
         f"({formats.percent(1 - after / before)} gone).",
         legend=page.fill_legend([("before", "before"), ("after", "main")]),

@@ -61,6 +61,16 @@ class LayerWidth(NamedTuple):
     flops_after: float | None
 
 
+class Cut(NamedTuple):
+    """What was scored and removed for one class; layers are mapped by name."""
+
+    class_id: int | None  # None if the file does not say
+    scores: Mapping[str, tuple[float, ...]]  # of the channels the layer had
+    channels: Mapping[str, tuple[int, ...]]  # their ids in the uncut network
+    removed: Mapping[str, tuple[int, ...]]  # ids of those that were cut
+    plan: tuple[LayerWidth, ...]
+
+
 class MetricRow(NamedTuple):
     """One line of metrics.jsonl."""
 
@@ -94,9 +104,7 @@ class Run(NamedTuple):
     class_names: tuple[str, ...]
     stages: tuple[Stage, ...]
     methods: tuple[Method, ...]
-    plans: Mapping[str, tuple[LayerWidth, ...]]
-    scores: Mapping[str, Mapping[str, tuple[float, ...]]]
-    cut: Mapping[str, Mapping[str, tuple[int, ...]]]
+    cuts: Mapping[str, tuple[Cut, ...]]  # method -> one for each class, in order
     target_accuracy: float | None
     model: str
     dataset: str
@@ -135,6 +143,7 @@ def read_run(directory: str | Path) -> Run:
     results = _read_json(directory / "results.json", notes)
     config = mapping(recorded.get("config"))
     methods = tuple(_methods(results))
+    classes = _classes(results, config)
     return Run(
         directory=directory,
         name=directory.resolve().name,
@@ -145,19 +154,14 @@ def read_run(directory: str | Path) -> Run:
         platform=words(recorded.get("platform")),
         metrics=tuple(_metrics(directory / "metrics.jsonl", notes)),
         phase_seconds=_phase_seconds(directory / "timings.jsonl", notes),
-        classes=_classes(results, config),
+        classes=classes,
         class_names=tuple(
             formats.shorten(words(name), 40)
             for name in sequence(results.get("class_names"))[:_MOST_CLASSES]
         ),
         stages=tuple(_stages(results, notes)),
         methods=methods,
-        plans={
-            formats.shorten(name): tuple(_layer_widths(rows))
-            for name, rows in mapping(results.get("plan")).items()
-        },
-        scores=_by_layer(results.get("scores"), _numbers),
-        cut=_by_layer(results.get("cut"), _channels),
+        cuts=_cuts(results, classes),
         target_accuracy=number(results.get("target_accuracy")),
         model=_model_name(results, config),
         dataset=words(results.get("dataset"))
@@ -384,13 +388,43 @@ def _layer_widths(rows: Any) -> Iterator[LayerWidth]:
         )
 
 
-def _by_layer(value: Any, read: Any) -> dict[str, dict[str, tuple]]:
+def _cuts(
+    results: Mapping[str, Any], classes: tuple[int, ...]
+) -> dict[str, tuple[Cut, ...]]:
+    """The cuts of each method, or the one that a file without `cuts` tells of."""
+    found = {
+        formats.shorten(method): tuple(
+            Cut(
+                whole(row.get("class")),
+                _by_layer(row.get("scores"), _numbers),
+                _by_layer(row.get("channels"), _channels),
+                _by_layer(row.get("cut"), _channels),
+                tuple(_layer_widths(row.get("plan"))),
+            )
+            for row in map(mapping, sequence(rows)[:_MOST_CLASSES])
+        )
+        for method, rows in mapping(results.get("cuts")).items()
+    }
+    parts = [mapping(results.get(name)) for name in ("scores", "cut", "plan")]
+    for method in dict.fromkeys(name for part in parts for name in part):
+        if not found.get(formats.shorten(method)):
+            scores, removed, plan = (part.get(method) for part in parts)
+            found[formats.shorten(method)] = (
+                Cut(
+                    classes[0] if len(classes) == 1 else None,
+                    _by_layer(scores, _numbers),
+                    {},
+                    _by_layer(removed, _channels),
+                    tuple(_layer_widths(plan)),
+                ),
+            )
+    return {method: cuts for method, cuts in found.items() if cuts}
+
+
+def _by_layer(value: Any, read: Any) -> dict[str, tuple]:
     return {
-        formats.shorten(method): {
-            formats.shorten(layer, 60): read(entries)
-            for layer, entries in mapping(layers).items()
-        }
-        for method, layers in mapping(value).items()
+        formats.shorten(layer, 60): read(entries)
+        for layer, entries in mapping(value).items()
     }
 
 

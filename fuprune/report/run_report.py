@@ -301,7 +301,7 @@ def _tables(run: Run) -> list[tables.Table]:
         run_tables.methods_table(run),
         run_tables.paper_table(run),
         run_tables.class_table(run),
-        run_tables.layer_table(run),
+        *run_tables.layer_tables(run),
         run_tables.privacy_table(run),
         run_tables.privacy_curve_table(run),
         run_tables.time_table(run),
@@ -315,10 +315,10 @@ def _tables(run: Run) -> list[tables.Table]:
 
 def _cut_section(run: Run) -> page.Section:
     body: list[Child] = [
-        run_figures.score_figure(run),
+        *run_figures.score_figures(run),
         pictures.feature_map_figure(run),
-        run_figures.width_figure(run),
-        _folded("The layers as a table", run_tables.layer_table(run)),
+        *run_figures.width_figures(run),
+        _folded("The layers as a table", *run_tables.layer_tables(run)),
     ]
     if not any(body):
         body = [page.missing("No pruning plan was recorded, so nothing was cut.")]
@@ -417,10 +417,11 @@ def _shown(table: tables.Table | None) -> Child:
     return [tables.to_html(table), page.note(table.note) if table.note else None]
 
 
-def _folded(summary: str, table: tables.Table | None) -> Markup | None:
-    if table is None:
+def _folded(summary: str, *found: tables.Table | None) -> Markup | None:
+    shown = [_shown(table) for table in found if table is not None]
+    if not shown:
         return None
-    return element("details", None, element("summary", None, summary), _shown(table))
+    return element("details", None, element("summary", None, summary), *shown)
 
 
 def _titled(heading: str, body: Markup | None) -> Child:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fuprune.report import formats, palette
-from fuprune.report.run_files import Method, Run, Stage, class_label
+from fuprune.report.run_files import Cut, Method, Run, Stage, class_label
 from fuprune.report.tables import Cell, Column, Table, cell
 from fuprune.report.verdict import main_method, raw_stage, retrain_rows
 
@@ -210,10 +210,22 @@ def stage_title(stage: Stage) -> str:
     return f"{method}, {step}"
 
 
-def plan_name(run: Run, entries: Mapping[str, Any]) -> str | None:
-    """Picks whose plan to show: that of the method under test, else the first."""
+def shown_cuts(run: Run) -> tuple[str, tuple[Cut, ...]]:
+    """Picks whose cuts to show: the method under test's, else the first method's.
+
+    Returns:
+      Name of the method and its cuts, one for each class; none if nothing was cut.
+    """
     main = main_method(run)
-    return main if main in entries else next(iter(entries), None)
+    method = main if main in run.cuts else next(iter(run.cuts), "")
+    return method or "", run.cuts.get(method or "", ())
+
+
+def cut_title(run: Run, cut: Cut) -> str:
+    """Says which class a cut was for, where there is more than one."""
+    if cut.class_id is None or len(shown_cuts(run)[1]) < 2:
+        return ""
+    return f", for class {class_label(run, cut.class_id)}"
 
 
 def forward_order(run: Run, layers: Iterable[str]) -> list[str]:
@@ -221,24 +233,30 @@ def forward_order(run: Run, layers: Iterable[str]) -> list[str]:
 
     Objects in JSON may come back in any order; a plan is a list and keeps it.
     """
-    plan = run.plans.get(plan_name(run, run.plans) or "", ())
+    plan = next((cut.plan for cut in shown_cuts(run)[1] if cut.plan), ())
     places = {row.layer: place for place, row in enumerate(plan)}
     return sorted(layers, key=lambda layer: places.get(layer, len(places)))
 
 
-def layer_table(run: Run) -> Table | None:
-    """Gives the width, parameters and cost of each layer before and after the cut."""
-    method = plan_name(run, run.plans)
-    if method is None or not run.plans[method]:
-        return None
-    rows = run.plans[method]
+def layer_tables(run: Run) -> list[Table]:
+    """Gives every layer's width, parameters and cost before and after each cut."""
+    method, cuts = shown_cuts(run)
+    return [
+        _layer_table(run, method, cut, "layers" if i == 0 else f"layers_{i + 1}")
+        for i, cut in enumerate(cuts)
+        if cut.plan
+    ]
+
+
+def _layer_table(run: Run, method: str, cut: Cut, name: str) -> Table:
     columns = [Column("Layer", numeric=False)]
     for group in ("Channels", "Parameters", "FLOPs per image"):
         columns += [Column("before", group=group), Column("after", group=group)]
     columns.append(Column("Spared"))
     return Table(
-        "layers",
-        f"Every layer before and after the cut ({formats.method_name(method)})",
+        name,
+        f"Every layer before and after the cut ({formats.method_name(method)}"
+        f"{cut_title(run, cut)})",
         tuple(columns),
         tuple(
             (
@@ -256,7 +274,7 @@ def layer_table(run: Run) -> Table | None:
                 ),
                 cell(row.spared),
             )
-            for row in rows
+            for row in cut.plan
         ),
         "Spared channels were due to go but kept so that the layer is not emptied.",
     )

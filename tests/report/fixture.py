@@ -281,19 +281,56 @@ def _results(rng, dataset, model, classes, methods, class_names) -> dict:
         )
     fields = [key for key in plan[0] if key != "layer"]
     plan.append({"layer": "total"} | {k: sum(row[k] for row in plan) for k in fields})
+    cuts = _cuts(classes, scores, cut, plan)
     return {
         "classes": list(classes),
         "class_names": list(class_names),
         "stages": stages,
         "methods": rows,
-        "plan": {"class_pruning": plan},
+        "plan": {"class_pruning": cuts[-1]["plan"]},
         "scores": {"class_pruning": scores},
         "cut": {"class_pruning": cut},
+        "cuts": {"class_pruning": cuts},
         "target_accuracy": 0.85,
         "model": {"name": model, "num_classes": num_classes},
         "dataset": dataset,
         "feature_maps": {"layer": "stage3_block3_conv2", "most": 41, "least": 7},
     }
+
+
+def _cuts(classes, scores, cut, plan) -> list[dict]:
+    """The cut for each class; each later one takes the last channel of each layer."""
+    made = []
+    channels = {layer: list(range(len(values))) for layer, values in scores.items()}
+    for label in classes:
+        made.append(
+            {
+                "class": label,
+                "scores": scores,
+                "channels": channels,
+                "cut": cut,
+                "plan": plan,
+            }
+        )
+        kept = {
+            layer: [c for c in ids if c not in cut[layer]]
+            for layer, ids in channels.items()
+        }
+        scores = {
+            layer: [scores[layer][channels[layer].index(c)] for c in ids]
+            for layer, ids in kept.items()
+        }
+        channels, cut = kept, {layer: ids[-1:] for layer, ids in kept.items()}
+        plan = [
+            row
+            | {
+                "channels_before": row["channels_after"],
+                "channels_after": row["channels_after"]
+                - len(cut.get(row["layer"], "")),
+            }
+            for row in plan
+        ]
+    return made
 
 
 def _write_feature_maps(directory, rng, num_classes) -> None:

@@ -148,6 +148,52 @@ def test_scores_are_drawn_in_forward_order_whatever_the_file_says(tmp_path):
     assert heat.search(build(directory).read_text())[0] == heat.search(unsorted_page)[0]
 
 
+def heat_maps(text):
+    """Spoken labels of the heat maps of a page."""
+    return re.findall(r'<svg[^>]*aria-label="(TF-IDF scores[^"]*)"', text)
+
+
+@pytest.mark.parametrize("classes", [(9,), (0, 9), (0, 5, 9)])
+def test_each_class_cut_has_its_heat_map_and_widths(tmp_path, classes):
+    directory = write_run(tmp_path / "run", classes=classes)
+    page, labels = page_of(directory), heat_maps(build(directory).read_text())
+    cuts = json.loads((directory / "results.json").read_text())["cuts"]["class_pruning"]
+    assert len(labels) == len(classes)
+    for label, cut in zip(labels, cuts, strict=True):
+        scored = sum(len(ids) for ids in cut["channels"].values())
+        gone = sum(len(ids) for ids in cut["cut"].values())
+        assert f"scores of {scored} channels" in label and f"{gone} were cut" in label
+    assert page.text.count("Width of each layer") == len(classes)
+    several = len(classes) > 1
+    assert ("Width of each layer, for class airplane (0)" in page.text) == several
+    assert (directory / "report" / "layers_2.csv").exists() == several
+
+
+def test_a_file_with_one_cut_a_method_still_has_its_heat_map(tmp_path):
+    directory = write_run(tmp_path / "run")
+    results = json.loads((directory / "results.json").read_text())
+    with_cuts = heat_maps(build(directory).read_text())
+    del results["cuts"]
+    (directory / "results.json").write_text(json.dumps(results))
+    assert heat_maps(build(directory).read_text()) == with_cuts
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        3,
+        {"class_pruning": 3},
+        {"class_pruning": [3, {"class": "x", "scores": [], "cut": 3, "plan": {}}]},
+        {"class_pruning": [{"scores": {"stem": [1, None]}, "channels": {"stem": [7]}}]},
+    ],
+)
+def test_cuts_of_another_form_do_not_break_the_page(tmp_path, cuts):
+    directory = write_run(tmp_path / "run")
+    results = json.loads((directory / "results.json").read_text())
+    (directory / "results.json").write_text(json.dumps({**results, "cuts": cuts}))
+    assert "What was cut?" in page_of(directory).text
+
+
 def test_seeds_of_one_method_share_a_colour_and_a_legend_entry(tmp_path):
     directory = write_run(tmp_path / "run")
     with (directory / "metrics.jsonl").open("a") as lines:
