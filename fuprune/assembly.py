@@ -237,6 +237,27 @@ def _privacy_options(config, classes) -> dict[str, Any]:
     }
 
 
+def privacy_curve_options(
+    config, federation: Federation, runtime: Runtime, classes
+) -> dict[str, Any]:
+    """Keyword options of `private_cut`, epsilon aside, from the config."""
+    privacy = config.privacy
+    options = method_options(
+        config, "prune_random", federation, runtime, classes=classes
+    )
+    options |= dict(
+        order=config.prune.order,
+        delta=privacy.delta,
+        clip=privacy.clip,
+        secure=privacy.secure_sum,
+        min_count=privacy.min_count,
+    )
+    if len(classes) == 1:
+        # The same function as the compacted net, and one program for every epsilon.
+        options["surgery"] = "mask"
+    return options
+
+
 def audit_options(config) -> dict[str, Any]:
     """Keyword options of `audit.audit`, from the config."""
     audit = config.audit

@@ -149,6 +149,8 @@ def default() -> Config:
     privacy.delta = 1e-5  # see epsilon
     privacy.clip = 1.0  # L2 bound on one example's activations, under epsilon
     privacy.min_count = 0  # classes with fewer examples are suppressed
+    privacy.curve = ""  # epsilons such as "0.5,1,2,4,8": cut with each, and compare
+    privacy.curve_fine_tune = False  # fine-tune after each of these cuts, too
 
     config.fine_tune = fine_tune = config_dict.ConfigDict()
     fine_tune.rounds = 200  # at most, after any method that is followed by one
@@ -278,6 +280,27 @@ def classes(config: Config) -> tuple[int, ...]:
             f"unlearn.classes is {_shown(value)}; allowed: each class once."
         )
     return tuple(numbers)
+
+
+def privacy_curve(config: Config) -> tuple[float, ...]:
+    """Returns the epsilons of the accuracy-against-epsilon curve, in their order."""
+    value = config.privacy.curve
+    if not value.strip():
+        return ()
+    epsilons = []
+    for part in value.split(","):
+        try:
+            epsilon = float(part) if part.isascii() else 0.0
+        except ValueError:
+            epsilon = 0.0
+        # Six digits name a point in the files of the run.
+        if not 1e-6 <= epsilon <= 1e6 or f"{epsilon:g}" in epsilons:
+            raise ConfigError(
+                f"privacy.curve is {_shown(value)}; allowed: numbers from 1e-06 to "
+                "1e+06, each once, such as 0.5,1,2,4,8, or nothing."
+            )
+        epsilons.append(f"{epsilon:g}")
+    return tuple(float(epsilon) for epsilon in epsilons)
 
 
 def validate(config: Config, *, num_classes: int | None = None) -> None:
@@ -419,7 +442,8 @@ def difference(
     """Returns the dotted keys in which a resumed run would differ from the stored one.
 
     Keys that cannot change a result are left out: which phases run, how often
-    checkpoints are written, and all of `runtime` except the type computed in. A key
+    checkpoints are written, which points the privacy curve has, and all of `runtime`
+    except the type computed in. A key
     that one side lacks counts as its default, so runs of earlier versions resume.
     """
     fallback = flatten(default())
@@ -440,6 +464,7 @@ def _may_differ(key: str) -> bool:
         "data.dir",
         "train.checkpoint_every",
         "train.checkpoint_keep",
+        "privacy.curve",  # its points stand beside the other results
     )
 
 
@@ -695,6 +720,7 @@ def _check_together(config: Config) -> None:
     phases(config)
     audit_tests(config)
     classes(config)
+    privacy_curve(config)
     if "amnesiac" in methods(config) and not train.history_bytes:
         raise ConfigError(
             "unlearn.methods names amnesiac while train.history_bytes is 0; allowed: "

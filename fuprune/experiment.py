@@ -30,6 +30,7 @@ from fuprune import audit as auditing
 from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune.config import ConfigError
+from fuprune.data.federated import drop_classes
 from fuprune.federated.train import FitResult
 from fuprune.provenance import describe_run, refuse_other_config
 from fuprune.results import collect_results, show_tables
@@ -43,12 +44,14 @@ from fuprune.run_context import (
     load_model,
     measure,
     outcome_of,
+    privacy_unit,
     stopping,
     target_accuracy,
     unlearn_units,
 )
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
     Stage,
     UnlearnError,
@@ -162,6 +165,12 @@ def _run_phases(this: Run) -> dict[str, Any]:
     if "unlearn" in wanted:
         for unit in unlearn_units(config):
             _unit(this, f"unlearn/{unit.name}", lambda r, n, u=unit: _unlearn(r, n, u))
+        for epsilon in configuration.privacy_curve(config):
+            _unit(
+                this,
+                privacy_unit(epsilon),
+                lambda r, n, e=epsilon: _privacy_point(r, n, e),
+            )
         results = collect_results(this)
     if "audit" in wanted:
         _unit(this, "audit", _audit)
@@ -320,6 +329,55 @@ def _unlearn(this: Run, name: str, unit: UnlearnUnit) -> dict[str, Any]:
     }
 
 
+def _privacy_point(this: Run, name: str, epsilon: float) -> dict[str, Any]:
+    """One epsilon of the curve: the cut from noised statistics, and what it does."""
+    config = this.config
+    raw = load_model(this, "raw", "pretrain")
+    cut = private_cut(
+        raw[0],
+        raw[1],
+        this.federation.data,
+        this.classes,
+        key=key_for(this, "unlearn/class_pruning"),
+        epsilon=epsilon,
+        **assembly.privacy_curve_options(
+            config, this.federation, this.runtime, this.classes
+        ),
+    )
+    after = measure(this, name, Stage("pruned", cut.model, cut.variables))
+    point = {
+        "epsilon": epsilon,
+        "u_accuracy": after["u_accuracy"],
+        "r_accuracy": after["r_accuracy"],
+        "overlap": cut.overlap,
+        "sigma_total": cut.statement["sigma_total"],
+        "sigma_count": cut.statement["sigma_count"],
+    }
+    if config.privacy.curve_fine_tune:
+        fit = train_unit(
+            this,
+            name,
+            cut.model,
+            cut.variables,
+            drop_classes(this.federation.data, this.classes),
+            key=jax.random.fold_in(key_for(this, "fine_tune"), 0),
+            rounds=config.fine_tune.rounds,
+            learning_rate=config.fine_tune.learning_rate or config.train.learning_rate,
+            schedule=config.fine_tune.schedule,
+            warmup=config.train.warmup_rounds,
+            target=target_accuracy(this),
+            metric="r_accuracy",
+            stop_at_target=config.fine_tune.stop_at_target,
+            evaluate_every=config.fine_tune.evaluate_every,
+        )
+        stage = Stage("fine_tuned", cut.model, fit.state.variables)
+        tuned = measure(this, name, stage)
+        point["fine_tuned_u_accuracy"] = tuned["u_accuracy"]
+        point["fine_tuned_r_accuracy"] = tuned["r_accuracy"]
+        point["rounds_to_target"] = fit.rounds_to_target
+    return ledger.plain(point)
+
+
 def _audit(this: Run, name: str) -> dict[str, Any]:
     """Audit every saved model of this run against the retrained ones."""
     config = this.config
@@ -378,7 +436,7 @@ def _reference_models(this: Run) -> list[Any]:
     record = Path(place) / "config.json"
     if not record.exists():
         raise ConfigError(
-            f"audit.reference is {place!r}, which is not the workdir of a run; allowed: "
+            f"audit.reference is {place!r}, which is no run's workdir; allowed: "
             "one with retrained models, or nothing."
         )
     other = configuration.from_json(ledger.read_json(record)["config"])
@@ -417,6 +475,9 @@ def _planned_rounds(config) -> int:
         for unit in unlearn_units(config):
             scratch = unit.method == "retrain"
             rounds += config.train.rounds if scratch else config.fine_tune.rounds
+        if config.privacy.curve_fine_tune:
+            points = len(configuration.privacy_curve(config))
+            rounds += points * config.fine_tune.rounds
     return rounds
 
 

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 
 from fuprune import assembly, ledger, logs
+from fuprune import config as configuration
 from fuprune.models import zoo
 from fuprune.run_context import (
     Run,
     UnlearnUnit,
     load_model,
     outcome_of,
+    privacy_unit,
     target_accuracy,
     unlearn_units,
 )
@@ -54,9 +56,13 @@ def collect_results(this: Run) -> dict[str, Any]:
         "cuts": cuts,
     }
     pruned = {u.name: o for u, o in outcomes}.get("class_pruning", {})
-    for note in ("privacy", "privacy_curve"):
-        if note in pruned.get("notes", {}):
-            results[note] = pruned["notes"][note]
+    if "privacy" in pruned.get("notes", {}):
+        results["privacy"] = pruned["notes"]["privacy"]
+    epsilons = configuration.privacy_curve(config)
+    if epsilons:
+        results["privacy_curve"] = [
+            outcome_of(this, privacy_unit(epsilon)) for epsilon in sorted(epsilons)
+        ]
     if this.runtime.is_main:
         if scores.get("class_pruning"):
             results["feature_maps"] = _save_feature_maps(this, pruned)

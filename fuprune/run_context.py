@@ -139,6 +139,11 @@ def unlearn_units(config) -> list[UnlearnUnit]:
     return units
 
 
+def privacy_unit(epsilon: float) -> str:
+    """The unit that makes one point of accuracy against epsilon."""
+    return f"privacy_curve/{epsilon:g}"
+
+
 def stopping(this: Run) -> bool:
     """Whether SIGTERM has come to any process of the run; all of them ask together."""
     return processes.any_process(this.stop.is_set())

@@ -294,3 +294,18 @@ def test_any_values_are_accepted_or_refused_in_one_printable_line(values):
     restored = config_lib.from_json(json.loads(json.dumps(config_lib.to_json(config))))
     assert config_lib.difference(config, restored) == []
     assert config_lib.phases(config) and config_lib.methods(config)
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "a", "1,1.0", "1,,2", "nan", "inf", "1e7", "\u0661", "1;2"]
+)
+def test_curves_that_cannot_be_are_refused(text):
+    with pytest.raises(config_lib.ConfigError, match="privacy.curve is .*allowed: num"):
+        config_lib.validate(changed(privacy__curve=text))
+
+
+def test_curves_are_read_in_their_order_and_may_be_added_later():
+    config = changed(privacy__curve="8, 0.5,1e2")
+    assert config_lib.privacy_curve(config) == (8.0, 0.5, 100.0)
+    assert config_lib.privacy_curve(config_lib.default()) == ()
+    assert config_lib.difference(config, config_lib.default()) == []

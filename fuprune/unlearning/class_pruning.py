@@ -22,9 +22,11 @@ from fuprune.unlearning.activations import (
     collect,
     merge_activations,
 )
+from fuprune.unlearning.privacy import leave_out_empty
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
+    UnlearnError,
     UnlearnResult,
     Variables,
     check_classes,
@@ -162,6 +164,7 @@ def class_pruning(
         notes["privacy"] = dict(privacy)
     upload_bytes = 0
     activations: dict[str, Any] = {}
+    present = tuple(range(num_classes))  # classes that have a row in A*
     for number, target in enumerate(classes):
         if recapture or not stages:
             collected = collect(
@@ -179,15 +182,24 @@ def class_pruning(
             seen: Any = collected.uploads
             if protect is not None:
                 seen = protect(collected, jax.random.fold_in(protect_key, number))
+                seen, present = leave_out_empty(seen)
             activations = merge_activations(seen, weighting=weighting)
             notes["participants"] = len(collected.clients)
             notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
+            if len(present) < num_classes:
+                notes["suppressed"] = sorted(set(range(num_classes)) - set(present))
+        if target not in present:
+            raise UnlearnError(
+                f"the statistics of class {target} were suppressed, for too few "
+                "examples are in them; lower privacy.min_count, or capture on more "
+                "clients."
+            )
         seed = int(
             jax.random.randint(jax.random.fold_in(plan_key, number), (), 0, 2**30)
         )
         decision = server_proc(
             activations,
-            target,
+            present.index(target),
             rate,
             scope=scope,
             order=order,

@@ -5,12 +5,13 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.data.federated import FederatedDataset, federate
+from fuprune.data.federated import FederatedDataset, federate, sample_cohort
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.federated.train import FitResult, fit
 from fuprune.models import zoo
-from fuprune.unlearning.activations import ClassActivations, merge_activations
+from fuprune.unlearning.activations import ClassActivations, collect, merge_activations
 from fuprune.unlearning.class_pruning import class_pruning, server_proc
+from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.pruning import PrunePlan, compact, mask
 from tests.compilations import counted
 from tests.tiny import tiny_dataset
@@ -234,3 +235,34 @@ def test_scoring_and_surgery_compile_one_program_for_each_network(trained):
         compact(MODEL, variables, decision.plan)
     assert not programs
     assert list(decision.scores) == list(zoo.layer_names(MODEL))
+
+
+def test_suppressed_classes_are_left_out_of_the_scores(trained):
+    """As if there were no such class; a target that is suppressed is an error."""
+
+    def without(*classes):
+        def protect(collected, key):
+            del key
+            kept = np.array([u not in classes for u in range(4)])
+            return [
+                upload._replace(
+                    total={k: v * kept[:, None] for k, v in upload.total.items()},
+                    num_examples=upload.num_examples * kept,
+                )
+                for upload in collected.uploads
+            ]
+
+        return protect
+
+    data, variables = trained
+    uploads = collect(
+        MODEL, variables, sample_cohort(jax.random.key(0), data, 4), num_classes=4
+    ).uploads
+    activations = merge_activations(uploads)
+    expected = server_proc({k: a[1:] for k, a in activations.items()}, 2, 0.1)
+    result = forget(trained, (3,), protect=without(0))
+    assert result.notes["suppressed"] == [0]
+    for layer, scores in result.notes["cuts"][0]["scores"].items():
+        np.testing.assert_allclose(scores, expected.scores[layer], rtol=1e-4, atol=1e-6)
+    with pytest.raises(UnlearnError, match="class 3 were suppressed.*min_count"):
+        forget(trained, (3,), protect=without(3))
