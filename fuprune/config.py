@@ -31,6 +31,7 @@ METHODS = (
     "ascent",
     "amnesiac",
     "regrow",
+    "relabel",
     "mask_logit",
     "zero_class_row",
     "fine_tune_only",
@@ -185,6 +186,10 @@ def default() -> Config:
     config.regrow = regrow = config_dict.ConfigDict()
     regrow.share = 1 / 3  # of the convolutions, from the output, that start afresh
     regrow.shrink = 1.0  # what the others keep of their weights, the rest is fresh
+
+    config.relabel = relabel = config_dict.ConfigDict()
+    relabel.answer = "nearest"  # label of a forgotten image: the trained model's best
+    # among the other classes (nearest), or any of them (random)
 
     config.audit = audit = config_dict.ConfigDict()
     audit.tests = _either("all")  # "all", or some of AUDIT_TESTS
@@ -465,6 +470,7 @@ def _may_differ(key: str) -> bool:
         "train.checkpoint_every",
         "train.checkpoint_keep",
         "privacy.curve",  # its points stand beside the other results
+        "privacy.curve_fine_tune",
     )
 
 
@@ -663,6 +669,7 @@ _RULES: dict[str, _Rule] = {
     "ascent.loss_cap": _positive(),
     "regrow.share": _number(0, 1),
     "regrow.shrink": _number(0, 1),
+    "relabel.answer": _one_of("nearest", "random"),
     "audit.retrained": _number(0, 1000),
     "audit.reference": _PATH,
     "audit.confidence": _Rule(lambda value: 0.5 <= value < 1, "0.5 or more, below 1"),

@@ -44,7 +44,7 @@ from fuprune.run_context import (
     load_model,
     measure,
     outcome_of,
-    privacy_unit,
+    privacy_units,
     stopping,
     target_accuracy,
     unlearn_units,
@@ -165,12 +165,8 @@ def _run_phases(this: Run) -> dict[str, Any]:
     if "unlearn" in wanted:
         for unit in unlearn_units(config):
             _unit(this, f"unlearn/{unit.name}", lambda r, n, u=unit: _unlearn(r, n, u))
-        for epsilon in configuration.privacy_curve(config):
-            _unit(
-                this,
-                privacy_unit(epsilon),
-                lambda r, n, e=epsilon: _privacy_point(r, n, e),
-            )
+        for name, epsilon in privacy_units(config):
+            _unit(this, name, lambda r, n, e=epsilon: _privacy_point(r, n, e))
         results = collect_results(this)
     if "audit" in wanted:
         _unit(this, "audit", _audit)

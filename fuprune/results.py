@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 
 from fuprune import assembly, ledger, logs
-from fuprune import config as configuration
 from fuprune.models import zoo
 from fuprune.run_context import (
     Run,
     UnlearnUnit,
     load_model,
     outcome_of,
-    privacy_unit,
+    privacy_units,
     target_accuracy,
     unlearn_units,
 )
@@ -58,11 +57,9 @@ def collect_results(this: Run) -> dict[str, Any]:
     pruned = {u.name: o for u, o in outcomes}.get("class_pruning", {})
     if "privacy" in pruned.get("notes", {}):
         results["privacy"] = pruned["notes"]["privacy"]
-    epsilons = configuration.privacy_curve(config)
-    if epsilons:
-        results["privacy_curve"] = [
-            outcome_of(this, privacy_unit(epsilon)) for epsilon in sorted(epsilons)
-        ]
+    points = [outcome_of(this, name) for name, _ in privacy_units(config)]
+    if points:
+        results["privacy_curve"] = points
     if this.runtime.is_main:
         if scores.get("class_pruning"):
             results["feature_maps"] = _save_feature_maps(this, pruned)

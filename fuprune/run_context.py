@@ -139,9 +139,16 @@ def unlearn_units(config) -> list[UnlearnUnit]:
     return units
 
 
-def privacy_unit(epsilon: float) -> str:
-    """The unit that makes one point of accuracy against epsilon."""
-    return f"privacy_curve/{epsilon:g}"
+def privacy_units(config) -> list[tuple[str, float]]:
+    """The units that make the points of accuracy against epsilon, and their epsilons.
+
+    A fine-tuned point is another unit, so that it can be asked for later.
+    """
+    suffix = "_fine_tuned" if config.privacy.curve_fine_tune else ""
+    return [
+        (f"privacy_curve/{epsilon:g}{suffix}", epsilon)
+        for epsilon in sorted(configuration.privacy_curve(config))
+    ]
 
 
 def stopping(this: Run) -> bool:

@@ -42,6 +42,7 @@ def test_a_run_that_keeps_nothing_private_says_nothing_of_it(plain):
     assert "accountant" not in (workdir / "report" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_secure_sum_cuts_what_the_plain_sum_cuts(plain, tmp_path):
     """The masks cancel: the server sees the sum and nothing else changes."""
     results = run(tmp_path / "run", "--config.privacy.secure_sum=True")
@@ -90,6 +91,7 @@ def test_a_curve_can_be_added_to_a_finished_run(plain):
     assert "What privacy costs" in (workdir / "report" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_each_point_can_be_fine_tuned(plain, tmp_path):
     """Its rounds are logged under its own name, and its accuracies stand beside."""
     results = run(
@@ -101,6 +103,6 @@ def test_each_point_can_be_fine_tuned(plain, tmp_path):
     assert 0 <= point["fine_tuned_u_accuracy"] <= 1
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     phases = [json.loads(row)["phase"] for row in rows]
-    assert phases == ["pretrain", "unlearn/class_pruning", "privacy_curve/8"]
+    assert phases == ["pretrain", "unlearn/class_pruning", "privacy_curve/8_fine_tuned"]
     stage = [s for s in results["stages"] if s["stage"] == "pruned_9"]
     assert len(stage) == 1 and results["cut"] == plain[1]["cut"]
