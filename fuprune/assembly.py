@@ -211,7 +211,7 @@ def method_options(
     if method in ("prune_random", "prune_lowest"):
         return pruning
     sections = {"fisher": config.fisher, "influence": config.influence}
-    sections["ascent"] = config.ascent
+    sections |= {"ascent": config.ascent, "relabel": config.relabel}
     if method in sections:
         return {**sections[method].to_dict(), **clients}
     return config.regrow.to_dict() if method == "regrow" else {}

@@ -1,0 +1,132 @@
+"""Forgetting by teaching the forgotten images the answer of a model that never knew.
+
+A retrained model, which has no class for these images, gives them the nearest of the
+others. Here each client asks the trained model for that answer, gives it to its own
+forgotten images as their label, and the federation fine-tunes on everything. Features
+that told the class apart lose their use and are pulled into the neighbours'. It is not
+in the paper; labels never leave their client.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.federated import FederatedDataset, keep_classes, whole_cohort
+from fuprune.data.preprocess import to_float
+from fuprune.federated.client import Preprocess, gather_batch
+from fuprune.federated.cohort import (
+    ClientProgram,
+    Shared,
+    clients_of,
+    for_each_client,
+)
+from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.protocol import (
+    FineTune,
+    UnlearnResult,
+    Variables,
+    check_classes,
+)
+from fuprune.unlearning.recovery import recovery_key
+
+ANSWERS = ("nearest", "random")
+
+
+def relabel(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    answer: str = "nearest",
+    batch_size: int = 64,
+    preprocess: Preprocess = to_float,
+    backend: str = "auto",
+    mesh=None,
+    head: str = "head",
+) -> UnlearnResult:
+    """Fine-tune with the forgotten images under the labels of other classes.
+
+    Args:
+      model: any Flax model.
+      variables: its trained variables.
+      data: every client's data; the forgotten images are trained on, with new labels.
+      classes: to forget.
+      key: of random answers and the fine-tuning.
+      fine_tune: see `protocol.FineTune`.
+      answer: `nearest`, the trained model's best answer among the other classes, or
+        `random`, any of them.
+      batch_size: images at a time when the model is asked.
+      preprocess: as in training, without augmentation.
+      backend: how clients are iterated.
+      mesh: likewise.
+      head: name of the last layer.
+    """
+    if answer not in ANSWERS:
+        raise ValueError(
+            f"answer is {answer!r}, but must be one of {', '.join(ANSWERS)}."
+        )
+    num_classes = head_classes(variables, head)
+    classes = check_classes(classes, num_classes)
+    forgotten = keep_classes(data, classes)
+    others = np.setdiff1d(np.arange(num_classes), classes)
+    rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
+    if answer == "nearest":
+        run = for_each_client(
+            _answers_program(
+                model,
+                others,
+                rows.shape[1],
+                batch_size=batch_size,
+                preprocess=preprocess,
+            ),
+            backend=backend,
+            mesh=mesh,
+            loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+        )
+        cohort = whole_cohort(forgotten)
+        shared = Shared(cohort.images, cohort.labels, variables)
+        answers = jax.device_get(run(shared, clients_of(cohort))[1])
+    else:
+        answers = jax.device_get(
+            jax.random.choice(jax.random.split(key, 4)[0], others, rows.shape)
+        )
+    labels = np.array(jax.device_get(data.labels))
+    for row, length, given in zip(rows, lengths, answers, strict=True):
+        labels[row[:length]] = given[:length]
+    taught = data._replace(labels=jax.device_put(labels, data.labels.sharding))
+    fit = fine_tune(model, variables, taught, recovery_key(key))
+    counts = np.bincount(
+        [a for n, given in zip(lengths, answers, strict=True) for a in given[:n]],
+        minlength=num_classes,
+    )
+    notes = {"new_labels": counts.tolist()}
+    return UnlearnResult(model, fit.state.variables, fit=fit, notes=notes)
+
+
+def _answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:
+    """`finish` gives `((), answers)`: the best of `others` for each image, [size]."""
+    padded = -(-size // batch_size) * batch_size
+    others = jnp.asarray(others, jnp.int32)
+
+    def init(shared, client):
+        del shared, client
+        return jnp.zeros(padded, jnp.int32)
+
+    def step(shared, client, answers, i):
+        positions = i * batch_size + jnp.arange(batch_size)
+        batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
+        logits = model.apply(shared.context, batch.images, train=False)
+        best = others[jnp.argmax(logits[:, others], axis=-1)]
+        return jax.lax.dynamic_update_slice(answers, best, (i * batch_size,))
+
+    def finish(shared, client, answers):
+        del shared, client
+        return (), answers[:size]
+
+    def num_steps(client):
+        return (client.length + batch_size - 1) // batch_size
+
+    return ClientProgram(num_steps, init, step, finish)

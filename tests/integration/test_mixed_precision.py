@@ -1,0 +1,22 @@
+"""bfloat16 computation with float32 state learns the quickstart's task as well."""
+
+import json
+
+import pytest
+
+from tests.integration.command import finish
+
+
+@pytest.mark.slow
+def test_bfloat16_reaches_the_accuracy_of_float32_on_the_quickstart(tmp_path):
+    accuracy = {}
+    for dtype in ("float32", "bfloat16"):
+        workdir = tmp_path / dtype
+        flags = ("--config.phases=pretrain", f"--config.runtime.dtype={dtype}")
+        finish(workdir, *flags, small=(), timeout=1800)
+        rows = (workdir / "metrics.jsonl").read_text().splitlines()
+        accuracy[dtype] = json.loads(rows[-1])["accuracy"]
+    print(accuracy)
+    # 355 test images: one standard error of the difference is about a point.
+    assert accuracy["float32"] > 0.95
+    assert abs(accuracy["bfloat16"] - accuracy["float32"]) < 0.02

@@ -1,0 +1,61 @@
+"""Relabelling: forgotten images get the nearest other answer, remaining ones stay."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.data.preprocess import to_float
+from fuprune.unlearning.relabel import relabel
+from tests.unlearning.small import SmallNet, initial, make_fine_tune, small_data
+
+MODEL = SmallNet()
+CLASSES = (1, 3)
+
+
+def taught_by(data, variables, **options):
+    """The data that fine-tuning was given, and the notes."""
+    seen = []
+    fine_tune = make_fine_tune()
+
+    def watch(model, variables, given, key):
+        seen.append(given)
+        return fine_tune(model, variables, given, key)
+
+    result = relabel(
+        MODEL,
+        variables,
+        data,
+        CLASSES,
+        key=jax.random.key(3),
+        fine_tune=watch,
+        **options,
+    )
+    return seen[0], result.notes
+
+
+@pytest.mark.parametrize("backend", ["loop", "map", "vmap"])
+def test_forgotten_images_get_the_best_answer_among_the_others(backend):
+    data, variables = small_data(), initial(MODEL)
+    given, notes = taught_by(data, variables, backend=backend, batch_size=3)
+    old, new = np.asarray(data.labels), np.asarray(given.labels)
+    logits = MODEL.apply(variables, to_float(None, data.images))
+    nearest = np.asarray([0, 2])[np.argmax(np.asarray(logits)[:, [0, 2]], axis=1)]
+    forgotten = np.isin(old, CLASSES)
+    np.testing.assert_array_equal(new, np.where(forgotten, nearest, old))
+    assert forgotten.any() and sum(notes["new_labels"]) == forgotten.sum()
+    np.testing.assert_array_equal(given.rows, data.rows)
+
+
+def test_random_answers_are_other_classes_and_follow_the_key():
+    data, variables = small_data(), initial(MODEL)
+    first, _ = taught_by(data, variables, answer="random")
+    again, _ = taught_by(data, variables, answer="random")
+    np.testing.assert_array_equal(first.labels, again.labels)
+    forgotten = jnp.isin(data.labels, jnp.asarray(CLASSES))
+    assert set(np.asarray(first.labels)[np.asarray(forgotten)].tolist()) == {0, 2}
+
+
+def test_unknown_answer_is_refused():
+    with pytest.raises(ValueError, match="answer is 'second', but must be one of"):
+        taught_by(small_data(), initial(MODEL), answer="second")
