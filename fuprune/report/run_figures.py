@@ -354,7 +354,7 @@ def _width_figure(run: Run, cut: Cut) -> Markup | None:
 
 def privacy_figure(run: Run) -> Markup | None:
     """Accuracy and agreement of the cut against epsilon."""
-    points = sorted(run.privacy_curve)
+    points = sorted(run.privacy_curve, key=lambda point: point.epsilon)
     if len(points) < 2:
         return None
     series = [
@@ -371,6 +371,8 @@ def privacy_figure(run: Run) -> Markup | None:
             ("R-set accuracy", "main", "r_accuracy"),
             ("U-set accuracy", "o0", "u_accuracy"),
             ("same channels cut", "o1", "overlap"),
+            ("R-set, fine-tuned", "o2", "tuned_r_accuracy"),
+            ("U-set, fine-tuned", "o3", "tuned_u_accuracy"),
         )
     ]
     series = [line for line in series if line.points]

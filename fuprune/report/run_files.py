@@ -86,6 +86,8 @@ class PrivacyPoint(NamedTuple):
     r_accuracy: float | None
     u_accuracy: float | None
     overlap: float | None  # share of the noiseless cut that is kept
+    tuned_r_accuracy: float | None = None  # after fine-tuning, where it was done
+    tuned_u_accuracy: float | None = None
 
 
 class Run(NamedTuple):
@@ -445,6 +447,8 @@ def _privacy_curve(results: Mapping[str, Any]) -> Iterator[PrivacyPoint]:
                 number(row.get("r_accuracy")),
                 number(row.get("u_accuracy")),
                 number(row.get("overlap")),
+                number(row.get("fine_tuned_r_accuracy")),
+                number(row.get("fine_tuned_u_accuracy")),
             )
 
 

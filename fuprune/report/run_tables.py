@@ -297,6 +297,8 @@ def privacy_curve_table(run: Run) -> Table | None:
             Column("R-set accuracy"),
             Column("U-set accuracy"),
             Column("Same channels cut"),
+            Column("R-set, fine-tuned"),
+            Column("U-set, fine-tuned"),
         ),
         tuple(
             (
@@ -304,6 +306,8 @@ def privacy_curve_table(run: Run) -> Table | None:
                 cell(point.r_accuracy, formats.percent(point.r_accuracy)),
                 cell(point.u_accuracy, formats.percent(point.u_accuracy)),
                 cell(point.overlap, formats.percent(point.overlap)),
+                cell(point.tuned_r_accuracy, formats.percent(point.tuned_r_accuracy)),
+                cell(point.tuned_u_accuracy, formats.percent(point.tuned_u_accuracy)),
             )
             for point in run.privacy_curve
         ),

@@ -87,6 +87,8 @@ def write_run(
                 "r_accuracy": 0.86 - 0.1 / (1 + epsilon),
                 "u_accuracy": 0.02 / (1 + epsilon),
                 "overlap": 1 - 0.8 / (1 + epsilon),
+                "fine_tuned_r_accuracy": 0.88 - 0.01 / (1 + epsilon),
+                "fine_tuned_u_accuracy": 0.0,
             }
             for epsilon in (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
         ]
