@@ -16,6 +16,7 @@ import numpy as np
 from fuprune.data.federated import FederatedDataset, drop_classes, sample_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.federated.client import Preprocess
+from fuprune.models.zoo import layer_names
 from fuprune.unlearning.activations import (
     ClassActivations,
     Collected,
@@ -183,7 +184,9 @@ def class_pruning(
             if protect is not None:
                 seen = protect(collected, jax.random.fold_in(protect_key, number))
                 seen, present = leave_out_empty(seen)
-            activations = merge_activations(seen, weighting=weighting)
+            merged = merge_activations(seen, weighting=weighting)
+            # Forward order, by which ties are broken; trees come back in another.
+            activations = {layer: merged[layer] for layer in layer_names(model)}
             notes["participants"] = len(collected.clients)
             notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
             if len(present) < num_classes:

@@ -1,20 +1,23 @@
 """The method as a whole: cut, stages, several classes, and who sees which images."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from fuprune.data.federated import FederatedDataset, federate, sample_cohort
-from fuprune.federated.server import fed_avg, fed_sgd
+from fuprune.federated.server import ServerState, fed_avg, fed_sgd
 from fuprune.federated.train import FitResult, fit
 from fuprune.models import zoo
+from fuprune.models.resnet import ResNet
 from fuprune.unlearning.activations import ClassActivations, collect, merge_activations
 from fuprune.unlearning.class_pruning import class_pruning, server_proc
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.pruning import PrunePlan, compact, mask
 from tests.compilations import counted
 from tests.tiny import tiny_dataset
+from tests.unlearning.small import small_data
 
 MODEL = zoo.create("resnet20", num_classes=4, input_shape=(6, 6, 1))
 
@@ -266,3 +269,27 @@ def test_suppressed_classes_are_left_out_of_the_scores(trained):
         np.testing.assert_allclose(scores, expected.scores[layer], rtol=1e-4, atol=1e-6)
     with pytest.raises(UnlearnError, match="class 3 were suppressed.*min_count"):
         forget(trained, (3,), protect=without(3))
+
+
+def test_layers_are_scored_in_forward_order_so_that_ties_fall_that_way():
+    model = ResNet(8, 4, (6, 6, 1))
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+
+    def no_tuning(model, variables, data, key):
+        del model, data, key
+        return FitResult(ServerState(variables, (), jnp.int32(0)), [], None)
+
+    result = class_pruning(
+        model,
+        variables,
+        small_data(),
+        (1,),
+        key=jax.random.key(1),
+        fine_tune=no_tuning,
+        num_classes=4,
+        rate=0.1,
+        surgery="mask",
+    )
+    (cut,) = result.notes["cuts"]
+    # "stem" comes first in the network and last in the alphabet.
+    assert tuple(cut["scores"]) == tuple(cut["cut"]) == zoo.layer_names(model)
