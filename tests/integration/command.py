@@ -26,9 +26,11 @@ SMALL = (
 )
 
 
-def start(workdir: Path, *flags: str, small=SMALL) -> subprocess.Popen:
+def start(
+    workdir: Path, *flags: str, small=SMALL, module=("fuprune.main",)
+) -> subprocess.Popen:
     """Start a run in the background; its output goes to workdir.log."""
-    command = [sys.executable, "-m", "fuprune.main", "--workdir", str(workdir)]
+    command = [sys.executable, "-m", *module, "--workdir", str(workdir)]
     with open(f"{workdir}.log", "a") as log:
         return subprocess.Popen(
             [*command, *small, *flags],

@@ -1,0 +1,122 @@
+"""Two thousand rounds in one process: memory and handles flat, metrics readable.
+
+A tiny run is watched from outside, through /proc, while it evaluates and saves
+checkpoints as real runs do. The figures of the last run are in docs/reliability.md.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.integration.command import start
+
+ROUNDS = 2000
+SETTLED = 300  # programs are compiled and the first checkpoint is written
+TINY = (
+    "--config.data.limit=1",
+    "--config.data.test_limit=1",
+    "--config.partition.kind=iid",
+    "--config.partition.clients=2",
+    "--config.train.cohort=1",
+    "--config.train.algorithm=fed_sgd",
+    "--config.train.batch_size=0",
+    f"--config.train.rounds={ROUNDS}",
+    "--config.train.evaluate_every=50",
+    "--config.train.checkpoint_every=200",
+    "--config.phases=pretrain",
+    "--config.runtime.conv=xla",
+)
+# A fit returns a small record of each round, and orbax's native side keeps some memory
+# of each save; one leaked copy of the net's parameters would be a megabyte a round.
+BYTES_A_ROUND = 16_384
+
+
+class Sample(NamedTuple):
+    """One look at the running process."""
+
+    rounds: int  # rows in metrics.jsonl
+    resident: int  # bytes
+    handles: int
+    threads: int
+
+
+def look(process_id, rounds):
+    """A sample, or None if the process has just ended."""
+    try:
+        with open(f"/proc/{process_id}/status") as file:
+            status = dict(line.split(":", 1) for line in file)
+        return Sample(
+            rounds,
+            int(status["VmRSS"].split()[0]) * 1024,
+            len(os.listdir(f"/proc/{process_id}/fd")),
+            int(status["Threads"]),
+        )
+    except (OSError, KeyError):
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_two_thousand_rounds_take_no_more_memory_or_handles(tmp_path):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    metrics = workdir / "metrics.jsonl"
+    samples, seen, readings = [], b"", 0
+    process = start(workdir, small=TINY)
+    try:
+        limit = time.monotonic() + 1800
+        while process.poll() is None:
+            assert time.monotonic() < limit, "the run does not end"
+            text = metrics.read_bytes() if metrics.exists() else b""
+            assert text.startswith(seen), "rows that had been read were changed"
+            for line in text[text[: len(seen)].rfind(b"\n") + 1 :].split(b"\n")[:-1]:
+                assert {"phase", "round", "loss"} <= set(json.loads(line))
+            readings += text != seen
+            seen = text
+            samples.append(look(process.pid, text.count(b"\n")))
+            time.sleep(0.02)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    assert process.returncode == 0, (tmp_path / "run.log").read_text()[-3000:]
+    assert metrics.read_bytes().startswith(seen)
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
+
+    settled = [s for s in samples if s is not None and SETTLED <= s.rounds < ROUNDS]
+    middle = (SETTLED + ROUNDS) // 2
+    halves = [
+        [s for s in settled if s.rounds < middle],
+        [s for s in settled if s.rounds >= middle],
+    ]
+    assert min(len(half) for half in halves) >= 50, "too few looks to judge by"
+    slope = np.polyfit([s.rounds for s in settled], [s.resident for s in settled], 1)[0]
+    handles = [statistics.median(s.handles for s in half) for half in halves]
+    threads = [statistics.median(s.threads for s in half) for half in halves]
+    print(
+        json.dumps(
+            {
+                "rounds": ROUNDS,
+                "samples": len(settled),
+                "readings": readings,
+                "resident_mb_first_last": [
+                    round(s.resident / 2**20, 1) for s in (settled[0], settled[-1])
+                ],
+                "bytes_a_round": round(slope),
+                "handles_median": handles,
+                "handles_most": [max(s.handles for s in half) for half in halves],
+                "threads_median": threads,
+            }
+        )
+    )
+    assert slope < BYTES_A_ROUND
+    assert handles[0] == handles[1]
+    assert threads[0] == threads[1]
+    assert readings > 100
