@@ -180,9 +180,9 @@ def default() -> Config:
     influence.max_examples = 0  # retained images used, over all clients; 0 uses all
 
     config.ascent = ascent = config_dict.ConfigDict()
-    ascent.rounds = 5  # of gradient ascent on the forgotten classes
-    ascent.learning_rate = 0.01  # of the ascent
-    ascent.loss_cap = 10.0  # the forgotten classes' loss at which it stops
+    ascent.rounds = 10  # of gradient ascent on the forgotten classes, at most
+    ascent.learning_rate = 0.1  # of the ascent
+    ascent.loss_cap = 5.0  # the forgotten classes' loss at which it stops
 
     config.regrow = regrow = config_dict.ConfigDict()
     regrow.share = 1 / 3  # of the convolutions, from the output, that start afresh
