@@ -3,6 +3,7 @@ import gzip
 import numpy as np
 import pytest
 
+from fuprune import main
 from fuprune.data import DamagedDataError, load
 from tests.data import tiny_sets
 
@@ -72,3 +73,18 @@ def test_half_a_pair_is_an_error(offline):
     (offline / "mnist" / LABELS).unlink()
     with pytest.raises(DamagedDataError, match="labels file is missing"):
         load("mnist", split="train", data_dir=offline)
+
+
+def test_damaged_data_end_a_run_before_it_writes(offline, tmp_path, capsys):
+    """Exit code 2, one line that names the file, and no half-written workdir."""
+    for split in ("train", "test"):
+        tiny_sets.write_idx(offline / "mnist", split, GOOD)
+    (offline / "mnist" / IMAGES).write_bytes(IMAGE_BYTES[:-1])
+    workdir = tmp_path / "run"
+    flags = ["--config.data.name=mnist", f"--config.data.dir={offline}"]
+    flags += ["--config.runtime.conv=xla", "--config.runtime.compilation_cache="]
+    assert main.main(["fuprune", f"--workdir={workdir}", *flags]) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "error:" in x]
+    assert IMAGES in line and "Traceback" not in line
+    left = {path.name for path in workdir.iterdir()}
+    assert not left & {"config.json", "metrics.jsonl", "checkpoints", "units"}

@@ -140,6 +140,36 @@ def test_a_bad_update_is_turned_away_and_the_round_goes_on(small, kind, backend)
     chex.assert_trees_all_close(state, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "clipped_mean"])
+def test_robust_rules_give_the_same_round_in_every_backend(small, rule):
+    """And not that of the plain mean, so that the rule is known to have been used."""
+    _, _, data, variables = small
+    cohort = whole_cohort(data)
+
+    def round_of(rule, backend):
+        algorithm = fed_avg(
+            Linear(),
+            client_optimizer=optax.sgd(0.3),
+            batch_size=5,
+            backend=backend,
+            rule=rule,
+            clip_norm=0.01,
+            trim=0.4,
+        )
+        state, _ = algorithm.round(algorithm.init(variables), cohort, jax.random.key(1))
+        return state.variables
+
+    expected = round_of(rule, "loop")
+    for backend in ("map", "vmap", "shard_map"):
+        chex.assert_trees_all_close(
+            round_of(rule, backend), expected, rtol=1e-5, atol=1e-6
+        )
+    kernel, mean = (
+        v["params"]["Dense_0"]["kernel"] for v in (expected, round_of("mean", "loop"))
+    )
+    assert float(jnp.max(jnp.abs(kernel - mean))) > 1e-4
+
+
 def test_a_client_that_claims_more_examples_than_it_has_is_turned_away(small):
     """Weights are claims; the server knows the sizes."""
     _, _, data, variables = small
