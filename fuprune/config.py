@@ -32,7 +32,6 @@ METHODS = (
     "amnesiac",
     "regrow",
     "relabel",
-    "relabel",
     "mask_logit",
     "zero_class_row",
     "fine_tune_only",
@@ -187,10 +186,6 @@ def default() -> Config:
     config.regrow = regrow = config_dict.ConfigDict()
     regrow.share = 1 / 3  # of the convolutions, from the output, that start afresh
     regrow.shrink = 1.0  # what the others keep of their weights, the rest is fresh
-
-    config.relabel = relabel = config_dict.ConfigDict()
-    relabel.answer = "nearest"  # label of a forgotten image: the trained model's best
-    # among the other classes (nearest), or any of them (random)
 
     config.relabel = relabel = config_dict.ConfigDict()
     relabel.answer = "nearest"  # label of a forgotten image: the trained model's best
@@ -674,7 +669,6 @@ _RULES: dict[str, _Rule] = {
     "ascent.loss_cap": _positive(),
     "regrow.share": _number(0, 1),
     "regrow.shrink": _number(0, 1),
-    "relabel.answer": _one_of("nearest", "random"),
     "relabel.answer": _one_of("nearest", "random"),
     "audit.retrained": _number(0, 1000),
     "audit.reference": _PATH,
