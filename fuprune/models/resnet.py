@@ -68,11 +68,11 @@ class ResNet(nn.Module):
         call = {"train": train, "mask": mask}
         stream = self.stem(images.astype(self.dtype), relu=True, **call)
         held = wires["stem"].outputs
-        for first, second, reader in self._blocks():
+        for first, second, reader in self.blocks():
             branch = getattr(self, first)(stream, relu=True, **call)
             if self.strides(first) == 2:
                 stream = stream[:, ::2, ::2]
-                held = _shifted(held, wires[second].width)
+                held = shifted(held, wires[second].width)
             after = wires[reader].inputs
             stream = place(stream, held, after)
             if wires[second].outputs == after:
@@ -91,12 +91,12 @@ class ResNet(nn.Module):
         inputs = tuple(range(self.input_shape[-1]))
         wires = {"stem": wire(self.channels, "stem", inputs, STAGE_WIDTHS[0])}
         stream = wires["stem"].outputs
-        for first, second, _ in self._blocks():
+        for first, second, _ in self.blocks():
             width = STAGE_WIDTHS[int(first[len("stage")]) - 1]
             wires[first] = wire(self.channels, first, stream, width)
             wires[second] = wire(self.channels, second, wires[first].outputs, width)
             if self.strides(first) == 2:
-                stream = _shifted(stream, width)
+                stream = shifted(stream, width)
             stream = tuple(sorted({*stream, *wires[second].outputs}))
         everything = tuple(range(self.num_classes))
         wires["head"] = Wiring(stream, everything, self.num_classes)
@@ -119,8 +119,8 @@ class ResNet(nn.Module):
         return 2 if layer in ("stage2_block1_conv1", "stage3_block1_conv1") else 1
 
     @nn.nowrap
-    def _blocks(self) -> list[tuple[str, str, str]]:
-        # (first layer, second layer, the layer that reads the stream after them).
+    def blocks(self) -> list[tuple[str, str, str]]:
+        """Returns (first layer, second layer, reader of the stream after them)."""
         names = [
             f"stage{stage}_block{block}"
             for stage in (1, 2, 3)
@@ -133,6 +133,6 @@ class ResNet(nn.Module):
         ]
 
 
-def _shifted(held: tuple[int, ...], width: int) -> tuple[int, ...]:
-    # Option A pads a quarter of the new width with zeros on either side.
+def shifted(held: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Returns the ids after option A, which pads a quarter of the width each side."""
     return tuple(channel + width // 4 for channel in held)
