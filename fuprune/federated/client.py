@@ -14,6 +14,7 @@ import optax
 
 from fuprune.federated.cohort import Client, ClientProgram, Shared
 from fuprune.models.layers import BATCH_NORM_MOMENTUM
+from fuprune.models.wide import apply_together, clients_together
 
 Preprocess = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -83,12 +84,35 @@ def make_loss(model, *, label_smoothing: float = 0.0):
             mask=batch.mask,
             mutable=["batch_stats"],
         )
-        total = cross_entropy(logits, batch.labels, batch.mask, label_smoothing)
-        correct = jnp.sum((jnp.argmax(logits, -1) == batch.labels) * batch.mask)
-        mean = total / jnp.maximum(jnp.sum(batch.mask), 1.0)
+        mean, total, correct = _score(logits, batch, label_smoothing)
         return mean, (total, correct, {**state, **updated})
 
     return loss
+
+
+def make_loss_together(model, *, label_smoothing: float = 0.0):
+    """`make_loss` for N clients on merged channels: every argument has an axis [N].
+
+    The mean losses are summed, which keeps the clients' gradients apart.
+    """
+
+    def loss(params, state, batch):
+        logits, stats = apply_together(
+            model, {"params": params, **state}, batch.images, batch.mask
+        )
+        mean, total, correct = jax.vmap(lambda x, b: _score(x, b, label_smoothing))(
+            logits, batch
+        )
+        return jnp.sum(mean), (total, correct, {**state, "batch_stats": stats})
+
+    return loss
+
+
+def _score(logits, batch, label_smoothing):
+    """Mean and summed loss and hits of one batch."""
+    total = cross_entropy(logits, batch.labels, batch.mask, label_smoothing)
+    correct = jnp.sum((jnp.argmax(logits, -1) == batch.labels) * batch.mask)
+    return total / jnp.maximum(jnp.sum(batch.mask), 1.0), total, correct
 
 
 def split_params(variables):
@@ -108,11 +132,13 @@ def local_sgd(
 ) -> ClientProgram:
     """FedAvg's client: `local_epochs` shuffled passes of mini-batch SGD.
 
-    `finish` gives `((), ClientUpdate)` with the parameter change.
+    `finish` gives `((), ClientUpdate)` with the parameter change. Networks that can
+    stand side by side take their steps together under the backend `wide`.
     """
     padded = -(-max_length // batch_size) * batch_size
-    grad = jax.value_and_grad(
-        make_loss(model, label_smoothing=label_smoothing), has_aux=True
+    grad, grad_together = (
+        jax.value_and_grad(make(model, label_smoothing=label_smoothing), has_aux=True)
+        for make in (make_loss, make_loss_together)
     )
 
     def batches(client):
@@ -128,21 +154,37 @@ def local_sgd(
         zero = jnp.zeros(())
         return params, state, optimizer.init(params), orders, (zero, zero, zero)
 
-    def step(shared, client, carry, i):
-        params, state, opt_state, orders, (loss_sum, correct, seen) = carry
+    def batch_at(shared, client, orders, i):
         epoch, j = i // batches(client), i % batches(client)
         positions = jax.lax.dynamic_slice(
             orders, (epoch, j * batch_size), (1, batch_size)
         )[0]
         key = jax.random.fold_in(shared.context.key, client.client_id)
         key = jax.random.fold_in(key, local_epochs + 1 + i)
-        batch = gather_batch(shared, client, positions, preprocess, key)
-        (_, (loss, hits, state)), grads = grad(params, state, batch)
+        return gather_batch(shared, client, positions, preprocess, key)
+
+    def advance(shared, carry, batch, grads, losses):
+        params, _, opt_state, orders, (loss_sum, correct, seen) = carry
+        loss, hits, state = losses
         updates, opt_state = optimizer.update(grads, opt_state, params)
         updates = jax.tree.map(lambda u: shared.context.scale * u, updates)
         params = optax.apply_updates(params, updates)
         sums = (loss_sum + loss, correct + hits, seen + jnp.sum(batch.mask))
         return params, state, opt_state, orders, sums
+
+    def step(shared, client, carry, i):
+        params, state, _, orders, _ = carry
+        batch = batch_at(shared, client, orders, i)
+        (_, losses), grads = grad(params, state, batch)
+        return advance(shared, carry, batch, grads, losses)
+
+    def step_together(shared, clients, carry, i):
+        params, state, _, orders, _ = carry
+        batch = jax.vmap(batch_at, (None, 0, 0, None))(shared, clients, orders, i)
+        (_, losses), grads = grad_together(params, state, batch)
+        return jax.vmap(advance, (None, 0, 0, 0, 0))(
+            shared, carry, batch, grads, losses
+        )
 
     def finish(shared, client, carry):
         params, state, _, _, (loss_sum, correct, seen) = carry
@@ -155,7 +197,11 @@ def local_sgd(
     def num_steps(client):
         return local_epochs * batches(client)
 
-    return ClientProgram(num_steps, init, step, finish)
+    program = ClientProgram(num_steps, init, step, finish)
+    together = clients_together(model)
+    if together > 1:
+        program = program._replace(step_together=step_together, together=together)
+    return program
 
 
 def local_gradient(

@@ -2,9 +2,9 @@
 
 Everything that clients do (local training, activation statistics, Fisher sums) is a
 `ClientProgram`: a fold over the client's own batches. `for_each_client` turns it into
-one call over a whole cohort, by a host loop, `lax.map`, `vmap`, groups of clients merged
-into wide networks, or `shard_map`; all give the same answer to float tolerance, and
-which one is fastest depends on the platform.
+one call over a whole cohort, by a host loop, `lax.map`, `vmap`, groups of clients
+merged into wide networks, or `shard_map`; all give the same answer to float tolerance,
+and which one is fastest depends on the platform.
 """
 
 import functools
@@ -104,8 +104,9 @@ def resolve_backend(
     loops_are_fast: bool = False,
     device_count: int | None = None,
     process_count: int | None = None,
+    platform: str | None = None,
 ) -> tuple[str, str]:
-    """`(backend, inner)` that `backend` means on this platform.
+    """`(backend, inner)` that `backend` means on a platform, by default this one.
 
     `loops_are_fast` says that convolutions inside `lax.map` run at full speed on CPU
     (true of the oneDNN kernels, not of XLA's own). `inner` is how each device of
@@ -116,7 +117,7 @@ def resolve_backend(
         raise ValueError(
             f"backend {backend!r} is unknown; choose one of {', '.join(BACKENDS)}"
         )
-    platform = jax.default_backend()
+    platform = platform or jax.default_backend()
     devices = jax.device_count() if device_count is None else device_count
     processes = jax.process_count() if process_count is None else process_count
     inner = {"gpu": "vmap", "tpu": "wide"}.get(platform, "map")
@@ -173,19 +174,21 @@ def _one_client(program: ClientProgram, shared: Shared, client: Client):
 
 def _make_map(program: ClientProgram) -> CohortFn:
     def run(shared, clients):
-        first = jax.tree.map(lambda x: x[0], clients)
-        total, _ = jax.eval_shape(
-            lambda s, c: _one_client(program, s, c), shared, first
-        )
-        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
-
-        def body(total, client):
-            contribution, each = _one_client(program, shared, client)
-            return jax.tree.map(jnp.add, total, contribution), each
-
-        return jax.lax.scan(body, zero, clients)
+        return _in_turn(lambda one: _one_client(program, shared, one), clients)
 
     return run
+
+
+def _in_turn(work, items):
+    """`work(item) -> (total, each)` on items [M, ...]: totals summed, each stacked."""
+    total, _ = jax.eval_shape(work, jax.tree.map(lambda x: x[0], items))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
+
+    def body(total, item):
+        contribution, each = work(item)
+        return jax.tree.map(jnp.add, total, contribution), each
+
+    return jax.lax.scan(body, zero, items)
 
 
 def _make_vmap(program: ClientProgram) -> CohortFn:
@@ -205,25 +208,24 @@ def _make_wide(program: ClientProgram) -> CohortFn:
         return _make_map(program)
 
     def run(shared, clients):
-        size = clients.length.shape[0]
-        full = size - size % program.together
-        grouped = jax.tree.map(
-            lambda x: x[:full].reshape(-1, program.together, *x.shape[1:]), clients
-        )
-        rest = jax.tree.map(lambda x: x[full:], clients)
+        size, together = clients.length.shape[0], program.together
+        full = size - size % together
         outcomes = []
         if full:
-            totals, each = jax.lax.map(
-                lambda group: _one_group(program, shared, group), grouped
+            groups = jax.tree.map(
+                lambda x: x[:full].reshape(-1, together, *x.shape[1:]), clients
             )
-            total = jax.tree.map(lambda x: jnp.sum(x, axis=0), totals)
+            total, each = _in_turn(
+                lambda group: _one_group(program, shared, group), groups
+            )
             each = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), each)
             outcomes.append((total, each))
         if full < size:
+            rest = jax.tree.map(lambda x: x[full:], clients)
             outcomes.append(_one_group(program, shared, rest))
         totals, each = zip(*outcomes, strict=True)
         return (
-            jax.tree.map(lambda *x: sum(x), *totals),
+            jax.tree.map(lambda *x: sum(x[1:], x[0]), *totals),
             jax.tree.map(lambda *x: jnp.concatenate(x), *each),
         )
 

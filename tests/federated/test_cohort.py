@@ -8,6 +8,8 @@ import optax
 import pytest
 
 from fuprune.data.federated import Cohort, federate, take_clients, whole_cohort
+from fuprune.federated import client as client_programs
+from fuprune.federated import cohort as iteration
 from fuprune.federated.cohort import (
     Client,
     ClientProgram,
@@ -17,9 +19,10 @@ from fuprune.federated.cohort import (
     resolve_backend,
 )
 from fuprune.federated.server import fed_avg, fed_sgd
+from fuprune.models.resnet import ResNet
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
-BACKENDS = ("loop", "map", "vmap", "shard_map")
+BACKENDS = ("loop", "map", "vmap", "wide", "shard_map")
 MODEL = TinyNet()
 
 
@@ -82,6 +85,51 @@ def test_every_backend_gives_the_same_rounds(name, data):
         ends[backend] = (state, info._replace(updates=None))
     for backend in BACKENDS[1:]:
         chex.assert_trees_all_close(ends["loop"], ends[backend], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "bn, resolved", [("local", "wide"), ("aggregate", "shard_map")]
+)
+def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
+    """Ten clients, ragged and empty, in groups of four and a rest of two."""
+    model = ResNet(depth=8, num_classes=4, input_shape=(6, 6, 1))
+    lengths = [5, 0, 3, 9, 4, 8, 1, 2, 7, 4]
+    cuts = np.cumsum([0, *lengths])
+    data = federate(
+        tiny_dataset(cuts[-1]),
+        [np.arange(a, b) for a, b in zip(cuts, cuts[1:], strict=False)],
+    )
+    monkeypatch.setattr(client_programs, "clients_together", lambda model: 4)
+    together = []
+    apply_together = client_programs.apply_together
+
+    def watched(model, variables, images, mask):
+        together.append(images.shape[0])
+        return apply_together(model, variables, images, mask)
+
+    monkeypatch.setattr(client_programs, "apply_together", watched)
+    ends = []
+    for backend in ("map", "wide"):
+        if backend == "wide":
+            monkeypatch.setattr(
+                iteration, "resolve_backend", lambda *_, **__: (resolved, "wide")
+            )
+        algorithm = fed_avg(
+            model,
+            client_optimizer=optax.sgd(0.05, momentum=0.9),
+            batch_size=4,
+            backend=backend,
+            bn=bn,
+            num_clients=10,
+            mesh=make_client_mesh(jax.devices()[:1]),
+            keep_updates=True,
+        )
+        variables = model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+        state = algorithm.init(variables)
+        ends.append(algorithm.round(state, whole_cohort(data), jax.random.key(1)))
+        assert bool(together) == (backend == "wide")
+    chex.assert_trees_all_close(*ends, rtol=1e-3, atol=1e-4)
+    assert set(together) == {4, 2}
 
 
 def test_fused_and_separate_gradients_agree(data):
@@ -181,6 +229,10 @@ def test_auto_names_a_backend_and_unknown_names_are_refused():
     """`auto` is never passed on; a typo says what is allowed."""
     assert resolve_backend("auto")[0] in BACKENDS
     assert resolve_backend("auto", loops_are_fast=True, device_count=1)[0] == "map"
+    for count, expected in ((1, "wide"), (4, "shard_map")):
+        found = resolve_backend("auto", platform="tpu", device_count=count)
+        assert found == (expected, "wide")
+    assert resolve_backend("auto", platform="gpu", device_count=1)[0] == "vmap"
     with pytest.raises(ValueError, match="'pmap' is unknown; choose one of auto, loop"):
         resolve_backend("pmap")
 
