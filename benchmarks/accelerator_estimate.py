@@ -1,19 +1,21 @@
 """What a TPU's compiler expects a FedAvg step of a cohort to cost, without a TPU.
 
-Each way to iterate over clients is compiled for a TPU topology, and the cycles that the
-compiler wrote beside its instructions are added up. They are ESTIMATES: they know
-nothing of memory stalls between instructions, and no run has confirmed them. The floor
-is one step on the same images with one set of weights, which FedAvg cannot use, for its
-clients' weights differ after the first step.
+A whole round is compiled for a TPU topology with each way to iterate over clients, and
+the cycles that the compiler wrote beside its instructions are added up, each loop's as
+often as it turns. They are ESTIMATES: the compiler writes none beside gathers, nor do
+they know of memory stalls between instructions, and no run has confirmed them. The
+floor is one step on the same images with one set of weights, which FedAvg cannot use,
+for its clients' weights differ after the first step.
 
 Runs in the environment `setup.sh tpu` makes:
 
     python benchmarks/accelerator_estimate.py
-    python benchmarks/accelerator_estimate.py --forms map vmap group:5
+    python benchmarks/accelerator_estimate.py --forms auto --dtype bfloat16
 """
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -25,7 +27,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PYTHON = ROOT / ".bench" / "tpu" / "bin" / "python"
 RESULTS = HERE / "results" / "accelerator_estimate.json"
-FORMS = ("floor", "map", "vmap", "group:5", "wide:8")
+FORMS = ("floor", "map", "vmap", "auto")
+# Local steps in a round; what a round does once is spread over them.
+STEPS = 4
 
 
 def main(arguments=None):
@@ -35,8 +39,7 @@ def main(arguments=None):
         "--forms",
         nargs="+",
         default=FORMS,
-        help="floor, vmap, map, group:N (vmap of N clients inside map) or wide:N (N"
-        " clients merged into one network inside map)",
+        help="floor or a backend; auto is the one a run on a TPU takes",
     )
     parser.add_argument("--net", default="resnet20")
     parser.add_argument("--clients", type=int, default=25)
@@ -102,6 +105,7 @@ def add_ratios(rows):
 
 def estimate(form, options):
     """One row: a local step of every client of the cohort."""
+    import jax
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
@@ -109,9 +113,8 @@ def estimate(form, options):
         platform="tpu", topology_name=options.topology
     )
     sharding = SingleDeviceSharding(topology.devices[0])
-    run, inputs, times = make_step(form, options)
-    import jax
-
+    make = make_floor if form == "floor" else functools.partial(make_round, form)
+    run, inputs = make(options)
     start = time.perf_counter()
     compiled = (
         jax.jit(run, in_shardings=sharding, out_shardings=sharding)
@@ -119,10 +122,7 @@ def estimate(form, options):
         .compile()
     )
     seconds = time.perf_counter() - start
-    cycles = sum(
-        int(value)
-        for value in re.findall(r'"estimated_cycles":"(\d+)"', compiled.as_text())
-    )
+    steps = 1 if form == "floor" else STEPS
     memory = compiled.memory_analysis()
     return {
         "form": form,
@@ -130,8 +130,7 @@ def estimate(form, options):
         "dtype": options.dtype,
         "clients": options.clients,
         "batch_size": options.batch_size,
-        "cycles": cycles * times,
-        "steps": times,
+        "cycles": count_cycles(compiled.as_text(), steps) / steps,
         "bytes": memory.temp_size_in_bytes
         + memory.argument_size_in_bytes
         + memory.output_size_in_bytes,
@@ -139,85 +138,108 @@ def estimate(form, options):
     }
 
 
-def make_step(form, options):
-    """`(function, shapes of its inputs, how many times it runs in a step)`."""
+def count_cycles(text: str, steps: int) -> int:
+    """Estimated cycles of a compiled module; loops turn as often as they say.
+
+    A loop whose condition holds no constant is the one over local steps, whose number
+    is a client's own: `steps`.
+    """
+    bodies, name = {}, ""
+    for line in text.splitlines():
+        if opening := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
+            name = "ENTRY" if opening[1] else opening[2]
+        bodies.setdefault(name, []).append(line)
+
+    def cycles_of(name):
+        total = 0
+        for line in bodies[name]:
+            if loop := re.search(r" while\(.*condition=%([^,]+), body=%([^,]+)", line):
+                bound = re.search(
+                    r"s32\[\]\S* constant\((\d+)\)", "".join(bodies[loop[1]])
+                )
+                total += (int(bound[1]) if bound else steps) * cycles_of(loop[2])
+            elif " conditional(" in line or " call(" in line:
+                raise ValueError(f"cannot count {line.strip()[:80]}; only loops can be")
+            elif found := re.search(r'"estimated_cycles":"(\d+)"', line):
+                total += int(found[1])
+        return total
+
+    return cycles_of("ENTRY")
+
+
+def make_floor(options):
+    """`(step, shapes of its inputs)`: all images, one set of weights."""
     import jax
     import jax.numpy as jnp
     import optax
 
-    from fuprune.data.preprocess import to_float
-    from fuprune.federated.client import Batch, TrainContext, local_sgd, make_loss
-    from fuprune.federated.cohort import Client, Shared
-    from fuprune.models import zoo
+    from fuprune.federated.client import Batch, make_loss
 
     shape_of = jax.ShapeDtypeStruct
-    clients, batch = options.clients, options.batch_size
-    model = zoo.create(options.net, num_classes=10, dtype=jnp.dtype(options.dtype))
-    variables = jax.eval_shape(
-        model.init, jax.random.key(0), shape_of((1, 32, 32, 3), jnp.float32)
+    model, variables = make_model(options)
+    optimizer = optax.sgd(0.01, momentum=0.9)
+    loss = make_loss(model)
+
+    def shared_step(params, state, opt_state, images, labels):
+        images = images.astype(jnp.float32) / 255.0
+        data = Batch(images, labels, jnp.ones(labels.shape))
+        gradient, (_, _, state) = jax.grad(loss, has_aux=True)(params, state, data)
+        change, opt_state = optimizer.update(gradient, opt_state)
+        return optax.apply_updates(params, change), state, opt_state
+
+    params = variables["params"]
+    number = options.clients * options.batch_size
+    return shared_step, (
+        params,
+        {"batch_stats": variables["batch_stats"]},
+        jax.eval_shape(optimizer.init, params),
+        shape_of((number, 32, 32, 3), jnp.uint8),
+        shape_of((number,), jnp.int32),
     )
-    if form == "floor":
-        optimizer = optax.sgd(0.01, momentum=0.9)
-        loss = make_loss(model)
 
-        def shared_step(params, state, opt_state, images, labels):
-            images = images.astype(jnp.float32) / 255.0
-            data = Batch(images, labels, jnp.ones(labels.shape))
-            gradient, (_, _, state) = jax.grad(loss, has_aux=True)(params, state, data)
-            change, opt_state = optimizer.update(gradient, opt_state)
-            return optax.apply_updates(params, change), state, opt_state
 
-        params = variables["params"]
-        state = {"batch_stats": variables["batch_stats"]}
-        inputs = (
-            params,
-            state,
-            jax.eval_shape(optimizer.init, params),
-            shape_of((clients * batch, 32, 32, 3), jnp.uint8),
-            shape_of((clients * batch,), jnp.int32),
-        )
-        return shared_step, inputs, 1
-    if form.startswith("wide:"):
-        import wide_clients
+def make_round(form, options):
+    """`(round, shapes of its inputs)`: FedAvg with STEPS local steps."""
+    import jax
+    import jax.numpy as jnp
+    import optax
 
-        group = int(form.removeprefix("wide:"))
-        stack = lambda x: shape_of((group, *x.shape), x.dtype)  # noqa: E731
-        inputs = (
-            jax.tree.map(stack, variables),
-            jax.tree.map(stack, variables["params"]),
-            shape_of((group, batch, 32, 32, 3), jnp.float32),
-            shape_of((group, batch), jnp.int32),
-            shape_of((group, batch), jnp.float32),
-        )
-        return wide_clients.make_wide_step(model), inputs, -(-clients // group)
-    group = {"map": 1, "vmap": clients}.get(form) or int(form.removeprefix("group:"))
-    length = 4 * batch
-    program = local_sgd(
+    from fuprune.data.federated import Cohort
+    from fuprune.federated.cohort import resolve_backend
+    from fuprune.federated.server import fed_avg
+
+    shape_of = jax.ShapeDtypeStruct
+    backend, _ = resolve_backend(form, platform="tpu", device_count=1)
+    model, variables = make_model(options)
+    algorithm = fed_avg(
         model,
-        optax.sgd(0.01, momentum=0.9),
-        local_epochs=1,
-        batch_size=batch,
-        max_length=length,
-        preprocess=to_float,
+        client_optimizer=optax.sgd(0.01, momentum=0.9),
+        batch_size=options.batch_size,
+        backend=backend,
     )
-    shared = Shared(
+    clients, length = options.clients, STEPS * options.batch_size
+    cohort = Cohort(
         shape_of((clients * length, 32, 32, 3), jnp.uint8),
         shape_of((clients * length,), jnp.int32),
-        TrainContext(
-            variables,
-            jax.eval_shape(lambda: jax.random.key(0)),
-            shape_of((), jnp.float32),
-            None,
-        ),
+        shape_of((clients, length), jnp.int32),
+        shape_of((clients,), jnp.int32),
+        shape_of((clients,), jnp.int32),
     )
-    number = shape_of((), jnp.int32)
-    one = Client(shape_of((length,), jnp.int32), number, number)
-    carry = jax.eval_shape(program.init, shared, one)
-    if group == 1:
-        return program.step, (shared, one, carry, number), clients
-    stack = lambda x: shape_of((group, *x.shape), x.dtype)  # noqa: E731
-    inputs = (shared, *jax.tree.map(stack, (one, carry)), number)
-    return jax.vmap(program.step, (None, 0, 0, None)), inputs, -(-clients // group)
+    state = jax.eval_shape(algorithm.init, variables)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return algorithm.round, (state, cohort, key)
+
+
+def make_model(options):
+    """The network and the shapes of its variables."""
+    import jax
+    import jax.numpy as jnp
+
+    from fuprune.models import zoo
+
+    model = zoo.create(options.net, num_classes=10, dtype=jnp.dtype(options.dtype))
+    images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+    return model, jax.eval_shape(model.init, jax.random.key(0), images)
 
 
 if __name__ == "__main__":
