@@ -207,7 +207,8 @@ def default() -> Config:
     audit.relearn_learning_rate = 0.003  # of relearning
 
     config.runtime = runtime = config_dict.ConfigDict()
-    runtime.backend = "auto"  # how a cohort is run: auto, loop, map, vmap, shard_map
+    runtime.backend = "auto"  # how a cohort is run: auto, loop, map, vmap, wide (for
+    # TPUs) or shard_map
     runtime.dtype = "float32"  # convolutions compute in it: float32 or bfloat16
     runtime.conv = "auto"  # convolutions: auto, xla or onednn (CPU; needs the extra)
     runtime.devices = 0  # CPU devices to make; 0 chooses
@@ -684,7 +685,7 @@ _RULES: dict[str, _Rule] = {
     "audit.relearn_max_steps": _number(1, 1_000_000),
     "audit.relearn_every": _number(1, 1_000_000),
     "audit.relearn_learning_rate": _positive(1e3),
-    "runtime.backend": _one_of("auto", "loop", "map", "vmap", "shard_map"),
+    "runtime.backend": _one_of("auto", "loop", "map", "vmap", "wide", "shard_map"),
     "runtime.dtype": _one_of("float32", "bfloat16"),
     "runtime.conv": _one_of("auto", "xla", "onednn"),
     "runtime.devices": _number(0, 1024),
