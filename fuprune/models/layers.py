@@ -17,6 +17,8 @@ import numpy as np
 
 BATCH_NORM_MOMENTUM = 0.9
 NORM_EPSILON = 1e-5
+# Channels a CPU kernel computes at once: float32 numbers in 512 bits.
+VECTOR = 16
 NUM_GROUPS = 8
 NORMS = ("batch", "group")
 CONVOLUTIONS = ("xla", "onednn")
@@ -73,7 +75,9 @@ class Norm(nn.Module):
     implementation: str = "xla"
 
     @nn.compact
-    def __call__(self, inputs, *, train: bool, mask=None, residual=None, relu=False):
+    def __call__(
+        self, inputs, *, train: bool, mask=None, residual=None, relu=False, onto=None
+    ):
         """Normalises, then adds a residual and applies ReLU if asked to.
 
         Args:
@@ -82,6 +86,8 @@ class Norm(nn.Module):
           mask: [B], nonzero for real examples, or None if all are.
           residual: [B, H, W, C], or None.
           relu: whether a ReLU comes last.
+          onto: ids of the channels of `inputs` where a kernel gets more than `outputs`,
+            the others being zero; see `ConvNorm`.
 
         Returns:
           [B, H, W, C] of the input's type.
@@ -104,10 +110,13 @@ class Norm(nn.Module):
                 # Imported here for the same reason as in `convolution`.
                 from fuprune.kernels.normalisation import implementation
 
-                outputs, mean, variance = implementation(self.implementation)(
+                onto = self.outputs if onto is None else onto
+                scale, bias = (place(x, self.outputs, onto) for x in (scale, bias))
+                outputs, *moments = implementation(self.implementation)(
                     inputs, scale, bias, real, residual, relu=relu, epsilon=NORM_EPSILON
                 )
-                self._record(mean, variance, mask)
+                own = np.flatnonzero(np.isin(onto, self.outputs))
+                self._record(*(moment[own] for moment in moments), mask)
                 return outputs
             else:
                 mean, variance = _batch_moments(inputs, real)
@@ -192,8 +201,22 @@ class ConvNorm(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, inputs, *, train: bool, mask=None, residual=None, relu=False):
-        """Maps [B, H, W, Cin] to [B, H', W', Cout]; arguments are those of `Norm`."""
+    def __call__(
+        self, inputs, *, train: bool, mask=None, residual=None, relu=False, onto=None
+    ):
+        """Maps [B, H, W, Cin] to [B, H', W', Cout], before residual and ReLU if asked.
+
+        Arguments are those of `Norm`, but for `onto`: the ids, sorted, of the channels
+        of the result, by default those the layer writes; it writes zeros to the others.
+        """
+        own = self.wiring.outputs
+        onto = own if onto is None else onto
+        convolve = convolution(self.conv)
+        # A kernel computes whole vectors of channels. Where the result needs no more of
+        # them, weights are moved to its channels, and not the outputs, which are many.
+        weights = train and self._fused() and _vectors(own) == _vectors(onto)
+        if weights and own != onto:
+            convolve = _with_placed_kernel(convolve, own, onto)
         # One pixel of padding on every side, also where the stride is 2, keeps the
         # output aligned with the shortcut's x[:, ::2, ::2].
         outputs = nn.Conv(
@@ -204,16 +227,33 @@ class ConvNorm(nn.Module):
             use_bias=False,
             dtype=self.dtype,
             kernel_init=he_normal_fan_out,
-            conv_general_dilated=convolution(self.conv),
+            conv_general_dilated=convolve,
             name="conv",
         )(inputs)
-        return Norm(
-            self.norm,
-            self.wiring.outputs,
-            self.wiring.width,
-            self.conv,
-            name="norm",
-        )(outputs, train=train, mask=mask, residual=residual, relu=relu)
+        norm = Norm(self.norm, own, self.wiring.width, self.conv, name="norm")
+        if weights or own == onto:
+            last = {"residual": residual, "relu": relu, "onto": onto}
+            return norm(outputs, train=train, mask=mask, **last)
+        outputs = place(norm(outputs, train=train, mask=mask), own, onto)
+        outputs = outputs if residual is None else outputs + residual
+        return nn.relu(outputs) if relu else outputs
+
+    @nn.nowrap
+    def _fused(self) -> bool:
+        """Whether a kernel normalises in training."""
+        batch = self.norm == "batch"
+        return batch and self.conv == "onednn" and self.dtype == jnp.float32
+
+
+def _vectors(channels: tuple[int, ...]) -> int:
+    return -(-len(channels) // VECTOR)
+
+
+def _with_placed_kernel(convolve: Callable, source, target) -> Callable:
+    def convolve_onto(values, kernel, *rest, **options):
+        return convolve(values, place(kernel, source, target), *rest, **options)
+
+    return convolve_onto
 
 
 def convolution(name: str) -> Callable:

@@ -75,13 +75,9 @@ class ResNet(nn.Module):
                 held = shifted(held, wires[second].width)
             after = wires[reader].inputs
             stream = place(stream, held, after)
-            if wires[second].outputs == after:
-                add = {"residual": stream, "relu": True}
-                stream = getattr(self, second)(branch, **add, **call)
-            else:
-                branch = getattr(self, second)(branch, **call)
-                stream += place(branch, wires[second].outputs, after)
-                stream = nn.relu(stream)
+            stream = getattr(self, second)(
+                branch, residual=stream, relu=True, onto=after, **call
+            )
             held = after
         return jnp.mean(stream, axis=(1, 2), dtype=jnp.float32)
 
