@@ -1,0 +1,48 @@
+"""The page of results says what the files under results/ say, and no more."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def fill_results(repository):
+    path = repository / "docs" / "fill_results.py"
+    spec = importlib.util.spec_from_file_location("fill_results", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def runs_of(repository):
+    return sorted(
+        path.parent for path in (repository / "results").glob("*/config.json")
+    )
+
+
+def test_tables_of_the_page_are_those_of_the_runs(fill_results):
+    text = fill_results.PAGE.read_text()
+    assert fill_results.filled(text) == text, "run python docs/fill_results.py"
+
+
+def test_every_run_is_whole_small_and_from_a_known_commit(repository):
+    for run in runs_of(repository):
+        record = json.loads((run / "config.json").read_text())
+        assert len(record["commit"]) == 40 and record["command"][0] == "python", run
+        assert (run / "results.json").exists() or "raw" in run.name, run
+        assert (run / "metrics.jsonl").exists(), run
+        for path in run.rglob("*"):
+            assert path.stat().st_size < 2_000_000, path
+            if path.suffix in (".json", ".jsonl"):
+                assert "/root/" not in path.read_text(), path
+
+
+def test_the_report_is_rebuilt_from_the_files_alone(repository, tmp_path):
+    runs = [str(run) for run in runs_of(repository)]
+    command = [sys.executable, "-m", "fuprune.report", *runs, "--output", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=repository)
+    page = (tmp_path / "report.html").read_text()
+    assert "Table 2" in page and "Figure 3" in page
