@@ -235,9 +235,11 @@ def _make_wide(program: ClientProgram) -> CohortFn:
 def _one_group(program: ClientProgram, shared: Shared, clients: Client):
     """Every client of a group at once; those that are through wait for the others."""
     steps = jax.vmap(program.num_steps)(clients)
+    step_together = program.step_together
+    assert step_together is not None, "only programs that can step together come here"
 
     def step(i, carry):
-        new = program.step_together(shared, clients, carry, i)
+        new = step_together(shared, clients, carry, i)
 
         def unless_through(new, old):
             return jnp.where((i < steps).reshape(-1, *[1] * (old.ndim - 1)), new, old)

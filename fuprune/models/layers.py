@@ -116,7 +116,8 @@ class Norm(nn.Module):
                     inputs, scale, bias, real, residual, relu=relu, epsilon=NORM_EPSILON
                 )
                 own = np.flatnonzero(np.isin(onto, self.outputs))
-                self._record(*(moment[own] for moment in moments), mask)
+                mean, variance = (moment[own] for moment in moments)
+                self._record(mean, variance, mask)
                 return outputs
             else:
                 mean, variance = _batch_moments(inputs, real)

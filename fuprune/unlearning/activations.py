@@ -265,17 +265,17 @@ def merge_activations(
         raise ValueError("no client's statistics arrived; capture on more clients.")
     _check_alike(uploads)
     layers = list(uploads[0].total)
-    uploads = jax.device_get(list(uploads))
-    numbers = np.stack([np.asarray(u.num_examples) for u in uploads])  # [n, U]
+    received: list[ClassActivations] = jax.device_get(list(uploads))
+    numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
     missing = np.flatnonzero(~(numbers.sum(axis=0) > 0))
     if missing.size:
         raise ValueError(
             f"class {', '.join(map(str, missing))} is held by none of the "
-            f"{len(uploads)} participating clients; capture on more clients."
+            f"{len(received)} participating clients; capture on more clients."
         )
     merged = {}
     for layer in layers:
-        totals = np.stack([np.asarray(u.total[layer]) for u in uploads])  # [n, U, C]
+        totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
         merged[layer] = _mean(totals, numbers, weighting).astype(np.float32)
         if not np.all(np.isfinite(merged[layer])):
             raise ValueError(

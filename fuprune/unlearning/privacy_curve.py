@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.federated.server import ServerState
@@ -90,7 +91,7 @@ def private_cut(
 def _as_it_is(model, variables, data, key) -> FitResult:
     """A fine-tune of no rounds."""
     del model, data, key
-    return FitResult(ServerState(variables, (), 0), [], None)
+    return FitResult(ServerState(variables, (), jnp.int32(0)), [], None)
 
 
 def _cut_channels(notes: Mapping[str, Any]) -> set[tuple[str, int]]:
