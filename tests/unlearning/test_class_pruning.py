@@ -1,5 +1,6 @@
 """The method as a whole: cut, stages, several classes, and who sees which images."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,8 +170,45 @@ def test_masked_and_compacted_train_alike_in_a_federation(trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_every_net_masked_and_compacted_trains_alike_in_a_federation(name):
-    """The same for all eight networks."""
-    _check_federated_training(name, rounds=10)
+    """Ten rounds, each from the same state, for all eight networks.
+
+    Two runs of ten rounds side by side would say less: in the deepest networks a nudge
+    of the start by one unit of rounding moves the loss by tenths within ten rounds.
+    """
+    model = zoo.create(name, num_classes=4, input_shape=(6, 6, 1))
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+    data = federate(tiny_dataset(96), np.array_split(np.arange(96), 3))
+    plan = _half_of_every_layer(model)
+    small, _ = compact(model, variables, plan)
+    masked, compacted = (
+        fed_avg(net, client_optimizer=optax.sgd(0.02, momentum=0.9), batch_size=32)
+        for net in (model, small)
+    )
+    state, losses = masked.init(mask(model, variables, plan)), []
+    for number in range(10):
+        key = jax.random.fold_in(jax.random.key(1), number)
+        cohort = sample_cohort(key, data, 2)
+        start = compact(model, state.variables, plan)[1]
+        state, info = masked.round(state, cohort, key)
+        other, other_info = compacted.round(compacted.init(start), cohort, key)
+        np.testing.assert_allclose(other_info.loss, info.loss, rtol=1e-4, atol=1e-6)
+        chex.assert_trees_all_close(
+            compact(model, state.variables, plan)[1]["params"],
+            other.variables["params"],
+            atol=1e-4,
+            rtol=1e-3,
+        )
+        losses.append(float(info.loss))
+    assert losses[-1] < losses[0]
+
+
+def _half_of_every_layer(model):
+    generator = np.random.default_rng(0)
+    keep = {}
+    for layer in zoo.layer_names(model):
+        width = len(model.wiring()[layer].outputs)
+        keep[layer] = np.sort(generator.choice(width, width // 2, replace=False))
+    return PrunePlan(keep)
 
 
 def _check_federated_training(name, rounds):
@@ -179,12 +217,7 @@ def _check_federated_training(name, rounds):
         jax.random.key(0), np.zeros((1, 6, 6, 1), np.float32)
     )
     data = federate(tiny_dataset(24), np.array_split(np.arange(24), 3))
-    generator = np.random.default_rng(0)
-    keep = {}
-    for layer in zoo.layer_names(model):
-        width = len(model.wiring()[layer].outputs)
-        keep[layer] = np.sort(generator.choice(width, width // 2, replace=False))
-    plan = PrunePlan(keep)
+    plan = _half_of_every_layer(model)
     losses = []
     pairs = (compact(model, variables, plan), (model, mask(model, variables, plan)))
     for net, values in pairs:
