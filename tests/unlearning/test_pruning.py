@@ -275,50 +275,34 @@ def train(model, variables, opt_state, optimizer, steps=10):
     return variables, opt_state, losses
 
 
-def check_training(model, variables=None, rate=0.02, deep=False):
-    """Ten steps masked and ten compacted give the same losses and parameters.
+SGD = optax.chain(
+    optax.add_decayed_weights(5e-4), optax.sgd(0.02, momentum=0.9, nesterov=True)
+)
 
-    A `deep` network blows rounding up: there, losses may differ by ten times what a
-    nudge of the start by one unit of rounding makes of them.
-    """
-    optimizer = optax.chain(
-        optax.add_decayed_weights(5e-4), optax.sgd(rate, momentum=0.9, nesterov=True)
-    )
+
+def check_training(model, variables=None):
     variables = variables or drawing.variables_of(model)
     plan = drawing.plan_for(model, 1)
     # A momentum from before the cut: it must be cut as the parameters are.
     moments = jax.tree.map(lambda x: 0.01 * jnp.sign(x), variables["params"])
-    opt_state = optax.tree.set(optimizer.init(variables["params"]), trace=moments)
+    opt_state = optax.tree.set(SGD.init(variables["params"]), trace=moments)
 
     masked, _, losses_masked = train(
         model,
         pruning.mask(model, variables, plan),
         pruning.cut_optimizer_state(model, plan, opt_state, "mask"),
-        optimizer,
+        SGD,
     )
     small, compacted = pruning.compact(model, variables, plan)
     compacted, _, losses_compacted = train(
         small,
         compacted,
         pruning.cut_optimizer_state(model, plan, opt_state, "compact"),
-        optimizer,
+        SGD,
     )
     assert losses_masked[-1] < 0.8 * losses_masked[0]
-    slack = 0.0
-    if deep:
-        nudged = jax.tree.map(lambda x: x * np.float32(1 + 2**-23), variables["params"])
-        _, _, losses_nudged = train(
-            model,
-            pruning.mask(model, {**variables, "params": nudged}, plan),
-            pruning.cut_optimizer_state(model, plan, opt_state, "mask"),
-            optimizer,
-        )
-        slack = 10 * np.abs(np.subtract(losses_nudged, losses_masked)).max()
-        assert slack < 0.1, "the run is too wild to tell"
-    np.testing.assert_allclose(
-        losses_compacted, losses_masked, rtol=2e-3, atol=1e-5 + slack
-    )
-    np.testing.assert_allclose(losses_compacted[:2], losses_masked[:2], rtol=1e-4)
+    np.testing.assert_allclose(losses_compacted, losses_masked, rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(losses_compacted[:3], losses_masked[:3], rtol=1e-4)
     chex.assert_trees_all_close(
         pruning.compact(model, masked, plan)[1]["params"],
         compacted["params"],
@@ -345,7 +329,36 @@ def test_vgg_compacted_twice_trains_like_the_masked_one():
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_every_compacted_model_trains_like_the_masked_one(name, norm):
-    check_training(make_model(name, norm, (16, 16, 3)), rate=0.002, deep=True)
+    """Ten steps, each from the same state.
+
+    Two runs side by side would say less: in the deepest networks a difference of one
+    unit of rounding moves the loss by percents within ten steps.
+    """
+    model = make_model(name, norm, (16, 16, 3))
+    plan = drawing.plan_for(model, 1)
+    masked = pruning.mask(model, drawing.variables_of(model), plan)
+    small, _ = pruning.compact(model, masked, plan)
+    optimizer = optax.sgd(0.002, momentum=0.9, nesterov=True)
+    moments = jax.tree.map(lambda x: 0.01 * jnp.sign(x), masked["params"])
+    state = optax.tree.set(optimizer.init(masked["params"]), trace=moments)
+    images, labels = drawing.images_for(model, 12, 1), jnp.arange(12) % 5
+    weights = jnp.ones(12).at[-1].set(0.0)
+    step, small_step = (
+        jax.jit(make_step(net, optimizer, images, labels, weights))
+        for net in (model, small)
+    )
+    for _ in range(10):
+        start = pruning.compact(model, masked, plan)[1]
+        small_state = pruning.cut_optimizer_state(model, plan, state, "compact")
+        masked, state, loss = step(masked, state)
+        compacted, _, small_loss = small_step(start, small_state)
+        np.testing.assert_allclose(small_loss, loss, rtol=1e-4)
+        chex.assert_trees_all_close(
+            pruning.compact(model, masked, plan)[1]["params"],
+            compacted["params"],
+            rtol=1e-3,
+            atol=1e-4,
+        )
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
