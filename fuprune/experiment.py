@@ -33,6 +33,7 @@ from fuprune.config import ConfigError
 from fuprune.data.federated import drop_classes
 from fuprune.federated.train import FitResult
 from fuprune.provenance import describe_run, refuse_other_config
+from fuprune.reference import retrained_models
 from fuprune.results import collect_results, show_tables
 from fuprune.resumable import train_unit
 from fuprune.run_context import (
@@ -100,6 +101,8 @@ def _run_locked(config, workdir: Path, machine) -> dict[str, Any]:
     stored = workdir / "config.json"
     if stored.exists():
         refuse_other_config(stored, config)
+    if "audit" in configuration.phases(config):
+        retrained_models(config)
     federation = assembly.make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
     main = machine.is_main
@@ -387,7 +390,12 @@ def _audit(this: Run, name: str) -> dict[str, Any]:
         for unit in units
         if unit.method == "retrain"
     ]
-    retrained += _reference_models(this)
+    retrained += [
+        checkpoint.load(
+            folder, conv=this.runtime.conv, dtype=assembly.compute_dtype(config)
+        )
+        for folder in retrained_models(config)
+    ]
     if config.audit.retrained:
         retrained = retrained[: config.audit.retrained]
     candidates = {
@@ -422,40 +430,6 @@ def _audit(this: Run, name: str) -> dict[str, Any]:
     if this.runtime.is_main:
         ledger.write_text(this.workdir / "audit.json", report.to_json())
     return {"steps": len(steps)}
-
-
-def _reference_models(this: Run) -> list[Any]:
-    """The retrained models of the run that audit.reference names, if any."""
-    place = this.config.audit.reference
-    if not place:
-        return []
-    record = Path(place) / "config.json"
-    if not record.exists():
-        raise ConfigError(
-            f"audit.reference is {place!r}, which is no run's workdir; allowed: "
-            "one with retrained models, or nothing."
-        )
-    other = configuration.from_json(ledger.read_json(record)["config"])
-    for key, mine, theirs in (
-        ("data", this.config.data, other.data),
-        ("unlearn.classes", this.classes, configuration.classes(other)),
-    ):
-        if mine != theirs:
-            raise ConfigError(
-                f"audit.reference is {place!r}, whose {key} is {theirs}, but must be "
-                f"{mine}, as here."
-            )
-    folders = sorted((Path(place) / "models").glob("retrain*"))
-    if not folders:
-        raise ConfigError(
-            f"audit.reference is {place!r}, where there is no retrained model; add "
-            "retrain to its unlearn.methods."
-        )
-    dtype = assembly.compute_dtype(this.config)
-    return [
-        checkpoint.load(folder, conv=this.runtime.conv, dtype=dtype)
-        for folder in folders
-    ]
 
 
 def _stop_on_sigterm(stop: threading.Event):

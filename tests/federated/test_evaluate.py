@@ -4,7 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.federated.evaluate import make_evaluator
+from fuprune.data.preprocess import to_float
+from fuprune.federated.cohort import make_client_mesh
+from fuprune.federated.evaluate import _make_count, make_evaluator
 from tests.compilations import counted
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
@@ -32,3 +34,14 @@ def test_an_equal_model_is_evaluated_without_compiling_again():
         TinyNet(), dataset, num_classes=4, preprocess=lambda key, x: x / 255.0
     )(other)
     assert found.loss == pytest.approx(fresh.loss, rel=1e-5)
+
+
+def test_batches_of_a_mesh_meet_in_no_collective():
+    """All are in flight at once: CPU devices that met in several would wait for ever."""
+    model, variables = TinyNet(), tiny_variables()
+    count = _make_count(model, 4, to_float, make_client_mesh())
+    images, labels = jnp.zeros((8, 6, 6, 1), jnp.uint8), jnp.zeros(8, jnp.int32)
+    program = count.lower(variables, images, labels).as_text()
+    assert "stablehlo" in program
+    for collective in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
+        assert collective not in program
