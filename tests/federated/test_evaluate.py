@@ -37,7 +37,7 @@ def test_an_equal_model_is_evaluated_without_compiling_again():
 
 
 def test_batches_of_a_mesh_meet_in_no_collective():
-    """All are in flight at once: CPU devices that met in several would wait for ever."""
+    """All are in flight at once: devices that met in several could wait for ever."""
     model, variables = TinyNet(), tiny_variables()
     count = _make_count(model, 4, to_float, make_client_mesh())
     images, labels = jnp.zeros((8, 6, 6, 1), jnp.uint8), jnp.zeros(8, jnp.int32)
