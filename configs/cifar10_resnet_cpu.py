@@ -7,7 +7,7 @@ Paper: Figure 3 and Tables 2, 4 and 5, with fewer and smaller rounds. Kept: 100 
   Fine-tuning has a tenth of retraining's rounds, from 0.05 along a cosine (0.2 undoes
   the network before it mends it: 47% R-set accuracy after class pruning instead of
   what docs/results.md shows), and does not stop at its target, so that every method
-  gets the same budget.
+  gets the same budget. Added: `relabel`, which is ours.
 Command: python -m fuprune.main --config configs/cifar10_resnet_cpu.py
   Table 3: --config.unlearn.classes=0,9
   Scores compared by layer or by share: --config.prune.scope=layer, or balanced
@@ -38,7 +38,7 @@ def get_config(depth: str = "20"):
     config.unlearn.classes = 9
     config.unlearn.methods = (
         "class_pruning,fine_tune_only,prune_random,prune_lowest,prune_then_drop_row,"
-        "mask_logit,zero_class_row,retrain"
+        "mask_logit,zero_class_row,relabel,retrain"
     )
     config.unlearn.retrain_seeds = 3
     config.prune.rate = RATES.get(depth, 0.05)
