@@ -20,7 +20,7 @@ Config = Any
 
 PHASES = ("pretrain", "unlearn", "audit", "report")
 MODELS = (
-    *(f"resnet{depth}" for depth in (20, 32, 44, 56)),
+    *(f"resnet{depth}" for depth in (8, 20, 32, 44, 56)),
     *(f"vgg{depth}" for depth in (11, 13, 16, 19)),
 )
 METHODS = (
@@ -195,6 +195,7 @@ def default() -> Config:
     audit.tests = _either("all")  # "all", or some of AUDIT_TESTS
     audit.retrained = 0  # retrained models compared with; 0 uses all there are
     audit.reference = ""  # another run's workdir, whose retrained models count too
+    audit.models = ""  # further saved models to audit: name=folder, comma between
     audit.confidence = 0.95  # of the interval that a candidate has to lie in
     audit.max_examples = 4000  # training, and test, images that are looked at
     audit.batch_size = 64  # images a step of shadow training and of relearning
@@ -673,6 +674,7 @@ _RULES: dict[str, _Rule] = {
     "relabel.answer": _one_of("nearest", "random"),
     "audit.retrained": _number(0, 1000),
     "audit.reference": _PATH,
+    "audit.models": _PATH,
     "audit.confidence": _Rule(lambda value: 0.5 <= value < 1, "0.5 or more, below 1"),
     "audit.max_examples": _number(2, _COUNT),
     "audit.batch_size": _number(1, 65_536),

@@ -24,16 +24,15 @@ from fuprune import (
     ledger,
     logs,
     processes,
+    reference,
     runtime,
 )
 from fuprune import audit as auditing
 from fuprune import config as configuration
 from fuprune import report as reporting
-from fuprune.config import ConfigError
 from fuprune.data.federated import drop_classes
 from fuprune.federated.train import FitResult
 from fuprune.provenance import describe_run, refuse_other_config
-from fuprune.reference import retrained_models
 from fuprune.results import collect_results, show_tables
 from fuprune.resumable import train_unit
 from fuprune.run_context import (
@@ -54,6 +53,7 @@ from fuprune.unlearning import history as update_history
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
+    FineTune,
     Stage,
     UnlearnError,
     UnlearnResult,
@@ -101,10 +101,11 @@ def _run_locked(config, workdir: Path, machine) -> dict[str, Any]:
     stored = workdir / "config.json"
     if stored.exists():
         refuse_other_config(stored, config)
-    if "audit" in configuration.phases(config):
-        retrained_models(config)
     federation = assembly.make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
+    if "audit" in configuration.phases(config):
+        model = assembly.make_model(config, federation, machine)
+        reference.check(config, model, [unit.name for unit in unlearn_units(config)])
     main = machine.is_main
     if main and not stored.exists():
         ledger.write_json(stored, describe_run(config))
@@ -238,50 +239,57 @@ def _adopt(this: Run) -> dict[str, Any]:
         path, conv=this.runtime.conv, dtype=assembly.compute_dtype(this.config)
     )
     wanted = assembly.make_model(this.config, this.federation, this.runtime)
-    if (model.num_classes, model.input_shape) != (
-        wanted.num_classes,
-        wanted.input_shape,
-    ):
-        raise ConfigError(
-            f"model.load is {path!r}, a model for {model.num_classes} classes of "
-            f"{model.input_shape} images; allowed: one for the "
-            f"{wanted.num_classes} classes of {wanted.input_shape} images of "
-            f"{this.config.data.name}."
-        )
+    reference.check_fit("model.load", path, model, wanted)
     checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
     return {"stages": [measure(this, "raw", Stage("raw", model, variables))]}
 
 
-def _unlearn(this: Run, name: str, unit: UnlearnUnit) -> dict[str, Any]:
-    """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
-    config, method = this.config, unit.method
-    raw = load_model(this, "raw", "pretrain")
-    target = target_accuracy(this)
-    scratch = method == "retrain"
-    start = time.monotonic()
+def _fine_tune(
+    this: Run, name: str, *, seed: int = 0, scratch: bool = False
+) -> FineTune:
+    """What methods are given to train with: the run's fine-tuning, or all of training.
+
+    Args:
+      this: the run.
+      name: of the unit whose checkpoints and rows these are.
+      seed: of the cohorts and batches.
+      scratch: train as long and as fast as the raw model did, past the target.
+
+    Returns:
+      A `protocol.FineTune`. It ignores its key: with one seed, all methods see the same
+      cohorts in the same order.
+    """
+    config = this.config
+    settings = config.train if scratch else config.fine_tune
 
     def tune(model, variables, data, key) -> FitResult:
-        del key  # all methods see the same cohorts in the same order
+        del key
         return train_unit(
             this,
             name,
             model,
             variables,
             data,
-            key=jax.random.fold_in(key_for(this, "fine_tune"), unit.seed),
-            rounds=config.train.rounds if scratch else config.fine_tune.rounds,
-            learning_rate=(not scratch and config.fine_tune.learning_rate)
-            or config.train.learning_rate,
-            schedule=config.train.schedule if scratch else config.fine_tune.schedule,
+            key=jax.random.fold_in(key_for(this, "fine_tune"), seed),
+            rounds=settings.rounds,
+            learning_rate=settings.learning_rate or config.train.learning_rate,
+            schedule=settings.schedule,
             warmup=config.train.warmup_rounds,
-            target=target,
+            target=target_accuracy(this),
             metric="r_accuracy",
             stop_at_target=config.fine_tune.stop_at_target and not scratch,
-            evaluate_every=config.train.evaluate_every
-            if scratch
-            else config.fine_tune.evaluate_every,
+            evaluate_every=settings.evaluate_every,
         )
 
+    return tune
+
+
+def _unlearn(this: Run, name: str, unit: UnlearnUnit) -> dict[str, Any]:
+    """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
+    config, method = this.config, unit.method
+    raw = load_model(this, "raw", "pretrain")
+    scratch = method == "retrain"
+    start = time.monotonic()
     options = assembly.method_options(
         config, method, this.federation, this.runtime, classes=this.classes
     )
@@ -296,7 +304,7 @@ def _unlearn(this: Run, name: str, unit: UnlearnUnit) -> dict[str, Any]:
             this.federation.data,
             this.classes,
             key=key,
-            fine_tune=tune,
+            fine_tune=_fine_tune(this, name, seed=unit.seed, scratch=scratch),
             **options,
         )
     except UnlearnError as error:
@@ -353,22 +361,9 @@ def _privacy_point(this: Run, name: str, epsilon: float) -> dict[str, Any]:
         "sigma_count": cut.statement["sigma_count"],
     }
     if config.privacy.curve_fine_tune:
-        fit = train_unit(
-            this,
-            name,
-            cut.model,
-            cut.variables,
-            drop_classes(this.federation.data, this.classes),
-            key=jax.random.fold_in(key_for(this, "fine_tune"), 0),
-            rounds=config.fine_tune.rounds,
-            learning_rate=config.fine_tune.learning_rate or config.train.learning_rate,
-            schedule=config.fine_tune.schedule,
-            warmup=config.train.warmup_rounds,
-            target=target_accuracy(this),
-            metric="r_accuracy",
-            stop_at_target=config.fine_tune.stop_at_target,
-            evaluate_every=config.fine_tune.evaluate_every,
-        )
+        left = drop_classes(this.federation.data, this.classes)
+        key = key_for(this, "unlearn/class_pruning")
+        fit = _fine_tune(this, name)(cut.model, cut.variables, left, key)
         stage = Stage("fine_tuned", cut.model, fit.state.variables)
         tuned = measure(this, name, stage)
         point["fine_tuned_u_accuracy"] = tuned["u_accuracy"]
@@ -390,11 +385,9 @@ def _audit(this: Run, name: str) -> dict[str, Any]:
         for unit in units
         if unit.method == "retrain"
     ]
+    how = {"conv": this.runtime.conv, "dtype": assembly.compute_dtype(config)}
     retrained += [
-        checkpoint.load(
-            folder, conv=this.runtime.conv, dtype=assembly.compute_dtype(config)
-        )
-        for folder in retrained_models(config)
+        checkpoint.load(folder, **how) for folder in reference.retrained_models(config)
     ]
     if config.audit.retrained:
         retrained = retrained[: config.audit.retrained]
@@ -403,6 +396,8 @@ def _audit(this: Run, name: str) -> dict[str, Any]:
         for unit in units
         if unit.method != "retrain" and not unit.seed
     }
+    for model, folder in reference.further_models(config).items():
+        candidates[model] = checkpoint.load(folder, **how)
     prepare = this.federation.prepare
     data = auditing.AuditData(
         this.federation.train, this.federation.test, lambda x: prepare(None, x)

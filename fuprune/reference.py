@@ -1,14 +1,78 @@
-"""Retrained models of another run, for an audit that need not retrain again.
+"""Models of other runs in this run's audit: retrained ones, and further candidates.
 
-What `audit.reference` names is checked before anything is trained: a mistake in it must
-not cost the training.
+What `audit.reference` and `audit.models` name is checked before anything is trained: a
+mistake in it must not cost the training.
 """
 
+import re
 from pathlib import Path
 
+from fuprune import checkpoint, ledger
 from fuprune import config as configuration
-from fuprune import ledger
 from fuprune.config import ConfigError
+
+
+def check(config, model, candidates) -> None:
+    """Refuses what the audit could not use.
+
+    Args:
+      config: of the run.
+      model: the uncut network of the run.
+      candidates: names of the models the run itself will audit.
+
+    Raises:
+      ConfigError: a model is missing, is for other data, or has a name that is taken.
+    """
+    for folder in retrained_models(config):
+        check_fit("audit.reference", folder, checkpoint.load(folder)[0], model)
+    for name, folder in further_models(config).items():
+        check_fit("audit.models", folder, checkpoint.load(folder)[0], model)
+        if name in candidates or name in ("raw", "retrained"):
+            raise ConfigError(
+                f"audit.models names a model {name!r}, as the run itself does; give it "
+                "another name."
+            )
+
+
+def check_fit(key: str, path, model, wanted) -> None:
+    """Refuses a saved model for other classes or images than the run's.
+
+    Raises:
+      ConfigError: it says what the model is for, and what was wanted.
+    """
+    if (model.num_classes, model.input_shape) != (
+        wanted.num_classes,
+        wanted.input_shape,
+    ):
+        raise ConfigError(
+            f"{key} is {str(path)!r}, a model for {model.num_classes} classes of "
+            f"{model.input_shape} images; allowed: one for the {wanted.num_classes} "
+            f"classes of {wanted.input_shape} images of this run's data."
+        )
+
+
+def further_models(config) -> dict[str, Path]:
+    """The saved models that audit.models names, by the name they get in the audit.
+
+    Raises:
+      ConfigError: if it is no list of `name=folder`, or a folder holds no model.
+    """
+    found: dict[str, Path] = {}
+    for part in filter(None, config.audit.models.split(",")):
+        name, _, place = part.partition("=")
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or not place or name in found:
+            raise ConfigError(
+                f"audit.models is {config.audit.models!r}; allowed: name=folder, with "
+                "commas between and each name once, such as "
+                "balanced=runs/b/models/class_pruning."
+            )
+        if not (Path(place) / checkpoint.MODEL_FILE).is_file():
+            raise ConfigError(
+                f"audit.models names {place!r}, where there is no saved model; give a "
+                f"folder with {checkpoint.MODEL_FILE}, such as runs/b/models/retrain."
+            )
+        found[name] = Path(place)
+    return found
 
 
 def retrained_models(config) -> list[Path]:

@@ -2,11 +2,15 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from fuprune import checkpoint
 from fuprune import config as configuration
 from fuprune.config import ConfigError
-from fuprune.reference import retrained_models
+from fuprune.models import zoo
+from fuprune.reference import check, further_models, retrained_models
 
 
 @pytest.fixture
@@ -56,3 +60,52 @@ def test_a_run_without_retrained_models_is_refused(run):
         (place / "models" / name).rmdir()
     with pytest.raises(ConfigError, match="no retrained model; add retrain"):
         retrained_models(config)
+
+
+def network(**options):
+    options = {"num_classes": 2, "input_shape": (4, 4, 1), **options}
+    return zoo.create("resnet8", **options)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with a saved model."""
+    variables = jax.jit(network().init)(jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
+    checkpoint.save_model(tmp_path / "model", network(), variables)
+    return tmp_path / "model"
+
+
+def test_further_models_are_found_by_name(saved):
+    config = configuration.quickstart()
+    assert further_models(config) == {}
+    config.audit.models = f"wide={saved},deep={saved}"
+    assert further_models(config) == {"wide": saved, "deep": saved}
+
+
+@pytest.mark.parametrize("text", ["{0}", "={0}", "a=", "A b={0}", "a={0},a={0}"])
+def test_a_list_that_is_none_is_refused(saved, text):
+    config = configuration.quickstart()
+    config.audit.models = text.format(saved)
+    with pytest.raises(ConfigError, match="allowed: name=folder"):
+        further_models(config)
+
+
+def test_folders_without_models_and_taken_names_are_refused(saved):
+    config = configuration.quickstart()
+    config.audit.models = f"a={saved.parent}"
+    with pytest.raises(ConfigError, match="there is no saved model"):
+        check(config, network(), ())
+    for name in ("raw", "retrained", "class_pruning"):
+        config.audit.models = f"{name}={saved}"
+        with pytest.raises(ConfigError, match="as the run itself does"):
+            check(config, network(), ["class_pruning"])
+    config.audit.models = f"mine={saved}"
+    check(config, network(), ["class_pruning"])
+
+
+@pytest.mark.parametrize("other", [{"num_classes": 3}, {"input_shape": (4, 4, 3)}])
+def test_a_model_for_other_data_is_refused(saved, other):
+    config = configuration.quickstart()
+    config.audit.models = f"mine={saved}"
+    with pytest.raises(ConfigError, match="a model for 2 classes of"):
+        check(config, network(**other), ())

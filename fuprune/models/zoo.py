@@ -12,7 +12,7 @@ from fuprune.models.resnet import ResNet
 from fuprune.models.vgg import VGG
 
 MODELS = (
-    *(f"resnet{depth}" for depth in (20, 32, 44, 56)),
+    *(f"resnet{depth}" for depth in (8, 20, 32, 44, 56)),
     *(f"vgg{depth}" for depth in vgg.STAGE_DEPTHS),
 )
 # Far above any use: a spec read from a file must not exhaust the memory.

@@ -9,6 +9,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 # Small enough for a test, and still the real network, data and command.
 SMALL = (
+    "--config.model.name=resnet8",
     "--config.data.limit=6",
     "--config.data.test_limit=4",
     "--config.partition.kind=iid",

@@ -170,7 +170,7 @@ def test_masked_and_compacted_train_alike_in_a_federation(trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_every_net_masked_and_compacted_trains_alike_in_a_federation(name):
-    """Ten rounds, each from the same state, for all eight networks.
+    """Ten rounds, each from the same state, for every network.
 
     Two runs of ten rounds side by side would say less: in the deepest networks a nudge
     of the start by one unit of rounding moves the loss by tenths within ten rounds.
