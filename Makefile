@@ -10,7 +10,7 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2
-	@if [ -d tests/multidevice ]; then $(BIN)/python -m pytest -q tests/multidevice; fi
+	@if [ -d tests/multidevice ]; then $(BIN)/python -m pytest -q -n 2 tests/multidevice; fi
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m slow

@@ -87,14 +87,15 @@ def convolve(
         sizes = (*lhs.shape, *rhs.shape, *output)
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
             lhs, rhs = library.vary_alike(lhs, rhs)
-            return _forward_p.bind(
-                lhs[None],
-                rhs[None],
+            result = _forward_p.bind(
+                jax.lax.expand_dims(lhs, (0,)),
+                jax.lax.expand_dims(rhs, (0,)),
                 strides=strides,
                 padding=pairs,
                 data_size=lhs.shape[1:3],
                 kernel_size=rhs.shape[:2],
-            )[0]
+            )
+            return jax.lax.squeeze(result, (0,))
     return jax.lax.conv_general_dilated(
         lhs,
         rhs,

@@ -91,11 +91,11 @@ def batch_norm(
     weight = jax.lax.stop_gradient(_weight(inputs, mask))
     operands = library.vary_alike(inputs, scale, bias, weight, *operands[3:])
     results = _forward_p.bind(
-        *(operand[None] for operand in operands),
+        *(jax.lax.expand_dims(operand, (0,)) for operand in operands),
         relu=bool(relu),
         epsilon=float(epsilon),
     )
-    return Normalised(*(result[0] for result in results))
+    return Normalised(*(jax.lax.squeeze(result, (0,)) for result in results))
 
 
 def _weight(inputs, mask):
@@ -175,20 +175,23 @@ def _backward(
     return (d_data, d_scale, d_bias, *([d_output] if has_residual else []))
 
 
-def _make_primitive(name: str, function: Callable, target: str | None = None) -> Any:
-    """A primitive that computes ``vmap(function)``, on CPU by an FFI target."""
+def _make_primitive(
+    name: str, function: Callable, like: tuple[int, ...], target: str | None = None
+) -> Any:
+    """A primitive that computes ``vmap(function)``, on CPU by an FFI target.
+
+    Results have the shapes of the operands that `like` counts; a gradient of the
+    residual, which `has_residual` asks for, comes last and has that of the first.
+    """
     primitive = jax.extend.core.Primitive(name)
     primitive.multiple_results = True
 
     def in_jax(*operands, **static):
         return jax.vmap(functools.partial(function, **static))(*operands)
 
-    def abstract(*operands, **static):
-        arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-        results = jax.eval_shape(functools.partial(in_jax, **static), *arrays)
-        # An operand of the same rank knows what else there is to an abstract value.
-        like = {len(x.shape): x for x in operands}
-        return [like[len(x.shape)].update(shape=x.shape) for x in results]
+    def abstract(*operands, has_residual=False, **_):
+        last = (operands[0],) if has_residual else ()
+        return [*(operands[i] for i in like), *last]
 
     primitive.def_abstract_eval(abstract)
 
@@ -244,11 +247,11 @@ def _make_primitive(name: str, function: Callable, target: str | None = None) ->
 
 
 _forward_p = _make_primitive(
-    "fuprune_batch_norm_forward", _forward, "fuprune_batch_norm_forward"
+    "fuprune_batch_norm_forward", _forward, (0, 1, 1), "fuprune_batch_norm_forward"
 )
-_tangent_p = _make_primitive("fuprune_batch_norm_tangent", _tangent)
+_tangent_p = _make_primitive("fuprune_batch_norm_tangent", _tangent, (0, 2, 2))
 _backward_p = _make_primitive(
-    "fuprune_batch_norm_backward", _backward, "fuprune_batch_norm_backward"
+    "fuprune_batch_norm_backward", _backward, (3, 5, 5), "fuprune_batch_norm_backward"
 )
 
 

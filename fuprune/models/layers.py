@@ -115,8 +115,10 @@ class Norm(nn.Module):
                 outputs, *moments = implementation(self.implementation)(
                     inputs, scale, bias, real, residual, relu=relu, epsilon=NORM_EPSILON
                 )
-                own = np.flatnonzero(np.isin(onto, self.outputs))
-                mean, variance = (moment[own] for moment in moments)
+                if onto != self.outputs:
+                    own = np.flatnonzero(np.isin(onto, self.outputs))
+                    moments = (moment[own] for moment in moments)
+                mean, variance = moments
                 self._record(mean, variance, mask)
                 return outputs
             else:
