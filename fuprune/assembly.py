@@ -210,6 +210,9 @@ def method_options(
         return {**pruning, "order": prune.order, **_privacy_options(config, classes)}
     if method in ("prune_random", "prune_lowest"):
         return pruning
+    if method == "prune_relabel":
+        pruning |= {"order": prune.order, **_privacy_options(config, classes)}
+        return {**pruning, "answer": config.relabel.answer}
     sections = {"fisher": config.fisher, "influence": config.influence}
     sections |= {"ascent": config.ascent, "relabel": config.relabel}
     if method in sections:

@@ -32,6 +32,7 @@ METHODS = (
     "amnesiac",
     "regrow",
     "relabel",
+    "prune_relabel",
     "mask_logit",
     "zero_class_row",
     "fine_tune_only",

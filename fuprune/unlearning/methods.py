@@ -18,7 +18,7 @@ from fuprune.unlearning.fisher import fisher
 from fuprune.unlearning.influence import influence
 from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.regrow import regrow
-from fuprune.unlearning.relabel import relabel
+from fuprune.unlearning.relabel import prune_relabel, relabel
 from fuprune.unlearning.retrain import retrain
 
 METHODS: dict[str, Callable[..., UnlearnResult]] = {
@@ -30,6 +30,7 @@ METHODS: dict[str, Callable[..., UnlearnResult]] = {
     "amnesiac": amnesiac,
     "regrow": regrow,
     "relabel": relabel,
+    "prune_relabel": prune_relabel,
     "mask_logit": mask_logit,
     "zero_class_row": zero_class_row,
     "fine_tune_only": fine_tune_only,
@@ -44,13 +45,14 @@ READS_FORGOTTEN = frozenset(
         "influence",
         "ascent",
         "relabel",
+        "prune_relabel",
         "prune_random",
         "prune_lowest",
         "prune_then_drop_row",
     }
 )
 # Those among them that also fine-tune on such images, under other labels.
-TRAINS_ON_FORGOTTEN = frozenset({"relabel"})
+TRAINS_ON_FORGOTTEN = frozenset({"relabel", "prune_relabel"})
 _GIVEN = ("model", "variables", "data", "classes", "key", "fine_tune")
 
 

@@ -4,8 +4,11 @@ A retrained model, which has no class for these images, gives them the nearest o
 others. Here each client asks the trained model for that answer, gives it to its own
 forgotten images as their label, and the federation fine-tunes on everything. Features
 that told the class apart lose their use and are pulled into the neighbours'. It is not
-in the paper; labels never leave their client.
+in the paper; labels never leave their client. `prune_relabel` cuts first, as the paper
+does, and lets this be the fine-tuning.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -64,12 +68,93 @@ def relabel(
       mesh: likewise.
       head: name of the last layer.
     """
+    num_classes = head_classes(variables, head)
+    classes = check_classes(classes, num_classes)
+    taught, notes = _relabelled(
+        model,
+        variables,
+        data,
+        classes,
+        num_classes,
+        key=key,
+        answer=answer,
+        batch_size=batch_size,
+        preprocess=preprocess,
+        backend=backend,
+        mesh=mesh,
+    )
+    fit = fine_tune(model, variables, taught, recovery_key(key))
+    return UnlearnResult(model, fit.state.variables, fit=fit, notes=notes)
+
+
+def prune_relabel(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    classes: tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    num_classes: int | None = None,
+    answer: str = "nearest",
+    batch_size: int = 64,
+    preprocess: Preprocess = to_float,
+    backend: str = "auto",
+    mesh=None,
+    head: str = "head",
+    **pruning,
+) -> UnlearnResult:
+    """The paper's cut, fine-tuned with the forgotten images under other labels.
+
+    Labels are the answers of the network before the cut. Arguments are those of
+    `relabel`, and in `pruning` the others of `class_pruning`.
+    """
+    num_classes = num_classes or head_classes(variables, head)
+    classes = check_classes(classes, num_classes)
+    clients: dict[str, Any] = dict(
+        batch_size=batch_size, preprocess=preprocess, backend=backend, mesh=mesh
+    )
+    taught, notes = _relabelled(
+        model, variables, data, classes, num_classes, key=key, answer=answer, **clients
+    )
+
+    def tune_on_everything(model, variables, data, key):
+        del data  # what is left without the classes
+        return fine_tune(model, variables, taught, key)
+
+    result = class_pruning(
+        model,
+        variables,
+        data,
+        classes,
+        key=key,
+        fine_tune=tune_on_everything,
+        num_classes=num_classes,
+        **clients,
+        **pruning,
+    )
+    return result._replace(notes={**result.notes, **notes})
+
+
+def _relabelled(
+    model,
+    variables,
+    data: FederatedDataset,
+    classes,
+    num_classes: int,
+    *,
+    key,
+    answer: str,
+    batch_size: int,
+    preprocess: Preprocess,
+    backend: str,
+    mesh,
+) -> tuple[FederatedDataset, dict[str, Any]]:
+    """The data with new labels for `classes`, and how often each label was given."""
     if answer not in ANSWERS:
         raise ValueError(
             f"answer is {answer!r}, but must be one of {', '.join(ANSWERS)}."
         )
-    num_classes = head_classes(variables, head)
-    classes = check_classes(classes, num_classes)
     forgotten = keep_classes(data, classes)
     others = np.setdiff1d(np.arange(num_classes), classes)
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
@@ -97,13 +182,11 @@ def relabel(
     for row, length, given in zip(rows, lengths, answers, strict=True):
         labels[row[:length]] = given[:length]
     taught = data._replace(labels=jax.device_put(labels, data.labels.sharding))
-    fit = fine_tune(model, variables, taught, recovery_key(key))
     counts = np.bincount(
         [a for n, given in zip(lengths, answers, strict=True) for a in given[:n]],
         minlength=num_classes,
     )
-    notes = {"new_labels": counts.tolist()}
-    return UnlearnResult(model, fit.state.variables, fit=fit, notes=notes)
+    return taught, {"new_labels": counts.tolist()}
 
 
 def _answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:

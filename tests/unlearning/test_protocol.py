@@ -42,6 +42,7 @@ OPTIONS = {
     "prune_random": dict(rate=0.3),
     "prune_lowest": dict(rate=0.3),
     "prune_then_drop_row": dict(rate=0.3),
+    "prune_relabel": dict(rate=0.3),
 }
 
 

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from fuprune.data.preprocess import to_float
-from fuprune.unlearning.relabel import relabel
+from fuprune.unlearning.class_pruning import class_pruning
+from fuprune.unlearning.relabel import prune_relabel, relabel
 from tests.unlearning.small import SmallNet, initial, make_fine_tune, small_data
 
 MODEL = SmallNet()
 CLASSES = (1, 3)
 
 
-def taught_by(data, variables, **options):
+def taught_by(data, variables, method=relabel, **options):
     """The data that fine-tuning was given, and the notes."""
     seen = []
     fine_tune = make_fine_tune()
@@ -22,7 +23,7 @@ def taught_by(data, variables, **options):
         seen.append(given)
         return fine_tune(model, variables, given, key)
 
-    result = relabel(
+    result = method(
         MODEL,
         variables,
         data,
@@ -54,6 +55,16 @@ def test_random_answers_are_other_classes_and_follow_the_key():
     np.testing.assert_array_equal(first.labels, again.labels)
     forgotten = jnp.isin(data.labels, jnp.asarray(CLASSES))
     assert set(np.asarray(first.labels)[np.asarray(forgotten)].tolist()) == {0, 2}
+
+
+def test_after_the_papers_cut_labels_are_those_of_the_uncut_network():
+    data, variables = small_data(), initial(MODEL)
+    plain, notes = taught_by(data, variables)
+    given, both = taught_by(data, variables, prune_relabel, rate=0.3)
+    np.testing.assert_array_equal(plain.labels, given.labels)
+    assert both["new_labels"] == notes["new_labels"]
+    _, cut = taught_by(data, variables, class_pruning, rate=0.3, num_classes=4)
+    assert both["cuts"] == cut["cuts"] and both["cuts"]
 
 
 def test_unknown_answer_is_refused():
