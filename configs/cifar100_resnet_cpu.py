@@ -3,6 +3,8 @@
 Paper: a row of Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 clients,
   25 a round, FedSGD, q = 0.01, R = 0.1. Changed: 32 images a client a round instead of
   128, 150 rounds instead of 2,000, a warm-up to 0.2, and one retrained model.
+  Fine-tuning starts from a quarter of training's learning rate, as in
+  cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar100_resnet_cpu.py
 Cost: 120,000 images to pre-train and as many to retrain.
 Expected: docs/results.md says what came out.
@@ -29,6 +31,7 @@ def get_config(depth: str = "20"):
     config.unlearn.methods = "class_pruning,fine_tune_only,retrain"
     config.prune.rate = 0.1
     config.fine_tune.rounds = 15
+    config.fine_tune.learning_rate = 0.05
     config.fine_tune.schedule = "cosine"
     config.fine_tune.stop_at_target = False
     config.fine_tune.evaluate_every = 5

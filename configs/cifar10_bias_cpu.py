@@ -3,6 +3,8 @@
 Paper: Table 1 for ResNet20, at a small scale: 20 clients instead of 100, 10 a round,
   the first 500 training and 200 test images of each class, one local epoch instead of
   five, 30 rounds. Fisher forgetting reads 500 of the remaining images.
+  Fine-tuning starts from a quarter of training's learning rate, as in
+  cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar10_bias_cpu.py:0.45
   The argument is q: 0.1 is IID, 1.0 gives a client one class.
 Cost: 75,000 images to pre-train and 67,500 to retrain.
@@ -36,6 +38,7 @@ def get_config(bias: str = "0.1"):
     config.prune.rate = 0.05
     config.fisher.max_examples = 500
     config.fine_tune.rounds = 8
+    config.fine_tune.learning_rate = 0.025
     config.fine_tune.schedule = "cosine"
     config.fine_tune.stop_at_target = False
     config.fine_tune.evaluate_every = 2

@@ -3,6 +3,8 @@
 Paper: a row of Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 clients,
   25 a round, FedSGD, q = 0.1, R by depth. Changed: 32 images a client a round instead
   of 128, 50 rounds instead of 2,000, a warm-up to 0.05, and one retrained model.
+  Fine-tuning starts from a quarter of training's learning rate, as in
+  cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar10_vgg_cpu.py
 Cost: 40,000 images to pre-train and as many to retrain, less than one pass.
 Expected: docs/results.md says what came out.
@@ -31,6 +33,7 @@ def get_config(depth: str = "11"):
     config.unlearn.methods = "class_pruning,fine_tune_only,retrain"
     config.prune.rate = RATES.get(depth, 0.1)
     config.fine_tune.rounds = 6
+    config.fine_tune.learning_rate = 0.0125
     config.fine_tune.schedule = "cosine"
     config.fine_tune.stop_at_target = False
     config.fine_tune.evaluate_every = 2
