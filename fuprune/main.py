@@ -105,7 +105,7 @@ def parse(argv: Sequence[str]) -> Command:
     try:
         positional = values([argv[0], *rest])[1:]
     except flags.Error as error:
-        raise UsageError(f"{error}; see --help") from error
+        raise UsageError(f"{str(error)[:300]}; see --help") from error
     if positional:
         raise UsageError(
             f"unexpected argument {positional[0][:80]!r}; allowed: --config, --workdir "

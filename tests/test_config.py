@@ -76,7 +76,10 @@ def test_methods_known_here_are_those_of_the_library():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model__name": "resnet18"}, "model.name is 'resnet18'; allowed: resnet20, "),
+        (
+            {"model__name": "resnet18"},
+            "model.name is 'resnet18'; allowed: resnet8, resnet20, ",
+        ),
         ({"model__norm": "layer"}, "model.norm is 'layer'; allowed: batch, group."),
         ({"data__name": "CIFAR 10"}, "data.name is 'CIFAR 10'; allowed: digits, "),
         ({"data__name": "../x"}, "data.name is '../x'"),

@@ -15,6 +15,7 @@ def load_example(repository):
     return module
 
 
+@pytest.mark.slow
 def test_the_embedding_example_forgets_a_class(repository, capsys):
     """The guide's program: class 9 is learned, then gone, and the others remain."""
     result = load_example(repository).main(rounds=5, tune_rounds=3)

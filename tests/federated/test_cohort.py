@@ -70,7 +70,13 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "fed_sgd_full" else name
+        for name in ALGORITHMS
+    ],
+)
 def test_every_backend_gives_the_same_rounds(name, data):
     """Two rounds by each backend end in the same state and the same diagnostics."""
     ends = {}
@@ -85,9 +91,10 @@ def test_every_backend_gives_the_same_rounds(name, data):
         chex.assert_trees_all_close(ends["loop"], ends[backend], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bn, resolved",
-    [("local", "wide"), pytest.param("aggregate", "shard_map", marks=pytest.mark.slow)],
+    [("local", "wide"), ("aggregate", "shard_map")],
 )
 def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
     """Ten clients, ragged and empty, in groups of four and a rest of two."""

@@ -267,7 +267,7 @@ def test_spec_leaves_runtime_choices_out():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "resnet21"}, "one of resnet20"),
+        ({"name": "resnet21"}, "one of resnet8, resnet20"),
         ({"norm": "layer"}, "one of batch, group"),
         ({"num_classes": 0}, "from 1 to 100000"),
         ({"num_classes": 10**12}, "from 1 to 100000"),

@@ -70,8 +70,12 @@ class Shared(nn.Module):
 
 @pytest.mark.parametrize(
     "model",
-    [SmallNet(), SmallNet(norm="group", width=8), Mixed(), Shared()],
-    ids=["batch", "group", "mixed", "shared"],
+    [
+        pytest.param(SmallNet(), id="batch"),
+        pytest.param(SmallNet(norm="group", width=8), id="group"),
+        pytest.param(Mixed(), id="mixed", marks=pytest.mark.slow),
+        pytest.param(Shared(), id="shared"),
+    ],
 )
 def test_equals_gradients_squared_one_by_one(model):
     variables = initial(model)
