@@ -25,6 +25,7 @@ JOINED = {
     "table_4": "Table 4",
     "table_5": "Table 5",
     "methods": "Every method",
+    "runs": "Every run",
 }
 # Tests of the audit that the page compares methods by, with their headings.
 JUDGED = {
