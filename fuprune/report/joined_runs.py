@@ -47,6 +47,11 @@ class Group(NamedTuple):
         return len(self.first.class_names)
 
     @property
+    def algorithm(self) -> str:
+        """How clients train: "fed_avg" or "fed_sgd"."""
+        return words(setting(self.first, "train.algorithm"))
+
+    @property
     def bias(self) -> float | None:
         """The paper's q; for an even split, one over the number of classes."""
         kind = words(setting(self.first, "partition.kind"))

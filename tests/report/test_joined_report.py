@@ -80,10 +80,8 @@ def test_each_run_finds_its_table(joined):
     def ours(name):
         return [row for row in rows_of(joined, name) if row["Source"] == "ours"]
 
-    assert [(row["Data"], row["q"]) for row in ours("table_1")][:2] == [
-        ("cifar10", "0.1"),
-        ("cifar10", "0.45"),
-    ]
+    # FedAvg with biased clients alone; the even FedSGD run belongs to Table 2.
+    assert {(row["Data"], row["q"]) for row in ours("table_1")} == {("cifar10", "0.45")}
     assert [(r["Data"], r["Model"]) for r in ours("table_2")] == [
         ("cifar10", "resnet20"),
         ("digits", "resnet20"),
