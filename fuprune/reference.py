@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fuprune import checkpoint, ledger
 from fuprune import config as configuration
+from fuprune.audit.audit import is_reserved
 from fuprune.config import ConfigError
 
 
@@ -27,7 +28,7 @@ def check(config, model, candidates) -> None:
         check_fit("audit.reference", folder, checkpoint.load(folder)[0], model)
     for name, folder in further_models(config).items():
         check_fit("audit.models", folder, checkpoint.load(folder)[0], model)
-        if name in candidates or name in ("raw", "retrained"):
+        if name in candidates or is_reserved(name):
             raise ConfigError(
                 f"audit.models names a model {name!r}, as the run itself does; give it "
                 "another name."

@@ -397,12 +397,13 @@ def _checked_classes(classes: Sequence[int], data: AuditData) -> tuple[int, ...]
     return classes
 
 
+def is_reserved(name: str) -> bool:
+    """Whether the report uses a name for a reference, so that no candidate may."""
+    return name in (RAW, RANDOM) or name.startswith("retrained")
+
+
 def _check_names(candidates: Mapping[str, Model], kinds: Sequence[str]) -> None:
-    taken = [
-        name
-        for name in candidates
-        if name in (RAW, RANDOM) or name.startswith("retrained")
-    ]
+    taken = [name for name in candidates if is_reserved(name)]
     if taken:
         raise ValueError(
             f"candidates are named {taken}, which the report uses for its references; "

@@ -91,10 +91,9 @@ def test_every_backend_gives_the_same_rounds(name, data):
         chex.assert_trees_all_close(ends["loop"], ends[backend], rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "bn, resolved",
-    [("local", "wide"), ("aggregate", "shard_map")],
+    [("local", "wide"), pytest.param("aggregate", "shard_map", marks=pytest.mark.slow)],
 )
 def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
     """Ten clients, ragged and empty, in groups of four and a rest of two."""
