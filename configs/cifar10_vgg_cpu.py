@@ -7,8 +7,8 @@ Paper: a row of Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 c
   cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar10_vgg_cpu.py
 Cost: 20,000 images to pre-train and as many to retrain, less than half a pass.
-Expected: docs/results.md says what came out: 34% accuracy. Add --config.train.rounds=150
-  and --config.fine_tune.rounds=15 for more than a row in a table.
+Expected: docs/results.md says what came out: 34% accuracy. For more than a row in a
+  table, add --config.train.rounds=150 --config.fine_tune.rounds=15.
 """
 
 from fuprune import config as config_lib
