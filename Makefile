@@ -9,12 +9,12 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python -m fuprune.main --config configs/quickstart.py --workdir runs/quickstart
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2
-	@if [ -d tests/multidevice ]; then $(BIN)/python -m pytest -q -n 2 tests/multidevice; fi
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	@if [ -d tests/multidevice ]; then $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/multidevice; fi
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m slow
-	@if [ -d tests/multidevice ]; then $(BIN)/python -m pytest -q -m "" tests/multidevice; fi
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -q -m slow
+	@if [ -d tests/multidevice ]; then JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -q -m "" tests/multidevice; fi
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
