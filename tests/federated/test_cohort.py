@@ -96,15 +96,15 @@ def test_every_backend_gives_the_same_rounds(name, data):
     [("local", "wide"), pytest.param("aggregate", "shard_map", marks=pytest.mark.slow)],
 )
 def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
-    """Ten clients, ragged and empty, in groups of four and a rest of two."""
+    """Five clients, ragged and empty, in a group of three and a rest of two."""
     model = ResNet(depth=8, num_classes=4, input_shape=(6, 6, 1))
-    lengths = [5, 0, 3, 9, 4, 8, 1, 2, 7, 4]
+    lengths = [5, 0, 9, 1, 4]
     cuts = np.cumsum([0, *lengths])
     data = federate(
         tiny_dataset(cuts[-1]),
         [np.arange(a, b) for a, b in zip(cuts, cuts[1:], strict=False)],
     )
-    monkeypatch.setattr(client_programs, "clients_together", lambda model: 4)
+    monkeypatch.setattr(client_programs, "clients_together", lambda model: 3)
     together = []
     apply_together = client_programs.apply_together
 
@@ -125,7 +125,7 @@ def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
             batch_size=4,
             backend=backend,
             bn=bn,
-            num_clients=10,
+            num_clients=5,
             mesh=make_client_mesh(jax.devices()[:1]),
             keep_updates=True,
         )
@@ -134,7 +134,7 @@ def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
         ends.append(algorithm.round(state, whole_cohort(data), jax.random.key(1)))
         assert bool(together) == (backend == "wide")
     chex.assert_trees_all_close(*ends, rtol=1e-3, atol=1e-4)
-    assert set(together) == {4, 2}
+    assert set(together) == {3, 2}
 
 
 def test_fused_and_separate_gradients_agree(data):
