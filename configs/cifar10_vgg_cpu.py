@@ -2,11 +2,11 @@
 
 Paper: a row of Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 clients,
   25 a round, FedSGD, q = 0.1, R by depth. Changed: 32 images a client a round instead
-  of 128, 150 rounds instead of 2,000, a warm-up to 0.05, and one retrained model.
+  of 128, 100 rounds instead of 2,000, a warm-up to 0.05, and one retrained model.
   Fine-tuning starts from a quarter of training's learning rate, as in
   cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar10_vgg_cpu.py
-Cost: 120,000 images to pre-train and as many to retrain, 2.4 passes over the data.
+Cost: 80,000 images to pre-train and as many to retrain, 1.6 passes over the data.
 Expected: docs/results.md says what came out.
 """
 
@@ -22,17 +22,17 @@ def get_config(depth: str = "11"):
     config.data.name = "cifar10"
     config.model.name = f"vgg{depth}"
     config.partition.bias = 0.1
-    config.train.rounds = 150
+    config.train.rounds = 100
     config.train.batch_size = 32
     config.train.learning_rate = 0.05
     config.train.schedule = "warmup_cosine"
-    config.train.warmup_rounds = 15
+    config.train.warmup_rounds = 10
     config.train.checkpoint_every = 25
-    config.train.evaluate_every = 30
+    config.train.evaluate_every = 20
     config.unlearn.classes = 9
     config.unlearn.methods = "class_pruning,fine_tune_only,retrain"
     config.prune.rate = RATES.get(depth, 0.1)
-    config.fine_tune.rounds = 15
+    config.fine_tune.rounds = 10
     config.fine_tune.learning_rate = 0.0125
     config.fine_tune.schedule = "cosine"
     config.fine_tune.stop_at_target = False

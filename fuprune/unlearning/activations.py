@@ -269,9 +269,11 @@ def merge_activations(
     numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
     missing = np.flatnonzero(~(numbers.sum(axis=0) > 0))
     if missing.size:
+        names = ", ".join(map(str, missing))
+        subject = f"class {names} is" if missing.size == 1 else f"classes {names} are"
         raise ValueError(
-            f"class {', '.join(map(str, missing))} is held by none of the "
-            f"{len(received)} participating clients; capture on more clients."
+            f"{subject} held by none of the {len(received)} participating clients; "
+            "capture on more clients (prune.capture_clients)."
         )
     merged = {}
     for layer in layers:

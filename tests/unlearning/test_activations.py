@@ -144,7 +144,7 @@ def test_a_class_nobody_holds_is_named(federation):
     """Scores for it would be invented."""
     _, data, variables = federation
     collected = collect(MODEL, variables, whole_cohort(data), num_classes=6)
-    with pytest.raises(ValueError, match="class 4, 5 is held by none of the 3"):
+    with pytest.raises(ValueError, match="classes 4, 5 are held by none of the 3"):
         merge_activations(collected.uploads)
 
 
