@@ -361,7 +361,7 @@ def section_memory(options):
 
 
 def section_clients(options):
-    shape = dict(worker="many_clients_round", net="resnet20", cohort=10, images=32)
+    shape = dict(worker="many_clients_round", net="resnet20", cohort=10, images=128)
     numbers = (10, 100, 1_000, 10_000)
     workers = {str(n): dict(shape, clients=n) for n in numbers}
     medians, _, seconds = interleave(workers, options.repeats)
@@ -377,7 +377,7 @@ def section_clients(options):
 
 
 def section_cohort(options):
-    shape = dict(worker="fed_avg_round", net="resnet20", clients=100, images=32)
+    shape = dict(worker="fed_avg_round", net="resnet20", clients=100, images=128)
     numbers = (5, 10, 25, 50, 100)
     workers = {str(n): dict(shape, cohort=n) for n in numbers}
     medians, _, seconds = interleave(workers, options.repeats)

@@ -225,7 +225,7 @@ def _check_federated_training(name, rounds):
             net,
             client_optimizer=optax.chain(
                 optax.add_decayed_weights(5e-4),
-                optax.sgd(0.001, momentum=0.9, nesterov=True),
+                optax.sgd(0.005, momentum=0.9, nesterov=True),
             ),
             batch_size=8,
         )
