@@ -164,7 +164,7 @@ def test_server_proc_scores_every_layer():
 
 def test_masked_and_compacted_train_alike_in_a_federation():
     """Ten rounds of FedAvg: the same losses, round by round."""
-    _check_federated_training("resnet20", rounds=10)
+    _check_federated_training("resnet8", rounds=10)
 
 
 @pytest.mark.slow
