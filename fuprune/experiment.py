@@ -435,7 +435,8 @@ def _stop_on_sigterm(stop: threading.Event):
 
 def _planned_rounds(config) -> int:
     wanted = configuration.phases(config)
-    rounds = config.train.rounds if "pretrain" in wanted else 0
+    trains = "pretrain" in wanted and not config.model.load
+    rounds = config.train.rounds if trains else 0
     if "unlearn" in wanted:
         for unit in unlearn_units(config):
             scratch = unit.method == "retrain"
