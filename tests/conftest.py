@@ -4,9 +4,9 @@ import os
 import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Three quarters of the suite's time is compilation. LLVM's optimisation passes change how
-# fast a program runs and not what it means: the default suite leaves them out, the slow
-# one (`make test-slow`) sets this to 0 and compiles as users do.
+# Three quarters of the suite's time is compilation. LLVM's optimisation passes change
+# how fast a program runs and not what it means: the default suite leaves them out, the
+# slow one (`make test-slow`) sets this to 0 and compiles as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Tests, workers and later runs share compiled programs.
 os.environ.setdefault(
