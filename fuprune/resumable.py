@@ -37,7 +37,11 @@ def train_unit(
     evaluate_every: int,
     store=None,
 ) -> FitResult:
-    """Federated training with logs and checkpoints, from the last one if there is."""
+    """Federated training with logs and checkpoints, from the last one if there is.
+
+    The rounds' records are rows of metrics.jsonl; the result's history stays empty, so
+    that memory does not grow with the rounds.
+    """
     config = this.config
     algorithm = assembly.make_algorithm(
         config,
@@ -100,7 +104,6 @@ def train_unit(
             keep=config.train.checkpoint_keep,
         )
 
-    history = []
     steps = iterate(
         algorithm,
         state,
@@ -118,7 +121,6 @@ def train_unit(
     with this.progress.phase(unit, rounds, first_round=start) as update:
         for step in steps:
             state, number = step.state, step.record.round_number
-            history.append(step.record)
             if store is not None:
                 store = update_history.record(
                     store,
@@ -154,7 +156,7 @@ def train_unit(
                 raise StopRequested
             if last:
                 break
-    return FitResult(state, history, first_reached)
+    return FitResult(state, [], first_reached)
 
 
 def _min_participants(config, data) -> int:
