@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.federated.cohort import Client, ClientProgram, Shared
-from fuprune.models.layers import BATCH_NORM_MOMENTUM
+from fuprune.models.layers import BATCH_NORM_MOMENTUM, at_least_float32
 from fuprune.models.wide import apply_together, clients_together
 
 Preprocess = Callable[[jax.Array, jax.Array], jax.Array]
@@ -51,7 +51,7 @@ def cross_entropy(logits, labels, mask, label_smoothing: float = 0.0):
     """Sum over real examples of the cross-entropy; logits [B, U] -> []."""
     targets = jax.nn.one_hot(labels, logits.shape[-1])
     targets = optax.smooth_labels(targets, label_smoothing)
-    losses = optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
+    losses = optax.softmax_cross_entropy(at_least_float32(logits), targets)
     return jnp.sum(losses * mask)
 
 

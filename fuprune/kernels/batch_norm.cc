@@ -2,7 +2,9 @@
 //   mean, variance = moments of the examples whose weight is not zero, per channel
 //   output = relu((data - mean) * scale / sqrt(variance + epsilon) + bias + residual)
 // and the gradient, each in two passes over memory. All arrays carry a leading axis of
-// independent problems: data [G, N, H, W, C], vectors [G, C], weight [G, N].
+// independent problems: data [G, N, H, W, C], vectors [G, C], weight [G, N]. The output
+// may have more channels than the data and the residual, whose channels then go to
+// `places` and `residual_places` among them.
 
 #include <algorithm>
 #include <cmath>
@@ -10,12 +12,14 @@
 #include <numeric>
 #include <vector>
 
+#include "placement.h"
 #include "threads.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 using Array = ffi::Buffer<ffi::F32, 5>;
 using Matrix = ffi::Buffer<ffi::F32, 2>;
+using Integers = ffi::Span<const int64_t>;
 
 #if defined(__x86_64__)
 #define FUPRUNE_VECTORISED \
@@ -41,6 +45,8 @@ struct Shape {
 
   // An element costs what some twenty operations of a convolution do: it is fetched.
   double Operations() const { return 20.0 * examples * volume; }
+
+  int64_t BlockPixels() const { return std::max<int64_t>(1, 4096 / channels); }
 };
 
 template <typename Buffer>
@@ -49,11 +55,55 @@ Shape ShapeOf(const Buffer& data) {
   return {d[0], d[1], d[2] * d[3] * d[4], d[4], Period(d[4])};
 }
 
-std::vector<float> Repeated(const float* values, const Shape& shape) {
+std::vector<float> Repeated(const std::vector<float>& values, const Shape& shape) {
   std::vector<float> repeated(shape.period);
   for (int64_t i = 0; i < shape.period; ++i) repeated[i] = values[i % shape.channels];
   return repeated;
 }
+
+// The pixels of one example, in blocks that stay in the first cache if channels have to
+// be moved: body(first pixel, pixels).
+template <typename Body>
+void ForBlocks(const Shape& wide, bool moved, const Body& body) {
+  const int64_t all = wide.volume / wide.channels;
+  const int64_t most = moved ? wide.BlockPixels() : all;
+  for (int64_t pixel = 0; pixel < all; pixel += most) {
+    body(pixel, std::min(most, all - pixel));
+  }
+}
+
+// A narrow tensor seen with the channels of a wide one, a block at a time.
+class View {
+ public:
+  View(const fuprune::Placement& placement, const Shape& wide)
+      : placement_(placement),
+        scratch_(placement.IsIdentity() ? 0 : wide.BlockPixels() * wide.channels) {}
+
+  // The block of `narrow`, an example, that starts at a pixel; null of null.
+  const float* Read(const float* narrow, int64_t pixel, int64_t pixels) {
+    if (narrow == nullptr) return nullptr;
+    narrow += pixel * placement_.channels();
+    if (placement_.IsIdentity()) return narrow;
+    placement_.Widen(narrow, pixels, scratch_.data());
+    return scratch_.data();
+  }
+
+  // Where to write such a block; `Flush` then takes it to `narrow`.
+  float* Target(float* narrow, int64_t pixel) {
+    if (narrow == nullptr) return nullptr;
+    return placement_.IsIdentity() ? narrow + pixel * placement_.channels()
+                                   : scratch_.data();
+  }
+  void Flush(float* narrow, int64_t pixel, int64_t pixels) const {
+    if (narrow == nullptr || placement_.IsIdentity()) return;
+    placement_.Narrow(scratch_.data(), pixels,
+                      narrow + pixel * placement_.channels());
+  }
+
+ private:
+  const fuprune::Placement& placement_;
+  std::vector<float> scratch_;
+};
 
 // A comparison that lets NaN through, as XLA's maximum does.
 inline float Relu(float value) { return value < 0.0f ? 0.0f : value; }
@@ -207,15 +257,21 @@ int64_t Pixels(const float* weight, const Shape& shape) {
 ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
                    ffi::RemainingArgs residuals, ffi::Result<Array> output,
                    ffi::Result<Matrix> mean, ffi::Result<Matrix> variance,
-                   float epsilon, bool relu) {
-  const Shape shape = ShapeOf(data);
+                   float epsilon, bool relu, Integers places,
+                   Integers residual_places) {
+  const Shape shape = ShapeOf(data), wide = ShapeOf(*output);
+  const fuprune::Placement placement(places.begin(), shape.channels, wide.channels);
+  const fuprune::Placement from(residual_places.begin(), residual_places.size(),
+                                wide.channels);
+  const bool moved =
+      !placement.IsIdentity() || (residuals.size() && !from.IsIdentity());
+  const int64_t area = shape.volume / shape.channels;
   const float* all_residuals =
       residuals.size() ? residuals.get<Array>(0)->typed_data() : nullptr;
   for (int64_t problem = 0; problem < shape.problems; ++problem) {
-    const int64_t base = problem * shape.examples * shape.volume;
     const int64_t vector = problem * shape.channels;
     const float* weights = weight.typed_data() + problem * shape.examples;
-    const float* values = data.typed_data() + base;
+    const float* values = data.typed_data() + problem * shape.examples * shape.volume;
     const std::vector<double> total = SumOverExamples(
         shape, [&](int64_t example, float* sum, float* squares) {
           if (weights[example] == 0.0f) return;
@@ -223,7 +279,7 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
                      squares);
         });
     const int64_t pixels = Pixels(weights, shape);
-    std::vector<float> factor(shape.channels), shift(shape.channels);
+    std::vector<float> factor(wide.channels), shift(wide.channels);
     for (int64_t c = 0; c < shape.channels; ++c) {
       double m = 0.0, v = 1.0;
       if (pixels > 0) {
@@ -233,16 +289,24 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
       }
       mean->typed_data()[vector + c] = m;
       variance->typed_data()[vector + c] = v;
-      factor[c] = scale.typed_data()[vector + c] / std::sqrt(v + epsilon);
-      shift[c] = bias.typed_data()[vector + c] - m * factor[c];
+      const float slope = scale.typed_data()[vector + c] / std::sqrt(v + epsilon);
+      factor[places[c]] = slope;
+      shift[places[c]] = bias.typed_data()[vector + c] - m * slope;
     }
-    const std::vector<float> factors = Repeated(factor.data(), shape);
-    const std::vector<float> shifts = Repeated(shift.data(), shape);
-    fuprune::Parallel(shape.examples, shape.Operations(), [&](int64_t example) {
-      const int64_t offset = base + example * shape.volume;
-      Apply(relu, data.typed_data() + offset,
-            all_residuals ? all_residuals + offset : nullptr, factors.data(),
-            shifts.data(), shape.volume, shape.period, output->typed_data() + offset);
+    const std::vector<float> factors = Repeated(factor, wide);
+    const std::vector<float> shifts = Repeated(shift, wide);
+    fuprune::Parallel(shape.examples, wide.Operations(), [&](int64_t example) {
+      const int64_t number = problem * shape.examples + example;
+      const float* residual =
+          all_residuals ? all_residuals + number * from.channels() * area : nullptr;
+      float* result = output->typed_data() + number * wide.volume;
+      View data_view(placement, wide), residual_view(from, wide);
+      ForBlocks(wide, moved, [&](int64_t pixel, int64_t pixels) {
+        Apply(relu, data_view.Read(values + example * shape.volume, pixel, pixels),
+              residual_view.Read(residual, pixel, pixels), factors.data(),
+              shifts.data(), pixels * wide.channels, wide.period,
+              result + pixel * wide.channels);
+      });
     });
   }
   return ffi::Error::Success();
@@ -253,52 +317,84 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
                     Matrix variance, Matrix weight,
                     ffi::Result<Array> data_gradient, ffi::Result<Matrix> scale_gradient,
                     ffi::Result<Matrix> bias_gradient, ffi::RemainingRets residuals,
-                    float epsilon, bool relu) {
-  const Shape shape = ShapeOf(data);
+                    float epsilon, bool relu, Integers places,
+                    Integers residual_places) {
+  const Shape shape = ShapeOf(data), wide = ShapeOf(gradient);
+  const fuprune::Placement placement(places.begin(), shape.channels, wide.channels);
+  const fuprune::Placement from(residual_places.begin(), residual_places.size(),
+                                wide.channels);
+  const bool moved =
+      !placement.IsIdentity() || (residuals.size() && !from.IsIdentity());
+  const int64_t area = shape.volume / shape.channels;
   float* all_residuals =
       residuals.size() ? (*residuals.get<Array>(0))->typed_data() : nullptr;
   for (int64_t problem = 0; problem < shape.problems; ++problem) {
-    const int64_t base = problem * shape.examples * shape.volume;
     const int64_t vector = problem * shape.channels;
+    const int64_t base = problem * shape.examples * shape.volume;
+    const int64_t wide_base = problem * wide.examples * wide.volume;
     const float* weights = weight.typed_data() + problem * shape.examples;
     const float* means = mean.typed_data() + vector;
-    const std::vector<float> repeated_mean = Repeated(means, shape);
+    const float* values = data.typed_data() + base;
+    const float* gradients = gradient.typed_data() + wide_base;
+    const float* outputs = output.typed_data() + wide_base;
+    std::vector<float> wide_mean(wide.channels);
+    for (int64_t c = 0; c < shape.channels; ++c) wide_mean[places[c]] = means[c];
+    const std::vector<float> repeated_mean = Repeated(wide_mean, wide);
     const std::vector<double> total = SumOverExamples(
-        shape, [&](int64_t example, float* sum, float* product) {
-          const int64_t offset = base + example * shape.volume;
-          SumGradient(relu, gradient.typed_data() + offset,
-                      output.typed_data() + offset, data.typed_data() + offset,
-                      repeated_mean.data(), shape.volume, shape.period, sum, product);
+        wide, [&](int64_t example, float* sum, float* product) {
+          const int64_t offset = example * wide.volume;
+          View view(placement, wide);
+          ForBlocks(wide, !placement.IsIdentity(), [&](int64_t pixel, int64_t pixels) {
+            const int64_t at = offset + pixel * wide.channels;
+            SumGradient(relu, gradients + at, outputs + at,
+                        view.Read(values + example * shape.volume, pixel, pixels),
+                        repeated_mean.data(), pixels * wide.channels, wide.period, sum,
+                        product);
+          });
         });
     const double pixels = std::max<int64_t>(1, Pixels(weights, shape));
-    std::vector<float> factor(shape.channels), constant(shape.channels),
-        slope(shape.channels);
+    std::vector<float> factor(wide.channels), constant(wide.channels),
+        slope(wide.channels);
     for (int64_t c = 0; c < shape.channels; ++c) {
-      const double sum = total[c], product = total[shape.channels + c];
+      const int64_t place = places[c];
+      const double sum = total[place], product = total[wide.channels + place];
       const double inverse =
           1.0 / std::sqrt(double(variance.typed_data()[vector + c]) + epsilon);
-      factor[c] = scale.typed_data()[vector + c] * inverse;
+      factor[place] = scale.typed_data()[vector + c] * inverse;
       bias_gradient->typed_data()[vector + c] = sum;
       scale_gradient->typed_data()[vector + c] = product * inverse;
       const double d_variance = variance_gradient.typed_data()[vector + c] -
-                                0.5 * inverse * inverse * factor[c] * product;
-      const double d_mean = mean_gradient.typed_data()[vector + c] - factor[c] * sum;
-      slope[c] = 2.0 * d_variance / pixels;
-      constant[c] = (d_mean - 2.0 * means[c] * d_variance) / pixels;
+                                0.5 * inverse * inverse * factor[place] * product;
+      const double d_mean =
+          mean_gradient.typed_data()[vector + c] - factor[place] * sum;
+      slope[place] = 2.0 * d_variance / pixels;
+      constant[place] = (d_mean - 2.0 * means[c] * d_variance) / pixels;
     }
-    const std::vector<float> factors = Repeated(factor.data(), shape);
-    const std::vector<float> constants = Repeated(constant.data(), shape);
-    const std::vector<float> slopes = Repeated(slope.data(), shape);
-    const std::vector<float> zeros(shape.period);
-    fuprune::Parallel(shape.examples, shape.Operations(), [&](int64_t example) {
-      const int64_t offset = base + example * shape.volume;
+    const std::vector<float> factors = Repeated(factor, wide);
+    const std::vector<float> constants = Repeated(constant, wide);
+    const std::vector<float> slopes = Repeated(slope, wide);
+    const std::vector<float> zeros(wide.period);
+    fuprune::Parallel(shape.examples, wide.Operations(), [&](int64_t example) {
       const bool counts = weights[example] != 0.0f;
-      ApplyGradient(relu, gradient.typed_data() + offset, output.typed_data() + offset,
-                    data.typed_data() + offset, factors.data(),
-                    counts ? constants.data() : zeros.data(),
-                    counts ? slopes.data() : zeros.data(), shape.volume, shape.period,
-                    data_gradient->typed_data() + offset,
-                    all_residuals ? all_residuals + offset : nullptr);
+      float* result = data_gradient->typed_data() + base + example * shape.volume;
+      float* residual = nullptr;
+      if (all_residuals) {
+        const int64_t number = problem * shape.examples + example;
+        residual = all_residuals + number * from.channels() * area;
+      }
+      View data_view(placement, wide), result_view(placement, wide),
+          residual_view(from, wide);
+      ForBlocks(wide, moved, [&](int64_t pixel, int64_t pixels) {
+        const int64_t at = example * wide.volume + pixel * wide.channels;
+        ApplyGradient(relu, gradients + at, outputs + at,
+                      data_view.Read(values + example * shape.volume, pixel, pixels),
+                      factors.data(), counts ? constants.data() : zeros.data(),
+                      counts ? slopes.data() : zeros.data(), pixels * wide.channels,
+                      wide.period, result_view.Target(result, pixel),
+                      residual_view.Target(residual, pixel));
+        result_view.Flush(result, pixel, pixels);
+        residual_view.Flush(residual, pixel, pixels);
+      });
     });
   }
   return ffi::Error::Success();
@@ -318,7 +414,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(fuprune_batch_norm_forward, Forward,
                                   .Ret<Matrix>()
                                   .Ret<Matrix>()
                                   .Attr<float>("epsilon")
-                                  .Attr<bool>("relu"));
+                                  .Attr<bool>("relu")
+                                  .Attr<Integers>("places")
+                                  .Attr<Integers>("residual_places"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(fuprune_batch_norm_backward, Backward,
                               ffi::Ffi::Bind()
                                   .Arg<Array>()
@@ -335,5 +433,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(fuprune_batch_norm_backward, Backward,
                                   .Ret<Matrix>()
                                   .RemainingRets()
                                   .Attr<float>("epsilon")
-                                  .Attr<bool>("relu"));
+                                  .Attr<bool>("relu")
+                                  .Attr<Integers>("places")
+                                  .Attr<Integers>("residual_places"));
 #pragma GCC visibility pop

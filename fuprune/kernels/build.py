@@ -139,7 +139,7 @@ def cache_dir() -> pathlib.Path:
 
 def _compile(sources: list[pathlib.Path], path: pathlib.Path, onednn: OneDnn) -> None:
     command = [
-        *_compiler(),
+        *compiler(),
         *_FLAGS,
         f"-I{jax.ffi.include_dir()}",
         f"-I{onednn.include}",
@@ -161,7 +161,8 @@ def _compile(sources: list[pathlib.Path], path: pathlib.Path, onednn: OneDnn) ->
         os.replace(output, path)  # atomic: a reader sees a whole library or none
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
+    """Returns the command of ``$CXX``, else of the machine's C++ compiler."""
     if chosen := os.environ.get("CXX"):
         return shlex.split(chosen)
     for name in ("g++", "c++", "clang++"):

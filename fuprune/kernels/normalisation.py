@@ -7,7 +7,8 @@ no kernel of its own is differentiated in JAX.
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,8 +32,8 @@ def implementation(name: str) -> Callable[..., Normalised]:
     """Returns `batch_norm` in JAX ("xla") or by the kernels ("onednn").
 
     Both are called as ``(inputs, scale, bias, mask=None, residual=None, *, relu=False,
-    epsilon=1e-5)``. Where the kernels cannot be had, one notice is logged and "xla" is
-    returned.
+    epsilon=1e-5, places=None, residual_places=None, width=None)``. Where the kernels
+    cannot be had, one notice is logged and "xla" is returned.
     """
     if name == "xla":
         return batch_norm_in_jax
@@ -45,15 +46,18 @@ def implementation(name: str) -> Callable[..., Normalised]:
 
 
 def batch_norm_in_jax(
-    inputs, scale, bias, mask=None, residual=None, *, relu=False, epsilon=1e-5
-) -> Normalised:
+    inputs, scale, bias, mask=None, residual=None, *, relu=False, epsilon=1e-5,
+    places=None, residual_places=None, width=None,
+) -> Normalised:  # fmt: skip
     """What `batch_norm` computes, written in JAX."""
+    places = _checked(inputs, places, width)
     weight = _weight(inputs, mask)
     mean, variance = _moments(inputs, weight)
     factor = scale * jax.lax.rsqrt(variance + epsilon)
-    outputs = inputs * factor + (bias - mean * factor)
+    outputs = _widen(inputs * factor + (bias - mean * factor), places, width)
     if residual is not None:
-        outputs = outputs + residual
+        residual_places = _checked(residual, residual_places, width)
+        outputs = outputs + _widen(residual, residual_places, width)
     return Normalised(jax.nn.relu(outputs) if relu else outputs, mean, variance)
 
 
@@ -66,6 +70,9 @@ def batch_norm(
     *,
     relu: bool = False,
     epsilon: float = 1e-5,
+    places: Sequence[int] | None = None,
+    residual_places: Sequence[int] | None = None,
+    width: int | None = None,
 ) -> Normalised:
     """Normalises by the batch's own moments, adds a residual, applies ReLU.
 
@@ -75,10 +82,18 @@ def batch_norm(
       bias: [C].
       mask: [N], nonzero for the examples that enter the moments; None if all do. If
         none does, the mean is 0 and the variance 1, so that nothing overflows.
-      residual: [N, H, W, C], added after the norm, or None.
+      residual: [N, H, W, R], added after the norm, or None.
       relu: whether a ReLU follows.
       epsilon: added to the variance.
+      places: where the C channels go among those of the result, increasing; the others
+        are those of the residual alone. By default channel i goes to i.
+      residual_places: where the R channels of the residual go, likewise.
+      width: channels of the result, by default C.
     """
+    width = inputs.shape[-1] if width is None else int(width)
+    places = _checked(inputs, places, width)
+    if residual is not None:
+        residual_places = _checked(residual, residual_places, width)
     operands = [inputs, scale, bias, *([] if residual is None else [residual])]
     if (
         any(operand.dtype != jnp.float32 for operand in operands)
@@ -86,16 +101,47 @@ def batch_norm(
         or inputs.size == 0
     ):
         return batch_norm_in_jax(
-            inputs, scale, bias, mask, residual, relu=relu, epsilon=epsilon
-        )
+            inputs, scale, bias, mask, residual, relu=relu, epsilon=epsilon,
+            places=places, residual_places=residual_places, width=width,
+        )  # fmt: skip
     weight = jax.lax.stop_gradient(_weight(inputs, mask))
     operands = library.vary_alike(inputs, scale, bias, weight, *operands[3:])
     results = _forward_p.bind(
         *(jax.lax.expand_dims(operand, (0,)) for operand in operands),
         relu=bool(relu),
         epsilon=float(epsilon),
+        places=places,
+        residual_places=() if residual is None else residual_places,
+        width=width,
     )
     return Normalised(*(jax.lax.squeeze(result, (0,)) for result in results))
+
+
+def _checked(values, places, width) -> tuple[int, ...]:
+    """Where each channel goes among `width`, by default to its own number."""
+    channels = values.shape[-1]
+    width = channels if width is None else width
+    places = tuple(range(channels)) if places is None else tuple(map(int, places))
+    increasing = all(a < b for a, b in itertools.pairwise((-1, *places, width)))
+    if len(places) != channels or not increasing:
+        raise ValueError(
+            f"places {places} do not fit {channels} channels into {width}; give one "
+            f"increasing number below {width} for each channel."
+        )
+    return places
+
+
+def _widen(values, places, width):
+    """[..., C] -> [..., width], zeros where no channel goes."""
+    if width in (None, values.shape[-1]):
+        return values
+    wide = jnp.zeros((*values.shape[:-1], width), values.dtype)
+    return wide.at[..., np.array(places)].set(values)
+
+
+def _narrow(values, places):
+    """[..., width] -> [..., C], the adjoint of `_widen`."""
+    return values if values.shape[-1] == len(places) else values[..., np.array(places)]
 
 
 def _weight(inputs, mask):
@@ -116,7 +162,9 @@ def _moments(inputs, weight):
 
 
 # The primitives, with G independent problems on the leading axis of every operand.
-# Static parameters: relu and epsilon. A residual, where there is one, comes last.
+# Static parameters: relu, epsilon, and the width and both places of `batch_norm`. Data
+# are [G, N, H, W, C], outputs [G, N, H, W, width]; a residual, [G, N, H, W, R], where
+# there is one, comes last.
 #   forward   data, scale, bias, weight, [residual] -> output, mean, variance
 #   tangent   data, output, scale, mean, variance, weight, and linear in what follows:
 #             tangents of data, scale, bias, [residual] -> those of forward's results
@@ -126,17 +174,13 @@ def _moments(inputs, weight):
 # that is what other platforms run and what higher derivatives are taken of.
 
 
-def _forward(data, scale, bias, weight, *residual, relu, epsilon):
-    return tuple(
-        batch_norm_in_jax(
-            data, scale, bias, weight, *residual, relu=relu, epsilon=epsilon
-        )
-    )
+def _forward(data, scale, bias, weight, *residual, **static):
+    return tuple(batch_norm_in_jax(data, scale, bias, weight, *residual, **static))
 
 
 def _tangent(
     data, output, scale, mean, variance, weight, d_data, d_scale, d_bias, *d_residual,
-    relu, epsilon,
+    relu, epsilon, places, residual_places, width,
 ):  # fmt: skip
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
     kept = jnp.where((weight != 0)[:, None, None, None], d_data, 0.0)
@@ -147,8 +191,9 @@ def _tangent(
     factor = scale * inverse
     d_factor = d_scale * inverse - 0.5 * factor * inverse * inverse * d_variance
     d_output = d_data * factor + (data - mean) * d_factor + (d_bias - d_mean * factor)
+    d_output = _widen(d_output, places, width)
     if d_residual:
-        d_output = d_output + d_residual[0]
+        d_output = d_output + _widen(d_residual[0], residual_places, width)
     if relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
     return d_output, d_mean, d_variance
@@ -156,11 +201,14 @@ def _tangent(
 
 def _backward(
     d_output, d_mean, d_variance, data, output, scale, mean, variance, weight,
-    *, relu, epsilon, has_residual,
+    *, relu, epsilon, places, residual_places, width, has_residual,
 ):  # fmt: skip
+    del width
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
     if relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
+    d_residual = [_narrow(d_output, residual_places)] if has_residual else []
+    d_output = _narrow(d_output, places)
     inverse = jax.lax.rsqrt(variance + epsilon)
     factor = scale * inverse
     d_bias = jnp.sum(d_output, axis=(0, 1, 2))
@@ -172,7 +220,7 @@ def _backward(
         (weight != 0)[:, None, None, None], through_moments, 0.0
     )
     d_scale = product * inverse
-    return (d_data, d_scale, d_bias, *([d_output] if has_residual else []))
+    return (d_data, d_scale, d_bias, *d_residual)
 
 
 def _make_primitive(
@@ -180,8 +228,8 @@ def _make_primitive(
 ) -> Any:
     """A primitive that computes ``vmap(function)``, on CPU by an FFI target.
 
-    Results have the shapes of the operands that `like` counts; a gradient of the
-    residual, which `has_residual` asks for, comes last and has that of the first.
+    Results have the shapes of the operands that `like` counts, the first of `forward`
+    widened; a gradient of the residual, which `has_residual` asks for, comes last.
     """
     primitive = jax.extend.core.Primitive(name)
     primitive.multiple_results = True
@@ -189,9 +237,16 @@ def _make_primitive(
     def in_jax(*operands, **static):
         return jax.vmap(functools.partial(function, **static))(*operands)
 
-    def abstract(*operands, has_residual=False, **_):
-        last = (operands[0],) if has_residual else ()
-        return [*(operands[i] for i in like), *last]
+    def abstract(*operands, width, residual_places, has_residual=False, **_):
+        def with_channels(operand, channels):
+            return operand.update(shape=(*operand.shape[:-1], channels))
+
+        results = [operands[i] for i in like]
+        if function is _forward:
+            results[0] = with_channels(results[0], width)
+        if has_residual:
+            results.append(with_channels(operands[0], len(residual_places)))
+        return results
 
     primitive.def_abstract_eval(abstract)
 
@@ -206,14 +261,17 @@ def _make_primitive(
     mlir.register_lowering(primitive, lower_to_xla)
     if target is not None:
 
-        def lower(context, *operands, relu, epsilon, **static):
+        def lower(context, *operands, **static):
             if not library.ready():
-                return lower_to_xla(
-                    context, *operands, relu=relu, epsilon=epsilon, **static
-                )
+                return lower_to_xla(context, *operands, **static)
             library.share_cores()
             return jax.ffi.ffi_lowering(target)(
-                context, *operands, relu=relu, epsilon=np.float32(epsilon)
+                context,
+                *operands,
+                relu=static["relu"],
+                epsilon=np.float32(static["epsilon"]),
+                places=np.array(static["places"], np.int64),
+                residual_places=np.array(static["residual_places"], np.int64),
             )
 
         mlir.register_lowering(primitive, lower, platform="cpu")
@@ -249,7 +307,7 @@ def _make_primitive(
 _forward_p = _make_primitive(
     "fuprune_batch_norm_forward", _forward, (0, 1, 1), "fuprune_batch_norm_forward"
 )
-_tangent_p = _make_primitive("fuprune_batch_norm_tangent", _tangent, (0, 2, 2))
+_tangent_p = _make_primitive("fuprune_batch_norm_tangent", _tangent, (1, 2, 2))
 _backward_p = _make_primitive(
     "fuprune_batch_norm_backward", _backward, (3, 5, 5), "fuprune_batch_norm_backward"
 )

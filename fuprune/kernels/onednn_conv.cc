@@ -44,6 +44,7 @@ struct Plan {
   dnnl::primitive convolution;
   dnnl::reorder reorder;  // kernel: HWIO -> oneDNN's (gradient: the other way)
   bool reorders = false;
+  double operations = 0, reorder_operations = 0;  // see ApplyThreads
   memory::desc data, kernel, output, user_kernel, scratch;
 };
 
@@ -72,12 +73,10 @@ class Workspace {
   size_t size_ = 0;
 };
 
-std::shared_ptr<const Plan> MakePlan(Kind kind, const memory::dims& data,
-                                     const memory::dims& kernel,
-                                     const memory::dims& output,
-                                     const memory::dims& strides,
-                                     const memory::dims& low,
-                                     const memory::dims& high) {
+std::shared_ptr<Plan> MakePlan(Kind kind, const memory::dims& data,
+                               const memory::dims& kernel, const memory::dims& output,
+                               const memory::dims& strides, const memory::dims& low,
+                               const memory::dims& high) {
   using Tag = memory::format_tag;
   constexpr auto kType = memory::data_type::f32;
   auto plan = std::make_shared<Plan>();
@@ -113,6 +112,9 @@ std::shared_ptr<const Plan> MakePlan(Kind kind, const memory::dims& data,
   }
   plan->reorders = plan->kernel != plan->user_kernel;
   if (plan->reorders) {
+    // A kernel is small: most are moved sooner than a team meets.
+    plan->reorder_operations = 20.0 * kernel[0] * kernel[1] * kernel[2] * kernel[3];
+    fuprune::ApplyThreads(plan->reorder_operations);
     const bool back = kind == Kind::kKernelGradient;
     plan->reorder = dnnl::reorder(dnnl::reorder::primitive_desc(
         Engine(), back ? plan->kernel : plan->user_kernel, Engine(),
@@ -141,13 +143,14 @@ std::shared_ptr<const Plan> FindPlan(Kind kind, const int64_t* data,
     const auto found = plans.find(key);
     if (found != plans.end()) return found->second;
   }
-  auto plan = MakePlan(kind, {data[1], data[4], data[2], data[3]},
-                       {kernel[4], kernel[3], kernel[1], kernel[2]},
-                       {output[1], output[4], output[2], output[3]},
-                       {strides[0], strides[1]}, {padding[0], padding[2]},
-                       {padding[1], padding[3]});
+  const auto plan = MakePlan(kind, {data[1], data[4], data[2], data[3]},
+                             {kernel[4], kernel[3], kernel[1], kernel[2]},
+                             {output[1], output[4], output[2], output[3]},
+                             {strides[0], strides[1]}, {padding[0], padding[2]},
+                             {padding[1], padding[3]});
+  plan->operations = operations;
   const std::lock_guard<std::mutex> lock(mutex);
-  return plans.emplace(std::move(key), std::move(plan)).first->second;
+  return plans.emplace(std::move(key), plan).first->second;
 }
 
 int64_t Volume(const int64_t* dimensions) {  // of one problem of the leading axis
@@ -185,13 +188,14 @@ void Run(Kind kind, float* data, const int64_t* data_shape, float* kernel,
     data_memory.set_data_handle(data + problem * Volume(data_shape));
     output_memory.set_data_handle(output + problem * Volume(output_shape));
     user_kernel.set_data_handle(kernel + problem * Volume(kernel_shape));
-    if (plan->reorders && kind != Kind::kKernelGradient) {
-      plan->reorder.execute(stream, user_kernel, inner);
-    }
+    const auto reorder = [&](memory& source, memory& target) {
+      fuprune::ApplyThreads(plan->reorder_operations);
+      plan->reorder.execute(stream, source, target);
+    };
+    if (plan->reorders && kind != Kind::kKernelGradient) reorder(user_kernel, inner);
+    fuprune::ApplyThreads(plan->operations);
     plan->convolution.execute(stream, arguments);
-    if (plan->reorders && kind == Kind::kKernelGradient) {
-      plan->reorder.execute(stream, inner, user_kernel);
-    }
+    if (plan->reorders && kind == Kind::kKernelGradient) reorder(inner, user_kernel);
   }
 }
 

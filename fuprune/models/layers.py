@@ -17,8 +17,6 @@ import numpy as np
 
 BATCH_NORM_MOMENTUM = 0.9
 NORM_EPSILON = 1e-5
-# Channels a CPU kernel computes at once: float32 numbers in 512 bits.
-VECTOR = 16
 NUM_GROUPS = 8
 NORMS = ("batch", "group")
 CONVOLUTIONS = ("xla", "onednn")
@@ -60,7 +58,7 @@ class Norm(nn.Module):
 
     A channel whose scale and bias are both exactly zero emits zero and passes no
     gradient, so no optimizer can revive it: momentum, weight decay and Adam all see
-    zeros. Statistics are float32 whatever the type of the input.
+    zeros. Statistics are float32 at least, whatever the type of the input.
 
     Attributes:
       kind: "batch" or "group".
@@ -76,22 +74,27 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs, *, train: bool, mask=None, residual=None, relu=False, onto=None
-    ):
+        self, inputs, *, train: bool, mask=None, residual=None, relu=False,
+        held=None, onto=None,
+    ):  # fmt: skip
         """Normalises, then adds a residual and applies ReLU if asked to.
 
         Args:
           inputs: [B, H, W, C].
           train: whether statistics come from this batch and are recorded.
           mask: [B], nonzero for real examples, or None if all are.
-          residual: [B, H, W, C], or None.
+          residual: [B, H, W, R], or None.
           relu: whether a ReLU comes last.
-          onto: ids of the channels of `inputs` where a kernel gets more than `outputs`,
-            the others being zero; see `ConvNorm`.
+          held: ids, sorted, of the R channels of the residual, by default those of the
+            result.
+          onto: ids, sorted, of the D channels of the result, by default `outputs`; what
+            the inputs or the residual lack counts as zero.
 
         Returns:
-          [B, H, W, C] of the input's type.
+          [B, H, W, D] of the input's type.
         """
+        onto = self.outputs if onto is None else onto
+        held = onto if held is None else held
         shape = (len(self.outputs),)
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
@@ -110,24 +113,28 @@ class Norm(nn.Module):
                 # Imported here for the same reason as in `convolution`.
                 from fuprune.kernels.normalisation import implementation
 
-                onto = self.outputs if onto is None else onto
-                scale, bias = (place(x, self.outputs, onto) for x in (scale, bias))
-                outputs, *moments = implementation(self.implementation)(
-                    inputs, scale, bias, real, residual, relu=relu, epsilon=NORM_EPSILON
+                outputs, mean, variance = implementation(self.implementation)(
+                    inputs,
+                    scale,
+                    bias,
+                    real,
+                    residual,
+                    relu=relu,
+                    epsilon=NORM_EPSILON,
+                    places=np.flatnonzero(np.isin(onto, self.outputs)),
+                    residual_places=np.flatnonzero(np.isin(onto, held)),
+                    width=len(onto),
                 )
-                if onto != self.outputs:
-                    own = np.flatnonzero(np.isin(onto, self.outputs))
-                    moments = (moment[own] for moment in moments)
-                mean, variance = moments
                 self._record(mean, variance, mask)
                 return outputs
             else:
                 mean, variance = _batch_moments(inputs, real)
                 self._record(mean, variance, mask)
         factor = scale * jax.lax.rsqrt(variance + NORM_EPSILON)
-        outputs = inputs.astype(jnp.float32) * factor + (bias - mean * factor)
-        outputs = outputs.astype(inputs.dtype)
-        outputs = outputs if residual is None else outputs + residual
+        outputs = at_least_float32(inputs) * factor + (bias - mean * factor)
+        outputs = place(outputs.astype(inputs.dtype), self.outputs, onto)
+        if residual is not None:
+            outputs = outputs + place(residual, held, onto)
         return nn.relu(outputs) if relu else outputs
 
     def _running_moments(self):
@@ -156,7 +163,7 @@ class Norm(nn.Module):
         group = np.asarray(self.outputs) // (self.width // NUM_GROUPS)
         member = jnp.asarray(np.eye(NUM_GROUPS, dtype=np.float32)[group])  # [C, G]
         live = member * alive[:, None]
-        values = inputs.astype(jnp.float32)
+        values = at_least_float32(inputs)
         channel_mean = jnp.mean(values, axis=(1, 2))  # [B, C]
         channel_square = jnp.mean(values * values, axis=(1, 2))
         live = live / jnp.maximum(jnp.sum(live, axis=0), 1.0)
@@ -172,7 +179,7 @@ class Norm(nn.Module):
 
 def _batch_moments(inputs, mask):
     """Mean and variance, [C], of the real examples."""
-    values = inputs.astype(jnp.float32)
+    values = at_least_float32(inputs)
     if mask is None:
         mean = jnp.mean(values, axis=(0, 1, 2))
         square = jnp.mean(values * values, axis=(0, 1, 2))
@@ -204,22 +211,8 @@ class ConvNorm(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(
-        self, inputs, *, train: bool, mask=None, residual=None, relu=False, onto=None
-    ):
-        """Maps [B, H, W, Cin] to [B, H', W', Cout], before residual and ReLU if asked.
-
-        Arguments are those of `Norm`, but for `onto`: the ids, sorted, of the channels
-        of the result, by default those the layer writes; it writes zeros to the others.
-        """
-        own = self.wiring.outputs
-        onto = own if onto is None else onto
-        convolve = convolution(self.conv)
-        # A kernel computes whole vectors of channels. Where the result needs no more of
-        # them, weights are moved to its channels, and not the outputs, which are many.
-        weights = train and self._fused() and _vectors(own) == _vectors(onto)
-        if weights and own != onto:
-            convolve = _with_placed_kernel(convolve, own, onto)
+    def __call__(self, inputs, *, train: bool, **norm_options):
+        """Maps [B, H, W, Cin] to [B, H', W', D]; the options are those of `Norm`."""
         # One pixel of padding on every side, also where the stride is 2, keeps the
         # output aligned with the shortcut's x[:, ::2, ::2].
         outputs = nn.Conv(
@@ -230,33 +223,18 @@ class ConvNorm(nn.Module):
             use_bias=False,
             dtype=self.dtype,
             kernel_init=he_normal_fan_out,
-            conv_general_dilated=convolve,
+            conv_general_dilated=convolution(self.conv),
             name="conv",
         )(inputs)
-        norm = Norm(self.norm, own, self.wiring.width, self.conv, name="norm")
-        if weights or own == onto:
-            last = {"residual": residual, "relu": relu, "onto": onto}
-            return norm(outputs, train=train, mask=mask, **last)
-        outputs = place(norm(outputs, train=train, mask=mask), own, onto)
-        outputs = outputs if residual is None else outputs + residual
-        return nn.relu(outputs) if relu else outputs
-
-    @nn.nowrap
-    def _fused(self) -> bool:
-        """Whether a kernel normalises in training."""
-        batch = self.norm == "batch"
-        return batch and self.conv == "onednn" and self.dtype == jnp.float32
+        norm = Norm(
+            self.norm, self.wiring.outputs, self.wiring.width, self.conv, name="norm"
+        )
+        return norm(outputs, train=train, **norm_options)
 
 
-def _vectors(channels: tuple[int, ...]) -> int:
-    return -(-len(channels) // VECTOR)
-
-
-def _with_placed_kernel(convolve: Callable, source, target) -> Callable:
-    def convolve_onto(values, kernel, *rest, **options):
-        return convolve(values, place(kernel, source, target), *rest, **options)
-
-    return convolve_onto
+def at_least_float32(values):
+    """Values in float32, or in float64 if that is what they are."""
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
 def convolution(name: str) -> Callable:

@@ -11,7 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fuprune.models.layers import ConvNorm, Wiring, place, wire
+from fuprune.models.layers import ConvNorm, Wiring, at_least_float32, wire
 
 STAGE_WIDTHS = (16, 32, 64)
 
@@ -74,12 +74,11 @@ class ResNet(nn.Module):
                 stream = stream[:, ::2, ::2]
                 held = shifted(held, wires[second].width)
             after = wires[reader].inputs
-            stream = place(stream, held, after)
             stream = getattr(self, second)(
-                branch, residual=stream, relu=True, onto=after, **call
+                branch, residual=stream, relu=True, held=held, onto=after, **call
             )
             held = after
-        return jnp.mean(stream, axis=(1, 2), dtype=jnp.float32)
+        return jnp.mean(at_least_float32(stream), axis=(1, 2))
 
     @nn.nowrap
     def wiring(self) -> dict[str, Wiring]:

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fuprune.models.layers import ConvNorm, Wiring, wire
+from fuprune.models.layers import ConvNorm, Wiring, at_least_float32, wire
 
 HIDDEN_UNITS = 512
 # Convolutions in each of the five stages, each stage ending in a pool.
@@ -77,7 +77,7 @@ class VGG(nn.Module):
                 module = getattr(self, layer)
                 values = module(values, train=train, mask=mask, relu=True)
             values = _pool(values)
-        values = values.reshape(values.shape[0], -1).astype(jnp.float32)
+        values = at_least_float32(values.reshape(values.shape[0], -1))
         return nn.relu(self.hidden(values))
 
     @nn.nowrap

@@ -18,17 +18,18 @@ def random(name, *shape):
     return jnp.asarray(generator.standard_normal(shape, np.float32))
 
 
-def operands(shape, *, residual):
+def operands(shape, *, residual, held=None):
     scale, bias = random("scale", shape[-1]), random("bias", shape[-1])
-    rest = (random("residual", *shape),) if residual else ()
+    held = shape[-1] if held is None else held
+    rest = (random("residual", *shape[:-1], held),) if residual else ()
     return random("data", *shape) + 0.5, scale, bias, *rest
 
 
-def loss(batch_norm, *, mask=None, relu=True):
+def loss(batch_norm, *, mask=None, relu=True, **placement):
     """A scalar that depends on all three results, curved in each."""
 
     def apply(data, scale, bias, *residual):
-        result = batch_norm(data, scale, bias, mask, *residual, relu=relu)
+        result = batch_norm(data, scale, bias, mask, *residual, relu=relu, **placement)
         return (
             jnp.mean(jnp.sin(result.outputs))
             + jnp.sum(result.mean**2)
@@ -57,6 +58,16 @@ def both(transform, arguments, **options):
 MASK = jnp.array([1.0, 0.0, 2.0])
 
 
+def scattered(channels, held, width):
+    """Places for so many channels of the data and of the residual."""
+    draw = np.random.default_rng(width).choice
+    return {
+        "places": tuple(np.sort(draw(width, channels, replace=False)).tolist()),
+        "residual_places": tuple(np.sort(draw(width, held, replace=False)).tolist()),
+        "width": width,
+    }
+
+
 @needs_library
 @pytest.mark.parametrize("channels", [1, 5, 16, 17, 40, 509])
 def test_values_equal_the_definition(channels):
@@ -72,6 +83,58 @@ def test_values_equal_the_definition(channels):
 
 
 @needs_library
+@pytest.mark.parametrize(
+    ("channels", "held", "width"),
+    [(1, 1, 2), (5, 9, 11), (8, 16, 16), (16, 30, 32), (17, 3, 40), (20, 64, 64)],
+)
+def test_channels_go_to_their_places(channels, held, width):
+    arguments = operands((3, 5, 4, channels), residual=True, held=held)
+    data, scale, bias, residual = arguments
+    placement = scattered(channels, held, width)
+    actual = normalisation.batch_norm(data, scale, bias, MASK, residual, **placement)
+    plain = normalisation.batch_norm(data, scale, bias, MASK)
+    outputs = np.zeros((3, 5, 4, width), np.float32)
+    outputs[..., list(placement["places"])] += plain.outputs
+    outputs[..., list(placement["residual_places"])] += residual
+    assert_close(actual, plain._replace(outputs=outputs), tolerance=1e-6)
+    places = tuple(range(4))
+    assert_close(
+        *both(
+            lambda f: jax.value_and_grad(f, places), arguments, mask=MASK, **placement
+        )
+    )
+
+
+@needs_library
+@pytest.mark.parametrize("relu", [True, False])
+def test_channels_are_moved_in_blocks_and_without_a_residual(relu):
+    """More pixels than a block has, and not a whole number of blocks."""
+    arguments = operands((3, 19, 17, 12), residual=False)
+    placement = scattered(12, 0, 33) | {"residual_places": None}
+    assert_close(
+        *both(
+            lambda f: jax.value_and_grad(f, (0, 1, 2)),
+            arguments,
+            mask=MASK,
+            relu=relu,
+            **placement,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "width"), [((0, 1), 6), ((2, 1, 3), 6), ((0, 1, 6), 6), (None, 2)]
+)
+@pytest.mark.parametrize(
+    "function", [normalisation.batch_norm, normalisation.batch_norm_in_jax]
+)
+def test_places_that_do_not_fit_are_refused(function, places, width):
+    data, scale, bias = operands((3, 4, 4, 3), residual=False)
+    with pytest.raises(ValueError, match=f"3 channels into {width}; give one"):
+        function(data, scale, bias, places=places, width=width)
+
+
+@needs_library
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("mask", [None, MASK])
@@ -84,8 +147,10 @@ def test_gradients_equal_those_of_jax(residual, relu, mask):
 
 
 @needs_library
-def test_higher_derivatives_equal_those_of_jax():
-    arguments = operands((3, 4, 4, 5), residual=True)
+@pytest.mark.parametrize("placement", [{}, scattered(5, 6, 8)], ids=["own", "placed"])
+def test_higher_derivatives_equal_those_of_jax(placement):
+    held = len(placement.get("residual_places", range(5)))
+    arguments = operands((3, 4, 4, 5), residual=True, held=held)
     direction = tuple(jnp.cos(argument) for argument in arguments)
 
     def grad_of_grad(function):
@@ -103,14 +168,17 @@ def test_higher_derivatives_equal_those_of_jax():
         return lambda *primals: jax.jvp(gradient, primals, direction)[1]
 
     for transform in (grad_of_grad, directional, hessian_vector_product):
-        assert_close(*both(transform, arguments, mask=MASK))
+        assert_close(*both(transform, arguments, mask=MASK, **placement))
 
 
 @needs_library
 @pytest.mark.parametrize("axes", [(0, 0, 0, 0), (1, None, None, 2), (0, 1, None, 0)])
-def test_vmap_of_gradients_equals_that_of_jax(axes):
+@pytest.mark.parametrize("placement", [{}, scattered(5, 6, 8)], ids=["own", "placed"])
+def test_vmap_of_gradients_equals_that_of_jax(axes, placement):
+    held = len(placement.get("residual_places", range(5)))
     arguments = []
-    for argument, axis in zip(operands((3, 4, 4, 5), residual=True), axes, strict=True):
+    own = operands((3, 4, 4, 5), residual=True, held=held)
+    for argument, axis in zip(own, axes, strict=True):
         if axis is not None:
             argument = jnp.stack([argument, jnp.sin(argument)], axis)
         arguments.append(argument)
@@ -118,7 +186,7 @@ def test_vmap_of_gradients_equals_that_of_jax(axes):
     def mapped(function):
         return jax.vmap(jax.value_and_grad(function, (0, 1, 2, 3)), axes)
 
-    assert_close(*both(mapped, arguments, mask=MASK))
+    assert_close(*both(mapped, arguments, mask=MASK, **placement))
 
 
 @needs_library
