@@ -1,5 +1,6 @@
 """A network that compiles in a second, with the zoo's layers and interface."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -40,8 +41,12 @@ class TinyNet(nn.Module):
 
 def tiny_variables(model=None, seed=0, size=6):
     """Initial variables of a `TinyNet`."""
-    model = model or TinyNet()
-    return model.init(jax.random.key(seed), jnp.zeros((1, size, size, 1)))
+    return _init(model or TinyNet(), jax.random.key(seed), size)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _init(model, key, size):
+    return model.init(key, jnp.zeros((1, size, size, 1)))
 
 
 def tiny_dataset(number=96, *, num_classes=4, size=6, seed=0) -> Dataset:

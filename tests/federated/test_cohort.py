@@ -129,8 +129,7 @@ def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
             mesh=make_client_mesh(jax.devices()[:1]),
             keep_updates=True,
         )
-        variables = model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
-        state = algorithm.init(variables)
+        state = algorithm.init(tiny_variables(model))
         ends.append(algorithm.round(state, whole_cohort(data), jax.random.key(1)))
         assert bool(together) == (backend == "wide")
     chex.assert_trees_all_close(*ends, rtol=1e-3, atol=1e-4)

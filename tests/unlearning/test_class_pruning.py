@@ -1,6 +1,8 @@
 """The method as a whole: cut, stages, several classes, and who sees which images."""
 
 import chex
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +19,11 @@ from fuprune.unlearning.class_pruning import class_pruning, server_proc
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.pruning import PrunePlan, compact, mask
 from tests.compilations import counted
-from tests.tiny import tiny_dataset
+from tests.models import drawing
+from tests.tiny import tiny_dataset, tiny_variables
 from tests.unlearning.small import small_data
 
-MODEL = zoo.create("resnet20", num_classes=4, input_shape=(6, 6, 1))
+MODEL = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
 
 
 @pytest.fixture(scope="module")
@@ -164,19 +167,28 @@ def test_server_proc_scores_every_layer():
 
 def test_masked_and_compacted_train_alike_in_a_federation():
     """Ten rounds of FedAvg: the same losses, round by round."""
-    _check_federated_training("resnet8", rounds=10)
+    model = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
+    _check_federated_training(model, _half_of_every_layer(model))
 
 
 @pytest.mark.slow
+@hypothesis.settings(max_examples=2)
+@hypothesis.given(seed=st.integers(0, 10**6), share=st.sampled_from([0.4, 0.7]))
 @pytest.mark.parametrize("name", zoo.MODELS)
-def test_every_net_masked_and_compacted_trains_alike_for_ten_rounds(name):
+def test_every_net_trains_alike_for_ten_rounds_after_any_plan(name, seed, share):
     """Side by side, in float64.
 
     In float32 the deepest networks turn one unit of rounding into tenths of the loss
     within ten rounds, whatever is compared; see the next test for what they do there.
+    So does VGG19 even in float64 if a batch is 8 images, of which its last layers see
+    one pixel each.
     """
     with jax.enable_x64(True):
-        _check_federated_training(name, rounds=10, dtype=jnp.float64)
+        model = zoo.create(
+            name, num_classes=4, input_shape=(6, 6, 1), dtype=jnp.float64
+        )
+        plan = drawing.plan_for(model, seed, share)
+        _check_federated_training(model, plan, images=96, batch_size=32)
 
 
 @pytest.mark.slow
@@ -223,14 +235,11 @@ def _half_of_every_layer(model):
     return PrunePlan(keep)
 
 
-def _check_federated_training(name, rounds, dtype=jnp.float32):
-    model = zoo.create(name, num_classes=4, input_shape=(6, 6, 1), dtype=dtype)
-    variables = jax.jit(model.init)(
-        jax.random.key(0), np.zeros((1, 6, 6, 1), np.float32)
+def _check_federated_training(model, plan, *, images=24, batch_size=8):
+    variables = jax.tree.map(
+        lambda leaf: leaf.astype(model.dtype), tiny_variables(model)
     )
-    variables = jax.tree.map(lambda leaf: leaf.astype(dtype), variables)
-    data = federate(tiny_dataset(24), np.array_split(np.arange(24), 3))
-    plan = _half_of_every_layer(model)
+    data = federate(tiny_dataset(images), np.array_split(np.arange(images), 3))
     losses = []
     pairs = (compact(model, variables, plan), (model, mask(model, variables, plan)))
     for net, values in pairs:
@@ -240,7 +249,7 @@ def _check_federated_training(name, rounds, dtype=jnp.float32):
                 optax.add_decayed_weights(5e-4),
                 optax.sgd(0.005, momentum=0.9, nesterov=True),
             ),
-            batch_size=8,
+            batch_size=batch_size,
         )
         result = fit(
             algorithm,
@@ -248,16 +257,16 @@ def _check_federated_training(name, rounds, dtype=jnp.float32):
             data,
             key=jax.random.key(1),
             cohort_size=2,
-            rounds=rounds,
+            rounds=10,
         )
         losses.append([record.metrics["loss"] for record in result.history])
-    print(name, dtype.__name__, float(np.max(np.abs(np.subtract(*losses)))))
+    print(type(model).__name__, model.depth, np.max(np.abs(np.subtract(*losses))))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5, atol=1e-5)
     assert losses[0][-1] < losses[0][0]
 
 
 def test_scoring_and_surgery_compile_one_program_for_each_network(trained):
-    """Twenty layers of several widths: not a program for each operation and width."""
+    """Layers of several widths: not a program for each operation and width."""
     _, variables = trained
     generator = np.random.default_rng(0)
 

@@ -315,7 +315,7 @@ def check_training(model, variables=None):
 
 
 def test_compacted_resnet_trains_like_the_masked_one():
-    check_training(make_model("resnet20"))
+    check_training(small_model())
 
 
 def test_vgg_compacted_twice_trains_like_the_masked_one():
