@@ -46,6 +46,7 @@ struct Shape {
   // An element costs what some twenty operations of a convolution do: it is fetched.
   double Operations() const { return 20.0 * examples * volume; }
 
+  int64_t Area() const { return volume / channels; }  // pixels of an example
   int64_t BlockPixels() const { return std::max<int64_t>(1, 4096 / channels); }
 };
 
@@ -65,10 +66,9 @@ std::vector<float> Repeated(const std::vector<float>& values, const Shape& shape
 // be moved: body(first pixel, pixels).
 template <typename Body>
 void ForBlocks(const Shape& wide, bool moved, const Body& body) {
-  const int64_t all = wide.volume / wide.channels;
-  const int64_t most = moved ? wide.BlockPixels() : all;
-  for (int64_t pixel = 0; pixel < all; pixel += most) {
-    body(pixel, std::min(most, all - pixel));
+  const int64_t most = moved ? wide.BlockPixels() : wide.Area();
+  for (int64_t pixel = 0; pixel < wide.Area(); pixel += most) {
+    body(pixel, std::min(most, wide.Area() - pixel));
   }
 }
 
@@ -251,7 +251,7 @@ std::vector<double> SumOverExamples(const Shape& shape, const Sums& sums) {
 int64_t Pixels(const float* weight, const Shape& shape) {
   int64_t examples = 0;
   for (int64_t i = 0; i < shape.examples; ++i) examples += weight[i] != 0.0f;
-  return examples * (shape.volume / shape.channels);
+  return examples * shape.Area();
 }
 
 ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
@@ -265,7 +265,6 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
                                 wide.channels);
   const bool moved =
       !placement.IsIdentity() || (residuals.size() && !from.IsIdentity());
-  const int64_t area = shape.volume / shape.channels;
   const float* all_residuals =
       residuals.size() ? residuals.get<Array>(0)->typed_data() : nullptr;
   for (int64_t problem = 0; problem < shape.problems; ++problem) {
@@ -298,7 +297,7 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
     fuprune::Parallel(shape.examples, wide.Operations(), [&](int64_t example) {
       const int64_t number = problem * shape.examples + example;
       const float* residual =
-          all_residuals ? all_residuals + number * from.channels() * area : nullptr;
+          all_residuals ? all_residuals + number * from.channels() * wide.Area() : nullptr;
       float* result = output->typed_data() + number * wide.volume;
       View data_view(placement, wide), residual_view(from, wide);
       ForBlocks(wide, moved, [&](int64_t pixel, int64_t pixels) {
@@ -325,7 +324,6 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
                                 wide.channels);
   const bool moved =
       !placement.IsIdentity() || (residuals.size() && !from.IsIdentity());
-  const int64_t area = shape.volume / shape.channels;
   float* all_residuals =
       residuals.size() ? (*residuals.get<Array>(0))->typed_data() : nullptr;
   for (int64_t problem = 0; problem < shape.problems; ++problem) {
@@ -380,7 +378,7 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
       float* residual = nullptr;
       if (all_residuals) {
         const int64_t number = problem * shape.examples + example;
-        residual = all_residuals + number * from.channels() * area;
+        residual = all_residuals + number * from.channels() * wide.Area();
       }
       View data_view(placement, wide), result_view(placement, wide),
           residual_view(from, wide);

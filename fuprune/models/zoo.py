@@ -38,8 +38,8 @@ def create(
       input_shape: (H, W, C) of one image.
       norm: "batch" or "group".
       conv: implementation of the convolution, "xla" or "onednn".
-      dtype: type the convolutions compute in; parameters, norm statistics and logits
-        are float32.
+      dtype: type the convolutions compute in; parameters are float32, norm statistics
+        and logits float32 at least.
 
     Example:
       >>> model = create("resnet20", num_classes=10)
