@@ -117,7 +117,7 @@ def _run_locked(config, workdir: Path, machine) -> dict[str, Any]:
         logs.TimingsLog(workdir / "timings.jsonl" if main else None) as timings,
         logs.Progress(
             mode=mode,
-            whole_run_rounds=_planned_rounds(config),
+            whole_run_rounds=_rounds_left(config, workdir),
             platform=jax.default_backend(),
             reduced_config=configuration.REDUCED_CONFIG,
         ) as progress,
@@ -433,18 +433,24 @@ def _stop_on_sigterm(stop: threading.Event):
     return signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
 
-def _planned_rounds(config) -> int:
-    wanted = configuration.phases(config)
-    trains = "pretrain" in wanted and not config.model.load
-    rounds = config.train.rounds if trains else 0
+def _rounds_left(config, workdir: Path) -> int:
+    """Rounds of all units that have not finished in the workdir."""
+    wanted, rounds = configuration.phases(config), {}
+    if "pretrain" in wanted and not config.model.load:
+        rounds["pretrain"] = config.train.rounds
     if "unlearn" in wanted:
         for unit in unlearn_units(config):
             scratch = unit.method == "retrain"
-            rounds += config.train.rounds if scratch else config.fine_tune.rounds
+            tuned = config.train.rounds if scratch else config.fine_tune.rounds
+            rounds[f"unlearn/{unit.name}"] = tuned
         if config.privacy.curve_fine_tune:
-            points = len(configuration.privacy_curve(config))
-            rounds += points * config.fine_tune.rounds
-    return rounds
+            for name, _ in privacy_units(config):
+                rounds[name] = config.fine_tune.rounds
+    return sum(
+        number
+        for unit, number in rounds.items()
+        if not ledger.path_of(workdir, unit).exists()
+    )
 
 
 def _command() -> str:

@@ -228,7 +228,8 @@ class Progress:
 
         Args:
           mode: "auto" is live on a terminal and plain elsewhere; "plain"; "off".
-          whole_run_rounds: of all phases together, for the estimate; 0 if unknown.
+          whole_run_rounds: of all units that are not finished, for the estimate; 0 if
+            unknown.
           platform: what JAX computes on, as in `jax.default_backend()`.
           reduced_config: the config to name if a CPU would need more than a day.
           stream: where to write; standard output if None.

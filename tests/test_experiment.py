@@ -1,20 +1,34 @@
 """What a run says of its length before it has begun."""
 
 from fuprune import config as config_lib
-from fuprune import experiment
+from fuprune import experiment, ledger
 
 
-def planned(methods, **values):
+def planned(workdir, methods, **values):
     config = config_lib.default()
     config.phases = "pretrain,unlearn"
     config.train.rounds, config.fine_tune.rounds = 100, 7
     config.unlearn.retrain_seeds = 2
     config.unlearn.methods = methods
     config.update_from_flattened_dict(values)
-    return experiment._planned_rounds(config)
+    return experiment._rounds_left(config, workdir)
 
 
-def test_retraining_counts_as_training_and_a_loaded_model_does_not():
-    assert planned("class_pruning") == 100 + 7
-    assert planned("class_pruning,retrain") == 100 + 7 + 2 * 100
-    assert planned("class_pruning", **{"model.load": "models/raw"}) == 7
+def test_retraining_counts_as_training_and_a_loaded_model_does_not(tmp_path):
+    assert planned(tmp_path, "class_pruning") == 100 + 7
+    assert planned(tmp_path, "class_pruning,retrain") == 100 + 7 + 2 * 100
+    assert planned(tmp_path, "class_pruning", **{"model.load": "models/raw"}) == 7
+
+
+def test_what_is_finished_counts_no_more(tmp_path):
+    for unit in ("pretrain", "unlearn/retrain"):
+        ledger.finish(tmp_path, unit, {}, offset=0)
+    assert planned(tmp_path, "class_pruning,retrain") == 7 + 100
+    assert planned(tmp_path, "retrain", **{"unlearn.retrain_seeds": 1}) == 0
+
+
+def test_points_of_the_privacy_curve_count_if_they_are_tuned(tmp_path):
+    curve = {"privacy.curve": "1,8", "privacy.curve_fine_tune": True}
+    assert planned(tmp_path, "class_pruning", **curve) == 100 + 3 * 7
+    ledger.finish(tmp_path, "privacy_curve/8_fine_tuned", {}, offset=0)
+    assert planned(tmp_path, "class_pruning", **curve) == 100 + 2 * 7
