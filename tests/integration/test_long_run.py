@@ -124,14 +124,12 @@ def test_two_thousand_rounds_take_no_more_memory_or_handles(tmp_path, monkeypatc
     )
     handles = [statistics.median(s.handles for s in half) for half in halves]
     names = set().union(*(s.threads for s in settled))
+    # A save's threads end some time after it; what stays is there at every look.
     threads = [
-        {
-            name: statistics.median(s.threads[name] for s in half)
-            for name in sorted(names)
-        }
+        {name: min(s.threads[name] for s in half) for name in sorted(names - {POOL})}
         for half in halves
     ]
-    pooled = [half.pop(POOL, 0) for half in threads]
+    pooled = [statistics.median(s.threads[POOL] for s in half) for half in halves]
     print(
         json.dumps(
             {
@@ -146,7 +144,7 @@ def test_two_thousand_rounds_take_no_more_memory_or_handles(tmp_path, monkeypatc
                 "heap_bytes_a_round": round(growth),
                 "handles_median": handles,
                 "handles_most": [max(s.handles for s in half) for half in halves],
-                "threads_median": threads,
+                "threads_least": threads,
                 "pool_threads_median": pooled,
             }
         )
@@ -155,6 +153,7 @@ def test_two_thousand_rounds_take_no_more_memory_or_handles(tmp_path, monkeypatc
     assert growth < BYTES_A_ROUND
     assert resident[1] < RESIDENT_GROWTH * resident[0]
     assert handles[0] == handles[1]
-    assert threads[0] == threads[1]
+    # The halves begin three saves apart: a thread lost in each would make three more.
+    assert all(threads[1][name] < threads[0][name] + 3 for name in threads[0])
     assert pooled[1] <= POOL_LIMIT
     assert readings > 100
