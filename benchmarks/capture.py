@@ -26,14 +26,14 @@ import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import round_throughput  # noqa: E402
 
-from fuprune import runtime as runtime_module  # noqa: E402
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import whole_cohort  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
+from fuprune.run import machine as runtime_module  # noqa: E402
+from fuprune.surgery.pruning import compact  # noqa: E402
 from fuprune.unlearning.activations import collect, merge_activations  # noqa: E402
 from fuprune.unlearning.class_pruning import server_proc  # noqa: E402
-from fuprune.unlearning.pruning import compact  # noqa: E402
 
 RESULTS = HERE / "results" / "capture.json"
 

@@ -27,11 +27,11 @@ import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import round_throughput  # noqa: E402
 
-from fuprune import runtime as runtime_module  # noqa: E402
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import whole_cohort  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
+from fuprune.run import machine as runtime_module  # noqa: E402
 from fuprune.unlearning.fisher import diagonal_fisher, make_fisher_sum  # noqa: E402
 
 RESULTS = HERE / "results" / "fisher.json"

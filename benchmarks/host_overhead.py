@@ -37,11 +37,11 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
     import numpy as np
     import optax
 
-    from fuprune import runtime as runtime_module
     from fuprune.data.dataset import Dataset
     from fuprune.federated.server import fed_avg, fed_sgd
     from fuprune.federated.train import iterate
     from fuprune.models import zoo
+    from fuprune.run import machine as runtime_module
 
     runtime = runtime_module.start(cohort=options.cohort)
     images = options.images if images is None else images
@@ -124,8 +124,8 @@ def plain_model(options):
     import jax.numpy as jnp
     import numpy as np
 
-    from fuprune import runtime as runtime_module
     from fuprune.models import zoo
+    from fuprune.run import machine as runtime_module
 
     runtime = runtime_module.start(devices=1)
     shape = (options.size, options.size, 3)
@@ -200,10 +200,10 @@ def evaluation(options):
     import jax.numpy as jnp
     import numpy as np
 
-    from fuprune import runtime as runtime_module
     from fuprune.data.dataset import Dataset
     from fuprune.federated.evaluate import make_evaluator
     from fuprune.models import zoo
+    from fuprune.run import machine as runtime_module
 
     runtime = runtime_module.start()
     shape = (options.size, options.size, 3)

@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from fuprune.models import zoo
-from fuprune.unlearning import pruning
+from fuprune.surgery import pruning
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "prune_speed.json"
 

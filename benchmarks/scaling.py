@@ -172,7 +172,8 @@ def serve_rounds(options) -> None:
         )
     channel = protocol.claim_output()
     _pin(setup, 0 if leads else 1)
-    from fuprune import processes, runtime
+    from fuprune.run import machine as runtime
+    from fuprune.run import processes
 
     joining = {}
     if setup.processes > 1:
@@ -212,11 +213,11 @@ def make_round(options, clients: int, machine, length: int | None = None):
     import numpy as np
     import optax
 
-    from fuprune import runtime
     from fuprune.data.dataset import Dataset
     from fuprune.data.federated import whole_cohort
     from fuprune.federated.server import fed_avg
     from fuprune.models import zoo
+    from fuprune.run import machine as runtime
 
     number = clients * options.images
     shape = (options.size, options.size, 3)
@@ -296,9 +297,10 @@ def measure_alone(options) -> None:
     import jax
     import numpy as np
 
-    from fuprune import checkpoint, runtime
     from fuprune.data.federated import FederatedDataset, rows_of, sample_cohort
     from fuprune.models import zoo
+    from fuprune.run import checkpoint
+    from fuprune.run import machine as runtime
 
     machine = runtime.start(devices=1)
     repeats = 1 if options.smoke else 7
@@ -366,8 +368,9 @@ def measure_pair(options) -> None:
     import numpy as np
     from jax.sharding import PartitionSpec as P
 
-    from fuprune import processes, runtime
     from fuprune.federated.cohort import AXIS
+    from fuprune.run import machine as runtime
+    from fuprune.run import processes
 
     machine = runtime.start(
         devices=1,

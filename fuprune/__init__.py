@@ -2,7 +2,7 @@
 
 The method is that of Wang, Guo, Xie and Qi, *Federated Unlearning via
 Class-Discriminative Pruning*. Everything here is a pure function of arrays, keys and
-Flax modules; configs, files and progress live in `fuprune.experiment` and are not
+Flax modules; configs, files and progress live in `fuprune.run.experiment` and are not
 needed by an embedding program.
 
 Names are loaded on first use, so that `import fuprune` and the command line's own
@@ -57,7 +57,7 @@ _HOMES = {
         "term_frequency",
         "tf_idf",
     ),
-    "fuprune.unlearning.pruning": (
+    "fuprune.surgery.pruning": (
         "PrunePlan",
         "compact",
         "cut_optimizer_state",
@@ -69,7 +69,7 @@ _HOMES = {
     "fuprune.unlearning.class_pruning": ("class_pruning", "server_proc"),
     "fuprune.unlearning.methods": ("METHODS",),
     "fuprune.audit": ("AuditData", "AuditReport"),
-    "fuprune.checkpoint": ("load", "save_model"),
+    "fuprune.run.checkpoint": ("load", "save_model"),
     "fuprune.export": (
         "export_stablehlo",
         "load_safetensors",

@@ -49,7 +49,7 @@ def run() -> None:
     except Exception:
         traceback.print_exc()
         code = 1
-    processes = sys.modules.get("fuprune.processes")
+    processes = sys.modules.get("fuprune.run.processes")
     if processes is not None:
         processes.leave(code)
     sys.exit(code)
@@ -84,9 +84,9 @@ def main(argv: Sequence[str]) -> int:
         command = parse(argv)
         _make_workdir(command.workdir)
         # JAX takes seconds to import, and mistakes should not have to wait for it.
-        from fuprune import experiment
+        from fuprune.run.experiment import run as run_experiment
 
-        experiment.run(
+        run_experiment(
             command.config,
             command.workdir,
             coordinator=command.coordinator,

@@ -12,7 +12,7 @@ import safetensors.numpy
 from fuprune import export
 from fuprune.models import zoo
 from fuprune.models.resnet import ResNet
-from fuprune.unlearning import pruning
+from fuprune.surgery import pruning
 from tests.models import drawing
 
 

@@ -52,9 +52,9 @@ a_flag = st.one_of(
 def test_any_command_line_runs_or_ends_in_one_line(flags, tmp_path, monkeypatch):
     """Never a traceback, never a hang, never a workdir with something in it."""
     asked = []
-    stand_in = types.ModuleType("fuprune.experiment")
+    stand_in = types.ModuleType("fuprune.run.experiment")
     stand_in.run = lambda config, workdir, **options: asked.append(config)
-    monkeypatch.setitem(sys.modules, "fuprune.experiment", stand_in)
+    monkeypatch.setitem(sys.modules, "fuprune.run.experiment", stand_in)
     monkeypatch.setattr(fuprune, "experiment", stand_in, raising=False)
     monkeypatch.chdir(tmp_path)
     errors, output = io.StringIO(), io.StringIO()

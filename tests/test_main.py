@@ -18,9 +18,9 @@ def ran(monkeypatch, tmp_path):
     def run(config, workdir, **options):
         calls.append((config, workdir, options))
 
-    stand_in = types.ModuleType("fuprune.experiment")
+    stand_in = types.ModuleType("fuprune.run.experiment")
     stand_in.run = run
-    monkeypatch.setitem(sys.modules, "fuprune.experiment", stand_in)
+    monkeypatch.setitem(sys.modules, "fuprune.run.experiment", stand_in)
     monkeypatch.setattr(fuprune, "experiment", stand_in, raising=False)
     monkeypatch.delenv("FUPRUNE_TRACEBACK", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -181,7 +181,7 @@ def stand_in_error(monkeypatch, error):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(sys.modules["fuprune.experiment"], "run", fail)
+    monkeypatch.setattr(sys.modules["fuprune.run.experiment"], "run", fail)
 
 
 def test_errors_meant_for_people_are_one_line(ran, monkeypatch, capsys):
@@ -203,7 +203,7 @@ def test_value_error_raised_by_the_library_is_one_line(ran, monkeypatch, capsys)
     def fail(*_, **__):
         partition.iid_partition([], num_clients=0, seed=0)
 
-    monkeypatch.setattr(sys.modules["fuprune.experiment"], "run", fail)
+    monkeypatch.setattr(sys.modules["fuprune.run.experiment"], "run", fail)
     assert run() == 2
     assert "num_clients" in capsys.readouterr().err
 

@@ -18,13 +18,13 @@ import optax  # noqa: E402
 import plain_net  # noqa: E402
 import workload  # noqa: E402
 
-from fuprune import runtime as runtime_module  # noqa: E402
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import whole_cohort  # noqa: E402
 from fuprune.federated import cohort as cohort_module  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.models.layers import convolution  # noqa: E402
+from fuprune.run import machine as runtime_module  # noqa: E402
 
 
 def main():

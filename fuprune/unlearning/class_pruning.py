@@ -17,6 +17,13 @@ from fuprune.data.federated import FederatedDataset, drop_classes, sample_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.federated.client import Preprocess
 from fuprune.models.zoo import layer_names
+from fuprune.surgery.pruning import (
+    PrunePlan,
+    compact,
+    make_plan,
+    mask,
+    plan_report,
+)
 from fuprune.unlearning.activations import (
     ClassActivations,
     Collected,
@@ -32,13 +39,6 @@ from fuprune.unlearning.protocol import (
     Variables,
     check_classes,
     tree_bytes,
-)
-from fuprune.unlearning.pruning import (
-    PrunePlan,
-    compact,
-    make_plan,
-    mask,
-    plan_report,
 )
 from fuprune.unlearning.tfidf import tf_idf
 

@@ -26,12 +26,12 @@ QUICKSTART = (
     "--config.audit.shadow_steps=20",
     "--config.audit.relearn_max_steps=20",
 )
-ROUND = "fuprune.logs:MetricsLog.append"  # called twice a round: metrics, timings
-SAVE = "fuprune.checkpoint:_write_step"
-CHECKSUMS = "fuprune.checkpoint:_write_manifest"
+ROUND = "fuprune.run.logs:MetricsLog.append"  # called twice a round: metrics, timings
+SAVE = "fuprune.run.checkpoint:_write_step"
+CHECKSUMS = "fuprune.run.checkpoint:_write_manifest"
 CAPTURE = "fuprune.unlearning.class_pruning:collect"
 SURGERY = "fuprune.unlearning.class_pruning:compact"
-MODEL = "fuprune.checkpoint:save_model"
+MODEL = "fuprune.run.checkpoint:save_model"
 AUDIT = "fuprune.audit:audit"
 REPORT = "fuprune.report:build"
 # (phase, the call to die in, which call of it, longest delay in seconds), in an order

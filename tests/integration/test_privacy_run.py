@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fuprune import experiment
 from fuprune.main import parse
+from fuprune.run import experiment
 from fuprune.unlearning.privacy import epsilon_of, noise_scales
 from tests.integration.command import SMALL
 

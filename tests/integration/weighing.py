@@ -33,7 +33,7 @@ def bytes_in_use() -> int:
 
 def weigh_after_saves(path: str) -> None:
     """Replaces `checkpoint.save` by one that writes a line when it is done."""
-    from fuprune import checkpoint
+    from fuprune.run import checkpoint
 
     save = checkpoint.save
 

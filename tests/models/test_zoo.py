@@ -13,7 +13,7 @@ from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
 from fuprune.models.resnet import ResNet
 from fuprune.models.vgg import _pool
-from fuprune.unlearning import pruning
+from fuprune.surgery import pruning
 from tests.models import drawing
 
 # Millions, as published for CIFAR-10: He et al. table 6; VGG16 with one hidden layer.

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from fuprune import processes
-from fuprune.processes import RuntimeSetupError, check_flags, find_cluster
+from fuprune.run import processes
+from fuprune.run.processes import RuntimeSetupError, check_flags, find_cluster
 from tests.multidevice.starting import SMALL, ends, errors, free_port, start_main
 
 NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune import runtime
 from fuprune.federated.cohort import make_client_mesh
+from fuprune.run import machine as runtime
 from tests.multidevice import rounds
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(

@@ -10,7 +10,8 @@ import sys
 import jax
 import numpy as np
 
-from fuprune import processes, runtime
+from fuprune.run import machine as runtime
+from fuprune.run import processes
 from tests.multidevice import rounds
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import drop_classes, federate
+from fuprune.surgery.pruning import PrunePlan, mask
 from fuprune.unlearning.fisher import (
     diagonal_fisher,
     fisher,
@@ -15,7 +16,6 @@ from fuprune.unlearning.fisher import (
     released_noise,
 )
 from fuprune.unlearning.protocol import UnlearnError
-from fuprune.unlearning.pruning import PrunePlan, mask
 from tests import reference_baselines as reference
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import (

@@ -20,7 +20,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
 from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd
 from fuprune.models import zoo
-from fuprune.runtime import Runtime, place_federation
+from fuprune.run.machine import Runtime, place_federation
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 
 

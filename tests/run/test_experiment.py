@@ -1,7 +1,7 @@
 """What a run says of its length before it has begun."""
 
 from fuprune import config as config_lib
-from fuprune import experiment, ledger
+from fuprune.run import experiment, ledger
 
 
 def planned(workdir, methods, **values):

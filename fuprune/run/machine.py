@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fuprune import processes
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset, rows_of
 from fuprune.federated.cohort import (
@@ -24,7 +23,8 @@ from fuprune.federated.cohort import (
     on_mesh,
     resolve_backend,
 )
-from fuprune.processes import RuntimeSetupError
+from fuprune.run import processes
+from fuprune.run.processes import RuntimeSetupError
 
 
 class Runtime(NamedTuple):

@@ -17,25 +17,15 @@ from typing import Any
 
 import jax
 
-from fuprune import (
-    assembly,
-    checkpoint,
-    history_files,
-    ledger,
-    logs,
-    processes,
-    reference,
-    runtime,
-)
 from fuprune import audit as auditing
 from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune.data.federated import drop_classes
 from fuprune.federated.train import FitResult
-from fuprune.provenance import describe_run, refuse_other_config
-from fuprune.results import collect_results, show_tables
-from fuprune.resumable import train_unit
-from fuprune.run_context import (
+from fuprune.run import assembly, checkpoint, history_files, ledger, logs, processes
+from fuprune.run import machine as runtime
+from fuprune.run import models as reference
+from fuprune.run.context import (
     Run,
     StopRequested,
     UnlearnUnit,
@@ -49,6 +39,9 @@ from fuprune.run_context import (
     target_accuracy,
     unlearn_units,
 )
+from fuprune.run.provenance import describe_run, refuse_other_config
+from fuprune.run.results import collect_results, show_tables
+from fuprune.run.training import train_unit
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy_curve import private_cut

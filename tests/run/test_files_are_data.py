@@ -28,11 +28,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuprune import checkpoint, config, export, ledger, logs, provenance, report
+from fuprune import config, export, report
 from fuprune.audit.evidence import AuditReport
 from fuprune.data import cache
 from fuprune.data.dataset import Dataset
 from fuprune.models import zoo
+from fuprune.run import checkpoint, ledger, logs, provenance
 from tests.report import fixture
 
 FORBIDDEN_EVENTS = {

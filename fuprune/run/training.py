@@ -5,11 +5,12 @@ import time
 import jax
 import numpy as np
 
-from fuprune import assembly, checkpoint, history_files, ledger, runtime
 from fuprune.config import FupruneError
 from fuprune.federated.train import FitResult, iterate, reached
 from fuprune.models import zoo
-from fuprune.run_context import (
+from fuprune.run import assembly, checkpoint, history_files, ledger
+from fuprune.run import machine as runtime
+from fuprune.run.context import (
     Run,
     StopRequested,
     accuracies,

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fuprune import assembly, checkpoint, ledger, logs, processes, runtime
 from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.run import assembly, checkpoint, ledger, logs, processes
+from fuprune.run import machine as runtime
 from fuprune.unlearning.protocol import Stage
 
 

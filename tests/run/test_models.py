@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fuprune import checkpoint
 from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.models import zoo
-from fuprune.reference import check, further_models, retrained_models
+from fuprune.run import checkpoint
+from fuprune.run.models import check, further_models, retrained_models
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ mistake in it must not cost the training.
 import re
 from pathlib import Path
 
-from fuprune import checkpoint, ledger
 from fuprune import config as configuration
 from fuprune.audit.audit import is_reserved
 from fuprune.config import ConfigError
+from fuprune.run import checkpoint, ledger
 
 
 def check(config, model, candidates) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from fuprune.models import zoo
 from fuprune.models.resnet import ResNet
-from fuprune.unlearning import pruning
-from fuprune.unlearning.pruning import PrunePlan
+from fuprune.surgery import pruning
+from fuprune.surgery.pruning import PrunePlan
 from tests.models import drawing
 
 RESNETS = [name for name in zoo.MODELS if name.startswith("resnet")]

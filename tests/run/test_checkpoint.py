@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune import checkpoint
+from fuprune.run import checkpoint
 
 
 class State(NamedTuple):
@@ -186,7 +186,7 @@ def test_kill_in_mid_save_leaves_the_step_before(tmp_path):
     program = """
         import os, signal, sys
         import numpy as np
-        from fuprune import checkpoint
+        from fuprune.run import checkpoint
 
         where, directory = sys.argv[1:]
         tree = {"a": np.arange(5)}
@@ -226,7 +226,7 @@ def test_process_zero_writes_and_every_process_restores(tmp_path):
         import jax, numpy as np
         port, process, directory = sys.argv[1:]
         jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
-        from fuprune import checkpoint
+        from fuprune.run import checkpoint
 
         tree = {"a": np.arange(4) + 10 * int(process)}
         checkpoint.save(directory, 1, tree, spec={})

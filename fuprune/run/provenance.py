@@ -16,7 +16,7 @@ import jax
 from fuprune import __version__
 from fuprune import config as configuration
 from fuprune.config import ConfigError, FupruneError
-from fuprune.ledger import read_json
+from fuprune.run.ledger import read_json
 
 
 def describe_run(config) -> dict[str, Any]:

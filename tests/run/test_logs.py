@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune import logs
 from fuprune.config import FupruneError
+from fuprune.run import logs
 
 
 class Clock:
@@ -229,7 +229,7 @@ def test_tensorboard_without_its_package_says_what_to_install(tmp_path, monkeypa
 
 HOLDER = """
     import sys, time
-    from fuprune import logs
+    from fuprune.run import logs
 
     with logs.WorkdirLock(sys.argv[1]):
         print("held", flush=True)

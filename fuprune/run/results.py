@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fuprune import assembly, ledger, logs
 from fuprune.models import zoo
-from fuprune.run_context import (
+from fuprune.run import assembly, ledger, logs
+from fuprune.run.context import (
     Run,
     UnlearnUnit,
     load_model,

@@ -1,0 +1,1 @@
+"""One run: its phases, files, clocks, machine and record."""

@@ -1,0 +1,1 @@
+"""Networks made smaller: which channels go, and how they are taken out."""
