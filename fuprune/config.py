@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
+from fuprune.errors import FupruneError as FupruneError
+from fuprune.errors import InputError
+
 # An ml_collections ConfigDict: its leaves are checked by `validate`, not by a type.
 Config = Any
 
@@ -64,11 +67,7 @@ DATASET_CLASSES = {
 REDUCED_CONFIG = "configs/cifar10_resnet_cpu.py"
 
 
-class FupruneError(Exception):
-    """Something the user can mend; shown as one line and never as a traceback."""
-
-
-class ConfigError(FupruneError, ValueError):
+class ConfigError(InputError):
     """A key or value of the configuration that cannot be."""
 
 
