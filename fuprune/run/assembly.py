@@ -137,7 +137,7 @@ def make_algorithm(
         backend=runtime.backend,
         mesh=runtime.mesh,
         bn=train.bn,
-        num_clients=config.partition.clients,
+        num_clients=federation.data.num_clients,
         preprocess=federation.prepare_training,
         label_smoothing=train.label_smoothing,
         rule=train.aggregation,
@@ -186,6 +186,11 @@ def server_factor(config) -> float:
     return config.train.server_learning_rate
 
 
+def participants(config) -> int:
+    """How many clients a method reads, unless it has a number of its own."""
+    return config.unlearn.participants or config.train.cohort
+
+
 def method_options(
     config, method: str, federation: Federation, runtime: Runtime, classes
 ) -> dict[str, Any]:
@@ -203,7 +208,7 @@ def method_options(
         weighting=prune.weighting,
         recapture=prune.recapture,
         surgery=prune.surgery,
-        capture_clients=prune.capture_clients or config.train.cohort,
+        capture_clients=prune.capture_clients or participants(config),
         **clients,
     )
     if method in ("class_pruning", "prune_then_drop_row"):
