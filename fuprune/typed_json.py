@@ -70,8 +70,9 @@ def from_plain(value: Any, kind: Any, what: str) -> Any:
 
     Args:
       value: JSON's own types.
-      kind: a NamedTuple type, `int`, `float`, `str`, `bool`, `list[T]`, `tuple[T, ...]`,
-        `dict[str, T]`, a union of those with None, or `Any` for plain JSON.
+      kind: a NamedTuple type, `int`, `float`, `str`, `bool`, `list[T]`,
+        `tuple[T, ...]`, `dict[str, T]`, a union of those with None, or `Any` for
+        plain JSON.
       what: the value's name in an error.
 
     Raises:
