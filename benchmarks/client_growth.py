@@ -5,8 +5,8 @@ clients grows. A round is `sample_cohort` and FedAvg on what it drew, as in trai
 Start-up is dealing the examples (`iid_partition`) and `federate`. Every federation
 takes its turn in each repetition, so that a busy minute of the machine hits all.
 
-    python benchmarks/client_growth.py             # a table, and results/client_growth.json
-    python benchmarks/client_growth.py --smoke     # up to 1,000 clients, one repetition
+    python benchmarks/client_growth.py             # a table and a file in results/
+    python benchmarks/client_growth.py --smoke     # up to 1,000 clients, once
 """
 
 import argparse
