@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import errno
 import importlib.util
-import linecache
 import logging
 import os
 import re
@@ -24,7 +23,8 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from fuprune import config as config_lib
-from fuprune.config import ConfigError, FupruneError
+from fuprune.config import ConfigError
+from fuprune.errors import FupruneError
 
 
 class UsageError(FupruneError):
@@ -246,9 +246,6 @@ def _is_expected(error: Exception) -> bool:
     """Whether one line says it all: the user's or the machine's fault, not a bug."""
     if isinstance(error, FupruneError):
         return True
-    data = sys.modules.get("fuprune.data.dataset")
-    if data is not None and isinstance(error, data.DataUnavailableError):
-        return True
     if isinstance(error, OSError):
         return error.errno in (
             errno.ENOSPC,
@@ -257,21 +254,7 @@ def _is_expected(error: Exception) -> bool:
             errno.EPERM,
             errno.EROFS,
         )
-    return isinstance(error, ValueError) and _is_raised_by_us(error)
-
-
-def _is_raised_by_us(error: Exception) -> bool:
-    """Whether a raise statement of this package made it: those messages are whole."""
-    trace = error.__traceback__
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    frame = trace.tb_frame
-    line = linecache.getline(frame.f_code.co_filename, trace.tb_lineno)
-    return frame.f_globals.get("__name__", "").startswith(
-        "fuprune."
-    ) and line.lstrip().startswith("raise ")
+    return False
 
 
 def _help() -> str:

@@ -253,7 +253,7 @@ def test_process_ends_with_exit_code_two_and_one_line(repository):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "fuprune: error: model.name is 'resnet57'; allowed: "
-        f"{', '.join(config_lib.MODELS)}.\n"
+        f"{', '.join(config_lib.MODELS)}, or package.module:factory.\n"
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from fuprune.errors import InputError
+
 
 def normalise(
     images: jax.Array,
@@ -47,7 +49,7 @@ def crop_and_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> jax
       [B, H, W, C] of the same dtype.
     """
     if padding < 0:
-        raise ValueError(f"padding is {padding}, but it must be 0 or more.")
+        raise InputError(f"padding is {padding}, but it must be 0 or more.")
     batch, height, width, channels = images.shape
     row_key, column_key, flip_key = jax.random.split(key, 3)
     shift = (batch, 1)

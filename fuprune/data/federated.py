@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
 
 
 class FederatedDataset(NamedTuple):
@@ -59,7 +60,7 @@ def federate(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedDataset:
     """
     num_examples = len(dataset.images)
     if len(dataset.labels) != num_examples:
-        raise ValueError(
+        raise InputError(
             f"The dataset has {num_examples} images and {len(dataset.labels)} labels, "
             "but every image has one label."
         )
@@ -82,7 +83,7 @@ def rows_of(
       num_examples: N; indices lie below it.
     """
     if len(parts) == 0:
-        raise ValueError("parts is empty, but a federation has 1 client or more.")
+        raise InputError("parts is empty, but a federation has 1 client or more.")
     lengths = np.fromiter((len(part) for part in parts), np.int32, len(parts))
     # All parts at once: a Python step per client would take seconds for a million.
     held = np.concatenate([np.asarray(part) for part in parts])
@@ -90,7 +91,7 @@ def rows_of(
     if outside.any():
         client = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), "right"))
         part = np.asarray(parts[client])
-        raise ValueError(
+        raise InputError(
             f"Client {client} holds an index between {part.min()} and {part.max()}, "
             f"but the dataset's run from 0 to {num_examples - 1}."
         )
@@ -127,9 +128,9 @@ def _select(
 ) -> FederatedDataset:
     chosen = np.asarray(tuple(classes))
     if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
-        raise ValueError(f"classes are {tuple(classes)}, but a class is an integer.")
+        raise InputError(f"classes are {tuple(classes)}, but a class is an integer.")
     if chosen.size and chosen.min() < 0:
-        raise ValueError(f"Class {chosen.min()} is negative: classes count from 0.")
+        raise InputError(f"Class {chosen.min()} is negative: classes count from 0.")
     listed = jnp.isin(data.labels, jnp.asarray(chosen, jnp.int32))
     rows, lengths = _compress_rows(data.rows, data.lengths, listed == keep)
     return data._replace(rows=rows, lengths=lengths)
@@ -165,7 +166,7 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
       size: M, at most K; static under jit.
     """
     if not 1 <= size <= data.num_clients:
-        raise ValueError(
+        raise InputError(
             f"A cohort of {size} was asked for, but there are {data.num_clients} "
             f"clients: give a size from 1 to {data.num_clients}."
         )
@@ -242,7 +243,7 @@ def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> 
     if not isinstance(clients, Tracer):
         ids = np.asarray(clients)
         if ids.size and (ids.min() < 0 or ids.max() >= data.num_clients):
-            raise ValueError(
+            raise InputError(
                 f"Client ids run from {ids.min()} to {ids.max()}, but there are "
                 f"{data.num_clients} clients: ids lie in [0, {data.num_clients - 1}]."
             )

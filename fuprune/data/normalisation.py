@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fuprune.errors import InputError
+
 
 class Statistics(NamedTuple):
     """What `normalise` scales with, on the scale where white is 1."""
@@ -76,7 +78,7 @@ def channel_sums(
     left_out = tuple(without_classes)
     if left_out:
         if labels is None:
-            raise ValueError(f"Leaving out the classes {left_out} needs the labels.")
+            raise InputError(f"Leaving out the classes {left_out} needs the labels.")
         per_image[np.isin(labels, left_out)] = 0
     uploads = np.zeros((len(parts), 2 * channels + 1), np.int64)
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
 
 # Keeps the draws of `hold_out` apart from those that dealt the examples.
 _HOLD_OUT = 1
@@ -48,7 +49,7 @@ def bias_partition(
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 <= bias <= 1.0:
-        raise ValueError(
+        raise InputError(
             f"bias is {bias}, but q is a probability: give a value in [0, 1]."
         )
     rng = np.random.default_rng(seed)
@@ -102,7 +103,7 @@ def dirichlet_partition(
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 < alpha < np.inf:
-        raise ValueError(
+        raise InputError(
             f"alpha is {alpha}, but a Dirichlet concentration is a positive finite "
             "number: give for example 0.5."
         )
@@ -163,7 +164,7 @@ def hold_out(
       that were taken away.
     """
     if not 0.0 <= share < 1.0:
-        raise ValueError(
+        raise InputError(
             f"share is {share}, but what is held out is a part of the data: give a "
             "value in [0, 1), for example 0.1."
         )
@@ -240,17 +241,17 @@ def _checked_labels(labels: np.ndarray | Sequence[int], num_classes: int) -> np.
     num_classes = _at_least_one("num_classes", num_classes)
     labels = np.asarray(labels)
     if labels.ndim != 1:
-        raise ValueError(
+        raise InputError(
             f"labels have shape {labels.shape}, but one integer an example is needed: "
             "give an array of shape [N]."
         )
     if labels.size == 0:
         return labels.astype(np.int64)
     if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels are {labels.dtype}, but they must be integers.")
+        raise InputError(f"labels are {labels.dtype}, but they must be integers.")
     low, high = labels.min(), labels.max()
     if low < 0 or high >= num_classes:
-        raise ValueError(
+        raise InputError(
             f"labels run from {low} to {high}, but with num_classes={num_classes} they "
             f"must lie in [0, {num_classes - 1}]."
         )
@@ -263,5 +264,5 @@ def _at_least_one(name: str, value: int) -> int:
     except TypeError:
         whole = 0
     if whole < 1:
-        raise ValueError(f"{name} is {value}, but it must be an integer of 1 or more.")
+        raise InputError(f"{name} is {value}, but it must be an integer of 1 or more.")
     return whole

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated import aggregate
 from fuprune.federated.client import (
     ClientUpdate,
@@ -235,7 +236,7 @@ def fed_sgd(
     if automatic:
         fused = plain and resolve_backend(backend)[0] == "vmap"
     if fused and not plain:
-        raise ValueError(
+        raise InputError(
             "fused=True needs rule='mean', bn other than 'local', and neither "
             "keep_updates nor fault; pass fused=False"
         )
@@ -303,9 +304,9 @@ def _make_algorithm(
 ) -> FedAlgorithm:
     aggregate.check_rule(rule, clip_norm=clip_norm)
     if bn not in POLICIES:
-        raise ValueError(f"bn {bn!r} is unknown; choose one of {', '.join(POLICIES)}")
+        raise InputError(f"bn {bn!r} is unknown; choose one of {', '.join(POLICIES)}")
     if bn == "local" and num_clients is None:
-        raise ValueError("bn='local' keeps statistics by client; pass num_clients")
+        raise InputError("bn='local' keeps statistics by client; pass num_clients")
     loops_are_fast = getattr(model, "conv", "xla") == "onednn"
     resolved, _ = resolve_backend(
         backend,

@@ -78,12 +78,12 @@ def make_federation(config, runtime: Runtime) -> Federation:
             train.labels, num_clients=clients, seed=config.seed
         )
     parts, held_out = partition.hold_out(
-        parts, train.labels, config.data.get("validation", 0.0), config.seed
+        parts, train.labels, config.data.validation, config.seed
     )
     validation = Dataset(train.images[held_out], train.labels[held_out])
     train, parts = partition.restrict(train, parts)
     data = place_federation(train, parts, runtime, whole=config.runtime.pool == "whole")
-    normalise = STATISTICS[config.data.get("normalise", "constants")]
+    normalise = STATISTICS[config.data.normalise]
     mean, std = normalise(config, train, parts)
     # CIFAR's four pixels in 32, in proportion to the images.
     padding = max(1, train.images.shape[1] // 8)
@@ -176,7 +176,7 @@ def make_algorithm(
         backend=runtime.backend,
         mesh=runtime.mesh,
         bn=train.bn,
-        num_clients=config.partition.clients,
+        num_clients=federation.data.num_clients,
         preprocess=federation.prepare_training,
         label_smoothing=train.label_smoothing,
         rule=train.aggregation,
@@ -225,6 +225,11 @@ def server_factor(config) -> float:
     return config.train.server_learning_rate
 
 
+def participants(config) -> int:
+    """How many clients a method reads, unless it has a number of its own."""
+    return config.unlearn.participants or config.train.cohort
+
+
 def method_options(
     config, method: str, federation: Federation, runtime: Runtime, classes
 ) -> dict[str, Any]:
@@ -242,7 +247,7 @@ def method_options(
         weighting=prune.weighting,
         recapture=prune.recapture,
         surgery=prune.surgery,
-        capture_clients=prune.capture_clients or config.train.cohort,
+        capture_clients=prune.capture_clients or participants(config),
         **clients,
     )
     if method in ("class_pruning", "prune_then_drop_row"):

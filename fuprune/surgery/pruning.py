@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
 
@@ -109,24 +110,24 @@ def make_plan(
 
 def _check_choices(values, rate, scope, order, min_channels):
     if not 0 <= rate < 1:
-        raise ValueError(f"rate is {rate}, but must be at least 0 and below 1.")
+        raise InputError(f"rate is {rate}, but must be at least 0 and below 1.")
     if scope not in SCOPES:
-        raise ValueError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}.")
+        raise InputError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}.")
     if order not in ORDERS:
-        raise ValueError(f"order is {order!r}, but must be one of {', '.join(ORDERS)}.")
+        raise InputError(f"order is {order!r}, but must be one of {', '.join(ORDERS)}.")
     if min_channels < 1:
-        raise ValueError(
+        raise InputError(
             f"min_channels is {min_channels}, but must be at least 1, as no layer can"
             " be empty."
         )
     for layer, score in values.items():
         if score.ndim != 1 or not score.size:
-            raise ValueError(
+            raise InputError(
                 f"scores of layer {layer!r} have shape {score.shape}, but must be one"
                 " number per channel."
             )
         if not np.all(np.isfinite(score)):
-            raise ValueError(
+            raise InputError(
                 f"scores of layer {layer!r} hold {score[~np.isfinite(score)][0]}, but"
                 " must be finite; look for a diverged model."
             )
@@ -261,29 +262,29 @@ def _compacted(model, plan):
 
 def _check_kept(layer, keep, wiring):
     if layer not in wiring:
-        raise ValueError(
+        raise InputError(
             f"plan names layer {layer!r}, which the model has not; make it from scores"
             " of this model."
         )
     size = len(wiring[layer].outputs)
     if keep.ndim != 1 or not keep.size:
-        raise ValueError(
+        raise InputError(
             f"plan keeps {keep.tolist()} of layer {layer!r}, but must keep a list of at"
             " least one channel."
         )
     if not np.issubdtype(keep.dtype, np.integer):
-        raise ValueError(
+        raise InputError(
             f"plan keeps channels of type {keep.dtype} in layer {layer!r}, but must"
             " hold integers."
         )
     if keep.min() < 0 or keep.max() >= size:
         outside = keep[(keep < 0) | (keep >= size)][0]
-        raise ValueError(
+        raise InputError(
             f"plan keeps channel {outside} of layer {layer!r}, which has {size};"
             " channels are positions in the layer as it is."
         )
     if np.any(np.diff(keep) <= 0):
-        raise ValueError(
+        raise InputError(
             f"plan keeps {keep.tolist()} of layer {layer!r}, but channels must be"
             " increasing; sort them and drop repeats."
         )
@@ -293,7 +294,7 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     """Returns the (negative axis, kept positions) a leaf is to be cut along."""
     layer, where = _name(path[0]), jax.tree_util.keystr(path)
     if layer not in cuts:
-        raise ValueError(
+        raise InputError(
             f"tree holds {where}, which is no layer of the model; pass parameters, or"
             " a tree shaped like them."
         )
@@ -304,7 +305,7 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     if _name(path[-1]) != "kernel":
         axes, shape = axes[1:], shape[1:]
     if leaf.shape[-len(shape) :] != shape:
-        raise ValueError(
+        raise InputError(
             f"{where} has shape {leaf.shape}, but its last axes must be {shape} for"
             " this model; start that state afresh after the cut."
         )
@@ -339,7 +340,7 @@ def cut_optimizer_state(
     """
     cutters = {"mask": mask_tree, "compact": compact_tree}
     if how not in cutters:
-        raise ValueError(f"how is {how!r}, but must be one of {', '.join(cutters)}.")
+        raise InputError(f"how is {how!r}, but must be one of {', '.join(cutters)}.")
     layers = set(model.wiring())
     size = sum(cost.parameters for cost in layer_costs(model).values())
     _compacted(model, plan)
@@ -351,7 +352,7 @@ def cut_optimizer_state(
         if is_parameters(node):
             return cutters[how](model, plan, node)
         if getattr(node, "size", 0) == size:
-            raise ValueError(
+            raise InputError(
                 f"optimizer state holds all {size} parameters in one array of shape"
                 f" {node.shape}, which cannot be cut; start it afresh after the cut."
             )

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.aggregate import check_statistics
 from fuprune.federated.client import Preprocess, gather_batch
 from fuprune.federated.cohort import (
@@ -256,13 +257,13 @@ def merge_activations(
         finite, or uploads of different shapes.
     """
     if weighting not in WEIGHTINGS:
-        raise ValueError(
+        raise InputError(
             f"weighting is {weighting!r}, but must be one of {', '.join(WEIGHTINGS)}."
         )
     if isinstance(uploads, ClassActivations):
         uploads = [uploads]
     if not uploads:
-        raise ValueError("no client's statistics arrived; capture on more clients.")
+        raise InputError("no client's statistics arrived; capture on more clients.")
     _check_alike(uploads)
     layers = list(uploads[0].total)
     received: list[ClassActivations] = jax.device_get(list(uploads))
@@ -271,7 +272,7 @@ def merge_activations(
     if missing.size:
         names = ", ".join(map(str, missing))
         subject = f"class {names} is" if missing.size == 1 else f"classes {names} are"
-        raise ValueError(
+        raise InputError(
             f"{subject} held by none of the {len(received)} participating clients; "
             "capture on more clients (prune.capture_clients)."
         )
@@ -280,7 +281,7 @@ def merge_activations(
         totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
         merged[layer] = _mean(totals, numbers, weighting).astype(np.float32)
         if not np.all(np.isfinite(merged[layer])):
-            raise ValueError(
+            raise InputError(
                 f"statistics of layer {layer!r} are not finite; look for a diverged "
                 "model, or check uploads before merging them."
             )
@@ -301,7 +302,7 @@ def _check_alike(uploads: Sequence[Any]) -> None:
     for i, upload in enumerate(uploads):
         shapes = {layer: np.shape(a) for layer, a in upload.total.items()}
         if shapes != first:
-            raise ValueError(
+            raise InputError(
                 f"statistics of upload {i} have layers or shapes unlike those of "
                 "upload 0; every client must run the same model."
             )
@@ -309,7 +310,7 @@ def _check_alike(uploads: Sequence[Any]) -> None:
             shape[0] != len(np.asarray(upload.num_examples))
             for shape in shapes.values()
         ):
-            raise ValueError(
+            raise InputError(
                 f"upload {i} counts {len(np.asarray(upload.num_examples))} classes, "
                 f"but its sums have {sorted({s[0] for s in shapes.values()})}."
             )

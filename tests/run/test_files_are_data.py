@@ -204,8 +204,8 @@ KNOWN_PLACES = {
     "subprocess": {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
-        "provenance.py",  # git, for the commit
-        "processes.py",  # the shell that says why a process ended
+        "run/provenance.py",  # git, for the commit
+        "run/processes.py",  # the shell that says why a process ended
     },
 }
 
