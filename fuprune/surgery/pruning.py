@@ -68,7 +68,8 @@ def make_plan(
       scope: "global" ranks all channels together, as the paper does; TF sums to one in
         each layer, so narrow layers score higher and are cut first. "balanced" ranks
         them together after multiplying each layer's scores by its width, which makes
-        them comparable. "layer" cuts the same share of every layer.
+        them comparable. "layer" cuts the same share of every layer, as nearly as whole
+        channels allow: the fractions left over go to the layers with the largest ones.
       order: "highest" cuts the highest scores (the paper), "lowest" the lowest (the
         authors' code), "random" any, as a control.
       min_channels: a cut that would leave a layer fewer is not made, nor replaced by
@@ -76,9 +77,8 @@ def make_plan(
       seed: of "random".
 
     Returns:
-      A plan with an entry for each layer of `scores`. It cuts floor(rate * channels)
-      channels, of each layer if scope is "layer" and of all together otherwise, less
-      the spared ones.
+      A plan with an entry for each layer of `scores`. In every scope it cuts
+      floor(rate * channels) of all channels together, less the spared ones.
     """
     values = {layer: np.asarray(score) for layer, score in scores.items()}
     _check_choices(values, rate, scope, order, min_channels)
@@ -86,18 +86,18 @@ def make_plan(
     if scope == "balanced":
         values = {layer: score * score.size for layer, score in values.items()}
     generator = np.random.default_rng(seed)
-    groups = [[layer] for layer in values] if scope == "layer" else [list(values)]
+    groups = {(layer,): number for layer, number in _equal_shares(values, rate).items()}
+    if scope != "layer":
+        groups = {tuple(values): sum(groups.values())}
     keep = {layer: np.ones(score.size, bool) for layer, score in values.items()}
     spared = dict.fromkeys(values, 0)
-    for group in groups:
+    for group, number in groups.items():
         channels = [(layer, c) for layer in group for c in range(values[layer].size)]
         ranked = np.concatenate([values[layer] for layer in group] or [np.zeros(0)])
         if order == "random":
             ranking = generator.permutation(len(channels))
         else:
             ranking = np.argsort(-ranked if order == "highest" else ranked, stable=True)
-        # 0.29 * 100 is 28.999999999999996, and 29 was meant.
-        number = math.floor(rate * len(channels) + 1e-9)
         for layer, channel in (channels[i] for i in ranking[:number]):
             if np.count_nonzero(keep[layer]) > min_channels:
                 keep[layer][channel] = False
@@ -106,6 +106,21 @@ def make_plan(
     return PrunePlan(
         {layer: np.flatnonzero(kept) for layer, kept in keep.items()}, spared
     )
+
+
+def _equal_shares(values, rate: float) -> dict[str, int]:
+    """How many channels each layer gives: whole numbers, by the largest remainder."""
+    # 0.29 * 100 is 28.999999999999996, and 29 was meant.
+    quotas = {layer: rate * score.size + 1e-9 for layer, score in values.items()}
+    shares = {layer: math.floor(quota) for layer, quota in quotas.items()}
+    total = math.floor(rate * sum(score.size for score in values.values()) + 1e-9)
+    # Rounded, so that equal remainders tie and fall to the earlier layer.
+    by_remainder = sorted(
+        values, key=lambda layer: round(shares[layer] - quotas[layer], 6)
+    )
+    for layer in by_remainder[: total - sum(shares.values())]:
+        shares[layer] += 1
+    return shares
 
 
 def _check_choices(values, rate, scope, order, min_channels):
