@@ -17,7 +17,7 @@ from fuprune.data.federated import FederatedDataset, drop_classes, sample_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.federated.client import Preprocess
 from fuprune.models.zoo import layer_names
-from fuprune.surgery.pruning import (
+from fuprune.surgery import (
     PrunePlan,
     compact,
     make_plan,
