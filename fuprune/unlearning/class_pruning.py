@@ -18,7 +18,7 @@ from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess
 from fuprune.models.zoo import layer_names
-from fuprune.surgery.pruning import (
+from fuprune.surgery import (
     PrunePlan,
     compact,
     make_plan,
