@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Ends the name of a file that is still being written; one is left behind only by a kill.
+# Ends the name of a file that is being written; only a kill leaves one behind.
 UNFINISHED = ".unfinished"
 
 

@@ -8,18 +8,18 @@ one `FupruneError`.
 
 import errno
 import fcntl
-import json
 import os
 import socket
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
+from fuprune import config as configuration
 from fuprune import typed_json
 from fuprune.audit.evidence import AuditReport
-from fuprune.config import FupruneError
+from fuprune.config import ConfigError, FupruneError
 from fuprune.files import write_whole
-from fuprune.run.record import CurveRow, Provenance, RunRecord
+from fuprune.run.record import CurveRow, PhaseClock, Provenance, RunRecord
 from fuprune.typed_json import FormatError
 
 LARGEST_FILE = 256 * 1024 * 1024  # bytes; no run writes a larger one
@@ -79,6 +79,22 @@ def read_curves(workdir: str | os.PathLike) -> list[CurveRow]:
         values = {name: float(v) for name, v in row.items() if _is_number(v)}
         curves.append(CurveRow(phase, number, values))
     return curves
+
+
+def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
+    """What timings.jsonl says of each unit; rows of other kinds are left out."""
+    path = Path(workdir) / "timings.jsonl"
+    clocks: dict[str, PhaseClock] = {}
+    for row in read_rows(path) if path.exists() else []:
+        phase = row.get("phase")
+        if not isinstance(phase, str):
+            raise FormatError(f"{path} has a row without a phase.")
+        clock = clocks.setdefault(phase, PhaseClock(0.0, []))
+        if _is_number(row.get("own_seconds")):
+            clocks[phase] = clock._replace(own=clock.own + row["own_seconds"])
+        elif _is_round(row.get("round")) and _is_number(row.get("seconds")):
+            clock.rounds.append((row["round"], float(row["seconds"])))
+    return clocks
 
 
 def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
@@ -155,6 +171,20 @@ def finish(workdir: Path, unit: str, outcome: Any, *, offset: int) -> None:
         cut off before the next unit starts.
     """
     write_whole(path_of(workdir, unit), typed_json.dumps(_Finished(offset, outcome)))
+
+
+def refuse_other_config(workdir: Path, config: Any) -> None:
+    """Raise if the workdir holds a run with another config."""
+    try:
+        stored = read_provenance(workdir).config
+    except FormatError as error:
+        raise FormatError(f"{error}; choose another --workdir.") from None
+    keys = configuration.difference(stored, configuration.to_json(config))
+    if keys:
+        raise ConfigError(
+            f"the workdir {workdir} holds a run with another value of "
+            f"{', '.join(keys)}; choose another --workdir, or delete it."
+        )
 
 
 def end_of_finished(workdir: Path) -> int:
