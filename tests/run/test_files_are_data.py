@@ -205,8 +205,8 @@ KNOWN_PLACES = {
     "subprocess": {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
-        "machine.py",  # git, for the commit
-        "processes.py",  # the shell that says why a process ended
+        "run/machine.py",  # git, for the commit
+        "run/processes.py",  # the shell that says why a process ended
     },
 }
 
