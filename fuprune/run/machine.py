@@ -4,6 +4,7 @@
 JAX opens its backend. How several processes find each other is in `processes`.
 """
 
+import functools
 import logging
 import os
 import platform
@@ -23,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from fuprune import __version__
 from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
-from fuprune.data.federated import FederatedDataset, rows_of
+from fuprune.data.federated import FederatedDataset, federate
 from fuprune.federated.cohort import (
     AXIS,
     make_client_mesh,
@@ -154,7 +155,7 @@ def place_federation(
     *,
     whole: bool = False,
 ) -> FederatedDataset:
-    """Deal a dataset to clients and put it on the devices.
+    """`data.federate` onto the devices of the run.
 
     One process puts the whole pool of images on each of its devices. Of several, each
     has the images of its own clients only: neighbouring clients, so many that hosts
@@ -167,42 +168,34 @@ def place_federation(
       runtime: from `start`.
       whole: every process holds all images after all, and none are exchanged.
     """
-    rows, lengths = rows_of(parts, len(dataset.labels))
-    labels = np.asarray(dataset.labels, np.int32)
+    place = functools.partial(replicate, runtime=runtime)
     if runtime.process_count == 1 or whole:
-        return FederatedDataset(
-            replicate(dataset.images, runtime),
-            replicate(labels, runtime),
-            replicate(rows, runtime),
-            replicate(lengths, runtime),
-        )
+        return federate(dataset, parts, place=place)
     mesh = runtime.mesh
     assert mesh is not None
     owners = np.array([device.process_index for device in mesh.devices.flat])
+    lengths = np.array([len(part) for part in parts], np.int32)
     pool = deal_to_hosts(lengths, owners)
-    mine = pool.host_of_client == runtime.process_index
-    own = [
-        np.asarray(part) for part, is_mine in zip(parts, mine, strict=True) if is_mine
-    ]
-    images = np.zeros(
-        (pool.rows_of_host[runtime.process_index], *dataset.images.shape[1:]), np.uint8
-    )
-    start_row = 0
-    for part in own:
-        images[start_row : start_row + len(part)] = dataset.images[part]
-        start_row += len(part)
-    placed = np.zeros(pool.size, np.int32)
+    labels = np.zeros(pool.size, np.int32)
+    # The whole pool in address space only: rows that nothing is written to, those of
+    # other hosts' clients, take no memory and are never read.
+    images = np.zeros((pool.size, *dataset.images.shape[1:]), np.uint8)
+    dealt = []
     for client, part in enumerate(parts):
-        at = pool.places[client, : len(part)]
-        placed[at] = labels[np.asarray(part)]
-    return FederatedDataset(
-        jax.make_array_from_process_local_data(
-            NamedSharding(mesh, P(AXIS)), images, (pool.size, *images.shape[1:])
+        rows = pool.places[client, : len(part)]
+        labels[rows] = np.asarray(dataset.labels)[np.asarray(part)]
+        if pool.host_of_client[client] == runtime.process_index:
+            images[rows] = dataset.images[np.asarray(part)]
+        dealt.append(rows)
+    sharding = NamedSharding(mesh, P(AXIS))
+    return federate(
+        Dataset(images, labels),
+        dealt,
+        # Four bytes per label, beside the indices that every process has anyway.
+        place=place,
+        place_images=lambda x: jax.make_array_from_callback(
+            x.shape, sharding, lambda rows: x[rows]
         ),
-        # Four bytes a label, beside the indices that every process has anyway.
-        replicate(placed, runtime),
-        replicate(pool.places, runtime),
-        replicate(lengths, runtime),
     )
 
 
