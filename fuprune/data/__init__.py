@@ -1,6 +1,8 @@
 """Images, how they are dealt to clients, and how they reach the device."""
 
+from fuprune.data.arrays import from_arrays
 from fuprune.data.augment import crop_and_flip, normalise
+from fuprune.data.dataset import LabelledSet
 from fuprune.data.federated import (
     Cohort,
     FederatedDataset,
@@ -24,6 +26,7 @@ from fuprune.data.sources import (
     Dataset,
     DataUnavailableError,
     class_names,
+    column,
     load,
     num_classes,
 )
@@ -34,16 +37,19 @@ __all__ = [
     "DataUnavailableError",
     "Dataset",
     "FederatedDataset",
+    "LabelledSet",
     "Statistics",
     "bias_partition",
     "channel_statistics",
     "channel_sums",
     "class_names",
+    "column",
     "constant_statistics",
     "crop_and_flip",
     "dirichlet_partition",
     "drop_classes",
     "federate",
+    "from_arrays",
     "iid_partition",
     "keep_classes",
     "load",
