@@ -16,3 +16,7 @@ class InputError(FupruneError, ValueError):
 
 class MissingFileError(FupruneError, FileNotFoundError):
     """A file or directory that was named and is not there."""
+
+
+class UsageError(FupruneError):
+    """A command line that cannot be run."""
