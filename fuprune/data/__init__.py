@@ -20,7 +20,15 @@ from fuprune.data.normalisation import (
     constant_statistics,
     statistics_of_sums,
 )
-from fuprune.data.partition import bias_partition, dirichlet_partition, iid_partition
+from fuprune.data.partition import (
+    bias_partition,
+    dirichlet_partition,
+    hold_out,
+    iid_partition,
+    natural_partition,
+    pathological_partition,
+    read_partition,
+)
 from fuprune.data.sources import (
     DamagedDataError,
     Dataset,
@@ -50,11 +58,15 @@ __all__ = [
     "drop_classes",
     "federate",
     "from_arrays",
+    "hold_out",
     "iid_partition",
     "keep_classes",
     "load",
+    "natural_partition",
     "normalise",
     "num_classes",
+    "pathological_partition",
+    "read_partition",
     "sample_cohort",
     "statistics_of_sums",
     "take_clients",
