@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from scipy import special
 
 from fuprune.errors import InputError
@@ -44,7 +43,6 @@ __all__ = [
     "describe_privacy",
     "epsilon_of",
     "gaussian_delta",
-    "leave_out_empty",
     "make_protect",
     "mask_upload",
     "noise_scales",
@@ -339,34 +337,6 @@ def suppress_small(statistics, min_count: float):
         },
         num_examples=jnp.where(kept, counts, 0),
     )
-
-
-def leave_out_empty(seen):
-    """Takes out the classes that the server was told nothing about.
-
-    A suppressed row is not a class whose channels are all silent: TF-IDF is taken over
-    the classes that are left.
-
-    Args:
-        seen: `ClassActivations` or a list of them, with [U, C_l] totals.
-
-    Returns:
-        The same with [V, C_l] totals, and the V classes that the rows stand for.
-    """
-    uploads = seen if isinstance(seen, list) else [seen]
-    numbers = np.stack([np.asarray(upload.num_examples) for upload in uploads])
-    present = np.flatnonzero(numbers.sum(axis=0) > 0)
-    if len(present) == numbers.shape[1]:
-        return seen, tuple(range(numbers.shape[1]))
-    fewer = [
-        upload._replace(
-            total={layer: values[present] for layer, values in upload.total.items()},
-            num_examples=upload.num_examples[present],
-        )
-        for upload in uploads
-    ]
-    classes = tuple(int(u) for u in present)
-    return (fewer if isinstance(seen, list) else fewer[0]), classes
 
 
 def make_protect(
