@@ -1,7 +1,8 @@
 """From a config to the parts of a run: data, model, algorithm, options of methods.
 
-This is the only place where config keys become keyword arguments; the functions they
-are handed to know nothing of configs.
+Config keys become keyword arguments here, those apart that only say which phases and
+units there are, how long they train and where; the functions that take the arguments
+know nothing of configs.
 """
 
 from collections.abc import Callable
