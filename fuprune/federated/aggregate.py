@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.errors import FupruneError, InputError
+
 RULES = ("mean", "clipped_mean", "median", "trimmed_mean")
 
 
@@ -35,12 +37,12 @@ def check_aggregation(aggregation: Aggregation) -> None:
     """Raises ValueError, with what is allowed, unless every option makes sense."""
     rule, clip_norm, trim, max_norm, *_ = aggregation
     if rule not in RULES:
-        raise ValueError(f"rule is {rule!r}; choose one of {', '.join(RULES)}.")
+        raise InputError(f"rule is {rule!r}; choose one of {', '.join(RULES)}.")
     if not clip_norm > 0:
-        raise ValueError(f"clip_norm is {clip_norm}, but a norm must be positive.")
+        raise InputError(f"clip_norm is {clip_norm}, but a norm must be positive.")
     _check_trim(trim)
     if not max_norm > 0:
-        raise ValueError(
+        raise InputError(
             f"max_update_norm is {max_norm}, but a norm must be positive; leave it out "
             "for no bound."
         )
@@ -157,9 +159,11 @@ def coordinate_median(updates, weights):
 
     def median(leaf):
         ordered = _sorted_voters_first(leaf, live)
-        middle = 0.5 * jnp.take(ordered, low, axis=0, mode="clip") + 0.5 * jnp.take(
-            ordered, high, axis=0, mode="clip"
-        )
+        below = jnp.take(ordered, low, axis=0, mode="clip")
+        above = jnp.take(ordered, high, axis=0, mode="clip")
+        # Halved before they are added, so that large values do not overflow; a single
+        # middle is taken as it is, because half of the smallest number is zero.
+        middle = jnp.where(low == high, below, 0.5 * below + 0.5 * above)
         return jnp.where(voters > 0, middle, 0).astype(_result(leaf))
 
     return jax.tree.map(median, updates)
@@ -200,7 +204,7 @@ def trimmed_mean(updates, weights, *, trim=0.2):
 
 def _check_trim(trim) -> None:
     if not 0 <= trim < 0.5:
-        raise ValueError(
+        raise InputError(
             f"trim is {trim}, but it must lie in [0, 0.5): a half cut at each end "
             "leaves nobody; use rule='median' for the limit."
         )
@@ -227,7 +231,7 @@ def aggregate(updates, weights, aggregation: Aggregation = PLAIN_MEAN):
     return trimmed_mean(updates, weights, trim=aggregation.trim)
 
 
-class TooFewClientsError(Exception):
+class TooFewClientsError(FupruneError):
     """Fewer clients remain than the round, or the protocol, needs."""
 
 

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.cohort import AXIS, keep_compiled, on_mesh
 from fuprune.models.adapt import adapt
 
@@ -112,7 +113,7 @@ def _make_count(model, num_classes, preprocess, mesh):
     def count(variables, images, labels):
         logits = model.apply(variables, preprocess(None, images), train=False)
         if logits.shape != (*labels.shape, num_classes):
-            raise ValueError(
+            raise InputError(
                 f"the network's logits are {logits.shape}, but {labels.size} images of "
                 f"{num_classes} classes need {(*labels.shape, num_classes)}; make it "
                 "with that many outputs."

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fuprune.errors import InputError
 from fuprune.models.adapt import adapt
 from fuprune.models.layers import at_least_float32
 
@@ -78,9 +79,9 @@ def distillation(
       label_smoothing: of the first term.
     """
     if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}, but must be positive.")
+        raise InputError(f"temperature is {temperature}, but must be positive.")
     if not 0 <= weight <= 1:
-        raise ValueError(f"weight is {weight}, but must lie in [0, 1].")
+        raise InputError(f"weight is {weight}, but must lie in [0, 1].")
     teacher = adapt(teacher)
     masked = tuple(int(u) for u in masked_classes)
 
@@ -90,7 +91,7 @@ def distillation(
         answers = at_least_float32(jax.lax.stop_gradient(answers))
         classes = answers.shape[-1]
         if any(not 0 <= u < classes for u in masked) or len(set(masked)) >= classes:
-            raise ValueError(
+            raise InputError(
                 f"masked_classes are {masked}, but must be some of the teacher's "
                 f"{classes} classes, from 0 to {classes - 1}, and not all of them."
             )

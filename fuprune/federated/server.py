@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated import aggregate
 from fuprune.federated.aggregate import PLAIN_MEAN, Aggregation
 from fuprune.federated.client import (
@@ -202,7 +203,7 @@ def fed_sgd(
     backend = _resolve(model, backend, mesh)
     needs_each = _needs_each_gradient(aggregation, bn)
     if fused and needs_each:
-        raise ValueError(
+        raise InputError(
             f"fused=True never forms one client's gradient, but {needs_each} needs it; "
             "pass fused=False."
         )
@@ -344,12 +345,12 @@ def _make_algorithm(
 
 def _check_policy(bn) -> None:
     if bn == "local":
-        raise ValueError(
+        raise InputError(
             "bn='local' keeps statistics by client and has to know how many there are; "
             "pass bn=LocalBatchNorm(num_clients=...)."
         )
     if not isinstance(bn, LocalBatchNorm) and bn not in POLICIES:
-        raise ValueError(
+        raise InputError(
             f"bn {bn!r} is unknown; choose one of {', '.join(POLICIES)} or "
             "LocalBatchNorm(num_clients=...)."
         )

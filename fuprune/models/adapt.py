@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fuprune.errors import InputError
+
 TRAINING_NAMES = ("train", "training", "is_training")
 EVALUATION_NAMES = ("deterministic", "use_running_average", "inference")
 
@@ -86,7 +88,7 @@ def adapt(
         return _adapt_nnx(nnx.eval_shape(lambda: _make(model, 0)), model, takes_mask)
     apply = getattr(model, "apply", model)
     if not callable(apply):
-        raise ValueError(
+        raise InputError(
             f"model is a {type(model).__name__}, which is no network; give a Linen or "
             "NNX module, or a function (variables, images) -> logits."
         )
@@ -185,7 +187,7 @@ class NNXNetwork:
         """Fresh variables, if the network was given as what makes it."""
         del images, train
         if self.factory is None:
-            raise ValueError(
+            raise InputError(
                 "an NNX module that exists cannot be initialised afresh; give its "
                 "class or a function of rngs, adapt(lambda rngs: Net(rngs=rngs)), or "
                 "take the module's own arrays with variables_of(module)."
@@ -234,7 +236,7 @@ class FunctionNetwork:
         """Fresh variables, if a function for it was given."""
         del train
         if self.initialise is None:
-            raise ValueError(
+            raise InputError(
                 "this network is a function and has no init; give it one: "
                 "adapt(function, init=...)."
             )

@@ -102,6 +102,12 @@ def test_median_of_an_odd_number_is_one_of_the_values_sent(cohort):
     np.testing.assert_array_equal(median, np.median(live, axis=0))
 
 
+def test_median_of_an_odd_number_keeps_the_smallest_numbers():
+    stacked = np.full((3, 1), 1e-45, np.float32)
+    median = jax.jit(coordinate_median)(stacked, np.ones(3, np.float32))
+    np.testing.assert_array_equal(median, stacked[0])
+
+
 @settings(max_examples=40)
 @given(cohort=cohorts(), order=st.permutations(range(CLIENTS)))
 def test_robust_rules_do_not_depend_on_the_order_of_clients(cohort, order):
