@@ -63,6 +63,7 @@ class RoundInfo(NamedTuple):
     rejected: jax.Array  # [M] bool, turned away at the door
     clients: jax.Array  # [M] int32, ids
     updates: Any = None  # [M, ...] when asked for
+    weights: Any = None  # [M] of the clients in the mean, 0 for those turned away
 
 
 class FedAlgorithm(NamedTuple):
@@ -391,6 +392,7 @@ def _make_algorithm(
             rejected=~each.accepted,
             clients=ids,
             updates=each.update if keep_updates else None,
+            weights=each.weight,
         )
         return new, info
 

@@ -21,6 +21,7 @@ from fuprune.data.preprocess import make_preprocess
 from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd
 from fuprune.models import zoo
 from fuprune.run.machine import Runtime, place_federation
+from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 
 
@@ -179,11 +180,36 @@ def _optimizer(train, learning_rate) -> optax.GradientTransformation:
     )
 
 
-def server_factor(config) -> float:
-    """What the server multiplies a mean update by, momentum and schedule aside."""
-    if config.train.algorithm == "fed_sgd":
-        return -config.train.learning_rate
-    return config.train.server_learning_rate
+def server_step(config) -> ServerStep:
+    """How the server of the pre-training steps, for the recorded updates."""
+    train = config.train
+    is_sgd = train.algorithm == "fed_sgd"
+    name = "optimizer" if is_sgd else "server_optimizer"
+    obstacle = ""
+    if train.aggregation not in ("mean", "clipped_mean"):
+        obstacle = f"train.aggregation={train.aggregation}"
+    elif train[name] != "sgd":
+        obstacle = f"train.{name}={train[name]}"
+    clipped = train.aggregation == "clipped_mean"
+    clip_norm = train.clip_norm if clipped else float("inf")
+    if not is_sgd:
+        return ServerStep(
+            train.server_learning_rate, clip_norm=clip_norm, obstacle=obstacle
+        )
+    rate = learning_rate_schedule(
+        train.schedule,
+        peak=train.learning_rate,
+        rounds=train.rounds,
+        warmup=train.warmup_rounds,
+    )
+    return ServerStep(
+        lambda number: -float(rate(number)),
+        train.momentum,
+        train.nesterov,
+        train.weight_decay,
+        clip_norm,
+        obstacle,
+    )
 
 
 def method_options(

@@ -128,7 +128,7 @@ def train_unit(
                     step.info,
                     step.cohort,
                     round_number=number,
-                    scale=assembly.server_factor(config),
+                    server=assembly.server_step(config),
                 )
             row = {"phase": unit, "round": number, **step.record.metrics}
             if step.record.rejected:
