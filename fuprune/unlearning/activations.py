@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.aggregate import check_statistics
 from fuprune.federated.client import Preprocess, gather_batch
 from fuprune.federated.cohort import (
@@ -259,7 +260,7 @@ def merge_activations(
       ValueError: for statistics that are not finite, or uploads of different shapes.
     """
     if weighting not in WEIGHTINGS:
-        raise ValueError(
+        raise InputError(
             f"weighting is {weighting!r}, but must be one of {', '.join(WEIGHTINGS)}."
         )
     if isinstance(uploads, ClassActivations):
@@ -271,7 +272,7 @@ def merge_activations(
             )
         uploads = [uploads]
     if not uploads:
-        raise ValueError("no client's statistics arrived; capture on more clients.")
+        raise InputError("no client's statistics arrived; capture on more clients.")
     _check_alike(uploads)
     layers = list(uploads[0].total)
     received: list[ClassActivations] = jax.device_get(list(uploads))
@@ -283,7 +284,7 @@ def merge_activations(
         mean = _mean(totals, numbers, weighting).astype(np.float32)
         merged[layer] = np.where(held[:, None], mean, np.float32(np.nan))
         if not np.all(np.isfinite(merged[layer][held])):
-            raise ValueError(
+            raise InputError(
                 f"statistics of layer {layer!r} are not finite; look for a diverged "
                 "model, or check uploads before merging them."
             )
@@ -306,7 +307,7 @@ def _check_alike(uploads: Sequence[Any]) -> None:
     for i, upload in enumerate(uploads):
         shapes = {layer: np.shape(a) for layer, a in upload.total.items()}
         if shapes != first:
-            raise ValueError(
+            raise InputError(
                 f"statistics of upload {i} have layers or shapes unlike those of "
                 "upload 0; every client must run the same model."
             )
@@ -314,7 +315,7 @@ def _check_alike(uploads: Sequence[Any]) -> None:
             shape[0] != len(np.asarray(upload.num_examples))
             for shape in shapes.values()
         ):
-            raise ValueError(
+            raise InputError(
                 f"upload {i} counts {len(np.asarray(upload.num_examples))} classes, "
                 f"but its sums have {sorted({s[0] for s in shapes.values()})}."
             )

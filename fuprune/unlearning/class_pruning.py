@@ -15,9 +15,10 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, drop_classes, take_clients
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess
 from fuprune.models.zoo import layer_names
-from fuprune.surgery.pruning import (
+from fuprune.surgery import (
     PrunePlan,
     compact,
     make_plan,
@@ -171,7 +172,7 @@ def class_pruning(
       The fine-tuned model, with a stage per class cut.
     """
     if surgery not in SURGERIES:
-        raise ValueError(
+        raise InputError(
             f"surgery is {surgery!r}, but must be one of {', '.join(SURGERIES)}."
         )
     classes = check_classes(classes, num_classes)

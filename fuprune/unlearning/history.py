@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fuprune.data.federated import Cohort
+from fuprune.errors import InputError
 from fuprune.federated.aggregate import update_norms
 from fuprune.federated.server import RoundInfo
 from fuprune.unlearning.protocol import tree_bytes
@@ -66,7 +67,7 @@ class UpdateHistory(NamedTuple):
 def empty(max_bytes: int) -> UpdateHistory:
     """A history with room for `max_bytes` of parameters."""
     if max_bytes < 1:
-        raise ValueError(f"max_bytes is {max_bytes}, but must be positive.")
+        raise InputError(f"max_bytes is {max_bytes}, but must be positive.")
     return UpdateHistory(int(max_bytes))
 
 
@@ -91,13 +92,13 @@ def record(
       server: how it stepped, the same in every round; by default it adds the mean.
     """
     if info.updates is None:
-        raise ValueError(
+        raise InputError(
             "the round kept no updates to record; make the algorithm with "
             "keep_updates=True."
         )
     weights = info.weights if weights is None else weights
     if weights is None:
-        raise ValueError("the round kept no weights to record; pass weights.")
+        raise InputError("the round kept no weights to record; pass weights.")
     server = server or ServerStep()
     if round_number is None:
         round_number = history.entries[-1].round_number + 1 if history.entries else 1
@@ -248,7 +249,7 @@ def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
     for j, shape in enumerate(shapes if number else ()):
         seen = np.shape(arrays.get(f"leaf_{j}", ()))
         if seen != (number, *shape):
-            raise ValueError(
+            raise InputError(
                 f"the recorded updates hold an array of shape {seen} where the model "
                 f"needs {(number, *shape)}; they are of another model or damaged."
             )

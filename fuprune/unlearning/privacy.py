@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from scipy import special
 
+from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.unlearning.secure_summation import (
     SCALE,
@@ -136,7 +137,7 @@ def epsilon_of(
     _check_budget(1.0, delta)
     _check_positive("sensitivity", sensitivity)
     if sigma < 0 or releases < 0:
-        raise ValueError(
+        raise InputError(
             f"sigma {sigma} and releases {releases} must both be at least 0."
         )
     if releases == 0:
@@ -188,7 +189,7 @@ def noise_scales(
     """
     _check_positive("clip", clip)
     if not 0 < count_share < 1 or releases < 1:
-        raise ValueError(
+        raise InputError(
             f"count_share {count_share} must lie in (0, 1) and releases {releases} be "
             "at least 1."
         )
@@ -413,11 +414,11 @@ def _plain_sum(uploads):
 
 def _check_budget(epsilon, delta):
     if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon is {epsilon}, but it must be finite and above 0.")
+        raise InputError(f"epsilon is {epsilon}, but it must be finite and above 0.")
     if not 0 < delta < 1:
-        raise ValueError(f"delta is {delta}, but it must lie in (0, 1).")
+        raise InputError(f"delta is {delta}, but it must lie in (0, 1).")
 
 
 def _check_positive(name, value):
     if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} is {value}, but it must be finite and above 0.")
+        raise InputError(f"{name} is {value}, but it must be finite and above 0.")

@@ -19,7 +19,7 @@ from fuprune.federated.server import ServerState, fed_avg, fed_sgd
 from fuprune.federated.train import FitResult, fit
 from fuprune.models import zoo
 from fuprune.models.resnet import ResNet
-from fuprune.surgery.pruning import PrunePlan, compact, mask
+from fuprune.surgery import PrunePlan, compact, mask
 from fuprune.unlearning.activations import ClassActivations, collect, merge_activations
 from fuprune.unlearning.class_pruning import class_pruning, server_proc
 from fuprune.unlearning.privacy import NoiseScales, make_protect
