@@ -54,6 +54,7 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     tree_bytes,
 )
+from fuprune.unlearning.recovery import recovery_key
 
 
 class UnlearnUnit(NamedTuple):
@@ -345,7 +346,8 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         left = drop_classes(this.federation.data, this.classes)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
         tune = _fine_tune(this, name, budget, watch)
-        fit = tune(cut.model, cut.variables, left, None)
+        key = recovery_key(_method_key(this, 0))
+        fit = tune(cut.model, cut.variables, left, key)
         tuned = measure(this, name, Stage("tuned", cut.model, fit.state.variables))
     return PrivacyPoint(
         epsilon,
