@@ -5,19 +5,20 @@ from pathlib import Path
 
 from fuprune.report import (
     charts,
+    figures,
     formats,
-    joined_runs,
-    joined_tables,
+    joined,
     output,
     page,
-    palette,
-    paper_tables,
-    tables,
+    paper,
+    roles,
+    speed,
+    table_forms,
 )
-from fuprune.report.joined_runs import Group
+from fuprune.report.joined import Group
 from fuprune.report.markup import Child, Markup, element
-from fuprune.report.run_figures import recovery_chart, unlearning_curves
-from fuprune.report.run_files import Run, read_run
+from fuprune.report.output import OutputError
+from fuprune.report.reading import Run, read_run
 
 
 def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
@@ -34,35 +35,35 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
       ValueError: If a directory is not a run, is given twice, or none is given.
     """
     if not workdirs:
-        raise ValueError("no run was given; name at least one run's directory.")
+        raise OutputError("no run was given; name at least one run's directory.")
     places = [Path(workdir).resolve() for workdir in workdirs]
     for place in places:
         if places.count(place) > 1:
-            raise ValueError(f"{str(place)!r} is given twice; give each run once.")
+            raise OutputError(f"{str(place)!r} is given twice; give each run once.")
     runs = [read_run(workdir) for workdir in workdirs]
-    groups = joined_runs.group_runs(runs)
+    groups = joined.group_runs(runs)
     every_table = _tables(groups)
     files = {
         "report.html": _page(runs, groups, every_table),
         "report.md": _markdown(runs, every_table),
     }
     for table in every_table.values():
-        files[f"{table.name}.csv"] = tables.to_csv(table)
+        files[f"{table.name}.csv"] = table_forms.to_csv(table)
     target = output.make_folder(Path(folder))
     output.write_files(target, files)
     return target / "report.html"
 
 
-def _tables(groups: Sequence[Group]) -> dict[str, tables.Table]:
+def _tables(groups: Sequence[Group]) -> dict[str, table_forms.Table]:
     found = [
-        joined_tables.methods_table(groups),
-        joined_tables.speed_table(groups),
-        paper_tables.bias_table(groups),
-        paper_tables.erasure_table(groups),
-        paper_tables.removal_table(groups),
-        paper_tables.membership_table(groups),
-        paper_tables.distribution_table(groups),
-        joined_tables.runs_table(groups),
+        joined.methods_table(groups),
+        joined.speed_table(groups),
+        paper.bias_table(groups),
+        paper.erasure_table(groups),
+        paper.removal_table(groups),
+        paper.membership_table(groups),
+        paper.distribution_table(groups),
+        joined.runs_table(groups),
     ]
     return {table.name: table for table in found if table is not None}
 
@@ -70,14 +71,14 @@ def _tables(groups: Sequence[Group]) -> dict[str, tables.Table]:
 def _page(
     runs: Sequence[Run],
     groups: Sequence[Group],
-    every_table: Mapping[str, tables.Table],
+    every_table: Mapping[str, table_forms.Table],
 ) -> str:
     def shown(name: str) -> Child:
         table = every_table.get(name)
         if table is None:
             return page.missing("No run holds figures for this.")
         remark = page.note(table.note) if table.note else None
-        return [_not_run(table), tables.to_html(table), remark]
+        return [_not_run(table), table_forms.to_html(table), remark]
 
     figures = [_recovery(group) for group in groups]
     sections = [
@@ -169,20 +170,20 @@ def _page(
 
 def _group_methods(group: Group) -> Child:
     """Shows one experiment's methods; its name is the heading, not a column."""
-    table = joined_tables.methods_table([group])
-    heading = element("h3", None, joined_runs.subject(group))
+    table = joined.methods_table([group])
+    heading = element("h3", None, group.subject())
     if table is None:
         return [heading, page.missing("No method of this run has finished.")]
     narrow = table._replace(
-        title=joined_runs.subject(group),
+        title=group.subject(),
         columns=table.columns[1:],
         rows=tuple((row[1]._replace(kind=row[0].kind), *row[2:]) for row in table.rows),
     )
-    remark = page.note(f"{joined_runs.scale(group)}.")
-    return [heading, tables.to_html(narrow, caption=False), remark]
+    remark = page.note(f"{group.scale()}.")
+    return [heading, table_forms.to_html(narrow, caption=False), remark]
 
 
-def _not_run(table: tables.Table) -> Markup | None:
+def _not_run(table: table_forms.Table) -> Markup | None:
     """Says how much of a table of the paper has no run beside it."""
     sources = [column.title for column in table.columns]
     if "Source" not in sources:
@@ -204,11 +205,11 @@ def _not_run(table: tables.Table) -> Markup | None:
 def _recovery(group: Group) -> Markup | None:
     families: dict[str, list[list[tuple[float, float]]]] = {}
     for run in group.runs:
-        for name, points in unlearning_curves(run):
-            families.setdefault(palette.family(name), []).append(points)
+        for name, points in figures.recovery_curves(run.curves).items():
+            families.setdefault(roles.family(name), []).append(points)
     if not families:
         return None
-    styles = palette.styles(families)
+    styles = roles.styles(families, group.tested)
     series = []
     for name, curves in families.items():
         by_round: dict[float, list[float]] = {}
@@ -220,20 +221,20 @@ def _recovery(group: Group) -> Markup | None:
         if not kept:
             continue
         means = tuple((x, sum(by_round[x]) / len(by_round[x])) for x in kept)
-        spread = tuple(joined_runs.standard_deviation(by_round[x]) for x in kept)
-        words = formats.method_name(name)
+        spread = tuple(joined.standard_deviation(by_round[x]) for x in kept)
+        words = formats.in_words(name)
         shaded = spread if len(curves) > 1 else ()
         series.append(charts.Series(words, styles[name], means, shaded))
     if not series:
         return None
-    targets = {run.target_accuracy for run in group.runs}
-    target = targets.pop() if len(targets) == 1 else None
-    caption = f"{joined_runs.scale(group)}."
-    return recovery_chart(series, target, joined_runs.subject(group), caption)
+    target = speed.reached(joined.method_rows(group, roles.RETRAIN), "retrained")
+    accuracy = target.accuracy if target else None
+    caption = f"{group.scale()}."
+    return figures.recovery_chart(series, accuracy, group.subject(), caption)
 
 
-def _markdown(runs: Sequence[Run], every_table: Mapping[str, tables.Table]) -> str:
+def _markdown(runs: Sequence[Run], every_table: Mapping[str, table_forms.Table]) -> str:
     names = formats.listing([run.name for run in runs], 20)
     lines = ["# Our runs beside the paper's tables", ""]
-    lines += [f"Runs: {tables.markdown_text(names)}.", ""]
-    return "\n".join(lines + [tables.to_markdown(t) for t in every_table.values()])
+    lines += [f"Runs: {table_forms.markdown_text(names)}.", ""]
+    return "\n".join(lines + [table_forms.to_markdown(t) for t in every_table.values()])

@@ -1,29 +1,28 @@
 """Writes a report's files into one folder and nowhere else."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from fuprune.config import FupruneError
+from fuprune.files import write_whole
+
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_]*\.(html|md|csv)")
 
 
+class OutputError(FupruneError, ValueError):
+    """A place that a report cannot be written to."""
+
+
 def report_folder(workdir: Path) -> Path:
-    """Makes `workdir/report`, refusing one that leads elsewhere.
-
-    Args:
-      workdir: The run's directory.
-
-    Returns:
-      The folder.
+    """Makes `workdir/report`.
 
     Raises:
-      ValueError: If `report` is a link out of the run or is not a folder.
+      OutputError: `report` is a link out of the run, or is not a folder.
     """
-    home = workdir.resolve()
-    folder = home / "report"
+    folder = workdir.resolve() / "report"
     if folder.resolve() != folder:
-        raise ValueError(
+        raise OutputError(
             f"{str(folder)!r} is a link to {str(folder.resolve())!r}, outside the run; "
             "remove the link."
         )
@@ -31,52 +30,34 @@ def report_folder(workdir: Path) -> Path:
 
 
 def make_folder(folder: Path) -> Path:
-    """Makes a folder for the files of a report.
-
-    Args:
-      folder: Where it should be.
-
-    Returns:
-      The folder, with links resolved.
+    """Makes a folder for the files of a report and returns it with links resolved.
 
     Raises:
-      ValueError: If a file is in its place.
+      OutputError: a file is in its place.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(
+        raise OutputError(
             f"{str(folder)!r} is not a folder; remove it or choose another place."
         ) from error
     return folder.resolve()
 
 
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
+def write_files(folder: Path, contents: Mapping[str, str]) -> None:
     """Writes files whole or not at all.
 
-    Each is written beside its place and then moved there, so that a reader never sees
-    half a page and a link lying in the folder is replaced instead of followed.
-
     Args:
-      folder: An existing folder.
-      files: File names, without any path, and their text.
+      folder: an existing folder.
+      contents: file names, without any path, and their text.
 
     Raises:
-      ValueError: If a name could lead out of the folder.
+      OutputError: a name could lead out of the folder.
     """
-    for name, content in files.items():
+    for name, content in contents.items():
         if not _FILE_NAME.fullmatch(name):
-            raise ValueError(
+            raise OutputError(
                 f"{name!r} is not a report file name; use letters, digits and '_' with "
                 ".html, .md or .csv."
             )
-        beside = folder / f".{name}.part"
-        beside.unlink(missing_ok=True)
-        try:
-            # "x" refuses to follow a link that appeared since.
-            with beside.open("x", encoding="utf-8", newline="\n") as stream:
-                stream.write(content)
-            os.replace(beside, folder / name)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        write_whole(folder / name, content)

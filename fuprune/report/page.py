@@ -8,7 +8,7 @@ import importlib.resources
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fuprune.report import charts, drawing
+from fuprune.report import charts, marks
 from fuprune.report.markup import Child, Markup, element
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -87,41 +87,27 @@ def line_legend(series: Sequence[charts.Series], guide: str = "") -> Markup:
     """Lists lines beside a sample of each, those of one family once.
 
     Args:
-      series: The lines.
-      guide: What the dotted line is, if there is one.
-
-    Returns:
-      The list.
+      series: the lines.
+      guide: what the dotted line is, if there is one.
     """
     families: dict[tuple[str, str], int] = {}
     for line in series:
         entry = line.family or line.label, line.style
         families[entry] = families.get(entry, 0) + 1
     entries = [
-        (name if amount == 1 else f"{name} ({amount})", drawing.swatch(style))
+        (name if amount == 1 else f"{name} ({amount})", "line", style)
         for (name, style), amount in families.items()
     ]
-    return _legend(entries + ([(guide, drawing.swatch("guide"))] if guide else []))
+    return legend(entries + ([(guide, "guide", "")] if guide else []))
 
 
-def fill_legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Lists names beside a sample of their fill."""
-    return _legend(
-        [(name, drawing.swatch(style, filled=True)) for name, style in entries]
-    )
-
-
-def dot_legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Lists names beside a sample of their dot."""
-    return _legend([(name, drawing.dot_swatch(style)) for name, style in entries])
-
-
-def _legend(entries: Sequence[tuple[str, Markup]]) -> Markup:
-    return element(
-        "ul",
-        {"class": "legend"},
-        *(element("li", None, sample, name) for name, sample in entries),
-    )
+def legend(entries: Sequence[tuple[str, str, str]]) -> Markup:
+    """Lists names beside their sample: name, kind of `marks.swatch`, CSS class."""
+    items = [
+        element("li", None, marks.swatch(kind, style), name)
+        for name, kind, style in entries
+    ]
+    return element("ul", {"class": "legend"}, *items)
 
 
 def missing(*explanation: Child) -> Markup:

@@ -7,10 +7,18 @@ was run for stay, so that a gap is seen.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fuprune.report import formats, joined_runs, palette, paper_numbers
-from fuprune.report.joined_runs import Group, mean_cell, rounds_cell, same_cifar10
+from fuprune.report import (
+    formats,
+    joined,
+    judgement,
+    paper_numbers,
+    roles,
+    speed,
+    tables,
+)
+from fuprune.report.joined import Group, mean_cell, same_cifar10
 from fuprune.report.paper_numbers import Accuracies
-from fuprune.report.tables import Cell, Column, Table, cell
+from fuprune.report.table_forms import Cell, Column, Table, cell
 
 PRUNING = "class_pruning"
 _OURS = Column("Experiment", numeric=False)
@@ -27,8 +35,11 @@ def bias_table(groups: Sequence[Group]) -> Table:
         )
 
     def ours(group: Group, method: str) -> list[Cell] | None:
-        found = joined_runs.method_rows(group, method)
-        return [rounds_cell(found), *_mean_pair(found)] if found else None
+        found = joined.method_rows(group, method)
+        if not found:
+            return None
+        rounds = tables.reached_cells(speed.reached(found, "retrained"))[0]
+        return [rounds, *_mean_pair(found)]
 
     rows = []
     for method in (PRUNING, "fisher"):
@@ -53,8 +64,8 @@ def bias_table(groups: Sequence[Group]) -> Table:
             _OURS,
         ),
         tuple(rows),
-        "The paper uses FedAvg with five local epochs here. Rounds: until the target "
-        "R-set accuracy of the run.",
+        "The paper uses FedAvg with five local epochs here. Our rounds: until "
+        "retraining's own R-set accuracy.",
     )
 
 
@@ -71,14 +82,14 @@ def erasure_table(groups: Sequence[Group]) -> Table:
     """Table 2: raw, after-pruned, fine-tuned and re-trained accuracy."""
 
     def ours(group: Group) -> list[Cell] | None:
-        found = joined_runs.method_rows(group, PRUNING)
+        found = joined.method_rows(group, PRUNING)
         if not found:
             return None
         return [
-            *_mean_pair(joined_runs.raw_stages(group)),
-            *_mean_pair(joined_runs.cut_stages(group, PRUNING, -1)),
+            *_mean_pair(joined.raw_stages(group)),
+            *_mean_pair(joined.cut_stages(group, PRUNING, -1)),
             *_mean_pair(found),
-            *_mean_pair(joined_runs.method_rows(group, palette.RETRAIN)),
+            *_mean_pair(joined.method_rows(group, roles.RETRAIN)),
         ]
 
     rows = _beside(
@@ -117,16 +128,17 @@ def removal_table(groups: Sequence[Group]) -> Table:
     """Table 3 and the appendix: several classes at once."""
 
     def ours(group: Group) -> list[Cell] | None:
-        found = joined_runs.method_rows(group, PRUNING)
+        found = joined.method_rows(group, PRUNING)
         if not found:
             return None
+        ratio = joined.speedup(group, PRUNING, "retrained")[0]
         return [
-            *_mean_pair(joined_runs.raw_stages(group)),
-            *_mean_pair(joined_runs.cut_stages(group, PRUNING, 0)),
-            *_mean_pair(joined_runs.cut_stages(group, PRUNING, -1)),
+            *_mean_pair(joined.raw_stages(group)),
+            *_mean_pair(joined.cut_stages(group, PRUNING, 0)),
+            *_mean_pair(joined.cut_stages(group, PRUNING, -1)),
             *_mean_pair(found),
-            *_mean_pair(joined_runs.method_rows(group, palette.RETRAIN)),
-            mean_cell([row.speedup for row in found], formats.times),
+            *_mean_pair(joined.method_rows(group, roles.RETRAIN)),
+            cell(ratio, formats.times(ratio)),
         ]
 
     rows = _beside_cifar10(
@@ -158,10 +170,17 @@ def membership_table(groups: Sequence[Group]) -> Table:
     """Table 4: difference of the attack's success rate to retraining."""
 
     def ours(group: Group) -> list[Cell] | None:
-        found = joined_runs.evidence(group, "shadow_success_rate", PRUNING)
+        found = _evidence(group, "shadow_success_rate")
         if not found:
             return None
-        return [mean_cell([abs(value - mean) for value, mean in found], _exact)]
+        # An attacker who gives every model the same answer has not attacked.
+        attacked = [
+            abs(value - sum(retrained) / len(retrained))
+            for value, retrained in found
+            if any(other != value for other in retrained)
+        ]
+        made = mean_cell(attacked, _exact)
+        return [made if attacked else cell(None, judgement.NO_RESULT)]
 
     rows = _beside_cifar10(
         groups,
@@ -188,8 +207,8 @@ def distribution_table(groups: Sequence[Group]) -> Table:
     """Table 5: class-wise accuracy against retraining."""
 
     def ours(group: Group) -> list[Cell] | None:
-        greatest = joined_runs.evidence(group, "class_accuracy_difference", PRUNING)
-        divergence = joined_runs.evidence(group, "class_accuracy_kl", PRUNING)
+        greatest = _evidence(group, "class_accuracy_difference")
+        divergence = _evidence(group, "class_accuracy_kl")
         if not greatest and not divergence:
             return None
         return [
@@ -220,6 +239,18 @@ def distribution_table(groups: Sequence[Group]) -> Table:
         "The paper does not say how accuracies become a distribution; ours adds 1e-6 "
         "to each and scales the sum to one.",
     )
+
+
+def _evidence(group: Group, test_name: str) -> list[tuple[float, list[float]]]:
+    """A number of the audits: of the pruned and of the retrained models, per run."""
+    return [
+        (value, roles.known(test.retrained))
+        for run in group.runs
+        for test in (run.audit.tests if run.audit is not None else ())
+        if test.name == test_name
+        and (value := test.values.get(PRUNING)) is not None
+        and roles.known(test.retrained)
+    ]
 
 
 def _beside_cifar10(groups, entries, *, others, paper, ours) -> list[tuple[Cell, ...]]:
@@ -294,7 +325,7 @@ def _plus(classes: Iterable[int]) -> str:
 
 
 def _labels(*names: str) -> tuple[Cell, ...]:
-    return tuple(cell(name, formats.method_name(name)) for name in names)
+    return tuple(cell(name, formats.in_words(name)) for name in names)
 
 
 def _accuracy_columns(*groups: str) -> list[Column]:
