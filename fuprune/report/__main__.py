@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError
 from fuprune.report.joined_report import join
 from fuprune.report.run_report import build
 

@@ -146,7 +146,7 @@ def bar_rows(
         marks.append(letters(label_width - 8, middle, text, "end", style))
         top = y + (height - len(bars) * (bar_height + 2)) / 2
         for bar in bars:
-            box = {"x": label_width, "y": top, "height": bar_height, "rx": 1.5}
+            box: dict = {"x": label_width, "y": top, "height": bar_height, "rx": 1.5}
             marks.append(mark("rect", "track", width=room, **box))
             if bar.value is not None and high > 0:
                 length = max(room * min(max(bar.value / high, 0.0), 1.0), 1.5)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fuprune.errors import InputError
 from fuprune.report import (
     charts,
     figures,
@@ -17,7 +18,6 @@ from fuprune.report import (
 )
 from fuprune.report.joined import Group
 from fuprune.report.markup import Child, Markup, element
-from fuprune.report.output import OutputError
 from fuprune.report.reading import Run, read_run
 
 
@@ -32,14 +32,14 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
       The path of `report.html`.
 
     Raises:
-      ValueError: If a directory is not a run, is given twice, or none is given.
+      InputError: a directory is not a run, is given twice, or none is given.
     """
     if not workdirs:
-        raise OutputError("no run was given; name at least one run's directory.")
+        raise InputError("no run was given; name at least one run's directory.")
     places = [Path(workdir).resolve() for workdir in workdirs]
     for place in places:
         if places.count(place) > 1:
-            raise OutputError(f"{str(place)!r} is given twice; give each run once.")
+            raise InputError(f"{str(place)!r} is given twice; give each run once.")
     runs = [read_run(workdir) for workdir in workdirs]
     groups = joined.group_runs(runs)
     every_table = _tables(groups)

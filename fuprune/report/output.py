@@ -4,25 +4,21 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from fuprune.config import FupruneError
+from fuprune.errors import InputError
 from fuprune.files import write_whole
 
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_]*\.(html|md|csv)")
-
-
-class OutputError(FupruneError, ValueError):
-    """A place that a report cannot be written to."""
 
 
 def report_folder(workdir: Path) -> Path:
     """Makes `workdir/report`.
 
     Raises:
-      OutputError: `report` is a link out of the run, or is not a folder.
+      InputError: `report` is a link out of the run, or is not a folder.
     """
     folder = workdir.resolve() / "report"
     if folder.resolve() != folder:
-        raise OutputError(
+        raise InputError(
             f"{str(folder)!r} is a link to {str(folder.resolve())!r}, outside the run; "
             "remove the link."
         )
@@ -33,12 +29,12 @@ def make_folder(folder: Path) -> Path:
     """Makes a folder for the files of a report and returns it with links resolved.
 
     Raises:
-      OutputError: a file is in its place.
+      InputError: a file is in its place.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise OutputError(
+        raise InputError(
             f"{str(folder)!r} is not a folder; remove it or choose another place."
         ) from error
     return folder.resolve()
@@ -52,11 +48,11 @@ def write_files(folder: Path, contents: Mapping[str, str]) -> None:
       contents: file names, without any path, and their text.
 
     Raises:
-      OutputError: a name could lead out of the folder.
+      InputError: a name could lead out of the folder.
     """
     for name, content in contents.items():
         if not _FILE_NAME.fullmatch(name):
-            raise OutputError(
+            raise InputError(
                 f"{name!r} is not a report file name; use letters, digits and '_' with "
                 ".html, .md or .csv."
             )

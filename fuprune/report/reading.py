@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fuprune.audit.evidence import AuditReport
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError, InputError
 from fuprune.report import roles
 from fuprune.run import files
 from fuprune.run.record import FORMAT, CurveRow, Provenance, RunRecord
@@ -21,10 +21,6 @@ RUN_FILES = ("config.json", "results.json", "metrics.jsonl", "audit.json")
 _NO_PROVENANCE = Provenance({}, {}, "", [], "")
 _LARGEST_ARCHIVE = 64 * 1024 * 1024
 Content = TypeVar("Content")
-
-
-class NotARunError(FupruneError, ValueError):
-    """A directory in which no run has written anything."""
 
 
 class FeatureMaps(NamedTuple):
@@ -51,11 +47,11 @@ def read_run(directory: str | Path) -> Run:
     """Reads a run's directory.
 
     Raises:
-      NotARunError: the directory holds none of the files that a run writes.
+      InputError: the directory holds none of the files that a run writes.
     """
     directory = Path(directory)
     if not any((directory / name).is_file() for name in RUN_FILES):
-        raise NotARunError(
+        raise InputError(
             f"{str(directory)!r} is not a run: it has none of {', '.join(RUN_FILES)}; "
             "give the --workdir of a finished or running experiment."
         )
@@ -63,8 +59,8 @@ def read_run(directory: str | Path) -> Run:
 
     def read(name: str, reader: Callable[[Path], Content]) -> Content | None:
         try:
-            return reader(directory)
-        except files.MissingFileError:
+            if (directory / name).is_file():
+                return reader(directory)
             notes.append(f"{name} is missing.")
         except (FupruneError, OSError) as error:
             reason = str(error).replace(f"{directory}/", "").rstrip(".")

@@ -94,8 +94,7 @@ def build(workdir: str | Path) -> Path:
       The path of `report.html`; beside it are `report.md` and one CSV per table.
 
     Raises:
-      NotARunError: the directory is not a run.
-      OutputError: its `report` leads elsewhere.
+      InputError: the directory is not a run, or its `report` leads elsewhere.
     """
     run = read_run(workdir)
     folder = output.report_folder(Path(workdir))
