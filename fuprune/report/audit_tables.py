@@ -15,30 +15,26 @@ def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
     """The headline's verdict on every audited model, and the count of all tests."""
     rows = []
     for name in _judged_models(audit, tested):
-        summary = judgement.summary(audit, name)
+        summary, warned = judgement.summary(audit, name), roles.warning(name)
         rows.append(
             (
                 model_cell(name, tested),
-                cell(roles.role(name, tested)),
+                cell(", ".join(filter(None, (roles.role(name, tested), warned)))),
                 Cell("", "", "", summary.verdict),
                 *(cell(amount) for amount in judgement.counts(audit, name)),
-                cell(formats.capital(roles.warning(name))),
             )
         )
     if not rows or not audit.tests:
         return None
     columns = (
         Column("Model", numeric=False),
-        Column("Role", numeric=False),
+        Column("Role", numeric=False, words=True),
         Column("Headline", numeric=False),
         Column("failed", group="All tests"),
         Column("not told apart", group="All tests"),
         Column("passed", group="All tests"),
         Column("cannot tell", group="All tests"),
-        Column("Remark", numeric=False, words=True),
     )
-    if not any(roles.warning(name) for name in _judged_models(audit, tested)):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Table(
         "tally",
         "Verdicts on every model",

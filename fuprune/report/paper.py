@@ -4,8 +4,8 @@ Every function takes the groups and returns a `Table`; rows of the paper that no
 was run for stay, so that a gap is seen.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from fuprune.report import (
     formats,
@@ -17,152 +17,127 @@ from fuprune.report import (
     tables,
 )
 from fuprune.report.joined import Group, mean_cell, same_cifar10
-from fuprune.report.paper_numbers import Accuracies
 from fuprune.report.table_forms import Cell, Column, Table, cell
 
 PRUNING = "class_pruning"
-_OURS = Column("Experiment", numeric=False)
+
+
+class Comparison(NamedTuple):
+    """How one table of the paper finds our numbers for its rows."""
+
+    entries: Sequence[Any]  # the paper's rows
+    repeats: Callable[[Group, Any], bool]  # whether a group repeats a row
+    belongs: Callable[[Group], bool]  # whether one that repeats none is shown, too
+    paper_label: Callable[[Any], tuple[str, ...]]  # the first columns
+    our_label: Callable[[Group], tuple[str, ...]]
+    paper_cells: Callable[[Any], list[Cell]]  # the numbers
+    our_cells: Callable[[Group], list[Cell] | None]  # None without any
 
 
 def bias_table(groups: Sequence[Group]) -> Table:
     """Table 1: bias of the clients' data, against the Fisher method."""
-
-    def matches(group: Group, entry: paper_numbers.BiasRow) -> bool:
-        return (
-            _fits_table_1(group)
-            and group.dataset == entry.dataset
-            and abs((group.bias or 0.0) - entry.bias) < 5e-3
-        )
-
-    def ours(group: Group, method: str) -> list[Cell] | None:
-        found = joined.method_rows(group, method)
-        if not found:
-            return None
-        rounds = tables.reached_cells(speed.reached(found, "retrained"))[0]
-        return [rounds, *_mean_pair(found)]
-
     rows = []
     for method in (PRUNING, "fisher"):
-        rows += _beside(
-            groups,
-            [entry for entry in paper_numbers.TABLE_1 if entry.method == method],
-            matches=matches,
-            others=_fits_table_1,
-            paper_label=lambda entry: (entry.dataset, f"{entry.bias:g}", entry.method),
+        comparison = Comparison(
+            entries=[row for row in paper_numbers.TABLE_1 if row.method == method],
+            repeats=lambda group, row: (
+                _fits_table_1(group)
+                and group.dataset == row.dataset
+                and abs((group.bias or 0.0) - row.bias) < 5e-3
+            ),
+            belongs=_fits_table_1,
+            paper_label=lambda row: (row.dataset, f"{row.bias:g}", row.method),
             our_label=lambda group, m=method: (group.dataset, f"{group.bias:g}", m),
-            paper=lambda entry: [cell(entry.rounds), *_pair(entry.accuracy)],
-            ours=lambda group, m=method: ours(group, m),
+            paper_cells=lambda row: [cell(row.rounds), *_pair(row.accuracy)],
+            our_cells=lambda group, m=method: _rounds_and_accuracy(group, m),
         )
-    return Table(
+        rows += _rows(groups, comparison)
+    return _table(
         "table_1",
         "Table 1: impact of bias probability q (ResNet20, last class)",
-        (
-            *_text_columns("Data", "q", "Method", "Source"),
-            Column("Rounds"),
-            Column("U-set"),
-            Column("R-set"),
-            _OURS,
-        ),
-        tuple(rows),
+        ("Data", "q", "Method"),
+        [Column("Rounds"), Column("U-set"), Column("R-set")],
+        rows,
         "The paper uses FedAvg with five local epochs here. Our rounds: until "
         "retraining's own R-set accuracy.",
     )
 
 
 def _fits_table_1(group: Group) -> bool:
-    return (
-        group.model == "resnet20"
-        and group.algorithm == "fed_avg"
-        and group.forgets_last
-        and group.bias is not None
-    )
+    settings = (group.model, group.algorithm) == ("resnet20", "fed_avg")
+    return settings and group.forgets_last and group.bias is not None
+
+
+def _rounds_and_accuracy(group: Group, method: str) -> list[Cell] | None:
+    found = joined.method_rows(group, method)
+    rounds = tables.reached_cells(speed.reached(found, "retrained"))[0]
+    return [rounds, *_mean_pair(found)] if found else None
 
 
 def erasure_table(groups: Sequence[Group]) -> Table:
     """Table 2: raw, after-pruned, fine-tuned and re-trained accuracy."""
-
-    def ours(group: Group) -> list[Cell] | None:
-        found = joined.method_rows(group, PRUNING)
-        if not found:
-            return None
-        return [
-            *_mean_pair(joined.raw_stages(group)),
-            *_mean_pair(joined.cut_stages(group, PRUNING, -1)),
-            *_mean_pair(found),
-            *_mean_pair(joined.method_rows(group, roles.RETRAIN)),
-        ]
-
-    rows = _beside(
-        groups,
-        paper_numbers.TABLE_2,
-        matches=lambda group, entry: (
+    comparison = Comparison(
+        entries=paper_numbers.TABLE_2,
+        repeats=lambda group, row: (
             group.forgets_last
             and group.is_even
             and group.algorithm != "fed_avg"
-            and (group.dataset, group.model) == (entry.dataset, entry.model)
+            and (group.dataset, group.model) == (row.dataset, row.model)
         ),
-        others=lambda group: (
+        belongs=lambda group: (
             group.forgets_last and group.dataset not in ("cifar10", "cifar100")
         ),
-        paper_label=lambda entry: (entry.dataset, entry.model),
+        paper_label=lambda row: (row.dataset, row.model),
         our_label=lambda group: (group.dataset, group.model),
-        paper=lambda entry: [c for pair in entry[2:] for c in _pair(pair)],
-        ours=ours,
+        paper_cells=lambda row: [c for pair in row[2:] for c in _pair(pair)],
+        our_cells=lambda group: _stage_cells(group, [-1]),
     )
-    return Table(
+    return _table(
         "table_2",
         "Table 2: information erased (last class)",
-        (
-            *_text_columns("Data", "Model", "Source"),
-            *_accuracy_columns("Raw", "After-pruned", "Fine-tuned", "Re-trained"),
-            _OURS,
-        ),
-        tuple(rows),
-        "The paper uses FedSGD and an even split here; ours with FedAvg stand in Table "
+        ("Data", "Model"),
+        _accuracy_columns("Raw", "After-pruned", "Fine-tuned", "Re-trained"),
+        _rows(groups, comparison),
+        "The paper uses FedSGD and an even split here; ours with FedAvg are in Table "
         "1. After-pruned values of the paper such as 11.11% are those of a "
         "constant answer.",
     )
+
+
+def _stage_cells(group: Group, cuts: Sequence[int]) -> list[Cell] | None:
+    """Accuracies of the raw, cut, fine-tuned and retrained models of a group."""
+    found = joined.method_rows(group, PRUNING)
+    if not found:
+        return None
+    pruned = [joined.cut_stages(group, PRUNING, position) for position in cuts]
+    retrained = joined.method_rows(group, roles.RETRAIN)
+    models = [joined.raw_stages(group), *pruned, found, retrained]
+    return [made for rows in models for made in _mean_pair(rows)]
 
 
 def removal_table(groups: Sequence[Group]) -> Table:
     """Table 3 and the appendix: several classes at once."""
 
     def ours(group: Group) -> list[Cell] | None:
-        found = joined.method_rows(group, PRUNING)
-        if not found:
-            return None
+        accuracies = _stage_cells(group, [0, -1])
         ratio = joined.speedup(group, PRUNING, "retrained")[0]
-        return [
-            *_mean_pair(joined.raw_stages(group)),
-            *_mean_pair(joined.cut_stages(group, PRUNING, 0)),
-            *_mean_pair(joined.cut_stages(group, PRUNING, -1)),
-            *_mean_pair(found),
-            *_mean_pair(joined.method_rows(group, roles.RETRAIN)),
-            cell(ratio, formats.times(ratio)),
-        ]
+        return accuracies and [*accuracies, cell(ratio, formats.times(ratio))]
 
-    rows = _beside_cifar10(
-        groups,
-        paper_numbers.TABLE_3_AND_APPENDIX,
-        others=lambda group: len(group.classes) > 1,
-        paper=lambda entry: [
-            *(c for pair in entry[2:7] for c in _pair(pair)),
-            cell(entry.speedup, formats.times(entry.speedup)),
-        ],
-        ours=ours,
-    )
     stages = ("Raw", "First class pruned", "Last class pruned")
-    return Table(
+    return _cifar10_table(
+        groups,
         "table_3_and_appendix",
         "Table 3 and appendix: several classes removed",
-        (
-            *_text_columns("Data", "Model", "Classes", "Source"),
-            *_accuracy_columns(*stages, "Fine-tuned", "Re-trained"),
-            Column("Speed-up"),
-            _OURS,
-        ),
-        tuple(rows),
-        "The first three rows of the paper are its Table 3.",
+        paper_numbers.TABLE_3_AND_APPENDIX,
+        [*_accuracy_columns(*stages, "Fine-tuned", "Re-trained"), Column("Speed-up")],
+        lambda row: [
+            *(made for pair in row[2:7] for made in _pair(pair)),
+            cell(row.speedup, formats.times(row.speedup)),
+        ],
+        ours,
+        "The first three rows of the paper are its Table 3. Our speed-up is in rounds, "
+        "until retraining's own R-set accuracy.",
+        belongs=lambda group: len(group.classes) > 1,
     )
 
 
@@ -171,8 +146,6 @@ def membership_table(groups: Sequence[Group]) -> Table:
 
     def ours(group: Group) -> list[Cell] | None:
         found = _evidence(group, "shadow_success_rate")
-        if not found:
-            return None
         # An attacker who gives every model the same answer has not attacked.
         attacked = [
             abs(value - sum(retrained) / len(retrained))
@@ -180,24 +153,17 @@ def membership_table(groups: Sequence[Group]) -> Table:
             if any(other != value for other in retrained)
         ]
         made = mean_cell(attacked, _exact)
-        return [made if attacked else cell(None, judgement.NO_RESULT)]
+        result = made if attacked else cell(None, judgement.NO_RESULT)
+        return [result] if found else None
 
-    rows = _beside_cifar10(
+    return _cifar10_table(
         groups,
-        paper_numbers.TABLE_4,
-        others=lambda group: True,
-        paper=lambda entry: [cell(entry.difference, _exact(entry.difference))],
-        ours=ours,
-    )
-    return Table(
         "table_4",
         "Table 4: membership attack, difference to retraining",
-        (
-            *_text_columns("Data", "Model", "Classes", "Source"),
-            Column("Difference of success rate"),
-            _OURS,
-        ),
-        tuple(rows),
+        paper_numbers.TABLE_4,
+        [Column("Difference of success rate")],
+        lambda row: [cell(row.difference, _exact(row.difference))],
+        ours,
         "Ours: shadow-model attack, absolute difference to the mean of the retrained "
         "models. Whether a difference matters is judged in each run's own report.",
     )
@@ -209,35 +175,24 @@ def distribution_table(groups: Sequence[Group]) -> Table:
     def ours(group: Group) -> list[Cell] | None:
         greatest = _evidence(group, "class_accuracy_difference")
         divergence = _evidence(group, "class_accuracy_kl")
-        if not greatest and not divergence:
-            return None
-        return [
+        made = [
             mean_cell([value for value, _ in greatest], _exact),
             mean_cell([value for value, _ in divergence]),
         ]
+        return made if greatest or divergence else None
 
-    rows = _beside_cifar10(
+    return _cifar10_table(
         groups,
-        paper_numbers.TABLE_5,
-        others=lambda group: True,
-        paper=lambda entry: [
-            cell(entry.difference, _exact(entry.difference)),
-            cell(entry.divergence, formats.number(entry.divergence)),
-        ],
-        ours=ours,
-    )
-    return Table(
         "table_5",
         "Table 5: class-wise accuracy, distance to retraining",
-        (
-            *_text_columns("Data", "Model", "Classes", "Source"),
-            Column("Greatest difference"),
-            Column("KL divergence"),
-            _OURS,
-        ),
-        tuple(rows),
-        "The paper does not say how accuracies become a distribution; ours adds 1e-6 "
-        "to each and scales the sum to one.",
+        paper_numbers.TABLE_5,
+        [Column("Greatest difference"), Column("KL divergence")],
+        lambda row: [
+            cell(row.difference, _exact(row.difference)),
+            cell(row.divergence, formats.number(row.divergence)),
+        ],
+        ours,
+        "The paper does not say how accuracies become a distribution.",
     )
 
 
@@ -253,79 +208,69 @@ def _evidence(group: Group, test_name: str) -> list[tuple[float, list[float]]]:
     ]
 
 
-def _beside_cifar10(groups, entries, *, others, paper, ours) -> list[tuple[Cell, ...]]:
-    """`_beside` for tables whose rows are a model and classes of CIFAR-10."""
-    return _beside(
-        groups,
+def _cifar10_table(
+    groups, name, title, entries, columns, paper_cells, our_cells, note, belongs=bool
+) -> Table:
+    """A table whose rows are a model and classes of CIFAR-10."""
+    comparison = Comparison(
         entries,
-        matches=lambda group, entry: same_cifar10(group, entry.model, entry.classes),
-        others=others,
-        paper_label=lambda entry: ("cifar10", entry.model, _plus(entry.classes)),
-        our_label=lambda group: (group.dataset, group.model, _plus(group.classes)),
-        paper=paper,
-        ours=ours,
+        repeats=lambda group, row: same_cifar10(group, row.model, row.classes),
+        belongs=belongs,
+        paper_label=lambda row: ("cifar10", row.model, "+".join(map(str, row.classes))),
+        our_label=lambda group: (
+            group.dataset,
+            group.model,
+            "+".join(map(str, group.classes)),
+        ),
+        paper_cells=paper_cells,
+        our_cells=our_cells,
     )
+    labels = ("Data", "Model", "Classes")
+    return _table(name, title, labels, columns, _rows(groups, comparison), note)
 
 
-def _beside(
-    groups: Sequence[Group],
-    entries: Iterable[Any],
-    *,
-    matches: Callable[[Group, Any], bool],
-    others: Callable[[Group], bool],
-    paper_label: Callable[[Any], tuple[str, ...]],
-    our_label: Callable[[Group], tuple[str, ...]],
-    paper: Callable[[Any], list[Cell]],
-    ours: Callable[[Group], list[Cell] | None],
-) -> list[tuple[Cell, ...]]:
+def _rows(groups: Sequence[Group], comparison: Comparison) -> list[tuple[Cell, ...]]:
     """Follows each row of the paper with ours, then adds ours that it has no row for.
 
-    Args:
-      groups: Our groups.
-      entries: The paper's rows.
-      matches: Whether a group repeats a row of the paper.
-      others: Whether a group that repeats none belongs into this table at all.
-      paper_label: The first columns of a row of the paper.
-      our_label: The first columns of a row of ours.
-      paper: The numbers of a row of the paper.
-      ours: The numbers of a group, `None` if it has none.
-
-    Returns:
-      The rows; the column after the label says whose they are, the last which group.
+    The column after the label says whose a row is, the last one which group's.
     """
     rows = []
-    used = set()
 
-    def add(group: Group) -> None:
-        numbers = ours(group)
+    def add(label: tuple[str, ...], source: str, numbers: list[Cell], tag: str) -> None:
+        tint = "highlight" if source == "ours" else ""
+        named = [cell(part, formats.in_words(part), tint) for part in label]
+        rows.append((*named, cell(source), *numbers, cell(tag)))
+
+    def add_ours(group: Group) -> None:
+        numbers = comparison.our_cells(group)
         if numbers is not None:
-            head, *rest = our_label(group)
-            label = [cell(head, kind="highlight"), *_labels(*rest)]
-            rows.append((*label, cell("ours"), *numbers, cell(group.tag)))
+            add(comparison.our_label(group), "ours", numbers, group.tag)
 
-    for entry in entries:
-        label = _labels(*paper_label(entry))
-        rows.append((*label, cell("paper"), *paper(entry), cell("")))
-        for position, group in enumerate(groups):
-            if matches(group, entry):
-                used.add(position)
-                add(group)
-    for position, group in enumerate(groups):
-        if position not in used and others(group):
-            add(group)
+    used = []
+    for entry in comparison.entries:
+        label, numbers = comparison.paper_label(entry), comparison.paper_cells(entry)
+        add(label, "paper", numbers, "")
+        for group in groups:
+            if comparison.repeats(group, entry):
+                used.append(group.tag)
+                add_ours(group)
+    for group in groups:
+        if group.tag not in used and comparison.belongs(group):
+            add_ours(group)
     return rows
 
 
-def _text_columns(*titles: str) -> list[Column]:
-    return [Column(title, numeric=False) for title in titles]
-
-
-def _plus(classes: Iterable[int]) -> str:
-    return "+".join(map(str, classes))
-
-
-def _labels(*names: str) -> tuple[Cell, ...]:
-    return tuple(cell(name, formats.in_words(name)) for name in names)
+def _table(
+    name: str,
+    title: str,
+    labels: Sequence[str],
+    columns: Sequence[Column],
+    rows: Sequence[tuple[Cell, ...]],
+    note: str,
+) -> Table:
+    words = [Column(label, numeric=False) for label in (*labels, "Source")]
+    tag = Column("Experiment", numeric=False)
+    return Table(name, title, (*words, *columns, tag), tuple(rows), note)
 
 
 def _accuracy_columns(*groups: str) -> list[Column]:
@@ -334,7 +279,7 @@ def _accuracy_columns(*groups: str) -> list[Column]:
     ]
 
 
-def _pair(accuracy: Accuracies) -> list[Cell]:
+def _pair(accuracy: paper_numbers.Accuracies) -> list[Cell]:
     return [cell(value, _exact(value)) for value in accuracy]
 
 

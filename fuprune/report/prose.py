@@ -22,7 +22,15 @@ class FirstScreen(NamedTuple):
 
     tone: str  # "pass", "fail" or "unknown": the colour of the card
     headline: str
-    answers: tuple[tuple[str, str], ...]  # question and the sentences that answer it
+    answers: tuple["Answer", ...]
+
+
+class Answer(NamedTuple):
+    """One question of the first screen."""
+
+    question: str
+    short: str  # the answer in a few words
+    details: str  # sentences that support it
 
 
 def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
@@ -30,18 +38,19 @@ def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
     tested = roles.tested_method(record, audit)
     tone, headline = _headline(record, audit, tested)
     answers = [
-        ("Gone?", _gone(record, audit, tested)),
-        ("At what price?", _price(record, tested)),
-        ("How sure?", _sure(record, audit)),
-        ("What next?", _next(record, audit, tested)),
+        ("Gone?", _short_gone(audit, tested), _gone(record, audit, tested)),
+        ("At what price?", _short_price(record, tested), _price(record, tested)),
+        ("How sure?", _short_sure(audit), _sure(record, audit)),
+        ("What next?", "", _next(record, audit, tested)),
     ]
-    written = [(question, " ".join(sentences)) for question, sentences in answers]
-    return FirstScreen(tone, headline, tuple((q, text) for q, text in written if text))
+    written = [Answer(asked, short, " ".join(why)) for asked, short, why in answers]
+    kept = tuple(answer for answer in written if answer.short or answer.details)
+    return FirstScreen(tone, headline, kept)
 
 
 def as_text(screen: FirstScreen) -> str:
     """The first screen for a terminal."""
-    lines = [f"{question} {text}" for question, text in screen.answers]
+    lines = [" ".join(filter(None, answer)) for answer in screen.answers]
     return "\n".join([screen.headline, *lines])
 
 
@@ -55,7 +64,8 @@ def _headline(
         return "unknown", "Only controls were audited, so there is no method to judge."
     summary = judgement.summary(audit, tested)
     method = formats.capital(formats.in_words(tested))
-    tests = formats.plural(summary.tests, "test")
+    kind = "headline test" if summary.family_wise else "test"
+    tests = formats.plural(summary.tests, kind)
     tone = _TONES.get(summary.verdict, "unknown")
     if summary.verdict == FAIL:
         told = "can be told from a model that never saw"
@@ -74,6 +84,16 @@ def _headline(
         f"{method} is not told apart, at this power, from models that never saw "
         f"{target}: it fails none of {tests}."
     )
+
+
+def _short_gone(audit: AuditReport | None, tested: str | None) -> str:
+    if audit is None or tested not in audit.candidates:
+        return "Unknown."
+    return {
+        FAIL: "Not shown: something differs from retraining.",
+        "pass": "Yes, within the audit's margin.",
+        CANNOT_TELL: "Unknown.",
+    }.get(judgement.summary(audit, tested).verdict, "No trace was found.")
 
 
 def _gone(
@@ -184,6 +204,18 @@ def _tests_lost(audit: AuditReport, loser: str, winner: str) -> list[str]:
     ]
 
 
+def _short_price(record: RunRecord, tested: str | None) -> str:
+    ours = _mean(roles.rows_of(record, tested), "r_accuracy")
+    base = _mean(roles.rows_of(record, roles.RETRAIN), "r_accuracy")
+    if ours is None or base is None:
+        return ""
+    points = 100 * (ours - base)
+    if abs(points) < 0.05:
+        return "No accuracy on the other classes."
+    amount = f"{abs(points):.1f} points of accuracy on the other classes"
+    return f"{amount}, {'less' if points < 0 else 'more'} than retraining."
+
+
 def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
     rows = roles.rows_of(record, tested)
     accuracy = _mean(rows, "r_accuracy")
@@ -257,21 +289,25 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
         yield f"Controls that need no more rounds: {formats.listing(sooner, 4)}."
 
 
+def _short_sure(audit: AuditReport | None) -> str:
+    if audit is None or not audit.tests:
+        return "Not at all."
+    able = sum(judgement.has_power(test) for test in audit.tests)
+    tests = formats.plural(len(audit.tests), "test")
+    return f"{able} of {tests} could see a difference."
+
+
 def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
     if audit is None or not audit.tests:
         yield (
-            "Not at all: low accuracy on a class is weak evidence, because hiding one "
-            "output gives it, too."
+            "Low accuracy on a class is weak evidence, because hiding one output gives "
+            "it, too."
         )
         return
     seeds = judgement.retrained_models(audit)
-    able = sum(judgement.has_power(test) for test in audit.tests)
     images = audit.settings.get("forgotten_test_images")
-    on = f" and {images} forgotten test images" if images else ""
-    yield (
-        f"Against {formats.plural(seeds, 'retrained model')}{on}, {able} of "
-        f"{formats.plural(len(audit.tests), 'test')} could see a difference."
-    )
+    on = f" on {images} forgotten test images" if images else ""
+    yield f"They compare with {formats.plural(seeds, 'retrained model')}{on}."
     confidence = audit.settings.get("confidence", 0.95)
     error = formats.percent(1 - confidence, 0)
     if judgement.summary(audit, roles.RAW).family_wise:

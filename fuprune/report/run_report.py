@@ -160,8 +160,11 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 def first_screen_card(screen: prose.FirstScreen) -> Markup:
     """The first screen as a card: headline, then question and answer."""
     answers = [
-        [element("dt", None, question), element("dd", None, text)]
-        for question, text in screen.answers
+        [
+            element("dt", None, answer.question),
+            element("dd", None, element("b", None, answer.short), " ", answer.details),
+        ]
+        for answer in screen.answers
     ]
     return element(
         "div",
@@ -473,7 +476,10 @@ def _markdown(run: Run, every_table: list[Table]) -> str:
     text = table_forms.markdown_text
     screen = prose.first_screen(run.record, run.audit)
     lines = [f"# {text(title(run))}", "", f"**{text(screen.headline)}**", ""]
-    lines += [f"- **{question}** {text(answer)}" for question, answer in screen.answers]
+    lines += [
+        f"- **{answer.question}** {text(' '.join(answer[1:]))}"
+        for answer in screen.answers
+    ]
     if run.notes:
         lines += ["", *(f"> {text(note)}" for note in run.notes)]
     # One number per row is for programs, and is in audit.csv.

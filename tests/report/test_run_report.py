@@ -103,7 +103,7 @@ def test_the_papers_form_and_other_tables_are_files(run):
     assert expected | {"speed_retrained", "tally"} <= names
     markdown = (run / "report" / "report.md").read_text()
     assert "## What was tested, and what could be seen" in markdown
-    assert "- **Gone?** On the digits test images" in markdown
+    assert "- **Gone?** Not shown: something differs" in markdown
 
 
 def test_same_files_give_the_same_bytes(tmp_path, run):
