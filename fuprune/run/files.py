@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 from fuprune import config as configuration
 from fuprune import typed_json
 from fuprune.audit.evidence import AuditReport
-from fuprune.config import ConfigError, FupruneError
+from fuprune.config import ConfigError
+from fuprune.errors import FupruneError
 from fuprune.files import write_whole
 from fuprune.run.record import CurveRow, PhaseClock, Provenance, RunRecord
 from fuprune.typed_json import FormatError

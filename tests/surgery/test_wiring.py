@@ -533,7 +533,7 @@ def test_every_plan_cuts_its_number_and_empties_no_layer(
 def test_narrow_layers_give_their_share_too():
     """Ten layers of 16 owe 0.8 channels each at R = 0.05; none would be a control."""
     scores = {f"layer{i}": np.arange(16.0) for i in range(10)}
-    plan = pruning.make_plan(scores, 0.05, scope="layer")
+    plan = surgery.make_plan(scores, 0.05, scope="layer")
     cut = [len(channels) for channels in cut_of(plan, scores).values()]
     assert cut == [1] * 8 + [0] * 2
 

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fuprune.surgery.pruning import make_plan, mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuprune.models import zoo
+from fuprune.surgery.plan import make_plan
+from fuprune.surgery.wiring import mask
 from fuprune.unlearning import squared_gradients
 from fuprune.unlearning.squared_gradients import sum_of_squared_gradients
 from tests.unlearning.small import SmallNet, initial
