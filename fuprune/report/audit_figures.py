@@ -109,14 +109,13 @@ def _roc(attack: str, curves: Mapping, styles: Mapping[str, str]) -> Markup | No
     rates = [x for line in series for x, _ in line.points if x > 0]
     decade = 10.0 ** math.floor(math.log10(min(rates, default=1e-3)))
     least = min(max(decade, 1e-4), 0.1)
-    areas = [f"{line.label} {_area(line.points):.2f}" for line in series]
     title = formats.in_words(attack)
     return page.figure(
         charts.line_chart(
             series,
             marks.Axis("false alarms", least, 1, _rate, logarithmic=True),
             marks.Axis("found", least, 1, _rate, logarithmic=True),
-            f"ROC curves of the attack {title}. Areas: {formats.listing(areas, 30)}.",
+            f"ROC curves of the attack {title} on {len(series)} models.",
             diagonal=True,
         ),
         formats.capital(title),
@@ -148,13 +147,6 @@ def stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     for (_, before), (across, up) in zip(points, points[1:], strict=False):
         steps += [(across, before), (across, up)]
     return steps
-
-
-def _area(points: Sequence[tuple[float, float]]) -> float:
-    return sum(
-        (right[0] - left[0]) * (right[1] + left[1]) / 2
-        for left, right in zip(points, points[1:], strict=False)
-    )
 
 
 def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:

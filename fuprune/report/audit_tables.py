@@ -3,8 +3,6 @@
 Each function returns a `Table`, or None when there is nothing for it.
 """
 
-from collections.abc import Sequence
-
 from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_title, value_text
@@ -117,52 +115,6 @@ def _judged(test: Evidence, name: str) -> Cell:
         return cell(None)
     value = test.values[name]
     return cell(value, value_text(test, value), "", test.verdicts[name])
-
-
-def evidence_table(
-    audit: AuditReport | None,
-    tested: str | None,
-    kinds: tuple[str, ...],
-    name: str,
-    title: str,
-) -> Table | None:
-    """The numbers of some kinds of test, a row per model.
-
-    Args:
-      audit: the audit.
-      tested: the method under test.
-      kinds: kinds of evidence.
-      name: file name of the table.
-      title: its heading.
-    """
-    tests = judgement.of_kinds(audit, kinds)
-    if audit is None or not tests:
-        return None
-    models = [
-        model
-        for model in roles.audited_models(audit, tested)
-        if any(model in test.values for test in tests)
-    ]
-    rows: list[Sequence[Cell]] = [
-        (model_cell(model, tested), *(_judged(test, model) for test in tests))
-        for model in models
-    ]
-    for seed in range(judgement.retrained_models(audit)):
-        values = [test.retrained[seed : seed + 1] for test in tests]
-        rows.append(
-            (
-                cell(f"retrained, seed {seed + 1}"),
-                *(
-                    cell(one[0], value_text(test, one[0])) if one else cell(None)
-                    for test, one in zip(tests, values, strict=True)
-                ),
-            )
-        )
-    where = [cell(interval_text(test)) for test in tests]
-    rows.append((cell("retrained, interval"), *where))
-    columns = [Column("Model", numeric=False)]
-    columns += [Column(test_title(test)) for test in tests]
-    return Table(name, title, tuple(columns), tuple(map(tuple, rows)))
 
 
 def numbers_table(audit: AuditReport) -> Table | None:

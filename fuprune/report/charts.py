@@ -225,42 +225,6 @@ def _levels(places: Sequence[float]) -> list[int]:
     return levels
 
 
-def column_dots(
-    names: Sequence[str],
-    groups: Sequence[tuple[str, str, Sequence[float | None]]],
-    label: str,
-    *,
-    emphasised: Sequence[bool],
-) -> Markup:
-    """Draws one narrow column per class with a dot per model, for many classes.
-
-    Args:
-      names: class names, shown on hover.
-      groups: model name, CSS class and its values in [0, 1], one per class.
-      label: text alternative.
-      emphasised: which columns are outlined.
-    """
-    step = max(6.0, 760.0 / max(1, len(names)))
-    width, height = 56 + step * len(names), 240.0
-    vertical = Axis("accuracy", 0, 1, lambda share: formats.percent(share, 0))
-    frame = Frame(44, 10, width - 8, height - 24, Axis("", 0, len(names)), vertical)
-    marks: list[Child] = [axes(frame, horizontal_ticks=False)]
-    for position, name in enumerate(names):
-        x, _ = frame.at(position + 0.5, 0)
-        if emphasised[position]:
-            box = {"x": x - step / 2, "y": frame.top, "width": step}
-            tall = frame.bottom - frame.top
-            marks.append(mark("rect", "outline", name, height=tall, **box))
-            marks.append(letters(x, height - 8, fitted(name, 60), "middle", "strong"))
-        for model, style, values in groups:
-            value = values[position]
-            if value is not None:
-                _, y = frame.at(0, value)
-                hint = f"{name}, {model}: {formats.percent(value)}"
-                marks.append(mark("circle", f"dot {style}", hint, cx=x, cy=y, r=2.4))
-    return svg(width, height, label, *marks, style="wide")
-
-
 def heat_rows(
     rows: Sequence[tuple[str, Sequence[float], Sequence[bool]]], label: str
 ) -> Markup:
@@ -287,7 +251,7 @@ def heat_rows(
             f"M{short(x)} {short(y + height + 2)}h{short(step * 0.92)}" for x in cut
         )
         if cut:
-            amount = f"\N{MINUS SIGN}{len(cut)}"
+            amount = f"\N{MINUS SIGN}{len(cut)} of {len(values)}"
             x = left + len(values) * step + 6
             marks.append(mark("path", "cutmark", d=under))
             marks.append(letters(x, y + height - 2, amount, style="cut"))

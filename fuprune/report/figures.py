@@ -129,7 +129,6 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
     names = [
         roles.class_label(record, index) for index in range(len(stages[0].per_class))
     ]
-    emphasised = [index in record.classes for index in range(len(names))]
     groups = [
         (roles.stage_title(stage), styles.get(stage.method, "raw"), stage.per_class)
         for stage in stages
@@ -138,42 +137,48 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
         f"{names[index]}: "
         + ", ".join(f"{t} {formats.percent(values[index])}" for t, _, values in groups)
         for index in record.classes
-        if index < len(names)
     ]
     label = (
         f"Accuracy of {len(names)} classes for "
         f"{formats.listing([title for title, _, _ in groups])}. "
         f"Forgotten: {'; '.join(forgotten)}."
     )
-    many = len(names) > FEW_CLASSES
-    if many:
-        drawing = charts.column_dots(names, groups, label, emphasised=emphasised)
+    if len(names) > FEW_CLASSES:
+        order = sorted(
+            range(len(names)), key=lambda index: stages[0].per_class[index] or 0
+        )
+        series = [
+            charts.Series(t, style, [(n, values[c] or 0) for n, c in enumerate(order)])
+            for t, style, values in groups
+        ]
+        drawing = charts.line_chart(
+            series,
+            marks.Axis("classes, the raw model's worst first", 0, len(names) - 1),
+            marks.Axis("accuracy", 0, 1, _whole_percent),
+            label,
+        )
     else:
         rows = [
-            (
-                name,
-                [
-                    charts.Bar(
-                        values[index],
-                        style,
-                        _whole_percent(values[index] or 0.0),
-                        f"{name}, {title}: {formats.percent(values[index])}",
-                    )
-                    for title, style, values in groups
-                ],
-            )
+            (name, [_class_bar(name, *group, index) for group in groups])
             for index, name in enumerate(names)
         ]
+        emphasised = [index in record.classes for index in range(len(names))]
         drawing = charts.bar_rows(
             rows, label, high=1.0, emphasised=emphasised, bar_height=13
         )
     return page.figure(
         drawing,
         "Accuracy of each class, before and after",
-        "The forgotten classes are in bold or outlined; the others should stay.",
+        f"Forgotten: {'; '.join(forgotten)}. The others should stay.",
         legend=page.legend([(title, "fill", style) for title, style, _ in groups]),
-        sideways=many,
     )
+
+
+def _class_bar(
+    name: str, title: str, style: str, values: Sequence[float | None], index: int
+) -> charts.Bar:
+    hint = f"{name}, {title}: {formats.percent(values[index])}"
+    return charts.Bar(values[index], style, formats.percent(values[index], 0), hint)
 
 
 def _compared_stages(record: RunRecord) -> list[StageRow]:
@@ -251,44 +256,8 @@ def _score_figure(record: RunRecord, unit: str, cut: CutRow) -> Markup:
         f"TF-IDF of every channel, by layer ({tables.cut_title(record, unit, cut)})",
         "One cell is one channel, the most discriminative of each layer at the left; "
         "stronger colour is a higher score, on one scale for all layers. A red line "
-        "under a cell marks a channel that was cut, and the red number counts them.",
+        "under a cell marks a channel that was cut, and the red numbers count them.",
         sideways=True,
-    )
-
-
-def width_figures(record: RunRecord) -> list[Markup]:
-    """Bars of channels per layer before and after, for each class that was cut."""
-    unit, cuts = roles.cuts_to_show(record)
-    return [_width_figure(record, unit, cut) for cut in cuts if cut.layers]
-
-
-def _width_figure(record: RunRecord, unit: str, cut: CutRow) -> Markup:
-    layers = [row for row in cut.layers if row.layer not in tables.UNCUT_ROWS]
-    rows = []
-    for row in layers:
-        before, after = row.channels_before, row.channels_after
-        change = f"{before} \N{RIGHTWARDS ARROW} {after}"
-        written = str(before) if after == before else change
-        bars = [
-            charts.Bar(before, "before", "", f"{row.layer} before: {before} channels"),
-            charts.Bar(after, "main", written, f"{row.layer} after: {after} channels"),
-        ]
-        rows.append((row.layer, bars))
-    before = sum(row.channels_before for row in layers)
-    after = sum(row.channels_after for row in layers)
-    return page.figure(
-        charts.bar_rows(
-            rows,
-            f"Channels of {len(layers)} layers: {before} before, {after} after.",
-            high=max((row.channels_before for row in layers), default=1),
-            label_width=126,
-            value_width=66,
-            bar_height=6,
-        ),
-        f"Width of each layer ({tables.cut_title(record, unit, cut)})",
-        f"{before:,} channels before, {after:,} after "
-        f"({formats.percent(1 - after / max(before, 1))} gone).",
-        legend=page.legend([("before", "fill", "before"), ("after", "fill", "main")]),
     )
 
 

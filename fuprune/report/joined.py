@@ -254,7 +254,7 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
 def _paper_speedup(group: Group) -> str:
     if not group.forgets_last:
         found = [
-            row.speedup
+            row.numbers[-1]
             for row in paper_numbers.TABLE_3_AND_APPENDIX
             if same_cifar10(group, row.model, row.classes)
         ]

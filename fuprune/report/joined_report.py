@@ -31,45 +31,6 @@ _TABLES = (
     paper.distribution_table,
     joined.runs_table,
 )
-# Anchor, name in the contents, question, explanation and table of each section that
-# shows a table of the paper.
-_PAPER_SECTIONS = (
-    (
-        "table-1",
-        "Table 1: biased data",
-        "What if the clients' data are biased?",
-        "The larger q, the more each client's images are of one class.",
-        "table_1",
-    ),
-    (
-        "table-2",
-        "Table 2: erasure",
-        "Is the class erased, and at what price?",
-        "Test accuracy on the forgotten class (U-set) and on the others (R-set).",
-        "table_2",
-    ),
-    (
-        "table-3",
-        "Table 3 and appendix",
-        "Can several classes be removed?",
-        "Classes are cut one after another, then fine-tuned together.",
-        "table_3_and_appendix",
-    ),
-    (
-        "table-4",
-        "Table 4: membership",
-        "Does an attacker learn more than from retraining?",
-        "Success of a membership-inference attack, as difference to retraining.",
-        "table_4",
-    ),
-    (
-        "table-5",
-        "Table 5: distribution",
-        "Is accuracy spread over the classes as after retraining?",
-        "How far the class-wise accuracies are from those of retrained models.",
-        "table_5",
-    ),
-)
 
 
 def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
@@ -113,7 +74,8 @@ def _page(
         table = every_table.get(name)
         if table is None:
             return page.missing("No run holds numbers for this.")
-        return [_gaps(table), table_forms.to_html(table), page.note(table.note)]
+        made = table_forms.to_html(table, caption=name == "figure_3")
+        return [_gaps(table), made, page.note(table.note)]
 
     curves = page.grid([_recovery(group) for group in groups])
     command = "python -m fuprune.report " + " ".join(run.name for run in runs)
@@ -139,7 +101,13 @@ def _page(
             curves or page.missing("No run logged R-set accuracy while unlearning."),
             in_page("figure_3"),
         ),
-        *(page.section(*words, in_page(name)) for *words, name in _PAPER_SECTIONS),
+        *(
+            page.section(
+                name, table.title.split(":")[0], table.title, "", in_page(name)
+            )
+            for name, table in every_table.items()
+            if name.startswith("table_")
+        ),
         page.section(
             "runs",
             "The runs",

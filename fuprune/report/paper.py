@@ -5,7 +5,7 @@ was run for stay, so that a gap is seen.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fuprune.report import (
     formats,
@@ -17,6 +17,7 @@ from fuprune.report import (
     tables,
 )
 from fuprune.report.joined import Group, mean_cell, same_cifar10
+from fuprune.report.paper_numbers import PaperRow
 from fuprune.report.table_forms import Cell, Column, Table, cell
 
 PRUNING = "class_pruning"
@@ -25,12 +26,11 @@ PRUNING = "class_pruning"
 class Comparison(NamedTuple):
     """How one table of the paper finds our numbers for its rows."""
 
-    entries: Sequence[Any]  # the paper's rows
-    repeats: Callable[[Group, Any], bool]  # whether a group repeats a row
+    entries: Sequence[PaperRow]
+    written: Sequence[Callable[[float], str]]  # one per column
+    label: Callable[[PaperRow | Group], tuple[str, ...]]  # the first columns
+    repeats: Callable[[Group, PaperRow], bool]  # whether a group repeats a row
     belongs: Callable[[Group], bool]  # whether one that repeats none is shown, too
-    paper_label: Callable[[Any], tuple[str, ...]]  # the first columns
-    our_label: Callable[[Group], tuple[str, ...]]
-    paper_cells: Callable[[Any], list[Cell]]  # the numbers
     our_cells: Callable[[Group], list[Cell] | None]  # None without any
 
 
@@ -40,15 +40,14 @@ def bias_table(groups: Sequence[Group]) -> Table:
     for method in (PRUNING, "fisher"):
         comparison = Comparison(
             entries=[row for row in paper_numbers.TABLE_1 if row.method == method],
+            written=[formats.number, _exact, _exact],
+            label=lambda row, m=method: (row.dataset, f"{row.bias:g}", m),
             repeats=lambda group, row: (
                 _fits_table_1(group)
                 and group.dataset == row.dataset
-                and abs((group.bias or 0.0) - row.bias) < 5e-3
+                and abs((group.bias or 0.0) - (row.bias or 0.0)) < 5e-3
             ),
             belongs=_fits_table_1,
-            paper_label=lambda row: (row.dataset, f"{row.bias:g}", row.method),
-            our_label=lambda group, m=method: (group.dataset, f"{group.bias:g}", m),
-            paper_cells=lambda row: [cell(row.rounds), *_pair(row.accuracy)],
             our_cells=lambda group, m=method: _rounds_and_accuracy(group, m),
         )
         rows += _rows(groups, comparison)
@@ -78,6 +77,8 @@ def erasure_table(groups: Sequence[Group]) -> Table:
     """Table 2: raw, after-pruned, fine-tuned and re-trained accuracy."""
     comparison = Comparison(
         entries=paper_numbers.TABLE_2,
+        written=[_exact] * 8,
+        label=lambda row: (row.dataset, row.model),
         repeats=lambda group, row: (
             group.forgets_last
             and group.is_even
@@ -87,9 +88,6 @@ def erasure_table(groups: Sequence[Group]) -> Table:
         belongs=lambda group: (
             group.forgets_last and group.dataset not in ("cifar10", "cifar100")
         ),
-        paper_label=lambda row: (row.dataset, row.model),
-        our_label=lambda group: (group.dataset, group.model),
-        paper_cells=lambda row: [c for pair in row[2:] for c in _pair(pair)],
         our_cells=lambda group: _stage_cells(group, [-1]),
     )
     return _table(
@@ -130,10 +128,7 @@ def removal_table(groups: Sequence[Group]) -> Table:
         "Table 3 and appendix: several classes removed",
         paper_numbers.TABLE_3_AND_APPENDIX,
         [*_accuracy_columns(*stages, "Fine-tuned", "Re-trained"), Column("Speed-up")],
-        lambda row: [
-            *(made for pair in row[2:7] for made in _pair(pair)),
-            cell(row.speedup, formats.times(row.speedup)),
-        ],
+        [*[_exact] * 10, formats.times],
         ours,
         "The first three rows of the paper are its Table 3. Our speed-up is in rounds, "
         "until retraining's own R-set accuracy.",
@@ -162,7 +157,7 @@ def membership_table(groups: Sequence[Group]) -> Table:
         "Table 4: membership attack, difference to retraining",
         paper_numbers.TABLE_4,
         [Column("Difference of success rate")],
-        lambda row: [cell(row.difference, _exact(row.difference))],
+        [_exact],
         ours,
         "Ours: shadow-model attack, absolute difference to the mean of the retrained "
         "models. Whether a difference matters is judged in each run's own report.",
@@ -187,10 +182,7 @@ def distribution_table(groups: Sequence[Group]) -> Table:
         "Table 5: class-wise accuracy, distance to retraining",
         paper_numbers.TABLE_5,
         [Column("Greatest difference"), Column("KL divergence")],
-        lambda row: [
-            cell(row.difference, _exact(row.difference)),
-            cell(row.divergence, formats.number(row.divergence)),
-        ],
+        [_exact, formats.number],
         ours,
         "The paper does not say how accuracies become a distribution.",
     )
@@ -209,20 +201,15 @@ def _evidence(group: Group, test_name: str) -> list[tuple[float, list[float]]]:
 
 
 def _cifar10_table(
-    groups, name, title, entries, columns, paper_cells, our_cells, note, belongs=bool
+    groups, name, title, entries, columns, written, our_cells, note, belongs=bool
 ) -> Table:
     """A table whose rows are a model and classes of CIFAR-10."""
     comparison = Comparison(
         entries,
+        written,
+        label=lambda row: (row.dataset, row.model, "+".join(map(str, row.classes))),
         repeats=lambda group, row: same_cifar10(group, row.model, row.classes),
         belongs=belongs,
-        paper_label=lambda row: ("cifar10", row.model, "+".join(map(str, row.classes))),
-        our_label=lambda group: (
-            group.dataset,
-            group.model,
-            "+".join(map(str, group.classes)),
-        ),
-        paper_cells=paper_cells,
         our_cells=our_cells,
     )
     labels = ("Data", "Model", "Classes")
@@ -244,12 +231,13 @@ def _rows(groups: Sequence[Group], comparison: Comparison) -> list[tuple[Cell, .
     def add_ours(group: Group) -> None:
         numbers = comparison.our_cells(group)
         if numbers is not None:
-            add(comparison.our_label(group), "ours", numbers, group.tag)
+            add(comparison.label(group), "ours", numbers, group.tag)
 
     used = []
     for entry in comparison.entries:
-        label, numbers = comparison.paper_label(entry), comparison.paper_cells(entry)
-        add(label, "paper", numbers, "")
+        written = zip(entry.numbers, comparison.written, strict=True)
+        numbers = [cell(value, write(value)) for value, write in written]
+        add(comparison.label(entry), "paper", numbers, "")
         for group in groups:
             if comparison.repeats(group, entry):
                 used.append(group.tag)
@@ -277,10 +265,6 @@ def _accuracy_columns(*groups: str) -> list[Column]:
     return [
         Column(title, group=group) for group in groups for title in ("U-set", "R-set")
     ]
-
-
-def _pair(accuracy: paper_numbers.Accuracies) -> list[Cell]:
-    return [cell(value, _exact(value)) for value in accuracy]
 
 
 def _mean_pair(rows: Sequence) -> list[Cell]:

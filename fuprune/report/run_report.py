@@ -214,11 +214,9 @@ _HOW_JUDGED = (
 
 def _accuracy_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     bars = figures.class_figure(run.record, styles)
-    many = len(run.record.class_names) > figures.FEW_CLASSES
     body: list[Child] = [
         _in_page(tables.paper_table(run.record)),
-        bars if many else None,
-        *_evidence(run, ACCURACY, styles, [] if many else [bars], fitting=4),
+        *_evidence(run, ACCURACY, styles, [bars], fitting=4),
         _titled("Which class is answered", figures.confusion_figures(run.record)),
         _folded("Accuracy of each class as a table", tables.class_table(run.record)),
     ]
@@ -337,16 +335,7 @@ def _evidence(
         None if alone else page.grid(drawn),
         page.grid(strips[fitting:] if alone else strips),
         audit_figures.strip_legend(run.audit, tests, tested, styles),
-        _folded("The numbers as a table", _evidence_table(run, question)),
     ]
-
-
-def _evidence_table(run: Run, question: Question) -> Table | None:
-    tested = roles.tested_method(run.record, run.audit)
-    name = f"evidence_{question.anchor}"
-    return audit_tables.evidence_table(
-        run.audit, tested, question.kinds, name, question.question
-    )
 
 
 def _tables(run: Run) -> list[Table]:
@@ -363,7 +352,6 @@ def _tables(run: Run) -> list[Table]:
         *tables.layer_tables(record),
         _privacy_table(run),
         tables.privacy_curve_table(record),
-        *(_evidence_table(run, entry) for entry in (ACCURACY, *QUESTIONS)),
         audit_tables.numbers_table(audit) if audit else None,
         _settings_table(run),
         _versions_table(run),
@@ -390,7 +378,6 @@ def _cut_section(run: Run) -> page.Section:
     body: list[Child] = [
         *figures.score_figures(run.record),
         figures.feature_map_figure(run.record, run.feature_maps),
-        *figures.width_figures(run.record),
         _folded("The layers as a table", *tables.layer_tables(run.record)),
     ]
     if not any(body):

@@ -3,7 +3,7 @@
 Each function returns a `Table`, or None when the record holds nothing for it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fuprune.report import formats, roles, speed
@@ -25,11 +25,9 @@ def methods_table(record: RunRecord) -> Table | None:
         (
             cell(row.name, formats.in_words(row.name), _tint(row.method == tested)),
             cell(roles.role(row.method, tested)),
-            cell(row.u_accuracy, formats.percent(row.u_accuracy)),
-            cell(row.r_accuracy, formats.percent(row.r_accuracy)),
+            *_cells(row, ("u_accuracy", "r_accuracy"), formats.percent),
             cell(row.rounds),
-            cell(row.times.own, formats.seconds(row.times.own)),
-            cell(row.times.training, formats.seconds(row.times.training)),
+            *_cells(row.times, ("own", "training"), formats.seconds),
             cell(row.images, formats.count(row.images)),
             cell(row.upload_bytes, formats.size(row.upload_bytes)),
             cell(_remark(row)),
@@ -221,23 +219,21 @@ def cut_title(record: RunRecord, unit: str, cut: CutRow) -> str:
 
 
 def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
-    columns = [Column("Layer", numeric=False)]
-    for group in ("Channels", "Parameters", "FLOPs per image"):
-        columns += [Column("before", group=group), Column("after", group=group)]
+    names = {
+        "channels": "Channels",
+        "parameters": "Parameters",
+        "flops": "FLOPs per image",
+    }
+    fields = [f"{kind}_{when}" for kind in names for when in ("before", "after")]
+    columns = [
+        Column(when, group=group)
+        for group in names.values()
+        for when in ("before", "after")
+    ]
     rows = [
         (
             cell(row.layer, None, _tint(row.layer == "total")),
-            *(
-                cell(value, formats.number(value))
-                for value in (
-                    row.channels_before,
-                    row.channels_after,
-                    row.parameters_before,
-                    row.parameters_after,
-                    row.flops_before,
-                    row.flops_after,
-                )
-            ),
+            *_cells(row, fields, formats.number),
             cell(row.spared),
         )
         for row in cut.layers
@@ -245,10 +241,15 @@ def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
     return Table(
         name,
         f"Every layer before and after the cut ({cut_title(record, unit, cut)})",
-        (*columns, Column("Spared")),
+        (Column("Layer", numeric=False), *columns, Column("Spared")),
         tuple(rows),
         "Spared channels were due to go but kept so that the layer is not emptied.",
     )
+
+
+def _cells(row: Any, fields: Iterable[str], written: Callable[..., str]) -> list[Cell]:
+    """Some numbers of a row, all written in one way."""
+    return [cell(getattr(row, field), written(getattr(row, field))) for field in fields]
 
 
 def privacy_curve_table(record: RunRecord) -> Table | None:
@@ -261,13 +262,7 @@ def privacy_curve_table(record: RunRecord) -> Table | None:
         "fine_tuned_u_accuracy": "U-set, fine-tuned",
     }
     rows = [
-        (
-            cell(point.epsilon, formats.number(point.epsilon)),
-            *(
-                cell(getattr(point, field), formats.percent(getattr(point, field)))
-                for field in titles
-            ),
-        )
+        (cell(point.epsilon), *_cells(point, titles, formats.percent))
         for point in record.privacy_curve
     ]
     columns = (Column("Epsilon"), *map(Column, titles.values()))
@@ -279,10 +274,7 @@ def privacy_curve_table(record: RunRecord) -> Table | None:
 def key_value_table(name: str, title: str, values: Mapping[str, Any]) -> Table | None:
     """Lists nested values, one dotted key per row.
 
-    Args:
-      name: file name of the table.
-      title: its heading.
-      values: what to list.
+    None if there are none.
     """
     if not values:
         return None

@@ -102,7 +102,7 @@ def test_cut_channels_are_marked_under_their_cells():
     marks = [p for p in root.iter("path") if p.attrib["class"] == "cutmark"]
     assert len(marks) == 1
     assert marks[0].attrib["d"].count("M") == 2
-    assert "−2" in [text.text for text in root.iter("text")]
+    assert "−2 of 3" in [text.text for text in root.iter("text")]
 
 
 def test_matrix_writes_percentages_and_outlines_the_forgotten_class():

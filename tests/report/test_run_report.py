@@ -122,7 +122,7 @@ def test_each_class_cut_has_its_heat_map_widths_and_columns(tmp_path, classes):
     page = page_of(write_run(tmp_path / "run", record))
     labels = [a["aria-label"] for a in page.all("svg") if "aria-label" in a]
     heat = [label for label in labels if label.startswith("TF-IDF scores")]
-    assert len(heat) == page.text.count("Width of each layer") == len(classes)
+    assert len(heat) == page.text.count("Every layer before and after") == len(classes)
     assert "scores of 8 channels in 2 layers; 2 were cut" in heat[0]
     several = len(classes) > 1
     assert ("(class pruning, class airplane (0))" in page.text) == several
