@@ -89,38 +89,6 @@ def _whole_percent(share: float) -> str:
     return formats.percent(share, 0)
 
 
-def rounds_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
-    """Bars of rounds until retraining's own accuracy, a bar per seed."""
-    trained = [row for row in record.methods if row.error is None and row.rounds]
-    found = [(row, speed.crossing(row, "retrained")) for row in trained]
-    longest = max((row.rounds for row, one in found if one is not None), default=0)
-    accuracy = next((one.accuracy for _, one in found if one is not None), None)
-    if accuracy is None:
-        return None
-    methods: dict[str, list[charts.Bar]] = {}
-    for row, one in found:
-        if one is None:
-            continue
-        never = f"not reached in {row.rounds} rounds"
-        words = never if one.rounds is None else formats.plural(one.rounds, "round")
-        short = "never" if one.rounds is None else str(one.rounds)
-        hint = f"{formats.in_words(row.name)}: {words}"
-        bar = charts.Bar(one.rounds, styles.get(row.name, "raw"), short, hint)
-        methods.setdefault(formats.in_words(row.method), []).append(bar)
-    described = [bar.title for bars in methods.values() for bar in bars]
-    return page.figure(
-        charts.bar_rows(
-            list(methods.items()),
-            f"Bars of rounds to target. {formats.listing(described, 20)}.",
-            high=longest,
-            label_width=126,
-            bar_height=max(7.0, min(26.0, 210.0 / len(described) - 8)),
-        ),
-        f"Rounds until retraining's own {formats.percent(accuracy)}",
-        "Shorter is faster; a bar per seed. Methods that train no round are left out.",
-    )
-
-
 def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
     """Accuracy of each class before, after, and for retraining."""
     stages = [stage for stage in _compared_stages(record) if stage.per_class]
@@ -163,8 +131,10 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
             for index, name in enumerate(names)
         ]
         emphasised = [index in record.classes for index in range(len(names))]
+        # Tall enough to fill the room beside the strips.
+        height = min(max(540 / (len(names) * len(groups)), 7.0), 22.0)
         drawing = charts.bar_rows(
-            rows, label, high=1.0, emphasised=emphasised, bar_height=13
+            rows, label, high=1.0, emphasised=emphasised, bar_height=height
         )
     return page.figure(
         drawing,

@@ -62,7 +62,7 @@ def role(name: str, tested: str | None) -> str:
 def warning(method: str) -> str:
     """What must stand beside the numbers of a method, wherever they stand."""
     if family(method) in TRAINS_ON_FORGOTTEN:
-        return "trains on the forgotten images, under other labels"
+        return "trains on the forgotten images"
     return ""
 
 

@@ -236,7 +236,7 @@ def _speed_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     curves = figures.recovery_figure(record, run.curves, styles)
     main, *others = [tables.speed_table(record, target) for target in speed.TARGETS]
     body: list[Child] = [
-        page.grid([curves, figures.rounds_figure(record, styles)]),
+        curves,
         _in_page(main),
         _folded("The same for other targets", *others),
         _in_page(tables.methods_table(record)),

@@ -121,7 +121,7 @@ def test_training_on_the_forgotten_images_stands_beside_the_numbers():
     record = make_record(methods=("relabel", "retrain"))
     audit = make_audit(evidence("a", {"relabel": "pass"}))
     price = found(first_screen(record, audit))["At what price?"]
-    assert "It trains on the forgotten images, under other labels." in price
+    assert "It trains on the forgotten images." in price
 
 
 def test_membership_without_power_is_one_line_with_its_reason():

@@ -145,7 +145,7 @@ def test_times_say_which_part_is_the_method_and_relabelling_is_marked():
     named = [
         row[0].text for row in run_tables.speed_table(make_record(), "retrained").rows
     ]
-    assert "relabel (trains on the forgotten images, under other labels)" in named
+    assert "relabel (trains on the forgotten images)" in named
 
 
 def test_a_method_that_stopped_says_why():
