@@ -30,7 +30,7 @@ DATASET_CLASSES = {
     **{"cifar100": 100, "svhn_cropped": 10},
 }
 # What a run names when it would take a CPU more than a day.
-REDUCED_CONFIG = "configs/cifar10_resnet_cpu.py"
+REDUCED_CONFIG = "cifar10_resnet_cpu"
 # Partitions whose number of clients is known once the data are loaded.
 _COUNTED_LATER = ("natural", "file")
 
