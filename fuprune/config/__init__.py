@@ -220,7 +220,7 @@ def _check_together(config: Config) -> None:
     if config.partition.kind == "file" and not config.partition.file:
         raise ConfigError(
             "partition.file is '' with partition.kind=file; allowed: the path of a "
-            "JSON file."
+            "text file with one line of image numbers per client."
         )
 
 
