@@ -1,7 +1,8 @@
 """From a config to the parts of a run: data, model, algorithm, options of methods.
 
-This is the only place where config keys become keyword arguments; the functions they
-are handed to know nothing of configs.
+Config keys become keyword arguments here, those apart that only say which phases and
+units there are, how long they train and where; the functions that take the arguments
+know nothing of configs.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from fuprune.data import normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
-from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd
+from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.objective import classification
+from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.models import zoo
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
@@ -208,7 +211,10 @@ def learning_rate_schedule(kind: str, *, peak: float, rounds: int, warmup: int =
         return optax.constant_schedule(peak)
     if kind == "cosine":
         return optax.cosine_decay_schedule(peak, rounds)
-    return optax.warmup_cosine_decay_schedule(0.0, peak, max(warmup, 1), rounds)
+    # The first round learns, too: it starts one step up the ramp, not at zero. The
+    # ramp ends before the last round, so that the cosine has somewhere to go.
+    warmup = min(warmup, rounds - 1)
+    return optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, rounds)
 
 
 def make_algorithm(
@@ -224,19 +230,20 @@ def make_algorithm(
     keep_updates: bool = False,
 ) -> FedAlgorithm:
     """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy."""
-    train = config.train
+    train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
         backend=runtime.backend,
         mesh=runtime.mesh,
-        bn=train.bn,
-        num_clients=federation.data.num_clients,
+        bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
-        label_smoothing=train.label_smoothing,
-        rule=train.aggregation,
-        clip_norm=train.clip_norm,
-        trim=train.trim,
-        max_update_norm=train.max_update_norm or float("inf"),
-        keep_updates=keep_updates,
+        objective=classification(train.label_smoothing),
+        aggregation=Aggregation(
+            rule=train.aggregation,
+            clip_norm=train.clip_norm,
+            trim=train.trim,
+            max_update_norm=train.max_update_norm or float("inf"),
+            keep_updates=keep_updates,
+        ),
     )
     rate = learning_rate_schedule(
         schedule, peak=learning_rate, rounds=rounds, warmup=warmup
