@@ -25,6 +25,7 @@ from fuprune.audit.outputs import (
 )
 from fuprune.audit.relearn import Relearned, relearn_time
 from fuprune.audit.training import batch_rows
+from fuprune.audit.verdict import headline
 from fuprune.data.dataset import Dataset
 
 Model = tuple[nn.Module, Variables]
@@ -293,10 +294,12 @@ def audit(
         curves = found.pop("roc", {})
         detail["roc"].update(curves)
         detail.update(found)
+    tests = [test for tests, _ in results for test in tests]
     return AuditReport(
         classes=list(classes),
         candidates=[name for name in candidates if name in shown],
-        tests=[test for tests, _ in results for test in tests],
+        tests=tests,
+        headlines={name: headline(tests, name) for name in shown},
         detail=detail,
         settings={
             "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),

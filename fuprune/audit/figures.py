@@ -6,6 +6,7 @@ Each function hands back evidence and what a report draws.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 from fuprune.audit import accuracy, distance
 from fuprune.audit.case import (
@@ -106,7 +107,8 @@ def accuracy_figures(case: Case, generator: np.random.Generator) -> Figures:
                 unit=unit,
                 higher_is=WORSE,
                 confidence=case.confidence,
-                reachable=noise,
+                resolution=max(0.0, noise - float(np.mean(others or [noise])))
+                / float(stats.norm.ppf(case.confidence)),
                 bounds=(0.0, None),
                 leave_one_out=True,
             )

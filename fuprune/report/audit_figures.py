@@ -34,13 +34,15 @@ def _strip(test: Evidence, main: str | None, styles: Mapping[str, str]) -> Marku
     dots = [
         (formats.method_name(name), styles.get(name, "o0"), test.values[name])
         for name in names
+        if test.values[name] is not None
     ]
+    retrained = [value for value in test.retrained if value is not None]
     described = [
         f"{formats.method_name(name)} {shown(test, test.values[name])} "
         f"({test.verdicts[name]})"
         for name in names
     ]
-    values = [value for _, _, value in dots] + list(test.retrained)
+    values = [value for _, _, value in dots] + retrained
     low, high = test.interval or (None, None)
     # An open side reaches to the end of the line.
     ends = (
@@ -68,7 +70,7 @@ def _strip(test: Evidence, main: str | None, styles: Mapping[str, str]) -> Marku
         bars.interval_strip(
             ends,
             dots,
-            test.retrained,
+            retrained,
             label,
             shown=lambda value: shown(test, value),
             logarithmic=test.unit in ("nats", "distance"),

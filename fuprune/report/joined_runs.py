@@ -150,9 +150,10 @@ def evidence(group: Group, test_name: str, method: str) -> list[tuple[float, flo
     found = []
     for run in group.runs:
         for test in run.audit.tests if run.audit is not None else ():
-            if test.name == test_name and method in test.values and test.retrained:
-                mean = sum(test.retrained) / len(test.retrained)
-                found.append((test.values[method], mean))
+            value = test.values.get(method) if test.name == test_name else None
+            retrained = [one for one in test.retrained if one is not None]
+            if value is not None and retrained:
+                found.append((value, sum(retrained) / len(retrained)))
     return found
 
 

@@ -7,7 +7,14 @@ headline, and a method that is no better than a trivial control is told so.
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from fuprune.audit.evidence import CANNOT_TELL, FAIL, PASS, AuditReport, Evidence
+from fuprune.audit.evidence import (
+    CANNOT_TELL,
+    FAIL,
+    NOT_TOLD_APART,
+    PASS,
+    AuditReport,
+    Evidence,
+)
 from fuprune.report import formats, palette
 from fuprune.report.run_files import Method, Run, Stage, class_label
 
@@ -19,7 +26,7 @@ _SPELLING = {
     "kl": "KL divergence",
     "cka": "CKA",
 }
-_RANK = {FAIL: 0, CANNOT_TELL: 1, PASS: 2}
+_RANK = {FAIL: 0, CANNOT_TELL: 1, NOT_TOLD_APART: 2, PASS: 2}
 
 
 class Verdict(NamedTuple):
@@ -114,7 +121,9 @@ def forgotten(run: Run) -> str:
 def tally(audit: AuditReport, name: str) -> Tally:
     """Counts the verdicts of one model."""
     verdicts = [test.verdicts[name] for test in audit.tests if name in test.verdicts]
-    return Tally(*(verdicts.count(kind) for kind in (PASS, FAIL, CANNOT_TELL)))
+    counts = [verdicts.count(kind) for kind in (PASS, FAIL, CANNOT_TELL)]
+    counts[0] += verdicts.count(NOT_TOLD_APART)
+    return Tally(*counts)
 
 
 def shown(test: Evidence, value: float | None) -> str:
