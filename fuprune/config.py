@@ -45,9 +45,13 @@ AUDIT_TESTS = (
     "membership",
     "shadow",
     "likelihood_ratio",
+    "unlearned_shadow",
+    "difference",
+    "interpolated",
     "probe",
     "relearn",
     "distance",
+    "weights",
 )
 # Known without reading any data; other TFDS sets are checked after loading.
 DATASET_CLASSES = {
@@ -204,9 +208,9 @@ def default() -> Config:
     audit.shadow_steps = 150  # of training each
     audit.shadow_learning_rate = 0.05  # of training each, at its start
     audit.relearn_level = 0.9  # share of the raw accuracy that counts as relearned
-    audit.relearn_max_steps = 150  # after which relearning is given up
-    audit.relearn_every = 2  # steps between two looks at it
-    audit.relearn_learning_rate = 0.003  # of relearning
+    audit.relearn_max_steps = 24  # of relearning, in each of its settings
+    audit.relearn_every = 4  # steps between two looks at it
+    audit.relearn_learning_rate = 0.01  # of relearning
 
     config.runtime = runtime = config_dict.ConfigDict()
     runtime.backend = "auto"  # how a cohort is run: auto, loop, map, vmap, wide (for

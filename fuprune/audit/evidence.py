@@ -61,7 +61,8 @@ class Evidence(NamedTuple):
     # The standard error, over the images, of a retrained model against the others.
     sampling_error: float | None = None
     # The least distance from the mean of retraining that this test fails with a
-    # probability of 80%, at the level that a family of this size leaves it.
+    # probability of 80%, at the level that a family of this size leaves it; None if
+    # even the largest possible difference would go unseen more often.
     smallest_difference: float | None = None
     # How likely one more retrained model is at least this far out; the keys of
     # `values`, None without a result.
@@ -101,7 +102,7 @@ class RelearnRun(TypedDict):
 
 
 class Relearning(TypedDict):
-    """All of relearning: every run, and each model's mean over its runs."""
+    """All of relearning: every run, and each model's mean over runs with the class."""
 
     level: float  # the accuracy at which the class counts as back
     curves: dict[str, dict[str, list[float]]]  # model -> {"steps": [L], "accuracy": ..}

@@ -7,11 +7,12 @@ estimated by leaving each out in turn.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 
-def paired_error(per_image) -> float:
+def paired_error(per_image, added: float = 2.0) -> float:
     """The error of a mean over images, such as an accuracy.
 
     Models that agree on all N images would have no error, yet the next image might set
@@ -19,6 +20,7 @@ def paired_error(per_image) -> float:
 
     Args:
       per_image: `[n, N]` each model's number for each image.
+      added: the images added; 0 for numbers that hardly ever agree.
 
     Returns:
       The standard error of one more model's mean against the mean of these; 0 with
@@ -31,7 +33,7 @@ def paired_error(per_image) -> float:
     differences = _from_the_others(per_image)
     squares = np.sum((differences - differences.mean(axis=1, keepdims=True)) ** 2, 1)
     return _against_all(len(per_image)) * math.sqrt(
-        float(np.mean(squares + 2)) / size**2
+        float(np.mean(squares + added)) / size**2
     )
 
 
@@ -51,10 +53,19 @@ def area_error(members, non_members) -> float:
       The standard error of one more model's area against the mean of these; 0 with
       fewer than two models.
     """
-    members, non_members = np.asarray(members), np.asarray(non_members)
-    if len(members) < 2:
-        return 0.0
     pairs = [placements(*pair) for pair in zip(members, non_members, strict=True)]
+    return placement_error(pairs)
+
+
+def placement_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """`area_error` for areas, or means of areas, whose placements are known.
+
+    Args:
+      pairs: for each of n models, `[M]` and `[N]` placements, see `placements`; for a
+        mean of several areas over the same images, the mean of their placements.
+    """
+    if len(pairs) < 2:
+        return 0.0
     variance = 0.0
     for group in zip(*pairs, strict=True):
         differences = _from_the_others(np.stack(group))
@@ -62,7 +73,7 @@ def area_error(members, non_members) -> float:
         centred = differences - differences.mean(axis=1, keepdims=True)
         squares = np.sum(centred**2, axis=1)
         variance += (float(np.mean(squares)) + 0.5) / size**2
-    return _against_all(len(members)) * math.sqrt(variance)
+    return _against_all(len(pairs)) * math.sqrt(variance)
 
 
 def placements(members, non_members) -> tuple[np.ndarray, np.ndarray]:

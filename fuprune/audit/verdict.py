@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from fuprune.audit.evidence import (
     BETTER,
@@ -35,6 +35,23 @@ POWER = 0.8
 MARGIN = 0.25
 
 
+LINEAR = "linear"
+# Rates spread less near 0 and 1; on the scale of arcsin(sqrt(rate)) they spread alike.
+ANGULAR = "angular"
+# Durations spread in proportion to their length.
+LOGARITHMIC = "log"
+_FORWARD = {
+    LINEAR: float,
+    ANGULAR: lambda rate: math.asin(math.sqrt(min(max(rate, 0.0), 1.0))),
+    LOGARITHMIC: lambda duration: math.log(max(duration, 1e-300)),
+}
+_BACK = {
+    LINEAR: float,
+    ANGULAR: lambda angle: math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2,
+    LOGARITHMIC: math.exp,
+}
+
+
 class Draft(NamedTuple):
     """A test as it was measured, before its family is known."""
 
@@ -51,8 +68,7 @@ class Draft(NamedTuple):
     bounds: tuple[float | None, float | None] = (None, None)  # of possible values
     # The numbers are each model's mean distance to the (other) retrained models.
     leave_one_out: bool = False
-    # Durations spread in proportion to their length; `resolution` is then relative.
-    logarithmic: bool = False
+    scale: str = LINEAR  # on which the spread is taken: "linear", "angular", "log"
     # The model that must fail for "not told apart" to mean something. None for numbers
     # on which the raw model is expected to look like a retrained one.
     positive_control: str | None = "raw"
@@ -63,20 +79,20 @@ class Draft(NamedTuple):
 class Null(NamedTuple):
     """Where one more retrained model would fall.
 
-    For n retrained values of mean m and standard deviation s, a further one lies at
-    m plus `scale` times Student's t with n - 1 degrees of freedom, `scale` being
-    s * sqrt(1 + 1/n). All models answer for the same images, so what the images add is
-    in s already; but few seeds can agree by luck. A model is therefore also held
-    against a normal distribution whose deviation is the images' own error, and the
-    larger of the two p-values counts.
+    For n retrained values of mean m and standard deviation s, a further one lies at m
+    plus s * sqrt(1 + 1/n) times Student's t with n - 1 degrees of freedom. All models
+    answer for the same images, so what the images add is in s already; but few seeds
+    can agree by luck. A model is therefore also held against a normal distribution
+    whose deviation is the images' own error, and the larger of the two p-values counts.
+    Everything is on the test's scale.
     """
 
     mean: float
-    scale: float
+    deviation: float  # s * sqrt(1 + 1/n)
     freedom: int
     resolution: float
     higher_is: str
-    logarithmic: bool
+    scale: str
 
 
 def make_null(draft: Draft) -> Null | None:
@@ -95,22 +111,28 @@ def make_null(draft: Draft) -> Null | None:
             f"higher_is is {draft.higher_is!r} and family {draft.family!r}; allowed: "
             f"{DIRECTIONS} and {FAMILIES}"
         )
-    values = np.asarray([v for v in draft.retrained if v is not None], np.float64)
-    n = values.size
+    known = [v for v in draft.retrained if v is not None]
+    n = len(known)
     if n < fewest(draft.leave_one_out):
         return None
-    if draft.logarithmic:
-        values = np.log(values)
-    scale = float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
+    forward = _FORWARD[draft.scale]
+    values = np.asarray([forward(v) for v in known])
+    deviation = float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
     if draft.leave_one_out:
-        scale *= (n - 1) / (n - 2)
+        deviation *= (n - 1) / (n - 2)
+    centre, error = float(np.mean(known)), draft.resolution
     return Null(
         mean=float(values.mean()),
-        scale=scale,
+        deviation=deviation,
         freedom=n - 1,
-        resolution=draft.resolution,
+        resolution=max(
+            forward(centre + error) - forward(centre),
+            forward(centre) - forward(centre - error),
+        )
+        if draft.scale != LOGARITHMIC
+        else math.log1p(error / centre),
         higher_is=draft.higher_is,
-        logarithmic=draft.logarithmic,
+        scale=draft.scale,
     )
 
 
@@ -121,7 +143,7 @@ def fewest(leave_one_out: bool) -> int:
 
 def excess(null: Null, value: float) -> float:
     """How far `value` lies from the retrained mean, towards the side that fails."""
-    distance = (math.log(value) if null.logarithmic else value) - null.mean
+    distance = _FORWARD[null.scale](value) - null.mean
     if null.higher_is == TWO_SIDED:
         return abs(distance)
     return distance if null.higher_is == WORSE else -distance
@@ -138,10 +160,14 @@ def p_value(null: Null, value: float) -> float:
 
 
 def _one_sided(null: Null, distance: float) -> float:
-    if distance <= 0 and not (null.scale or null.resolution):
+    if distance <= 0 and not (null.deviation or null.resolution):
         return 1.0
-    by_seeds = stats.t.sf(distance / null.scale, null.freedom) if null.scale else 0.0
-    by_images = stats.norm.sf(distance / null.resolution) if null.resolution else 0.0
+    by_seeds = by_images = 0.0
+    # The tails of Student's t and of the normal distribution.
+    if null.deviation:
+        by_seeds = special.stdtr(null.freedom, -distance / null.deviation)
+    if null.resolution:
+        by_images = special.ndtr(-distance / null.resolution)
     return float(max(by_seeds, by_images))
 
 
@@ -155,12 +181,13 @@ def reach(null: Null, level: float, power: float = 0.5) -> float:
         counted; at one half the distance is the interval's half-width.
 
     Returns:
-      The distance, in logarithms for a logarithmic test.
+      The distance, on the test's scale.
     """
     tail = level / 2 if null.higher_is == TWO_SIDED else level
-    by_seeds = stats.t.isf(tail, null.freedom) + stats.t.ppf(power, null.freedom)
-    by_images = stats.norm.isf(tail) + stats.norm.ppf(power)
-    return float(max(by_seeds * null.scale, by_images * null.resolution))
+    freedom = null.freedom
+    by_seeds = special.stdtrit(freedom, power) - special.stdtrit(freedom, tail)
+    by_images = special.ndtri(power) - special.ndtri(tail)
+    return float(max(by_seeds * null.deviation, by_images * null.resolution))
 
 
 def interval(
@@ -174,9 +201,7 @@ def interval(
       `[low, high]`, None for the side that is open because it is harmless.
     """
     half = reach(null, level)
-    low, high = null.mean - half, null.mean + half
-    if null.logarithmic:
-        low, high = math.exp(low), math.exp(high)
+    low, high = (_BACK[null.scale](null.mean + side) for side in (-half, half))
     if bounds[0] is not None:
         low = max(low, bounds[0])
     if bounds[1] is not None:
@@ -232,7 +257,7 @@ def settle(
     nulls = [make_null(draft) for draft in drafts]
     p_values = [_p_values(*pair) for pair in zip(drafts, nulls, strict=True)]
     adjusted: list[dict[str, float | None]] = [dict(found) for found in p_values]
-    sizes = dict.fromkeys(FAMILIES, 0)
+    sizes: dict[str, int] = dict.fromkeys(FAMILIES, 0)
     for family in FAMILIES:
         tests = [i for i, draft in enumerate(drafts) if draft.family == family]
         for model in dict.fromkeys(name for i in tests for name in p_values[i]):
@@ -267,9 +292,10 @@ def judge(
 
 
 def _p_values(draft: Draft, null: Null | None) -> dict[str, float | None]:
-    decided = null is not None and draft.undecidable is None
+    if null is None or draft.undecidable is not None:
+        return dict.fromkeys(draft.values)
     return {
-        model: p_value(null, value) if decided and value is not None else None
+        model: None if value is None else p_value(null, value)
         for model, value in draft.values.items()
     }
 
@@ -324,9 +350,10 @@ def _evidence(
 
     smallest = None
     if null is not None and draft.undecidable is None:
-        smallest = reach(null, level / max(family_size, 1), POWER)
-        if null.logarithmic:
-            smallest = math.exp(null.mean) * -math.expm1(-smallest)
+        distance = reach(null, level / max(family_size, 1), POWER)
+        smallest = _difference(null, distance, draft.bounds)
+        if smallest is None:
+            notes.append("no possible difference would be seen with this few seeds")
     return Evidence(
         name=draft.name,
         kind=draft.kind,
@@ -344,6 +371,31 @@ def _evidence(
         p_values=dict(p_values),
         adjusted_p_values=dict(adjusted),
     )
+
+
+def _difference(
+    null: Null, distance: float, bounds: tuple[float | None, float | None]
+) -> float | None:
+    """A distance from the mean in the test's own unit, towards a side that fails.
+
+    Where both sides fail it is the nearer one; None if neither value is possible.
+    """
+    back = _BACK[null.scale]
+    middle = back(null.mean)
+    sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.higher_is]
+    low, high = bounds
+    found = []
+    for side in sides:
+        place = null.mean + side * distance
+        value = back(place)
+        impossible = (
+            (null.scale == ANGULAR and not 0 <= place <= math.pi / 2)
+            or (low is not None and value < low)
+            or (high is not None and value > high)
+        )
+        if not impossible:
+            found.append(abs(value - middle))
+    return min(found, default=None)
 
 
 def headline(tests: Sequence[Evidence], model: str) -> Headline:
@@ -375,15 +427,3 @@ def headline(tests: Sequence[Evidence], model: str) -> Headline:
 
 def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
-
-
-def binomial_error(rates: Sequence[float], num_examples: int) -> float:
-    """The standard error of a rate on `num_examples` images.
-
-    The rate is the retrained models' mean, pulled towards one half by two successes and
-    two failures (Agresti and Coull), so that a rate of exactly 0 or 1 has an error too.
-    """
-    if not len(rates) or num_examples < 1:
-        return 0.0
-    rate = (float(np.mean(rates)) * num_examples + 2) / (num_examples + 4)
-    return math.sqrt(rate * (1 - rate) / num_examples)

@@ -413,7 +413,7 @@ def _audit(this: Run, name: str) -> dict[str, Any]:
             this.classes,
             key_for(this, "audit"),
             on_step=on_step,
-            **assembly.audit_options(config),
+            options=assembly.audit_options(config),
         )
     if this.runtime.is_main:
         ledger.write_text(this.workdir / "audit.json", report.to_json())

@@ -65,12 +65,24 @@ def test_interval_is_never_narrower_than_the_sample_resolves():
     assert interval_of([0.5, 0.5, 0.5]) == [0.5, 0.5]
 
 
+def test_angular_interval_stays_between_zero_and_one():
+    low, high = interval_of([0.9, 0.95, 0.99], scale="angular")
+    assert 0.5 < low < 0.9 and 0.99 < high <= 1.0
+    # Seven standard errors of 1% below a rate of 0.98 are further than above 0.5.
+    near, middle = (
+        make_null(draft([m - 1e-9, m + 1e-9], scale="angular", resolution=0.01))
+        for m in (0.98, 0.5)
+    )
+    assert excess(near, 0.91) / near.resolution < excess(middle, 0.43) / 0.01
+    assert interval_of([0.0, 0.0], scale="angular", resolution=0.02)[1] < 0.1
+
+
 def test_interval_keeps_to_the_bounds():
     assert interval_of([0.0, 1.0], bounds=(0.0, 1.0)) == [0.0, 1.0]
 
 
 def test_logarithmic_interval_is_symmetric_in_ratios_and_positive():
-    low, high = interval_of([10.0, 20.0, 40.0], logarithmic=True)
+    low, high = interval_of([10.0, 20.0, 40.0], scale="log")
     assert low > 0
     np.testing.assert_allclose(low * high, 20.0**2, rtol=1e-9)
 
@@ -181,6 +193,12 @@ def test_the_family_raises_the_smallest_difference():
         return settle(tests)[0].smallest_difference
 
     assert smallest(8) > 1.5 * smallest(1)
+
+
+def test_a_test_that_sees_nothing_says_so():
+    found = judged({"a": 0.5}, [0.3, 0.7], scale="angular", bounds=(0.0, 1.0))
+    assert found.smallest_difference is None
+    assert any("no possible difference" in note for note in found.notes)
 
 
 def test_a_failure_alone_may_not_stand_in_a_family():
