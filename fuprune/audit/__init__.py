@@ -1,4 +1,8 @@
-"""Evidence that a class is gone: what a reviewer would ask, in one call, `audit`."""
+"""Evidence that a class is gone: what a reviewer would ask, in one call.
+
+The call is `fuprune.audit.audit(candidates, retrained, raw, ...)`, at the top level
+`fuprune.audit_models`.
+"""
 
 from fuprune.audit.evidence import AuditReport, Evidence, Headline
 from fuprune.audit.measurements import AuditData

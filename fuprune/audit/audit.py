@@ -43,6 +43,7 @@ from fuprune.audit.outputs import (
 )
 from fuprune.audit.verdict import headline, settle
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
 
 
 class Kind(NamedTuple):
@@ -104,7 +105,7 @@ def audit(
       and named in `detail["left_out"]`.
 
     Raises:
-      ValueError: an argument is not allowed.
+      InputError: an argument is not allowed.
     """
     notify = on_step or (lambda text: None)
     kinds = KINDS if options.kinds is None else tuple(options.kinds)
@@ -187,7 +188,7 @@ def _measure(
         )
         given = found.test.logits.shape[-1]
         if given != columns or columns <= highest:
-            raise ValueError(
+            raise InputError(
                 f"the model {name!r} has {given} logits, the raw model {columns}, and "
                 f"labels go up to {highest}; all models need one column for every "
                 "class, the forgotten ones included"
@@ -198,10 +199,10 @@ def _measure(
     answers = {name: outputs(name, model) for name, model in models.items()}
     broken = [name for name, found in answers.items() if not _sane(found)]
     if RAW in broken:
-        raise ValueError("the raw model answers with NaN; give one that was trained")
+        raise InputError("the raw model answers with NaN; give one that was trained")
     references = [outputs(f"retrained_{i}", m) for i, m in enumerate(retrained)]
     if not all(_sane(found) for found in references):
-        raise ValueError(
+        raise InputError(
             "a retrained model answers with NaN, so it is no reference; leave it out"
         )
     measurements = Measurements(
@@ -268,7 +269,7 @@ def _on_device(name: str, model: Model) -> Model:
     try:
         hash(module)
     except TypeError as error:
-        raise ValueError(
+        raise InputError(
             f"the module of {name!r} cannot be hashed ({error}), which jit needs; make "
             "its attributes tuples and numbers"
         ) from error
@@ -304,7 +305,7 @@ def _checked_classes(classes: Sequence[int], data: AuditData) -> tuple[int, ...]
         present = {int(label) for label in np.unique(dataset.labels)}
         missing = [c for c in classes if c not in present]
         if not classes or missing or not present - set(classes):
-            raise ValueError(
+            raise InputError(
                 f"classes is {classes}, but the {split} images are of "
                 f"{sorted(present)}; name one or more of these and leave at least one "
                 "out"
@@ -320,10 +321,10 @@ def is_reserved(name: str) -> bool:
 def _check_names(candidates: Mapping[str, Model], kinds: Sequence[str]) -> None:
     taken = [name for name in candidates if is_reserved(name)]
     if taken:
-        raise ValueError(
+        raise InputError(
             f"candidates are named {taken}, which the report uses for its references; "
             "name them otherwise"
         )
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ValueError(f"kinds has {unknown}; it may hold only {KINDS}")
+        raise InputError(f"kinds has {unknown}; it may hold only {KINDS}")

@@ -28,6 +28,7 @@ from fuprune.audit.membership import (
 )
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import Scores, attack_drafts
+from fuprune.errors import InputError
 
 # With fewer references than this, Carlini et al. pool the variance over all images.
 ENOUGH_FOR_VARIANCE = 16
@@ -134,7 +135,7 @@ def online_scores(scores, references, members) -> np.ndarray:
       `[N]`, larger for likelier members.
 
     Raises:
-      ValueError: an image lacks references of one kind.
+      InputError: an image lacks references of one kind.
     """
     members = np.asarray(members, bool)
     return _log_density(scores, references, members) - _log_density(
@@ -156,7 +157,7 @@ def offline_scores(scores, references) -> np.ndarray:
       `[N]`, larger for likelier members.
 
     Raises:
-      ValueError: there are no references.
+      InputError: there are no references.
     """
     references = np.asarray(references, np.float64)
     mean, deviation = _gaussians(references, np.ones(references.shape, bool))
@@ -173,7 +174,7 @@ def _gaussians(references: np.ndarray, chosen: np.ndarray):
     """Mean `[N]` and deviation `[N]` of each image's chosen references."""
     counts = chosen.sum(axis=0)
     if not counts.size or counts.min() < 1:
-        raise ValueError(
+        raise InputError(
             "an image has no reference model of one kind; give more reference models, "
             "each trained on half of the images"
         )

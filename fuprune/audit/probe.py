@@ -35,6 +35,7 @@ from fuprune.audit.measurements import (
 from fuprune.audit.options import AuditOptions, ProbeOptions
 from fuprune.audit.sampling import paired_error, placement_error, placements
 from fuprune.audit.verdict import ANGULAR, Draft
+from fuprune.errors import InputError
 
 FEATURES = "features"
 
@@ -222,15 +223,12 @@ def _make_classifier(name: str, options: ProbeOptions, seed: int) -> Pipeline:
     elif name == "neighbours":
         last = KNeighborsClassifier(options.neighbours, weights="distance")
     elif name == "network":
+        settings: dict[str, Any] = {"batch_size": 32, "max_iter": 20}
         last = MLPClassifier(
-            (16,),
-            batch_size=32,
-            max_iter=20,
-            learning_rate_init=0.01,
-            random_state=seed,
+            (16,), learning_rate_init=0.01, random_state=seed, **settings
         )
     else:
-        raise ValueError(f"the classifier is {name!r}; allowed: {sorted(_WORDS)}")
+        raise InputError(f"the classifier is {name!r}; allowed: {sorted(_WORDS)}")
     return make_pipeline(StandardScaler(), last)
 
 

@@ -35,6 +35,7 @@ from fuprune.audit.sampling import paired_error
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.audit.verdict import ANGULAR, LOGARITHMIC, Draft
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
 
 IMAGES = ("all", "forgotten", "retained")
 
@@ -127,7 +128,7 @@ def _check_options(options: RelearnOptions) -> None:
     unknown = [images for images in options.images if images not in IMAGES]
     least = min((*options.images_per_class, options.steps, options.every), default=1)
     if unknown or least < 1 or not options.images or not options.learning_rates:
-        raise ValueError(
+        raise InputError(
             f"relearning has images {options.images}, {options.images_per_class} per "
             f"class, rates {options.learning_rates}, {options.steps} steps and a look "
             f"every {options.every}; images may be {IMAGES}, nothing may be empty, and "

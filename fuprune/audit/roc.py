@@ -14,6 +14,7 @@ from fuprune.audit.evidence import FURTHER, TWO_SIDED, WORSE
 from fuprune.audit.measurements import Measurements, by_role, plain
 from fuprune.audit.sampling import area_error, paired_error
 from fuprune.audit.verdict import ANGULAR, Draft
+from fuprune.errors import InputError
 
 LOW_RATES = {"1": 0.01, "0.1": 0.001}
 
@@ -39,14 +40,14 @@ def roc_curve(members, non_members) -> Roc:
       One point per distinct score, and (0, 0).
 
     Raises:
-      ValueError: one of the two is empty or holds NaN.
+      InputError: one of the two is empty or holds NaN.
     """
     members, non_members = (
         np.asarray(scores, np.float64) for scores in (members, non_members)
     )
     for name, scores in (("members", members), ("non_members", non_members)):
         if not scores.size or np.isnan(scores).any():
-            raise ValueError(
+            raise InputError(
                 f"{name} holds {scores.size} scores, {int(np.isnan(scores).sum())} of "
                 "them NaN; an attack needs at least one of each and numbers only"
             )

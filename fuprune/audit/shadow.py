@@ -39,6 +39,7 @@ from fuprune.audit.sampling import paired_error
 from fuprune.audit.training import batch_rows, init_state, next_state
 from fuprune.audit.verdict import ANGULAR, Draft
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch
 from fuprune.federated.cohort import (
     Client,
@@ -50,6 +51,7 @@ from fuprune.federated.cohort import (
     on_mesh,
     resolve_backend,
 )
+from fuprune.models.layers import loops_are_fast
 
 # Sorted probabilities kept as features: what is below the third says little.
 TOP = 3
@@ -214,10 +216,10 @@ def balanced_members(
       `[S, N]` bool, each column with exactly S/2 true.
 
     Raises:
-      ValueError: S is odd or less than 2.
+      InputError: S is odd or less than 2.
     """
     if num_models < 2 or num_models % 2:
-        raise ValueError(
+        raise InputError(
             f"{num_models} shadow models were asked for; give an even number of 2 or "
             "more, or 0 for none"
         )
@@ -262,12 +264,12 @@ def train_models_in_parallel(
       S variables.
 
     Raises:
-      ValueError: the backend is unknown.
+      InputError: the backend is unknown.
     """
     # The mesh is this process's own, so several processes do not rule out a host loop.
     backend, _ = resolve_backend(
         backend,
-        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+        loops_are_fast=loops_are_fast(model),
         device_count=jax.local_device_count(),
         process_count=1,
     )

@@ -28,6 +28,7 @@ from fuprune.audit.evidence import (
     Evidence,
     Headline,
 )
+from fuprune.errors import InputError
 
 # The probability of being seen that `smallest_difference` stands for.
 POWER = 0.8
@@ -104,10 +105,10 @@ def make_null(draft: Draft) -> Null | None:
     scaled back.
 
     Raises:
-      ValueError: `higher_is` or `family` is not allowed.
+      InputError: `higher_is` or `family` is not allowed.
     """
     if draft.higher_is not in DIRECTIONS or draft.family not in FAMILIES:
-        raise ValueError(
+        raise InputError(
             f"higher_is is {draft.higher_is!r} and family {draft.family!r}; allowed: "
             f"{DIRECTIONS} and {FAMILIES}"
         )
@@ -247,10 +248,10 @@ def settle(
       One `Evidence` per draft, in order.
 
     Raises:
-      ValueError: `confidence` or `margin` is not allowed.
+      InputError: `confidence` or `margin` is not allowed.
     """
     if not 0.5 <= confidence < 1 or not 0 < margin < 1:
-        raise ValueError(
+        raise InputError(
             f"confidence is {confidence} and margin {margin}; they must be in [0.5, 1) "
             "and (0, 1)"
         )

@@ -1,15 +1,24 @@
-"""How examples are dealt to clients: the paper's bias q, Dirichlet and IID.
+"""How examples are dealt to clients: drawn from a seed, or as the data says.
 
 The bias partition is the one of the paper's experiments (section 6, after Fang et
-al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", 2020).
-Every partition is a disjoint cover of the examples and a pure function of its seed.
-A client may receive nothing.
+al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", 2020);
+Dirichlet, IID and pathological ones are drawn, too. Natural partitions follow a column
+of the data, and any other can be read from a file. Every partition is disjoint, and
+all but one from a file cover the examples. A client may receive nothing.
 """
 
 import operator
+import os
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+
+from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
+
+# Keeps the draws of `hold_out` apart from those that dealt the examples.
+_HOLD_OUT = 1
 
 
 def bias_partition(
@@ -43,7 +52,7 @@ def bias_partition(
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 <= bias <= 1.0:
-        raise ValueError(
+        raise InputError(
             f"bias is {bias}, but q is a probability: give a value in [0, 1]."
         )
     rng = np.random.default_rng(seed)
@@ -97,7 +106,7 @@ def dirichlet_partition(
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 < alpha < np.inf:
-        raise ValueError(
+        raise InputError(
             f"alpha is {alpha}, but a Dirichlet concentration is a positive finite "
             "number: give for example 0.5."
         )
@@ -134,6 +143,210 @@ def iid_partition(
     return _split(owner, num_clients)
 
 
+def pathological_partition(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    num_classes: int,
+    classes_per_client: int,
+    seed: int,
+) -> list[np.ndarray]:
+    """Gives every client examples of k classes only, and each class to equally many.
+
+    The split of McMahan et al. ("Communication-Efficient Learning of Deep Networks
+    from Decentralized Data", 2017) deals k shards of the examples sorted by class,
+    where a shard may hold the end of one class and the start of the next. Here a
+    client has k different classes and no others. The clients of a class share its
+    examples equally, to within one.
+
+    Args:
+      labels: [N] integers in [0, num_classes).
+      num_clients: K; K * k must be at least num_classes, so that all are dealt.
+      num_classes: U, how many classes there are.
+      classes_per_client: k, from 1 to U.
+      seed: Of the choice of classes and of examples.
+
+    Returns:
+      K int32 arrays of example indices, each ascending.
+    """
+    num_clients = _at_least_one("num_clients", num_clients)
+    share = _at_least_one("classes_per_client", classes_per_client)
+    labels = _checked_labels(labels, num_classes)
+    if share > num_classes:
+        raise InputError(
+            f"classes_per_client is {share}, but there are {num_classes} classes: give "
+            f"a number from 1 to {num_classes}."
+        )
+    if num_clients * share < num_classes:
+        raise InputError(
+            f"{num_clients} clients with {share} classes each leave some of "
+            f"{num_classes} classes to nobody: give more clients or more classes per "
+            "client."
+        )
+    rng = np.random.default_rng(seed)
+    # Clients take k classes after each other from one permutation of the classes
+    # after another. One who is in the middle when a permutation ends takes first
+    # what it does not have yet.
+    laps: list[np.ndarray] = []
+    for start in range(0, num_clients * share, num_classes):
+        lap = rng.permutation(num_classes)
+        begun = start % share
+        if begun:
+            had = np.isin(lap, laps[-1][-begun:])
+            lap = np.concatenate([lap[~had], lap[had]])
+        laps.append(lap)
+    slots = np.concatenate(laps)[: num_clients * share]
+    client = np.arange(len(slots)) // share
+    owner = np.zeros(len(labels), np.int64)
+    for label in range(num_classes):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        holders = client[slots == label]
+        owner[members] = holders[np.arange(len(members)) % len(holders)]
+    return _split(owner, num_clients)
+
+
+def natural_partition(clients: np.ndarray) -> list[np.ndarray]:
+    """Gives every client the examples that are its own, as FEMNIST's writers.
+
+    Args:
+      clients: [N] strings or integers: whose each example is.
+
+    Returns:
+      K int32 arrays of ascending example indices, in the order of the sorted ids.
+    """
+    clients = np.asarray(clients)
+    if clients.ndim != 1 or clients.dtype.kind not in "iuUS" or not clients.size:
+        raise InputError(
+            f"Client ids are {clients.dtype} of shape {clients.shape}, but strings or "
+            "integers of shape [N] are needed, one per example."
+        )
+    ids, owner = np.unique(clients, return_inverse=True)
+    return _split(owner, len(ids))
+
+
+def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarray]:
+    """Reads who holds which examples: one line per client.
+
+    Args:
+      path: A text file. A line holds a client's example numbers from 0 on, with
+        spaces or commas between them; an empty line is a client without examples;
+        lines that begin with # are skipped.
+      num_examples: N.
+
+    Returns:
+      K int32 arrays of example indices, each ascending. No example is listed twice;
+      some may be held by nobody.
+    """
+    try:
+        lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        text = str(error).splitlines()[0]
+        raise InputError(f"The partition {path} cannot be read ({text}).") from error
+    parts = []
+    holder = np.zeros(num_examples, np.int64)  # the line that listed it; 0 is none
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#"):
+            continue
+        words = line.replace(",", " ").split()
+        wrong = [word for word in words if not word.isdecimal() or len(word) > 18]
+        outside = [] if wrong else [word for word in words if int(word) >= num_examples]
+        if wrong or outside:
+            raise InputError(
+                f"{path}, line {number}: {(wrong + outside)[0]!r} is not the number of "
+                f"a training image: they run from 0 to {num_examples - 1}."
+            )
+        part = np.sort(np.array(words, np.int64)).astype(np.int32)
+        repeated = part[1:][np.diff(part) == 0]
+        taken = part[holder[part] > 0]
+        if repeated.size or taken.size:
+            image = int((*repeated, *taken)[0])
+            raise InputError(
+                f"{path}, line {number}: image {image} is listed twice, first in line "
+                f"{holder[image] or number}."
+            )
+        holder[part] = number
+        parts.append(part)
+    if not holder.any():
+        raise InputError(f"The partition {path} gives no image to any client.")
+    return parts
+
+
+def hold_out(
+    parts: Sequence[np.ndarray], labels: np.ndarray, share: float, seed: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Takes a share of every client's examples away, for choices such as early stops.
+
+    Each client gives up `share` of its examples, rounded down or up, and the same
+    holds for each class of each client; all together give up at most the share. A
+    client that has anything keeps at least one example.
+
+    The examples stand in one line, client after client, in random order by class,
+    and every 1/share-th of the line is taken from a random start on: systematic
+    sampling, so that clients with less than 1/share examples give their turn.
+
+    Args:
+      parts: For each client the indices of its examples; no index twice.
+      labels: [N] integers.
+      share: In [0, 1); 0 takes nothing and returns the parts as they are.
+      seed: Of the choice; the same seed gives the same examples.
+
+    Returns:
+      The clients' remaining indices in their order, and the ascending int32 indices
+      that were taken away.
+    """
+    if not 0.0 <= share < 1.0:
+        raise InputError(
+            f"share is {share}, but what is held out is a part of the data: give a "
+            "value in [0, 1), for example 0.1."
+        )
+    if share == 0:
+        return list(parts), np.empty(0, np.int32)
+    sizes = np.array([len(part) for part in parts], np.int64)
+    held = np.concatenate([np.asarray(part, np.int64) for part in parts])
+    owner = np.repeat(np.arange(len(parts)), sizes)
+    rng = np.random.default_rng([seed, _HOLD_OUT])
+    # A client's classes come in an order of its own: with one order for all, clients
+    # of equal make-up would all give the same class.
+    own = np.asarray(labels, np.int64)[held]
+    _, group = np.unique(owner * (1 + own.max(initial=0)) + own, return_inverse=True)
+    class_order = rng.random(len(held))[group]
+    line = np.lexsort((rng.random(len(held)), group, class_order, owner))
+    whole, rest = divmod(len(held) * share, 1.0)
+    # From a start below 1 - rest on, the line has exactly `whole` ticks.
+    ticks = np.floor(np.arange(len(held) + 1) * share + (1 - rest) * rng.random())
+    taken = np.zeros(len(held), bool)
+    taken[line[np.flatnonzero(np.diff(ticks))[: int(whole)]]] = True
+
+    kept = sizes - np.bincount(owner[taken], minlength=len(parts))
+    emptied = (kept == 0) & (sizes > 0)
+    taken[(np.cumsum(sizes) - sizes)[emptied]] = False
+    kept += emptied
+    remaining = np.split(held[~taken].astype(np.int32), np.cumsum(kept)[:-1])
+    return remaining, np.sort(held[taken]).astype(np.int32)
+
+
+def restrict(
+    dataset: Dataset, parts: Sequence[np.ndarray]
+) -> tuple[Dataset, list[np.ndarray]]:
+    """Drops the examples that no client holds, and renumbers the parts to match.
+
+    Args:
+      dataset: N examples.
+      parts: For each client the indices of its examples; no index twice.
+
+    Returns:
+      The examples that some client holds, in their order, and the parts as int32
+      indices into them. If every example is held, both are as they were.
+    """
+    held = np.zeros(len(dataset.labels), bool)
+    held[np.concatenate([np.asarray(part, np.int64) for part in parts])] = True
+    if held.all():
+        return dataset, list(parts)
+    place = np.cumsum(held, dtype=np.int32) - 1
+    kept = Dataset(dataset.images[held], dataset.labels[held])
+    return kept, [place[part] for part in parts]
+
+
 def _dirichlet(rng: np.random.Generator, alpha: float, size: int) -> np.ndarray:
     """One draw, by the logarithms of gamma draws: a tiny alpha does not underflow."""
     # Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha).
@@ -159,17 +372,17 @@ def _checked_labels(labels: np.ndarray | Sequence[int], num_classes: int) -> np.
     num_classes = _at_least_one("num_classes", num_classes)
     labels = np.asarray(labels)
     if labels.ndim != 1:
-        raise ValueError(
+        raise InputError(
             f"labels have shape {labels.shape}, but one integer an example is needed: "
             "give an array of shape [N]."
         )
     if labels.size == 0:
         return labels.astype(np.int64)
     if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels are {labels.dtype}, but they must be integers.")
+        raise InputError(f"labels are {labels.dtype}, but they must be integers.")
     low, high = labels.min(), labels.max()
     if low < 0 or high >= num_classes:
-        raise ValueError(
+        raise InputError(
             f"labels run from {low} to {high}, but with num_classes={num_classes} they "
             f"must lie in [0, {num_classes - 1}]."
         )
@@ -182,5 +395,5 @@ def _at_least_one(name: str, value: int) -> int:
     except TypeError:
         whole = 0
     if whole < 1:
-        raise ValueError(f"{name} is {value}, but it must be an integer of 1 or more.")
+        raise InputError(f"{name} is {value}, but it must be an integer of 1 or more.")
     return whole

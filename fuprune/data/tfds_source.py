@@ -18,9 +18,10 @@ from fuprune.data.dataset import (
     Dataset,
     DataUnavailableError,
     check,
-    hold_out,
+    split_by_class,
 )
-from fuprune.data.records import read_records
+from fuprune.data.tfds_records import read_records
+from fuprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -52,7 +53,7 @@ def find_prepared(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
         found = [versions for versions in found if versions]
         if len(found) > 1:
             names = ", ".join(f"{path}/{each[-1].parent.name}" for each in found)
-            raise ValueError(f"{name!r} has several configurations: write {names}.")
+            raise InputError(f"{name!r} has several configurations: write {names}.")
         versions = found[0] if found else []
     return versions[-1] if versions else None
 
@@ -126,7 +127,7 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
         order = np.argsort(np.array(ids), kind="stable")
         dataset = Dataset(images[order], labels[order])
     if source == "train" and not _has_test(info):
-        dataset = hold_out(dataset, split)
+        dataset = split_by_class(dataset, split)
     return Prepared(dataset, names, [*files, directory / "dataset_info.json"])
 
 

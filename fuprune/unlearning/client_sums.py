@@ -14,7 +14,8 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import to_float
-from fuprune.federated.client import Batch, Preprocess, cross_entropy, gather_batch
+from fuprune.errors import InputError
+from fuprune.federated.client import Batch, Preprocess, gather_batch
 from fuprune.federated.cohort import (
     Client,
     ClientProgram,
@@ -22,6 +23,8 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.federated.objective import cross_entropy
+from fuprune.models.layers import loops_are_fast
 
 BatchSum = Callable[[Any, Batch], Any]
 
@@ -48,7 +51,7 @@ def make_client_sum(
       loops_are_fast: likewise.
     """
     if chunk < 1:
-        raise ValueError(f"chunk is {chunk}, but must be 1 or more.")
+        raise InputError(f"chunk is {chunk}, but must be 1 or more.")
     run_program = for_each_client(
         sum_program(function, chunk=chunk, preprocess=preprocess),
         backend=backend,
@@ -103,7 +106,7 @@ def client_sum_options(model, *, preprocess, backend, mesh) -> dict[str, Any]:
         preprocess=preprocess,
         backend=backend,
         mesh=mesh,
-        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+        loops_are_fast=loops_are_fast(model),
     )
 
 
@@ -133,7 +136,7 @@ def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDatase
     that an order by class does no harm.
     """
     if max_examples < 0:
-        raise ValueError(f"max_examples is {max_examples}, but must be 0 or more.")
+        raise InputError(f"max_examples is {max_examples}, but must be 0 or more.")
     lengths = np.asarray(data.lengths)
     total = int(lengths.sum())
     if not max_examples or total <= max_examples:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, keep_classes, whole_cohort
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess, gather_batch
 from fuprune.federated.cohort import (
     ClientProgram,
@@ -23,6 +24,7 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
@@ -152,7 +154,7 @@ def _relabelled(
 ) -> tuple[FederatedDataset, dict[str, Any]]:
     """The data with new labels for `classes`, and how often each label was given."""
     if answer not in ANSWERS:
-        raise ValueError(
+        raise InputError(
             f"answer is {answer!r}, but must be one of {', '.join(ANSWERS)}."
         )
     forgotten = keep_classes(data, classes)
@@ -169,7 +171,7 @@ def _relabelled(
             ),
             backend=backend,
             mesh=mesh,
-            loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+            loops_are_fast=loops_are_fast(model),
         )
         cohort = whole_cohort(forgotten)
         shared = Shared(cohort.images, cohort.labels, variables)

@@ -387,6 +387,6 @@ def test_model_with_too_few_logits_is_named(world):
 
 
 def test_package_holds_the_public_names_and_is_a_plain_module():
-    assert fuprune.audit.audit is audit
+    assert fuprune.audit_models is audit
     assert fuprune.audit.AuditData is AuditData
     assert not callable(fuprune.audit)
