@@ -31,7 +31,7 @@ from fuprune.data.federated import whole_cohort  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
-from fuprune.surgery.pruning import compact  # noqa: E402
+from fuprune.surgery import compact  # noqa: E402
 from fuprune.unlearning.activations import collect, merge_activations  # noqa: E402
 from fuprune.unlearning.class_pruning import server_proc  # noqa: E402
 

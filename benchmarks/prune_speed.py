@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fuprune import surgery
 from fuprune.models import zoo
-from fuprune.surgery import pruning
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "prune_speed.json"
 
@@ -75,13 +75,13 @@ def measure(name, conv, options):
     scores = {
         layer: np.zeros(model.wiring()[layer].width) for layer in zoo.layer_names(model)
     }
-    plan = pruning.make_plan(
+    plan = surgery.make_plan(
         scores, options.rate, scope="layer", order="random", seed=options.seed
     )
-    *_, total = pruning.plan_report(model, plan)
+    *_, total = surgery.plan_report(model, plan)
     candidates = {
-        "masked": (model, pruning.mask(model, variables, plan)),
-        "compacted": pruning.compact(model, variables, plan),
+        "masked": (model, surgery.mask(model, variables, plan)),
+        "compacted": surgery.compact(model, variables, plan),
     }
     runs = {
         name: make_run(*candidate, options) for name, candidate in candidates.items()

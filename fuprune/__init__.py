@@ -57,7 +57,7 @@ _HOMES = {
         "term_frequency",
         "tf_idf",
     ),
-    "fuprune.surgery.pruning": (
+    "fuprune.surgery": (
         "PrunePlan",
         "compact",
         "cut_optimizer_state",

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fuprune import export
+from fuprune import export, surgery
 from fuprune.models import zoo
 from fuprune.models.resnet import ResNet
-from fuprune.surgery import pruning
 from tests.models import drawing
 
 
 def cut_model(name="resnet20", norm="batch"):
     model = zoo.create(name, num_classes=5, input_shape=(8, 8, 1), norm=norm)
     variables = drawing.variables_of(model)
-    return pruning.compact(model, variables, drawing.plan_for(model, 1, 0.2))
+    return surgery.compact(model, variables, drawing.plan_for(model, 1, 0.2))
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -125,7 +124,7 @@ def test_variables_that_do_not_fit_are_not_written(tmp_path):
 def test_stablehlo_gives_the_same_logits_for_any_batch(tmp_path, name, norm):
     if name == "resnet8":
         model = ResNet(8, 5, (8, 8, 1), norm)
-        model, variables = pruning.compact(
+        model, variables = surgery.compact(
             model, drawing.variables_of(model), drawing.plan_for(model, 1)
         )
     else:

@@ -108,6 +108,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
         files.refuse_other_config(workdir, config)
     federation = assembly.make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
+    configuration.check_clients(config, federation.data.num_clients)
     if "audit" in configuration.phases(config):
         model = assembly.make_model(config, federation, machine)
         models.check(config, model, [unit.name for unit in units.unlearn_units(config)])

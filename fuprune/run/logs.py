@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fuprune import typed_json
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError, InputError
 from fuprune.run.files import open_to_append
 
 
@@ -57,7 +57,7 @@ class MetricsLog:
         if self._file is None:
             return
         if not 0 <= offset <= self.offset():
-            raise ValueError(
+            raise InputError(
                 f"offset is {offset}, but the file has {self.offset()} bytes: rows "
                 "that a checkpoint counts on are gone; start in a fresh workdir."
             )

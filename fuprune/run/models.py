@@ -11,7 +11,8 @@ from typing import Any
 
 from fuprune import config as configuration
 from fuprune.audit.audit import is_reserved
-from fuprune.config import ConfigError, FupruneError
+from fuprune.config import ConfigError
+from fuprune.errors import FupruneError
 from fuprune.run import assembly, checkpoint, files
 from fuprune.run.training import Run
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from fuprune.config import ConfigError, FupruneError
+from fuprune.config import ConfigError
 from fuprune.data.dataset import Dataset
+from fuprune.errors import FupruneError, InputError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation, make_evaluator
 from fuprune.federated.train import FitResult, Record, iterate, reached
@@ -110,9 +111,8 @@ def stopping(this: Run) -> bool:
 
 def choice_split(this: Run) -> tuple[str, Dataset]:
     """The split that targets and early stops are judged on, and its name."""
-    data = this.config.data
-    validation = getattr(this.federation, "validation", None)
-    if data.get("choose_on", "test") == "validation" and validation is not None:
+    validation = this.federation.validation
+    if this.config.data.choose_on == "validation" and len(validation.labels):
         return "validation", validation
     return "test", this.federation.test
 
@@ -338,7 +338,7 @@ def _restore(this: Run, unit: str, model, state, store, params):
 
     def make_target(saved):
         if saved["model"] != spec:
-            raise FupruneError(
+            raise InputError(
                 f"the checkpoint in {where} is of another model; delete {this.workdir} "
                 "to start afresh."
             )

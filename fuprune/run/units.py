@@ -113,7 +113,7 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
         rounds=tuning.rounds,
         learning_rate=tuning.learning_rate or train.learning_rate,
         schedule=tuning.schedule,
-        warmup=train.warmup_rounds,
+        warmup=tuning.warmup_rounds,
         is_due=is_due,
         target=target,
         metric="r_accuracy",
@@ -121,7 +121,9 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
     )
     if name == "fine_tune":
         return fine_tune
-    scratch = fine_tune._replace(learning_rate=train.learning_rate, stops=False)
+    scratch = fine_tune._replace(
+        learning_rate=train.learning_rate, warmup=train.warmup_rounds, stops=False
+    )
     if name == "short":
         warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
         return scratch._replace(schedule="warmup_cosine", warmup=warmup)

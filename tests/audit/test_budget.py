@@ -9,7 +9,7 @@ from fuprune.audit.audit import AuditData, audit
 from fuprune.audit.outputs import init_variables
 from fuprune.data import load, normalise
 from fuprune.models import zoo
-from fuprune.surgery.pruning import compact, make_plan
+from fuprune.surgery import compact, make_plan
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.models import zoo
-from fuprune.surgery.pruning import PrunePlan
+from fuprune.surgery import PrunePlan
 
 # Each drawn plan is a network of new shapes: compiling it counts, not running it.
 QUICK = {

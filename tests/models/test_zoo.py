@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fuprune import surgery
 from fuprune.kernels import convolution
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
 from fuprune.models.resnet import ResNet
 from fuprune.models.vgg import _pool
-from fuprune.surgery import pruning
 from tests.models import drawing
 
 # Millions, as published for CIFAR-10: He et al. table 6; VGG16 with one hidden layer.
@@ -202,7 +202,7 @@ def test_kernels_train_as_the_plain_network_does(cut):
     variables = drawing.variables_of(model)
     if cut:
         plan = drawing.plan_for(model, 2)
-        model, variables = pruning.compact(model, variables, plan)
+        model, variables = surgery.compact(model, variables, plan)
     # A dead channel and padding, which both must treat alike.
     params = variables["params"]
     stem = jax.tree.map(lambda x: x.at[..., 1].set(0.0), params["stem"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import drop_classes, federate
-from fuprune.surgery.pruning import PrunePlan, mask
+from fuprune.surgery import PrunePlan, mask
 from fuprune.unlearning.fisher import (
     diagonal_fisher,
     fisher,

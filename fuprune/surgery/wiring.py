@@ -1,12 +1,10 @@
-"""From channel scores to a smaller network: which channels go, and the surgery (Eq. 9).
+"""Surgery on the networks of the zoo, by their wiring.
 
-A plan says which output channels each layer keeps. `mask` kills the others in place
-and `compact` removes them; both give the same function and the same training. The
-surgery knows no architecture: the model's wiring, before and after, says which rows
-and columns of every array remain.
+`mask` kills the channels a plan does not keep and `compact` removes them; both give the
+same function and the same training. No architecture is known here: the model's wiring,
+before and after, says which rows and columns of every array remain.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,134 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
+from fuprune.surgery.plan import LayerReport, PrunePlan
 
 Variables = Mapping[str, Any]
-
-SCOPES = ("global", "layer", "balanced")
-ORDERS = ("highest", "lowest", "random")
-
-
-class PrunePlan(NamedTuple):
-    """Which channels each layer keeps. Static data on the host.
-
-    Channels are positions in the layer as it is, which for an already compacted layer
-    are not the ids of the uncut network. A layer that is absent is kept whole.
-    """
-
-    keep: dict[str, np.ndarray]  # layer -> increasing positions, [kept] int
-    spared: dict[str, int] = {}  # layer -> cuts not made because of min_channels
-
-
-class LayerReport(NamedTuple):
-    """What a plan does to one layer, or to all ("total")."""
-
-    layer: str
-    channels_before: int
-    channels_after: int
-    spared: int
-    parameters_before: int
-    parameters_after: int
-    flops_before: int
-    flops_after: int
-
-
-def make_plan(
-    scores: Mapping[str, Any],
-    rate: float,
-    *,
-    scope: str = "global",
-    order: str = "highest",
-    min_channels: int = 1,
-    seed: int = 0,
-) -> PrunePlan:
-    """Chooses the channels to cut from their scores.
-
-    Args:
-      scores: layer -> [C], TF-IDF of each channel. Ties fall to the earlier layer of
-        this mapping, then to the lower channel.
-      rate: R of the paper, the share of channels to cut, in [0, 1).
-      scope: "global" ranks all channels together, as the paper does; TF sums to one in
-        each layer, so narrow layers score higher and are cut first. "balanced" ranks
-        them together after multiplying each layer's scores by its width, which makes
-        them comparable. "layer" cuts the same share of every layer.
-      order: "highest" cuts the highest scores (the paper), "lowest" the lowest (the
-        authors' code), "random" any, as a control.
-      min_channels: a cut that would leave a layer fewer is not made, nor replaced by
-        another, and is counted in `spared`.
-      seed: of "random".
-
-    Returns:
-      A plan with an entry for each layer of `scores`. It cuts floor(rate * channels)
-      channels, of each layer if scope is "layer" and of all together otherwise, less
-      the spared ones.
-    """
-    values = {layer: np.asarray(score) for layer, score in scores.items()}
-    _check_choices(values, rate, scope, order, min_channels)
-    values = {layer: score.astype(np.float64) for layer, score in values.items()}
-    if scope == "balanced":
-        values = {layer: score * score.size for layer, score in values.items()}
-    generator = np.random.default_rng(seed)
-    groups = [[layer] for layer in values] if scope == "layer" else [list(values)]
-    keep = {layer: np.ones(score.size, bool) for layer, score in values.items()}
-    spared = dict.fromkeys(values, 0)
-    for group in groups:
-        channels = [(layer, c) for layer in group for c in range(values[layer].size)]
-        ranked = np.concatenate([values[layer] for layer in group] or [np.zeros(0)])
-        if order == "random":
-            ranking = generator.permutation(len(channels))
-        else:
-            ranking = np.argsort(-ranked if order == "highest" else ranked, stable=True)
-        # 0.29 * 100 is 28.999999999999996, and 29 was meant.
-        number = math.floor(rate * len(channels) + 1e-9)
-        for layer, channel in (channels[i] for i in ranking[:number]):
-            if np.count_nonzero(keep[layer]) > min_channels:
-                keep[layer][channel] = False
-            else:
-                spared[layer] += 1
-    return PrunePlan(
-        {layer: np.flatnonzero(kept) for layer, kept in keep.items()}, spared
-    )
-
-
-def _check_choices(values, rate, scope, order, min_channels):
-    if not 0 <= rate < 1:
-        raise ValueError(f"rate is {rate}, but must be at least 0 and below 1.")
-    if scope not in SCOPES:
-        raise ValueError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}.")
-    if order not in ORDERS:
-        raise ValueError(f"order is {order!r}, but must be one of {', '.join(ORDERS)}.")
-    if min_channels < 1:
-        raise ValueError(
-            f"min_channels is {min_channels}, but must be at least 1, as no layer can"
-            " be empty."
-        )
-    for layer, score in values.items():
-        if score.ndim != 1 or not score.size:
-            raise ValueError(
-                f"scores of layer {layer!r} have shape {score.shape}, but must be one"
-                " number per channel."
-            )
-        if not np.all(np.isfinite(score)):
-            raise ValueError(
-                f"scores of layer {layer!r} hold {score[~np.isfinite(score)][0]}, but"
-                " must be finite; look for a diverged model."
-            )
-
-
-def live_plan(model: nn.Module, variables: Variables) -> PrunePlan:
-    """Returns the plan that keeps the channels which are not dead in `variables`.
-
-    `compact(model, variables, live_plan(model, variables))` turns a masked model into
-    the compacted one. A layer with no live channel keeps its first.
-    """
-    keep = {}
-    for layer in zoo.layer_names(model):
-        norm = variables["params"][layer]["norm"]
-        alive = (np.asarray(norm["scale"]) != 0) | (np.asarray(norm["bias"]) != 0)
-        keep[layer] = np.flatnonzero(alive) if alive.any() else np.array([0])
-    return PrunePlan(keep, {})
 
 
 def mask(model: nn.Module, variables: Variables, plan: PrunePlan) -> Variables:
@@ -261,29 +137,29 @@ def _compacted(model, plan):
 
 def _check_kept(layer, keep, wiring):
     if layer not in wiring:
-        raise ValueError(
+        raise InputError(
             f"plan names layer {layer!r}, which the model has not; make it from scores"
             " of this model."
         )
     size = len(wiring[layer].outputs)
     if keep.ndim != 1 or not keep.size:
-        raise ValueError(
+        raise InputError(
             f"plan keeps {keep.tolist()} of layer {layer!r}, but must keep a list of at"
             " least one channel."
         )
     if not np.issubdtype(keep.dtype, np.integer):
-        raise ValueError(
+        raise InputError(
             f"plan keeps channels of type {keep.dtype} in layer {layer!r}, but must"
             " hold integers."
         )
     if keep.min() < 0 or keep.max() >= size:
         outside = keep[(keep < 0) | (keep >= size)][0]
-        raise ValueError(
+        raise InputError(
             f"plan keeps channel {outside} of layer {layer!r}, which has {size};"
             " channels are positions in the layer as it is."
         )
     if np.any(np.diff(keep) <= 0):
-        raise ValueError(
+        raise InputError(
             f"plan keeps {keep.tolist()} of layer {layer!r}, but channels must be"
             " increasing; sort them and drop repeats."
         )
@@ -293,7 +169,7 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     """Returns the (negative axis, kept positions) a leaf is to be cut along."""
     layer, where = _name(path[0]), jax.tree_util.keystr(path)
     if layer not in cuts:
-        raise ValueError(
+        raise InputError(
             f"tree holds {where}, which is no layer of the model; pass parameters, or"
             " a tree shaped like them."
         )
@@ -304,7 +180,7 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     if _name(path[-1]) != "kernel":
         axes, shape = axes[1:], shape[1:]
     if leaf.shape[-len(shape) :] != shape:
-        raise ValueError(
+        raise InputError(
             f"{where} has shape {leaf.shape}, but its last axes must be {shape} for"
             " this model; start that state afresh after the cut."
         )
@@ -339,7 +215,7 @@ def cut_optimizer_state(
     """
     cutters = {"mask": mask_tree, "compact": compact_tree}
     if how not in cutters:
-        raise ValueError(f"how is {how!r}, but must be one of {', '.join(cutters)}.")
+        raise InputError(f"how is {how!r}, but must be one of {', '.join(cutters)}.")
     layers = set(model.wiring())
     size = sum(cost.parameters for cost in layer_costs(model).values())
     _compacted(model, plan)
@@ -351,7 +227,7 @@ def cut_optimizer_state(
         if is_parameters(node):
             return cutters[how](model, plan, node)
         if getattr(node, "size", 0) == size:
-            raise ValueError(
+            raise InputError(
                 f"optimizer state holds all {size} parameters in one array of shape"
                 f" {node.shape}, which cannot be cut; start it afresh after the cut."
             )
@@ -398,26 +274,3 @@ def plan_report(
         *(sum(int(row[field]) for row in rows) for field in range(4, 8)),
     )
     return [*rows, total]
-
-
-def explain(
-    model: nn.Module,
-    plan: PrunePlan,
-    input_shape: tuple[int, int, int] | None = None,
-) -> str:
-    """Returns `plan_report` as a plain-text table, one line per layer."""
-    rows = plan_report(model, plan, input_shape)
-    width = max(len(row.layer) for row in rows)
-    lines = [
-        f"{'layer':<{width}} {'channels':>13} {'spared':>6} {'parameters':>23}"
-        f" {'FLOPs an image':>27}"
-    ]
-    for row in rows:
-        lines.append(
-            f"{row.layer:<{width}}"
-            f" {row.channels_before:>5} > {row.channels_after:>5}"
-            f" {row.spared:>6}"
-            f" {row.parameters_before:>10,} > {row.parameters_after:>10,}"
-            f" {row.flops_before:>12,} > {row.flops_after:>12,}"
-        )
-    return "\n".join(lines)

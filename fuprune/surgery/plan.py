@@ -1,0 +1,138 @@
+"""From channel scores to a plan: which output channels each layer keeps (Eq. 9).
+
+A plan is static data on the host. It knows no architecture: layers are names, channels
+are positions.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fuprune.errors import InputError
+
+SCOPES = ("global", "layer", "balanced")
+ORDERS = ("highest", "lowest", "random")
+
+
+class PrunePlan(NamedTuple):
+    """Which channels each layer keeps. Static data on the host.
+
+    Channels are positions in the layer as it is, which for an already compacted layer
+    are not the ids of the uncut network. A layer that is absent is kept whole.
+    """
+
+    keep: dict[str, np.ndarray]  # layer -> increasing positions, [kept] int
+    spared: dict[str, int] = {}  # layer -> cuts not made because of min_channels
+
+
+class LayerReport(NamedTuple):
+    """What a plan does to one layer, or to all ("total")."""
+
+    layer: str
+    channels_before: int
+    channels_after: int
+    spared: int
+    parameters_before: int
+    parameters_after: int
+    flops_before: int
+    flops_after: int
+
+
+def make_plan(
+    scores: Mapping[str, Any],
+    rate: float,
+    *,
+    scope: str = "global",
+    order: str = "highest",
+    min_channels: int = 1,
+    seed: int = 0,
+) -> PrunePlan:
+    """Chooses the channels to cut from their scores.
+
+    Args:
+      scores: layer -> [C], TF-IDF of each channel. Ties fall to the earlier layer of
+        this mapping, then to the lower channel.
+      rate: R of the paper, the share of channels to cut, in [0, 1).
+      scope: "global" ranks all channels together, as the paper does; TF sums to one in
+        each layer, so narrow layers score higher and are cut first. "balanced" ranks
+        them together after multiplying each layer's scores by its width, which makes
+        them comparable. "layer" cuts the same share of every layer, as nearly as whole
+        channels allow: the fractions left over go to the layers with the largest ones.
+      order: "highest" cuts the highest scores (the paper), "lowest" the lowest (the
+        authors' code), "random" any, as a control.
+      min_channels: a cut that would leave a layer fewer is not made, nor replaced by
+        another, and is counted in `spared`.
+      seed: of "random".
+
+    Returns:
+      A plan with an entry for each layer of `scores`. In every scope it cuts
+      floor(rate * channels) of all channels together, less the spared ones.
+    """
+    values = {layer: np.asarray(score) for layer, score in scores.items()}
+    _check_choices(values, rate, scope, order, min_channels)
+    values = {layer: score.astype(np.float64) for layer, score in values.items()}
+    if scope == "balanced":
+        values = {layer: score * score.size for layer, score in values.items()}
+    generator = np.random.default_rng(seed)
+    groups = {(layer,): number for layer, number in _equal_shares(values, rate).items()}
+    if scope != "layer":
+        groups = {tuple(values): sum(groups.values())}
+    keep = {layer: np.ones(score.size, bool) for layer, score in values.items()}
+    spared = dict.fromkeys(values, 0)
+    for group, number in groups.items():
+        channels = [(layer, c) for layer in group for c in range(values[layer].size)]
+        ranked = np.concatenate([values[layer] for layer in group] or [np.zeros(0)])
+        if order == "random":
+            ranking = generator.permutation(len(channels))
+        else:
+            ranking = np.argsort(-ranked if order == "highest" else ranked, stable=True)
+        for layer, channel in (channels[i] for i in ranking[:number]):
+            if np.count_nonzero(keep[layer]) > min_channels:
+                keep[layer][channel] = False
+            else:
+                spared[layer] += 1
+    return PrunePlan(
+        {layer: np.flatnonzero(kept) for layer, kept in keep.items()}, spared
+    )
+
+
+def _equal_shares(values, rate: float) -> dict[str, int]:
+    """How many channels each layer gives: whole numbers, by the largest remainder."""
+    # 0.29 * 100 is 28.999999999999996, and 29 was meant.
+    quotas = {layer: rate * score.size + 1e-9 for layer, score in values.items()}
+    shares = {layer: math.floor(quota) for layer, quota in quotas.items()}
+    total = math.floor(rate * sum(score.size for score in values.values()) + 1e-9)
+    # Rounded, so that equal remainders tie and fall to the earlier layer.
+    by_remainder = sorted(
+        values, key=lambda layer: round(shares[layer] - quotas[layer], 6)
+    )
+    for layer in by_remainder[: total - sum(shares.values())]:
+        shares[layer] += 1
+    return shares
+
+
+def _check_choices(values, rate, scope, order, min_channels):
+    if not 0 <= rate < 1:
+        raise InputError(f"rate is {rate}, but must be at least 0 and below 1.")
+    if scope not in SCOPES:
+        raise InputError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}.")
+    if order not in ORDERS:
+        raise InputError(f"order is {order!r}, but must be one of {', '.join(ORDERS)}.")
+    if min_channels < 1:
+        raise InputError(
+            f"min_channels is {min_channels}, but must be at least 1, as no layer can"
+            " be empty."
+        )
+    for layer, score in values.items():
+        if score.ndim != 1 or not score.size:
+            raise InputError(
+                f"scores of layer {layer!r} have shape {score.shape}, but must be one"
+                " number per channel."
+            )
+        if not np.all(np.isfinite(score)):
+            raise InputError(
+                f"scores of layer {layer!r} hold {score[~np.isfinite(score)][0]}, but"
+                " must be finite; look for a diverged model."
+            )
