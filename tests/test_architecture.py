@@ -22,9 +22,9 @@ FORBIDDEN = {("models", "data"), ("data", "kernels"), ("surgery", "data")}
 # Files, clocks and consoles: for the run.
 GUARDED = {"run", "report", "main"}
 # Beside the rooms; these know nothing of the run.
-FOUNDATIONS = {"config", "config_keys", "errors", "export", "typed_json"}
+FOUNDATIONS = {"config", "config_keys", "errors", "export", "files", "typed_json"}
 # What a room may use although it is no room.
-NEUTRAL = {"errors", "typed_json"}
+NEUTRAL = {"errors", "files", "typed_json"}
 
 
 def modules():
