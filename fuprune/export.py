@@ -141,7 +141,7 @@ def export_stablehlo(
     evaluate = jax.jit(lambda images: model.apply(variables, images))
     exported = export.export(evaluate, platforms=PLATFORMS)(images)
     _require_flatbuffers()
-    write_whole(path, exported.serialize())
+    write_whole(path, bytes(exported.serialize()))
 
 
 def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:

@@ -127,7 +127,9 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
     if name == "short":
         warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
         return scratch._replace(schedule="warmup_cosine", warmup=warmup)
-    return scratch._replace(rounds=train.rounds, schedule=train.schedule)
+    return scratch._replace(
+        rounds=train.rounds, schedule=train.schedule, warmup=train.warmup_rounds
+    )
 
 
 def target_accuracy(this: Run) -> float | None:
