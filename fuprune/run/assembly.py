@@ -228,15 +228,19 @@ def make_algorithm(
     rounds: int,
     warmup: int = 0,
     keep_updates: bool = False,
+    objective: Any = None,
 ) -> FedAlgorithm:
-    """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy."""
+    """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy.
+
+    `objective` replaces the config's cross-entropy if it is given.
+    """
     train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
         backend=runtime.backend,
         mesh=runtime.mesh,
         bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
-        objective=classification(train.label_smoothing),
+        objective=objective or classification(train.label_smoothing),
         aggregation=Aggregation(
             rule=train.aggregation,
             clip_norm=train.clip_norm,

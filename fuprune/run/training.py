@@ -208,6 +208,7 @@ def train_unit(
     *,
     key: jax.Array,
     store: update_history.UpdateHistory | None = None,
+    objective: Any = None,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
 
@@ -223,6 +224,7 @@ def train_unit(
       budget: when to stop, and how to train.
       key: of cohorts and batches.
       store: where clients' updates are recorded; None records none.
+      objective: what to minimise instead of the config's cross-entropy.
     """
     config = this.config
     algorithm = assembly.make_algorithm(
@@ -235,6 +237,7 @@ def train_unit(
         rounds=budget.rounds,
         warmup=budget.warmup,
         keep_updates=store is not None,
+        objective=objective,
     )
     state = algorithm.init(runtime.replicate(variables, this.runtime))
     judge = make_judge(this, model)

@@ -45,7 +45,8 @@ from fuprune.run.training import (
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
-from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.methods import METHODS, options_of
+from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -92,7 +93,8 @@ def privacy_units(config) -> list[tuple[str, float]]:
 
 def budget_name(method: str) -> str:
     """What a method trains with: see `make_budget`."""
-    return {"retrain": "training", "retrain_short": "short"}.get(method, "fine_tune")
+    otherwise = "training" if method == "retrain" else "fine_tune"
+    return getattr(METHODS[method], "budget", otherwise)
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
@@ -138,6 +140,32 @@ def target_accuracy(this: Run) -> float | None:
     if wanted >= 0:
         return wanted or None
     return outcome_of(this, "pretrain", TrainedOutcome).r_accuracy
+
+
+def hopeless_methods(config, federation, machine) -> dict[str, str]:
+    """Methods that will have to stop, and why; known before anything is trained.
+
+    A method that scores a class needs participants that hold it.
+    """
+    classes = configuration.classes(config)
+    reasons = {}
+    for method in configuration.methods(config):
+        if "rate" not in options_of(method):
+            continue  # it scores no class
+        options = assembly.method_options(
+            config, method, federation, machine, classes=classes
+        )
+        chosen = options.get("participants")
+        if chosen is None:
+            continue
+        missing = missing_classes(federation.data, chosen, classes)
+        if missing:
+            reasons[method] = (
+                f"none of its {len(chosen)} participants holds class "
+                f"{', '.join(map(str, missing))}; raise unlearn.participants or lower "
+                "partition.bias"
+            )
+    return reasons
 
 
 def pretrain(this: Run, name: str) -> TrainedOutcome:
@@ -204,7 +232,7 @@ def _fine_tune(
     same ones in the same order.
     """
 
-    def tune(model, variables, data, key=None) -> FitResult:
+    def tune(model, variables, data, key=None, objective=None) -> FitResult:
         del key
         jax.block_until_ready(variables)
         watch.log()
@@ -216,6 +244,7 @@ def _fine_tune(
             data,
             budget,
             key=jax.random.fold_in(key_for(this, "fine_tune"), seed),
+            objective=objective,
         )
         watch.start()
         return fit
@@ -230,7 +259,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     options = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
-    if method == "amnesiac":
+    if "history" in options_of(method):
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
     from_scratch = budget != "fine_tune"
