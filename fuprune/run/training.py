@@ -16,7 +16,7 @@ import numpy as np
 
 from fuprune.config import ConfigError
 from fuprune.data.dataset import Dataset
-from fuprune.errors import FupruneError
+from fuprune.errors import FupruneError, InputError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation, make_evaluator
 from fuprune.federated.objective import Objective
@@ -112,9 +112,8 @@ def stopping(this: Run) -> bool:
 
 def choice_split(this: Run) -> tuple[str, Dataset]:
     """The split that targets and early stops are judged on, and its name."""
-    data = this.config.data
-    validation = getattr(this.federation, "validation", None)
-    if data.get("choose_on", "test") == "validation" and validation is not None:
+    validation = this.federation.validation
+    if this.config.data.choose_on == "validation" and len(validation.labels):
         return "validation", validation
     return "test", this.federation.test
 
@@ -211,6 +210,7 @@ def train_unit(
     key: jax.Array,
     objective: Objective | None = None,
     store: update_history.UpdateHistory | None = None,
+    objective: Any = None,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
 
@@ -227,6 +227,7 @@ def train_unit(
       key: of cohorts and batches.
       objective: what to minimise; None is the config's cross-entropy.
       store: where clients' updates are recorded; None records none.
+      objective: what to minimise instead of the config's cross-entropy.
     """
     config = this.config
     algorithm = assembly.make_algorithm(
@@ -240,6 +241,7 @@ def train_unit(
         warmup=budget.warmup,
         objective=objective,
         keep_updates=store is not None,
+        objective=objective,
     )
     state = algorithm.init(runtime.replicate(variables, this.runtime))
     judge = make_judge(this, model)
@@ -343,7 +345,7 @@ def _restore(this: Run, unit: str, model, state, store, params):
 
     def make_target(saved):
         if saved["model"] != spec:
-            raise FupruneError(
+            raise InputError(
                 f"the checkpoint in {where} is of another model; delete {this.workdir} "
                 "to start afresh."
             )
