@@ -11,6 +11,7 @@ import pytest
 
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import drop_classes, federate, take_clients, whole_cohort
+from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning import history
 from fuprune.unlearning.amnesiac import amnesiac
@@ -41,7 +42,7 @@ def train(data, variables, keys, server_rate=1.0):
         local_epochs=2,
         batch_size=4,
         server_optimizer=optax.sgd(server_rate),
-        keep_updates=True,
+        aggregation=Aggregation(keep_updates=True),
     )
     state, store = algorithm.init(variables), history.empty(10**6)
     for key in keys:
@@ -138,9 +139,7 @@ def test_what_is_left_is_what_the_server_makes_of_the_others(
             optax.sgd(rate, momentum=step["momentum"], nesterov=step["nesterov"]),
         ),
         batch_size=batch_size,
-        rule=rule,
-        clip_norm=0.2,
-        keep_updates=True,
+        aggregation=Aggregation(rule, clip_norm=0.2, keep_updates=True),
     )
     server = history.ServerStep(lambda number: -float(rate(number)), **step)
     if rule == "clipped_mean":

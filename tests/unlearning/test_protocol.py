@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
 from fuprune.config_keys import KEYS
 from fuprune.config_keys import METHODS as CONFIGURED
+
 from fuprune.data.federated import keep_classes, whole_cohort
+from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
 from fuprune.unlearning.methods import BUDGETS, METHODS, options_of, select
@@ -52,7 +53,10 @@ def updates(trained):
     """A history of two rounds, as the trainer keeps it."""
     data, variables = trained
     algorithm = fed_avg(
-        MODEL, client_optimizer=optax.sgd(0.05), batch_size=8, keep_updates=True
+        MODEL,
+        client_optimizer=optax.sgd(0.05),
+        batch_size=8,
+        aggregation=Aggregation(keep_updates=True),
     )
     state, store = algorithm.init(variables), history.empty(10**7)
     for number in range(2):
