@@ -93,7 +93,7 @@ def privacy_units(config) -> list[tuple[str, float]]:
 
 def budget_name(method: str) -> str:
     """What a method trains with: see `make_budget`."""
-    return {"retrain": "training", "retrain_short": "short"}.get(method, "fine_tune")
+    return METHODS[method].budget
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
