@@ -177,6 +177,9 @@ def _run_phases(this: Run) -> RunRecord | None:
         f"{this.runtime.conv} convolutions, {backend_of(this)} over clients; "
         f"workdir {this.workdir}"
     )
+    if "unlearn" in wanted:
+        for line in assembly.describe_absences(config, this.federation, this.classes):
+            this.progress.note(line)
     record = None
     if "pretrain" in wanted:
         finish_unit(this, "pretrain", TrainedOutcome, units.pretrain)

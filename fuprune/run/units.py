@@ -94,8 +94,7 @@ def privacy_units(config) -> list[tuple[str, float]]:
 
 def budget_name(method: str) -> str:
     """What a method trains with: see `make_budget`."""
-    otherwise = "training" if method == "retrain" else "fine_tune"
-    return getattr(METHODS[method], "budget", otherwise)
+    return METHODS[method].budget
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
