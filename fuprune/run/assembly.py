@@ -233,7 +233,6 @@ def make_algorithm(
     warmup: int = 0,
     objective: Objective | None = None,
     keep_updates: bool = False,
-    objective: Any = None,
 ) -> FedAlgorithm:
     """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy.
 
