@@ -4,6 +4,7 @@ Type checkers read it, and so does `__init__.py`, which loads a name on first us
 """
 
 from fuprune.audit import AuditData as AuditData
+from fuprune.audit import AuditOptions as AuditOptions
 from fuprune.audit import AuditReport as AuditReport
 from fuprune.audit.audit import audit as _audit
 from fuprune.data import Cohort as Cohort

@@ -92,11 +92,6 @@ def privacy_units(config) -> list[tuple[str, float]]:
     ]
 
 
-def budget_name(method: str) -> str:
-    """What a method trains with: see `make_budget`."""
-    return METHODS[method].budget
-
-
 def make_budget(config, name: str, target: float | None = None) -> Budget:
     """How methods train: `fine_tune`, `training` from scratch, or `short`.
 
@@ -249,12 +244,12 @@ def _method_key(this: Run, seed: int) -> jax.Array:
 
 def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
-    method, budget = unit.method, budget_name(unit.method)
+    method, budget = unit.method, METHODS[unit.method].budget
     model, variables = models.load_saved(this, "raw", "pretrain")
     options = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
-    if "history" in options_of(method):
+    if "history" in METHODS[method].options:
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
     how = make_budget(this.config, budget, target_accuracy(this))
@@ -402,7 +397,7 @@ def audit(this: Run, name: str) -> AuditOutcome:
         for unit in unlearn_units(config)
         if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
     ]
-    is_reference = {u.name: budget_name(u.method) == "training" for u in units}
+    is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
     steps: list[str] = []
 
     def on_step(text: str) -> None:
