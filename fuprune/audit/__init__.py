@@ -1,29 +1,31 @@
 """Evidence that a class is gone: what a reviewer would ask, in one call.
 
-The package is that call: `fuprune.audit(candidates, retrained, raw, ...)` is
-`fuprune.audit.audit.audit`.
+The call is `fuprune.audit.audit(candidates, retrained, raw, ...)`, at the top level
+`fuprune.audit_models`.
 """
 
-import sys
-import types
-
-from fuprune.audit.evidence import AuditReport, Evidence
-
-from fuprune.audit.audit import (  # isort: skip  (rebinds `audit`, the submodule)
-    KINDS,
-    AuditData,
-    Speed,
-    audit,
+from fuprune.audit.evidence import AuditReport, Evidence, Headline
+from fuprune.audit.measurements import AuditData
+from fuprune.audit.options import (
+    AuditOptions,
+    ProbeOptions,
+    RelearnOptions,
+    ShadowOptions,
+    WeightOptions,
 )
 
-__all__ = ["KINDS", "AuditData", "AuditReport", "Evidence", "Speed", "audit"]
+from fuprune.audit.audit import KINDS, audit  # isort: skip  (rebinds the submodule)
 
-
-class _CallablePackage(types.ModuleType):
-    """Lets the package and its one function share a name."""
-
-    def __call__(self, *args, **kwargs):
-        return audit(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallablePackage
+__all__ = [
+    "KINDS",
+    "AuditData",
+    "AuditOptions",
+    "AuditReport",
+    "Evidence",
+    "Headline",
+    "ProbeOptions",
+    "RelearnOptions",
+    "ShadowOptions",
+    "WeightOptions",
+    "audit",
+]

@@ -1,7 +1,8 @@
 """From a config to the parts of a run: data, model, algorithm, options of methods.
 
-This is the only place where config keys become keyword arguments; the functions they
-are handed to know nothing of configs.
+Config keys become keyword arguments here, those apart that only say which phases and
+units there are, how long they train and where; the functions that take the arguments
+know nothing of configs.
 """
 
 from collections.abc import Callable
@@ -12,17 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.config import audit_tests
+from fuprune.audit import AuditOptions, RelearnOptions, ShadowOptions
+from fuprune.config import ConfigError, audit_tests
 from fuprune.config import classes as classes_to_forget
 from fuprune.data import normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
 from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.objective import classification
+from fuprune.federated.objective import Objective, classification
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.models import zoo
-from fuprune.run.machine import Runtime, place_federation
+from fuprune.run.machine import Runtime, check_memory, place_federation
+from fuprune.unlearning.history import ServerStep
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 
 
@@ -39,15 +44,15 @@ class Federation(NamedTuple):
     prepare_training: Callable  # the same with augmentation, if it is on
 
 
-def first_of_each_class(dataset: Dataset, limit: int) -> Dataset:
-    """The first `limit` images of every class in their order; 0 takes all."""
+def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray | slice:
+    """Where the first `limit` images of every class are; 0 takes all."""
     if not limit:
-        return dataset
-    labels = np.asarray(dataset.labels)
+        # Not a list of all numbers, which would copy the images.
+        return slice(None)
     rank = np.zeros(len(labels), np.int64)
-    for u in np.unique(labels):
-        rank[labels == u] = np.arange(np.sum(labels == u))
-    return Dataset(dataset.images[rank < limit], dataset.labels[rank < limit])
+    for label in np.unique(labels):
+        rank[labels == label] = np.arange(np.sum(labels == label))
+    return np.flatnonzero(rank < limit)
 
 
 def make_federation(config, runtime: Runtime) -> Federation:
@@ -55,40 +60,25 @@ def make_federation(config, runtime: Runtime) -> Federation:
     name, where = config.data.name, config.data.dir or None
     train = sources.load(name, split="train", data_dir=where)
     test = sources.load(name, split="test", data_dir=where)
-    train = first_of_each_class(train, config.data.limit)
-    test = first_of_each_class(test, config.data.test_limit)
+    chosen = first_of_each_class(train.labels, config.data.limit)
+    train = Dataset(train.images[chosen], train.labels[chosen])
+    tested = first_of_each_class(test.labels, config.data.test_limit)
+    test = Dataset(test.images[tested], test.labels[tested])
     num_classes = sources.num_classes(name, where)
-    kind, clients = config.partition.kind, config.partition.clients
-    if kind == "bias":
-        parts = partition.bias_partition(
-            train.labels,
-            num_clients=clients,
-            num_classes=num_classes,
-            bias=config.partition.bias,
-            seed=config.seed,
-        )
-    elif kind == "dirichlet":
-        parts = partition.dirichlet_partition(
-            train.labels,
-            num_clients=clients,
-            num_classes=num_classes,
-            alpha=config.partition.alpha,
-            seed=config.seed,
-        )
-    else:
-        parts = partition.iid_partition(
-            train.labels, num_clients=clients, seed=config.seed
-        )
+    deal = PARTITIONS[config.partition.kind]
+    parts = deal(config, train.labels, num_classes, chosen)
     parts, held_out = partition.hold_out(
         parts, train.labels, config.data.validation, config.seed
     )
     validation = Dataset(train.images[held_out], train.labels[held_out])
     train, parts = partition.restrict(train, parts)
-    data = place_federation(train, parts, runtime, whole=config.runtime.pool == "whole")
+    whole = config.runtime.pool == "whole"
+    check_memory(train, parts, runtime, whole=whole)
+    data = place_federation(train, parts, runtime, whole=whole)
     normalise = STATISTICS[config.data.normalise]
     mean, std = normalise(config, train, parts)
     # CIFAR's four pixels in 32, in proportion to the images.
-    padding = max(1, train.images.shape[1] // 8)
+    padding = max(1, min(train.images.shape[1:3]) // 8)
     return Federation(
         data=data,
         train=train,
@@ -101,6 +91,74 @@ def make_federation(config, runtime: Runtime) -> Federation:
             mean, std, augment=config.train.augment, padding=padding
         ),
     )
+
+
+def _bias(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del chosen
+    return partition.bias_partition(
+        labels,
+        num_clients=config.partition.clients,
+        num_classes=num_classes,
+        bias=config.partition.bias,
+        seed=config.seed,
+    )
+
+
+def _dirichlet(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del chosen
+    return partition.dirichlet_partition(
+        labels,
+        num_clients=config.partition.clients,
+        num_classes=num_classes,
+        alpha=config.partition.alpha,
+        seed=config.seed,
+    )
+
+
+def _iid(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del num_classes, chosen
+    return partition.iid_partition(
+        labels, num_clients=config.partition.clients, seed=config.seed
+    )
+
+
+def _pathological(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del chosen
+    return partition.pathological_partition(
+        labels,
+        num_clients=config.partition.clients,
+        num_classes=num_classes,
+        classes_per_client=config.partition.classes_per_client,
+        seed=config.seed,
+    )
+
+
+def _natural(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del labels, num_classes
+    data = config.data
+    ids = sources.column(data.name, config.partition.column, data.dir or None)
+    return partition.natural_partition(ids[chosen])
+
+
+def _from_file(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del num_classes
+    if not isinstance(chosen, slice):
+        raise ConfigError(
+            f"data.limit is {config.data.limit} with partition.kind=file, whose "
+            "numbers count all training images; allowed: 0."
+        )
+    return partition.read_partition(config.partition.file, len(labels))
+
+
+# partition.kind -> (config, labels [N], num_classes, which training images) -> parts
+PARTITIONS = {
+    "bias": _bias,
+    "dirichlet": _dirichlet,
+    "iid": _iid,
+    "pathological": _pathological,
+    "natural": _natural,
+    "file": _from_file,
+}
 
 
 def _constant_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
@@ -173,6 +231,7 @@ def make_algorithm(
     schedule: str,
     rounds: int,
     warmup: int = 0,
+    objective: Objective | None = None,
     keep_updates: bool = False,
 ) -> FedAlgorithm:
     """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy."""
@@ -182,7 +241,7 @@ def make_algorithm(
         mesh=runtime.mesh,
         bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
-        objective=classification(train.label_smoothing),
+        objective=objective or classification(train.label_smoothing),
         aggregation=Aggregation(
             rule=train.aggregation,
             clip_norm=train.clip_norm,
@@ -224,11 +283,36 @@ def _optimizer(train, learning_rate) -> optax.GradientTransformation:
     )
 
 
-def server_factor(config) -> float:
-    """What the server multiplies a mean update by, momentum and schedule aside."""
-    if config.train.algorithm == "fed_sgd":
-        return -config.train.learning_rate
-    return config.train.server_learning_rate
+def server_step(config) -> ServerStep:
+    """How the server of the pre-training steps, for the recorded updates."""
+    train = config.train
+    is_sgd = train.algorithm == "fed_sgd"
+    name = "optimizer" if is_sgd else "server_optimizer"
+    obstacle = ""
+    if train.aggregation not in ("mean", "clipped_mean"):
+        obstacle = f"train.aggregation={train.aggregation}"
+    elif train[name] != "sgd":
+        obstacle = f"train.{name}={train[name]}"
+    clipped = train.aggregation == "clipped_mean"
+    clip_norm = train.clip_norm if clipped else float("inf")
+    if not is_sgd:
+        return ServerStep(
+            train.server_learning_rate, clip_norm=clip_norm, obstacle=obstacle
+        )
+    rate = learning_rate_schedule(
+        train.schedule,
+        peak=train.learning_rate,
+        rounds=train.rounds,
+        warmup=train.warmup_rounds,
+    )
+    return ServerStep(
+        lambda number: -float(np.asarray(rate(number))),
+        train.momentum,
+        train.nesterov,
+        train.weight_decay,
+        clip_norm,
+        obstacle,
+    )
 
 
 def participants(config) -> int:
@@ -239,35 +323,28 @@ def participants(config) -> int:
 def method_options(
     config, method: str, federation: Federation, runtime: Runtime, classes
 ) -> dict[str, Any]:
-    """Keyword options of an unlearning method, from the config."""
-    prune = config.prune
-    clients = dict(
-        preprocess=federation.prepare, backend=runtime.backend, mesh=runtime.mesh
-    )
-    pruning = dict(
+    """Keyword options of an unlearning method: its sections of the config, and more."""
+    wanted = METHODS[method]
+    number = participants(config)
+    options: dict[str, Any] = dict(
         num_classes=federation.num_classes,
-        rate=prune.rate,
-        scope=prune.scope,
-        min_channels=prune.min_channels,
-        idf=prune.idf,
-        weighting=prune.weighting,
-        recapture=prune.recapture,
-        surgery=prune.surgery,
-        capture_clients=prune.capture_clients or participants(config),
-        **clients,
+        preprocess=federation.prepare,
+        backend=runtime.backend,
+        mesh=runtime.mesh,
     )
-    if method in ("class_pruning", "prune_then_drop_row"):
-        return {**pruning, "order": prune.order, **_privacy_options(config, classes)}
-    if method in ("prune_random", "prune_lowest"):
-        return pruning
-    if method == "prune_relabel":
-        pruning |= {"order": prune.order, **_privacy_options(config, classes)}
-        return {**pruning, "answer": config.relabel.answer}
-    sections = {"fisher": config.fisher, "influence": config.influence}
-    sections |= {"ascent": config.ascent, "relabel": config.relabel}
-    if method in sections:
-        return {**sections[method].to_dict(), **clients}
-    return config.regrow.to_dict() if method == "regrow" else {}
+    for section in wanted.sections:
+        if section == "privacy":
+            options |= _privacy_options(config, classes)
+        else:
+            options |= config[section].to_dict()
+    if "prune" in wanted.sections:
+        number = config.prune.capture_clients or number
+    if "participants" in wanted.options:
+        # Drawn from the seed alone: every method that reads clients reads the same.
+        key = jax.random.fold_in(jax.random.key(config.seed), number)
+        options["participants"] = choose_participants(key, federation.data, number)
+    options.pop("capture_clients", None)
+    return {name: x for name, x in options.items() if name in wanted.options}
 
 
 def _privacy_options(config, classes) -> dict[str, Any]:
@@ -311,21 +388,25 @@ def privacy_curve_options(
     return options
 
 
-def audit_options(config) -> dict[str, Any]:
-    """Keyword options of `audit.audit`, from the config."""
+def audit_options(config) -> AuditOptions:
+    """The audit's options, from the config."""
     audit = config.audit
-    return dict(
+    return AuditOptions(
         kinds=audit_tests(config),
-        max_examples=audit.max_examples,
-        num_shadows=audit.shadows,
         confidence=audit.confidence,
-        shadow_steps=audit.shadow_steps,
-        shadow_learning_rate=audit.shadow_learning_rate,
-        relearn_every=audit.relearn_every,
-        relearn_steps=audit.relearn_max_steps,
-        relearn_learning_rate=audit.relearn_learning_rate,
-        relearn_level=audit.relearn_level,
+        max_examples=audit.max_examples,
         train_batch_size=audit.batch_size,
+        shadow=ShadowOptions(
+            models=audit.shadows,
+            steps=audit.shadow_steps,
+            learning_rate=audit.shadow_learning_rate,
+        ),
+        relearn=RelearnOptions(
+            learning_rates=(audit.relearn_learning_rate,),
+            steps=audit.relearn_max_steps,
+            every=audit.relearn_every,
+            level=audit.relearn_level,
+        ),
     )
 
 

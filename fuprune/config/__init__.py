@@ -1,4 +1,4 @@
-"""The configuration of a run, made from the table in `fuprune.config_keys`.
+"""The configuration of a run, made from the table in `fuprune.config.keys`.
 
 Files in `configs/` and flags change the values of `default()`. `validate` refuses what
 makes no sense before any data is read, in one line that names the value seen and what
@@ -15,9 +15,9 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from fuprune.config_keys import AUDIT_TESTS as AUDIT_TESTS
-from fuprune.config_keys import KEYS, METHODS, PHASES, SECTIONS
-from fuprune.config_keys import MODELS as MODELS
+from fuprune.config.keys import AUDIT_TESTS as AUDIT_TESTS
+from fuprune.config.keys import KEYS, METHODS, PHASES, SECTIONS
+from fuprune.config.keys import MODELS as MODELS
 from fuprune.errors import FupruneError as FupruneError
 from fuprune.errors import InputError
 
@@ -30,7 +30,7 @@ DATASET_CLASSES = {
     **{"cifar100": 100, "svhn_cropped": 10},
 }
 # What a run names when it would take a CPU more than a day.
-REDUCED_CONFIG = "configs/cifar10_resnet_cpu.py"
+REDUCED_CONFIG = "cifar10_resnet_cpu"
 # Partitions whose number of clients is known once the data are loaded.
 _COUNTED_LATER = ("natural", "file")
 
@@ -195,15 +195,12 @@ def _check_together(config: Config) -> None:
         )
     for name in ("train", "fine_tune"):
         part = config[name]
-        # A warm-up takes one round at least, and the cosine another.
-        if (
-            part.schedule == "warmup_cosine"
-            and max(part.warmup_rounds, 1) >= part.rounds
+        if part.schedule == "warmup_cosine" and part.warmup_rounds >= max(
+            part.rounds, 1
         ):
             raise ConfigError(
                 f"{name}.warmup_rounds is {part.warmup_rounds}; allowed: less than "
-                f"{name}.rounds, which is {part.rounds} and has to be 2 or more with "
-                "warmup_cosine."
+                f"{name}.rounds, which is {part.rounds}."
             )
     if "amnesiac" in methods(config) and not train.history_bytes:
         raise ConfigError(
@@ -220,7 +217,7 @@ def _check_together(config: Config) -> None:
     if config.partition.kind == "file" and not config.partition.file:
         raise ConfigError(
             "partition.file is '' with partition.kind=file; allowed: the path of a "
-            "JSON file."
+            "text file with one line of image numbers per client."
         )
 
 

@@ -17,11 +17,13 @@ MODELS = (
 METHODS = (
     *("class_pruning", "retrain", "fisher", "influence", "ascent", "amnesiac"),
     *("regrow", "relabel", "prune_relabel", "mask_logit", "zero_class_row"),
-    *("fine_tune_only", "prune_random", "prune_lowest", "prune_then_drop_row"),
+    *("fine_tune_only", "retrain_short", "prune_random", "prune_lowest"),
+    "prune_then_drop_row",
 )
 AUDIT_TESTS = (
     *("accuracy", "membership", "shadow", "likelihood_ratio"),
-    *("probe", "relearn", "distance"),
+    *("unlearned_shadow", "difference", "interpolated"),
+    *("probe", "relearn", "distance", "weights"),
 )
 
 
@@ -101,7 +103,7 @@ LINE = r"[^\x00-\x1f]"
 PATH = matching(f"{LINE}*", "a path without control characters")
 DATASET = matching(
     r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.-]+)?(:\d+\.\d+\.\d+)?"
-    rf"|(npz|folder):{LINE}+|hf:[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?(:[A-Za-z0-9_.-]+)?",
+    rf"|(npz|folder):{LINE}+|hf:\S+",
     "digits, cifar10, cifar100, mnist, fashion_mnist or another TFDS name in lower "
     "case, such as emnist/letters; or npz:PATH, folder:PATH, hf:NAME",
 )
@@ -150,7 +152,7 @@ SECTIONS = (
         ("classes_per_client", 2, ONE_OR_MORE, "of pathological"),
         ("column", "client", matching(f"{LINE}+", "the name of a column"),
          "of natural: the column that says whose an image is"),
-        ("file", "", PATH, "of file: JSON with one list of image numbers per client"),
+        ("file", "", PATH, "of file: lines of image numbers, one line per client"),
     ),
     _section("model", "the network",
         ("name", "resnet20", NETWORK, "one of the zoo, or a function that returns one"),
@@ -296,9 +298,9 @@ SECTIONS = (
         ("shadow_learning_rate", 0.05, RATE, "of training each, at its start"),
         ("relearn_level", 0.9, at_most(1),
          "share of the raw accuracy that counts as relearned"),
-        ("relearn_max_steps", 150, STEPS, "after which relearning is given up"),
-        ("relearn_every", 2, STEPS, "steps between two looks at it"),
-        ("relearn_learning_rate", 0.003, RATE, "of relearning"),
+        ("relearn_max_steps", 24, STEPS, "of relearning, in each of its settings"),
+        ("relearn_every", 4, STEPS, "steps between two looks at it"),
+        ("relearn_learning_rate", 0.01, RATE, "of relearning"),
     ),
     _section("runtime", "the machine; of these only dtype can change a result",
         ("backend", "auto", one_of("auto", "loop", "map", "vmap", "wide", "shard_map"),
