@@ -19,6 +19,7 @@ from fuprune.data.dataset import Dataset
 from fuprune.errors import FupruneError, InputError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models import zoo
 from fuprune.run import assembly, checkpoint, files, logs, processes, progress
@@ -207,8 +208,8 @@ def train_unit(
     budget: Budget,
     *,
     key: jax.Array,
+    objective: Objective | None = None,
     store: update_history.UpdateHistory | None = None,
-    objective: Any = None,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
 
@@ -223,8 +224,8 @@ def train_unit(
       data: every client's.
       budget: when to stop, and how to train.
       key: of cohorts and batches.
+      objective: what to minimise; None is the config's cross-entropy.
       store: where clients' updates are recorded; None records none.
-      objective: what to minimise instead of the config's cross-entropy.
     """
     config = this.config
     algorithm = assembly.make_algorithm(
@@ -236,8 +237,8 @@ def train_unit(
         schedule=budget.schedule,
         rounds=budget.rounds,
         warmup=budget.warmup,
-        keep_updates=store is not None,
         objective=objective,
+        keep_updates=store is not None,
     )
     state = algorithm.init(runtime.replicate(variables, this.runtime))
     judge = make_judge(this, model)
@@ -277,7 +278,7 @@ def train_unit(
                     step.info,
                     step.cohort,
                     round_number=number,
-                    scale=assembly.server_factor(config),
+                    server=assembly.server_step(config),
                 )
             _log(this, unit, step.record)
             seconds, clock = time.monotonic() - clock, time.monotonic()

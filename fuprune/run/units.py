@@ -45,7 +45,7 @@ from fuprune.run.training import (
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
-from fuprune.unlearning.methods import METHODS, options_of
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
@@ -55,6 +55,7 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     tree_bytes,
 )
+from fuprune.unlearning.recovery import recovery_key
 
 
 class UnlearnUnit(NamedTuple):
@@ -89,12 +90,6 @@ def privacy_units(config) -> list[tuple[str, float]]:
         (f"privacy_curve/{epsilon:g}{suffix}", epsilon)
         for epsilon in sorted(configuration.privacy_curve(config))
     ]
-
-
-def budget_name(method: str) -> str:
-    """What a method trains with: see `make_budget`."""
-    otherwise = "training" if method == "retrain" else "fine_tune"
-    return getattr(METHODS[method], "budget", otherwise)
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
@@ -150,14 +145,12 @@ def hopeless_methods(config, federation, machine) -> dict[str, str]:
     classes = configuration.classes(config)
     reasons = {}
     for method in configuration.methods(config):
-        if "rate" not in options_of(method):
+        if "prune" not in METHODS[method].sections:
             continue  # it scores no class
         options = assembly.method_options(
             config, method, federation, machine, classes=classes
         )
-        chosen = options.get("participants")
-        if chosen is None:
-            continue
+        chosen = options["participants"]
         missing = missing_classes(federation.data, chosen, classes)
         if missing:
             reasons[method] = (
@@ -223,28 +216,14 @@ class _Stopwatch:
         self._this.timings.append({"phase": self._unit, "own_seconds": seconds})
 
 
-def _fine_tune(
-    this: Run, name: str, budget: Budget, seed: int, watch: _Stopwatch
-) -> FineTune:
-    """What a method is given to train with.
+def _fine_tune(this: Run, name: str, budget: Budget, watch: _Stopwatch) -> FineTune:
+    """What a method is given to train with: a unit of the run, within the budget."""
 
-    The cohorts and batches come from the run and the seed alone: all methods see the
-    same ones in the same order.
-    """
-
-    def tune(model, variables, data, key=None, objective=None) -> FitResult:
-        del key
+    def tune(model, variables, data, key, objective=None) -> FitResult:
         jax.block_until_ready(variables)
         watch.log()
         fit = train_unit(
-            this,
-            name,
-            model,
-            variables,
-            data,
-            budget,
-            key=jax.random.fold_in(key_for(this, "fine_tune"), seed),
-            objective=objective,
+            this, name, model, variables, data, budget, key=key, objective=objective
         )
         watch.start()
         return fit
@@ -252,18 +231,25 @@ def _fine_tune(
     return tune
 
 
+def _method_key(this: Run, seed: int) -> jax.Array:
+    """The key of every method with this seed.
+
+    All derive their fine-tuning's share of it alike (`recovery_key`), so that with one
+    seed they see the same cohorts and batches in the same order.
+    """
+    return jax.random.fold_in(key_for(this, "unlearn"), seed)
+
+
 def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
-    method, budget = unit.method, budget_name(unit.method)
+    method, budget = unit.method, METHODS[unit.method].budget
     model, variables = models.load_saved(this, "raw", "pretrain")
     options = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
-    if "history" in options_of(method):
+    if "history" in METHODS[method].options:
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
-    from_scratch = budget != "fine_tune"
-    purpose = f"{method}_{unit.seed}" if from_scratch else f"unlearn/{method}"
     how = make_budget(this.config, budget, target_accuracy(this))
     outcome = UnlearnedOutcome(
         unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
@@ -275,8 +261,8 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             variables,
             this.federation.data,
             this.classes,
-            key=key_for(this, purpose),
-            fine_tune=_fine_tune(this, name, how, unit.seed, watch),
+            key=_method_key(this, unit.seed),
+            fine_tune=_fine_tune(this, name, how, watch),
             **options,
         )
     except UnlearnError as error:
@@ -370,7 +356,7 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         variables,
         this.federation.data,
         this.classes,
-        key=key_for(this, "unlearn/class_pruning"),
+        key=_method_key(this, 0),
         epsilon=epsilon,
         **assembly.privacy_curve_options(
             config, this.federation, this.runtime, this.classes
@@ -381,8 +367,9 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
     if config.privacy.curve_fine_tune:
         left = drop_classes(this.federation.data, this.classes)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
-        tune = _fine_tune(this, name, budget, 0, watch)
-        fit = tune(cut.model, cut.variables, left, None)
+        tune = _fine_tune(this, name, budget, watch)
+        key = recovery_key(_method_key(this, 0))
+        fit = tune(cut.model, cut.variables, left, key)
         tuned = measure(this, name, Stage("tuned", cut.model, fit.state.variables))
     return PrivacyPoint(
         epsilon,
@@ -408,7 +395,7 @@ def audit(this: Run, name: str) -> AuditOutcome:
         for unit in unlearn_units(config)
         if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
     ]
-    is_reference = {u.name: budget_name(u.method) == "training" for u in units}
+    is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
     steps: list[str] = []
 
     def on_step(text: str) -> None:
