@@ -22,6 +22,7 @@ from fuprune.federated.evaluate import Evaluation, make_evaluator
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models import zoo
+from fuprune.models.layers import loops_are_fast
 from fuprune.run import assembly, checkpoint, files, logs, processes, progress
 from fuprune.run import machine as runtime
 from fuprune.run.record import Provenance, StageRow
@@ -181,7 +182,7 @@ def _evaluator(this: Run, model, split: Dataset):
 def backend_of(this: Run) -> str:
     """How this run iterates over clients."""
     return resolve_backend(
-        this.runtime.backend, loops_are_fast=this.runtime.conv == "onednn"
+        this.runtime.backend, loops_are_fast=loops_are_fast(this.runtime.conv)
     )[0]
 
 
