@@ -45,7 +45,7 @@ from fuprune.run.training import (
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
-from fuprune.unlearning.methods import METHODS, options_of
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
@@ -145,14 +145,12 @@ def hopeless_methods(config, federation, machine) -> dict[str, str]:
     classes = configuration.classes(config)
     reasons = {}
     for method in configuration.methods(config):
-        if "rate" not in options_of(method):
+        if "prune" not in METHODS[method].sections:
             continue  # it scores no class
         options = assembly.method_options(
             config, method, federation, machine, classes=classes
         )
-        chosen = options.get("participants")
-        if chosen is None:
-            continue
+        chosen = options["participants"]
         missing = missing_classes(federation.data, chosen, classes)
         if missing:
             reasons[method] = (
