@@ -262,9 +262,8 @@ def probe_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]
 
 _CLASSIFIERS = {
     "linear": "linear probe",
-    "knn": "nearest neighbours",
-    "k_nn": "nearest neighbours",
-    "mlp": "small network",
+    "neighbours": "nearest neighbours",
+    "network": "small network",
 }
 
 

@@ -9,7 +9,14 @@ from typing import NamedTuple
 from fuprune.audit.evidence import CANNOT_TELL, FAIL, PASS, AuditReport, Evidence
 from fuprune.report import formats, roles
 
-MEMBERSHIP_KINDS = ("membership", "shadow", "likelihood_ratio")
+MEMBERSHIP_KINDS = (
+    "membership",
+    "shadow",
+    "likelihood_ratio",
+    "unlearned_shadow",
+    "difference",
+    "interpolated",
+)
 NO_RESULT = "no result"
 _SPELLING = {
     "u": "U-set",
@@ -18,8 +25,8 @@ _SPELLING = {
     "tpr": "TPR",
     "kl": "KL divergence",
     "cka": "CKA",
-    "knn": "k-NN",
-    "mlp": "MLP",
+    "jensen": "Jensen",
+    "shannon": "Shannon",
 }
 
 
@@ -93,7 +100,7 @@ def most_telling(tests: list[Evidence]) -> list[Evidence]:
     return sorted(tests, key=lambda test: _TELLING.get(test.kind, len(_TELLING)))
 
 
-_TELLING = {"relearn": 0, "probe": 1, "shadow": 2, "likelihood_ratio": 3, "distance": 4}
+_TELLING = {"relearn": 0, "probe": 1} | dict.fromkeys(MEMBERSHIP_KINDS, 2)
 
 
 def powerless_membership(audit: AuditReport | None) -> str:

@@ -90,7 +90,7 @@ def _short_gone(audit: AuditReport | None, tested: str | None) -> str:
     if audit is None or tested not in audit.candidates:
         return "Unknown."
     return {
-        FAIL: "Not shown: something differs from retraining.",
+        FAIL: "Not shown: it differs from retraining.",
         "pass": "Yes, within the audit's margin.",
         CANNOT_TELL: "Unknown.",
     }.get(judgement.summary(audit, tested).verdict, "No trace was found.")
@@ -211,9 +211,10 @@ def _short_price(record: RunRecord, tested: str | None) -> str:
         return ""
     points = 100 * (ours - base)
     if abs(points) < 0.05:
-        return "No accuracy on the other classes."
-    amount = f"{abs(points):.1f} points of accuracy on the other classes"
-    return f"{amount}, {'less' if points < 0 else 'more'} than retraining."
+        return "As accurate on the other classes as retraining."
+    more = "less" if points < 0 else "more"
+    amount = f"{abs(points):.1f} points {more} accuracy on the other classes"
+    return f"{amount} than retraining."
 
 
 def _price(record: RunRecord, tested: str | None) -> Iterator[str]:

@@ -103,7 +103,7 @@ def test_the_papers_form_and_other_tables_are_files(run):
     assert expected | {"speed_retrained", "tally"} <= names
     markdown = (run / "report" / "report.md").read_text()
     assert "## What was tested, and what could be seen" in markdown
-    assert "- **Gone?** Not shown: something differs" in markdown
+    assert "- **Gone?** Not shown: it differs" in markdown
 
 
 def test_same_files_give_the_same_bytes(tmp_path, run):
@@ -169,9 +169,10 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
         "relearn": {"level": 0.7, "curves": dict.fromkeys(models, curve), "runs": runs},
         "probe": {
             "layers": ["stem", "conv1", "features"],
-            "classifiers": ["linear", "knn"],
+            "classifiers": ["linear", "neighbours"],
             "areas": {
-                m: {c: [0.6, 0.7, 0.8] for c in ("linear", "knn")} for m in models
+                m: {c: [0.6, 0.7, 0.8] for c in ("linear", "neighbours")}
+                for m in models
             },
         },
     }
