@@ -19,6 +19,7 @@ from fuprune.data.dataset import Dataset
 from fuprune.errors import FupruneError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models import zoo
 from fuprune.run import assembly, checkpoint, files, logs, processes, progress
@@ -208,6 +209,7 @@ def train_unit(
     budget: Budget,
     *,
     key: jax.Array,
+    objective: Objective | None = None,
     store: update_history.UpdateHistory | None = None,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
@@ -223,6 +225,7 @@ def train_unit(
       data: every client's.
       budget: when to stop, and how to train.
       key: of cohorts and batches.
+      objective: what to minimise; None is the config's cross-entropy.
       store: where clients' updates are recorded; None records none.
     """
     config = this.config
@@ -235,6 +238,7 @@ def train_unit(
         schedule=budget.schedule,
         rounds=budget.rounds,
         warmup=budget.warmup,
+        objective=objective,
         keep_updates=store is not None,
     )
     state = algorithm.init(runtime.replicate(variables, this.runtime))
@@ -275,7 +279,7 @@ def train_unit(
                     step.info,
                     step.cohort,
                     round_number=number,
-                    scale=assembly.server_factor(config),
+                    server=assembly.server_step(config),
                 )
             _log(this, unit, step.record)
             seconds, clock = time.monotonic() - clock, time.monotonic()

@@ -54,6 +54,7 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     tree_bytes,
 )
+from fuprune.unlearning.recovery import recovery_key
 
 
 class UnlearnUnit(NamedTuple):
@@ -193,32 +194,28 @@ class _Stopwatch:
         self._this.timings.append({"phase": self._unit, "own_seconds": seconds})
 
 
-def _fine_tune(
-    this: Run, name: str, budget: Budget, seed: int, watch: _Stopwatch
-) -> FineTune:
-    """What a method is given to train with.
+def _fine_tune(this: Run, name: str, budget: Budget, watch: _Stopwatch) -> FineTune:
+    """What a method is given to train with: a unit of the run, within the budget."""
 
-    The cohorts and batches come from the run and the seed alone: all methods see the
-    same ones in the same order.
-    """
-
-    def tune(model, variables, data, key=None) -> FitResult:
-        del key
+    def tune(model, variables, data, key, objective=None) -> FitResult:
         jax.block_until_ready(variables)
         watch.log()
         fit = train_unit(
-            this,
-            name,
-            model,
-            variables,
-            data,
-            budget,
-            key=jax.random.fold_in(key_for(this, "fine_tune"), seed),
+            this, name, model, variables, data, budget, key=key, objective=objective
         )
         watch.start()
         return fit
 
     return tune
+
+
+def _method_key(this: Run, seed: int) -> jax.Array:
+    """The key of every method with this seed.
+
+    All derive their fine-tuning's share of it alike (`recovery_key`), so that with one
+    seed they see the same cohorts and batches in the same order.
+    """
+    return jax.random.fold_in(key_for(this, "unlearn"), seed)
 
 
 def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
@@ -231,8 +228,6 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     if method == "amnesiac":
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
-    from_scratch = budget != "fine_tune"
-    purpose = f"{method}_{unit.seed}" if from_scratch else f"unlearn/{method}"
     how = make_budget(this.config, budget, target_accuracy(this))
     outcome = UnlearnedOutcome(
         unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
@@ -244,8 +239,8 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             variables,
             this.federation.data,
             this.classes,
-            key=key_for(this, purpose),
-            fine_tune=_fine_tune(this, name, how, unit.seed, watch),
+            key=_method_key(this, unit.seed),
+            fine_tune=_fine_tune(this, name, how, watch),
             **options,
         )
     except UnlearnError as error:
@@ -339,7 +334,7 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         variables,
         this.federation.data,
         this.classes,
-        key=key_for(this, "unlearn/class_pruning"),
+        key=_method_key(this, 0),
         epsilon=epsilon,
         **assembly.privacy_curve_options(
             config, this.federation, this.runtime, this.classes
@@ -350,8 +345,9 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
     if config.privacy.curve_fine_tune:
         left = drop_classes(this.federation.data, this.classes)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
-        tune = _fine_tune(this, name, budget, 0, watch)
-        fit = tune(cut.model, cut.variables, left, None)
+        tune = _fine_tune(this, name, budget, watch)
+        key = recovery_key(_method_key(this, 0))
+        fit = tune(cut.model, cut.variables, left, key)
         tuned = measure(this, name, Stage("tuned", cut.model, fit.state.variables))
     return PrivacyPoint(
         epsilon,
