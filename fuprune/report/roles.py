@@ -11,7 +11,7 @@ from typing import Any
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
 from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
-from fuprune.unlearning.methods import TRAINS_ON_FORGOTTEN
+from fuprune.unlearning.methods import METHODS
 
 RAW = "raw"
 RETRAIN = "retrain"
@@ -61,7 +61,8 @@ def role(name: str, tested: str | None) -> str:
 
 def warning(method: str) -> str:
     """What must stand beside the numbers of a method, wherever they stand."""
-    if family(method) in TRAINS_ON_FORGOTTEN:
+    known = METHODS.get(family(method))
+    if known is not None and known.trains_on_forgotten:
         return "trains on the forgotten images"
     return ""
 
