@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fuprune.audit import AuditOptions, RelearnOptions, ShadowOptions
 from fuprune.config import ConfigError, audit_tests
 from fuprune.config import classes as classes_to_forget
 from fuprune.data import normalisation, partition, sources
@@ -387,21 +388,25 @@ def privacy_curve_options(
     return options
 
 
-def audit_options(config) -> dict[str, Any]:
-    """Keyword options of `audit.audit`, from the config."""
+def audit_options(config) -> AuditOptions:
+    """The audit's options, from the config."""
     audit = config.audit
-    return dict(
+    return AuditOptions(
         kinds=audit_tests(config),
-        max_examples=audit.max_examples,
-        num_shadows=audit.shadows,
         confidence=audit.confidence,
-        shadow_steps=audit.shadow_steps,
-        shadow_learning_rate=audit.shadow_learning_rate,
-        relearn_every=audit.relearn_every,
-        relearn_steps=audit.relearn_max_steps,
-        relearn_learning_rate=audit.relearn_learning_rate,
-        relearn_level=audit.relearn_level,
+        max_examples=audit.max_examples,
         train_batch_size=audit.batch_size,
+        shadow=ShadowOptions(
+            models=audit.shadows,
+            steps=audit.shadow_steps,
+            learning_rate=audit.shadow_learning_rate,
+        ),
+        relearn=RelearnOptions(
+            learning_rates=(audit.relearn_learning_rate,),
+            steps=audit.relearn_max_steps,
+            every=audit.relearn_every,
+            level=audit.relearn_level,
+        ),
     )
 
 

@@ -393,7 +393,7 @@ def audit(this: Run, name: str) -> AuditOutcome:
             this.classes,
             key_for(this, "audit"),
             on_step=on_step,
-            **assembly.audit_options(config),
+            options=assembly.audit_options(config),
         )
     if this.runtime.is_main:
         write_whole(this.workdir / "audit.json", report.to_json())
