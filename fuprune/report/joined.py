@@ -326,9 +326,9 @@ def runs_table(groups: Sequence[Group]) -> Table:
         for run in group.runs:
             judged = "not audited"
             if run.audit is not None and group.tested in run.audit.candidates:
-                summary = judgement.summary(run.audit, group.tested)
-                failed = f"{len(summary.failed)} of {summary.tests} failed"
-                judged = f"{summary.verdict}: {failed}"
+                found = judgement.headline(run.audit, group.tested)
+                failed = f"{len(found.failed)} of {found.tests} failed"
+                judged = f"{found.verdict}: {failed}"
             rows.append(
                 (
                     cell(run.name),
