@@ -124,13 +124,7 @@ def raw_stages(group: Group) -> list[StageRow]:
 
 
 def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
-    """The models after the cut for one class, one per run and seed that has it.
-
-    Args:
-      group: the runs.
-      method: name of the method.
-      position: which cut: 0 for the first class, -1 for the last.
-    """
+    """The models after one cut (0 is the first class's, -1 the last's), per seed."""
     return [
         stages[position]
         for run in group.runs
@@ -145,16 +139,7 @@ def mean_cell(
     *,
     spread: bool = True,
 ) -> Cell:
-    """Makes a cell of the mean, with the standard deviation if there are several.
-
-    Args:
-      values: one per run; missing ones are left out.
-      written: how one number is written.
-      spread: write the standard deviation, too.
-
-    Returns:
-      `86.4%`, or `86.4 ± 0.3%` for two runs and more.
-    """
+    """The mean of what is known, `86.4%`; for several with `spread`, `86.4 ± 0.3%`."""
     known = roles.known(list(values))
     if not known:
         return cell(None)
@@ -273,13 +258,7 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
         (
             Column("Experiment", numeric=False),
             Column("Method", numeric=False),
-            Column("U-set", group="Accuracy"),
-            Column("R-set", group="Accuracy"),
-            Column("Rounds"),
-            Column("own work", group="Time"),
-            Column("training", group="Time"),
-            Column("Images"),
-            Column("Uploaded"),
+            *tables.COSTS,
             Column("failed", group="Audit"),
             Column("not told apart", group="Audit"),
             Column("passed", group="Audit"),

@@ -92,12 +92,7 @@ def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
 
 
 def styles(names: Iterable[str], tested: str | None) -> dict[str, str]:
-    """A CSS class for each model, one for all seeds of a method.
-
-    Args:
-      names: units and audited models, in their order of appearance.
-      tested: the method under test.
-    """
+    """A CSS class for each unit or audited model, one for all seeds of a method."""
     chosen: dict[str, str] = {}
     fixed = {RAW: "raw", RANDOM: "random"}
     others: dict[str, str] = {}
