@@ -233,8 +233,12 @@ def make_algorithm(
     warmup: int = 0,
     objective: Objective | None = None,
     keep_updates: bool = False,
+    objective: Any = None,
 ) -> FedAlgorithm:
-    """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy."""
+    """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy.
+
+    `objective` replaces the config's cross-entropy if it is given.
+    """
     train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
         backend=runtime.backend,

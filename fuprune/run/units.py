@@ -45,7 +45,8 @@ from fuprune.run.training import (
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
-from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.methods import METHODS, options_of
+from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -93,7 +94,8 @@ def privacy_units(config) -> list[tuple[str, float]]:
 
 def budget_name(method: str) -> str:
     """What a method trains with: see `make_budget`."""
-    return {"retrain": "training", "retrain_short": "short"}.get(method, "fine_tune")
+    otherwise = "training" if method == "retrain" else "fine_tune"
+    return getattr(METHODS[method], "budget", otherwise)
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
@@ -122,7 +124,9 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
     )
     if name == "fine_tune":
         return fine_tune
-    scratch = fine_tune._replace(learning_rate=train.learning_rate, stops=False)
+    scratch = fine_tune._replace(
+        learning_rate=train.learning_rate, warmup=train.warmup_rounds, stops=False
+    )
     if name == "short":
         warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
         return scratch._replace(schedule="warmup_cosine", warmup=warmup)
@@ -137,6 +141,32 @@ def target_accuracy(this: Run) -> float | None:
     if wanted >= 0:
         return wanted or None
     return outcome_of(this, "pretrain", TrainedOutcome).r_accuracy
+
+
+def hopeless_methods(config, federation, machine) -> dict[str, str]:
+    """Methods that will have to stop, and why; known before anything is trained.
+
+    A method that scores a class needs participants that hold it.
+    """
+    classes = configuration.classes(config)
+    reasons = {}
+    for method in configuration.methods(config):
+        if "rate" not in options_of(method):
+            continue  # it scores no class
+        options = assembly.method_options(
+            config, method, federation, machine, classes=classes
+        )
+        chosen = options.get("participants")
+        if chosen is None:
+            continue
+        missing = missing_classes(federation.data, chosen, classes)
+        if missing:
+            reasons[method] = (
+                f"none of its {len(chosen)} participants holds class "
+                f"{', '.join(map(str, missing))}; raise unlearn.participants or lower "
+                "partition.bias"
+            )
+    return reasons
 
 
 def pretrain(this: Run, name: str) -> TrainedOutcome:
@@ -225,7 +255,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     options = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
-    if method == "amnesiac":
+    if "history" in options_of(method):
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
     how = make_budget(this.config, budget, target_accuracy(this))
