@@ -8,6 +8,8 @@ import pytest
 
 from fuprune import typed_json
 from fuprune.report import build
+from fuprune.report.figures import recovery_curves
+from fuprune.run.record import CurveRow
 from tests.report.fixture import make_audit, make_record, write_maps, write_run
 from tests.report.reading import Page
 
@@ -133,6 +135,16 @@ def test_scores_are_drawn_from_input_to_output(page, run):
     text = (run / "report" / "report.html").read_text()
     drawn = re.search(r'<svg[^>]*aria-label="TF-IDF scores.*?</svg>', text)[0]
     assert drawn.index(">stem<") < drawn.index(">conv1<")
+
+
+def test_curves_are_of_the_split_that_choices_were_made_on():
+    values = {"r_accuracy": 0.5, "validation_r_accuracy": 0.7}
+    rows = [
+        CurveRow("unlearn/a", 0, {"r_accuracy": 0.4}),
+        CurveRow("unlearn/a", 5, values),
+        CurveRow("pretrain", 5, values),
+    ]
+    assert recovery_curves(rows) == {"a": [(0, 0.4), (5, 0.7)]}
 
 
 def test_seeds_of_one_method_share_a_legend_entry(page):
