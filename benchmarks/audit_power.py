@@ -9,7 +9,7 @@ code that judges a real audit (`fuprune.audit.verdict`). Two questions:
 - How often does a candidate fail that lies some standard deviations away from
   retraining, in one test of the family or in all?
 
-    python benchmarks/audit_power.py --draws 4000
+    python benchmarks/audit_power.py --draws 1000
 
 prints two Markdown tables; they stand in docs/audit.md.
 """
@@ -92,7 +92,7 @@ def rate(
 def main() -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--draws", type=int, default=4000)
+    parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     generator = np.random.default_rng(options.seed)

@@ -1,6 +1,5 @@
 """Weight space, on networks whose place in it is constructed."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -54,4 +53,3 @@ def test_a_model_made_from_the_raw_one_is_near_it_and_a_retrained_one_is_not(wor
     assert near.verdicts["honest"] == "not told apart at this power"
     assert any("descent" in note for note in near.notes)
     assert tests["loss_barrier_to_raw"].values["mask_logit"] < 0.01
-    jax.block_until_ready(world.raw)
