@@ -17,7 +17,8 @@ MODELS = (
 METHODS = (
     *("class_pruning", "retrain", "fisher", "influence", "ascent", "amnesiac"),
     *("regrow", "relabel", "prune_relabel", "mask_logit", "zero_class_row"),
-    *("fine_tune_only", "prune_random", "prune_lowest", "prune_then_drop_row"),
+    *("fine_tune_only", "retrain_short", "prune_random", "prune_lowest"),
+    "prune_then_drop_row",
 )
 AUDIT_TESTS = (
     *("accuracy", "membership", "shadow", "likelihood_ratio"),
