@@ -22,6 +22,7 @@ import safetensors.numpy
 from flax import traverse_util
 from jax import export
 
+from fuprune.errors import InputError, MissingFileError
 from fuprune.models import zoo
 
 Variables = Mapping[str, Any]
@@ -77,24 +78,24 @@ def load_safetensors(
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
+        raise MissingFileError(f"there is no file {path}.")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise InputError(
             f"{path} is not a readable safetensors file: {error}"
         ) from error
     if metadata.get("format") != FORMAT:
-        raise ValueError(
+        raise InputError(
             f"{path} has format {metadata.get('format')!r}, but must have {FORMAT!r};"
             " write it with save_safetensors."
         )
     try:
         spec = json.loads(metadata.get("spec", ""))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} has a spec that is not JSON: {error}.") from error
+        raise InputError(f"{path} has a spec that is not JSON: {error}.") from error
     model = zoo.from_spec(spec, conv=conv, dtype=dtype)
     _check_arrays(model, flat, str(path))
     arrays = {name: jnp.asarray(value) for name, value in flat.items()}
@@ -113,13 +114,13 @@ def _check_arrays(model, flat, where):
         ("holds unexpected", sorted(flat.keys() - expected.keys())),
     ):
         if names:
-            raise ValueError(
+            raise InputError(
                 f"{where} {problem} {names[0]} (and {len(names) - 1} more)."
             )
     for name, array in expected.items():
         seen = (flat[name].shape, flat[name].dtype)
         if seen != (array.shape, array.dtype):
-            raise ValueError(
+            raise InputError(
                 f"{where} holds {name} as {seen[1]}{list(seen[0])}, but the model has"
                 f" {array.dtype}{list(array.shape)}."
             )
@@ -150,19 +151,19 @@ def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
+        raise MissingFileError(f"there is no file {path}.")
     _require_flatbuffers()
     try:
         exported = export.deserialize(bytearray(path.read_bytes()))
         program = exported.mlir_module()
     except Exception as error:  # The decoder promises no particular one.
-        raise ValueError(
+        raise InputError(
             f"{path} is not a StableHLO export: {type(error).__name__}."
         ) from error
     calls = re.findall(r"custom_call\b[ \t]*(\S{0,80})", program)
     unknown = [call for call in calls if not call.startswith(_KNOWN_CALLS)]
     if unknown:
-        raise ValueError(
+        raise InputError(
             f"{path} calls out of itself, to {unknown[0]!r}; write it with "
             "export_stablehlo."
         )

@@ -1,4 +1,4 @@
-"""Loop-for-loop NumPy twin of the paper's q-split (Fang et al., 2020)."""
+"""Loop-for-loop twins: the q-split of the paper (Fang et al., 2020), channel sums."""
 
 import numpy as np
 
@@ -24,3 +24,21 @@ def bias_partition(labels, num_clients, num_classes, bias, seed):
         client = groups[group][int(which * len(groups[group]))]
         parts[client].append(example)
     return parts
+
+
+def channel_sums(images, labels, parts, without_classes):
+    """Pixel by pixel: how many, their sums and their squares' sums, per client."""
+    channels = images.shape[-1]
+    uploads = []
+    for part in parts:
+        pixels, sums, squares = 0, [0] * channels, [0] * channels
+        for example in part:
+            if labels[example] in without_classes:
+                continue
+            for pixel in images[example].reshape(-1, channels).tolist():
+                pixels += 1
+                for channel, byte in enumerate(pixel):
+                    sums[channel] += byte
+                    squares[channel] += byte * byte
+        uploads.append([pixels, *sums, *squares])
+    return uploads

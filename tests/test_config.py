@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from fuprune import config as config_lib
 from fuprune.config import ConfigError
+from fuprune.config_keys import KEYS, SECTIONS
 
 
 def changed(**values):
@@ -33,25 +35,36 @@ def test_default_and_quickstart_are_valid():
     config_lib.validate(config_lib.quickstart())
 
 
-def test_every_key_has_a_rule_or_is_a_switch_or_a_list():
-    ruled = config_lib._RULES.keys()
-    lists = {*config_lib._LISTS, "privacy.curve"}
-    for key, value in config_lib.flatten(config_lib.default()).items():
-        assert key in ruled or isinstance(value, bool) or key in lists, key
-    assert ruled <= config_lib.flatten(config_lib.default()).keys()
+def test_every_key_is_in_the_table_once_and_commented():
+    names = [key.name for section in SECTIONS for key in section.keys]
+    assert len(names) == len(set(names)) == len(KEYS)
+    assert set(config_lib.flatten(config_lib.default())) == set(names)
+    for key in KEYS.values():
+        assert key.comment and not key.comment.endswith("."), key.name
+        assert len(key.comment) < 120 and key.comment.isprintable(), key.name
 
 
-def test_every_key_has_a_comment(repository):
-    source = (repository / "fuprune" / "config.py").read_text()
-    body = source.split("def default()")[1].split("\ndef ")[0]
-    for key in config_lib.flatten(config_lib.default()):
-        section, _, leaf = key.rpartition(".")
-        (line,) = [
-            line
-            for line in body.splitlines()
-            if line.startswith(f"    {section or 'config'}.{leaf} = ")
-        ]
-        assert "  # " in line, line
+def test_every_default_is_allowed_and_words_are_checked_against_their_choices():
+    for key in KEYS.values():
+        assert key.allowed.holds(key.default), key.name
+        if key.before is not None:
+            assert key.allowed.holds(key.before), key.name
+            assert type(key.before) is type(key.default), key.name
+        if key.allowed.choices and not key.allowed.is_list:
+            assert not key.allowed.holds("nonsense"), key.name
+
+
+def test_help_shows_each_key_below_its_section_with_default_and_comment():
+    lines = config_lib.describe_keys().splitlines()
+    for section in SECTIONS:
+        start = lines.index(f"{section.name or 'run'}: {section.comment}")
+        block = list(itertools.takewhile(bool, lines[start + 1 :]))
+        text = " ".join(" ".join(block).split())
+        for key in section.keys:
+            assert f"{key.name} = {key.default!r} {key.comment}" in text
+            for choice in key.allowed.choices:
+                assert choice in text
+    assert max(map(len, lines)) <= 88
 
 
 def test_names_known_here_are_those_of_the_library():
@@ -116,6 +129,39 @@ def test_methods_known_here_are_those_of_the_library():
         ),
         ({"prune__rate": -0.1}, "prune.rate is -0.1"),
         ({"prune__capture_clients": 101}, "prune.capture_clients is 101; allowed"),
+        (
+            {"unlearn__participants": 101},
+            "unlearn.participants is 101; allowed: at most partition.clients, which is",
+        ),
+        (
+            {"fine_tune__schedule": "warmup_cosine", "fine_tune__warmup_rounds": 200},
+            "fine_tune.warmup_rounds is 200; allowed: less than fine_tune.rounds,",
+        ),
+        (
+            {"fine_tune__schedule": "warmup_cosine", "fine_tune__rounds": 1},
+            "fine_tune.rounds, which is 1 and has to be 2 or more with warmup_cosine.",
+        ),
+        (
+            {"prune__weighting": "clients", "privacy__epsilon": 1.0},
+            "prune.weighting is 'clients' with privacy.secure_sum, privacy.epsilon or",
+        ),
+        ({"prune__weighting": "clients", "privacy__secure_sum": True}, "allowed: exam"),
+        ({"prune__weighting": "clients", "privacy__curve": "1,2"}, "allowed: examples"),
+        ({"data__validation": 1.0}, "data.validation is 1.0; allowed: 0 or more and"),
+        ({"data__choose_on": "train"}, "is 'train'; allowed: validation, test."),
+        ({"data__normalise": "none"}, "allowed: constants, federated, central."),
+        ({"data__name": "npz:"}, "npz:PATH, folder:PATH, hf:NAME."),
+        ({"data__name": "hf:a b"}, "data.name is 'hf:a b'; allowed: digits, "),
+        ({"data__name": "zip:a"}, "data.name is 'zip:a'; allowed: digits, "),
+        ({"partition__kind": "file"}, "partition.file is '' with partition.kind=file"),
+        (
+            {"partition__kind": "pathological", "partition__classes_per_client": 11},
+            "partition.classes_per_client is 11; allowed: at most 10, the classes of",
+        ),
+        ({"partition__column": ""}, "partition.column is ''; allowed: the name of a"),
+        ({"model__name": "mine:"}, "model.name is 'mine:'; allowed: resnet8, "),
+        ({"model__name": "my net:make"}, ", or package.module:factory."),
+        ({"model__name": "a..b:make"}, "model.name is 'a..b:make'"),
         ({"fine_tune__target_accuracy": -0.5}, "allowed: 0 to 1, or -1."),
         ({"audit__shadows": 3}, "audit.shadows is 3; allowed: 0 to 1000, even."),
         ({"unlearn__classes": 10}, "names class 10; allowed: 0 to 9, the classes of"),
@@ -261,6 +307,49 @@ def test_run_of_a_version_without_a_key_resumes_at_its_default():
     assert config_lib.difference(old, changed(train__label_smoothing=0.1)) == [
         "train.label_smoothing"
     ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data__name": "npz:/data/my images.npz"},
+        {"data__name": "folder:../pictures"},
+        {"data__name": "hf:mnist"},
+        {"data__name": "hf:ylecun/mnist"},
+        {"partition__kind": "pathological", "partition__classes_per_client": 3},
+        # How many clients there are is known once the data are loaded.
+        {"partition__kind": "natural", "partition__clients": 1},
+        {"partition__kind": "file", "partition__file": "split.json"},
+        {"model__name": "my_networks.small:make_model"},
+        {"model__name": "small:make"},
+        {"fine_tune__schedule": "warmup_cosine", "fine_tune__warmup_rounds": 199},
+    ],
+)
+def test_own_data_networks_and_partitions_are_accepted(values):
+    config_lib.validate(changed(**values))
+
+
+def test_clients_of_a_natural_partition_are_checked_once_they_are_counted():
+    config = changed(partition__kind="natural", train__cohort=25)
+    config_lib.validate(config)
+    with pytest.raises(ConfigError, match="train.cohort is 25; allowed: at most part"):
+        config_lib.check_clients(config, 24)
+    config_lib.check_clients(config, 25)
+
+
+def test_run_stored_before_a_key_existed_has_what_runs_did_then():
+    old = config_lib.to_json(config_lib.default())
+    for name in ("validation", "choose_on", "normalise"):
+        del old["data"][name]
+    restored = config_lib.from_json(old)
+    assert (restored.data.validation, restored.data.choose_on) == (0.0, "test")
+    assert restored.data.normalise == "central"
+    assert config_lib.difference(old, config_lib.default()) == [
+        "data.choose_on",
+        "data.normalise",
+        "data.validation",
+    ]
+    assert config_lib.difference(old, restored) == []
 
 
 VALUES = st.one_of(

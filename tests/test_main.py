@@ -8,6 +8,7 @@ import pytest
 import fuprune
 from fuprune import config as config_lib
 from fuprune import main as main_lib
+from fuprune.run import config_loading
 
 
 @pytest.fixture
@@ -253,11 +254,71 @@ def test_process_ends_with_exit_code_two_and_one_line(repository):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "fuprune: error: model.name is 'resnet57'; allowed: "
-        f"{', '.join(config_lib.MODELS)}.\n"
+        f"{', '.join(config_lib.MODELS)}, or package.module:factory.\n"
     )
 
 
-def test_absent_config_names_those_of_the_checkout(repository):
+def test_absent_config_names_those_that_are_shipped(repository):
     done = command(repository, "--config", "configs/cifar.py")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "configs/cifar10_resnet.py" in done.stderr
+    assert "allowed: cifar100_resnet, " in done.stderr
+
+
+@pytest.mark.parametrize("text", ["cifar10_resnet", "cifar10_resnet:56"])
+def test_shipped_config_is_found_by_its_name(ran, text):
+    assert run("--config", text, "--config.seed=3") == 0
+    ((config, workdir, _),) = ran
+    assert config.model.name == ("resnet56" if ":" in text else "resnet20")
+    assert workdir.as_posix() == f"runs/{text.replace(':', '_')}"
+
+
+def test_shipped_names_are_the_files_of_the_checkout(repository):
+    files = {path.stem: path for path in (repository / "configs").glob("*.py")}
+    assert config_loading.shipped_configs() == files
+
+
+def test_file_in_the_working_directory_is_named_by_its_path(ran, tmp_path):
+    (tmp_path / "cifar10_resnet").write_text("nothing")
+    assert run("--config", "cifar10_resnet") == 0, "the shipped one has the name"
+
+
+def test_version_is_that_of_the_package(ran, capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"fuprune {fuprune.__version__}\n"
+    assert not ran
+
+
+def test_report_is_the_command_of_the_report(ran, monkeypatch, capsys):
+    from fuprune.report import __main__ as report
+
+    asked = []
+    monkeypatch.setattr(report, "main", lambda arguments: asked.append(arguments) or 2)
+    assert run("report", "runs/a", "runs/b", "--output", "x") == 2
+    assert asked == [["runs/a", "runs/b", "--output", "x"]] and not ran
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--version"], ["--config.x=1"]])
+def test_nothing_waits_for_jax(repository, flags):
+    source = (
+        "import sys; from fuprune.main import main; "
+        f"code = main(['fuprune', *{flags!r}]); "
+        "assert 'jax' not in sys.modules and 'flax' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=repository, capture_output=True, text=True
+    )
+    assert done.returncode == (2 if "--config.x=1" in flags else 0), done.stderr
+
+
+def test_reader_of_the_help_may_leave_early(repository):
+    """As in `fuprune --help | head`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fuprune.main", "--help"],
+        cwd=repository,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1

@@ -26,6 +26,7 @@ from fuprune.audit.outputs import (
 from fuprune.audit.relearn import Relearned, relearn_time
 from fuprune.audit.training import batch_rows
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
 
 Model = tuple[nn.Module, Variables]
 
@@ -152,7 +153,7 @@ def audit(
         told(f"outputs of {name}")
         answers = outputs(model, test.images)
         if answers.logits.shape[-1] != columns or columns <= highest:
-            raise ValueError(
+            raise InputError(
                 f"the model {name!r} has {answers.logits.shape[-1]} logits, the raw "
                 f"model {columns}, and labels go up to {highest}; all models need one "
                 "column for every class, the forgotten ones included"
@@ -168,7 +169,7 @@ def audit(
     every_answer = {name: measured(name, model) for name, model in shown.items()}
     broken = [name for name, answers in every_answer.items() if not _sane(answers)]
     if RAW in broken:
-        raise ValueError("the raw model answers with NaN; give one that was trained")
+        raise InputError("the raw model answers with NaN; give one that was trained")
     shown = {name: model for name, model in shown.items() if name not in broken}
     raw_measured = every_answer[RAW]
     case = Case(
@@ -186,7 +187,7 @@ def audit(
     )
 
     if not all(_sane(answers) for answers in case.retrained):
-        raise ValueError(
+        raise InputError(
             "a retrained model answers with NaN, so it is no reference; leave it out"
         )
 
@@ -353,7 +354,7 @@ def _on_device(name: str, model: Model) -> Model:
     try:
         hash(module)
     except TypeError as error:
-        raise ValueError(
+        raise InputError(
             f"the module of {name!r} cannot be hashed ({error}), which jit needs; make "
             "its attributes tuples and numbers"
         ) from error
@@ -389,7 +390,7 @@ def _checked_classes(classes: Sequence[int], data: AuditData) -> tuple[int, ...]
         present = {int(label) for label in np.unique(dataset.labels)}
         missing = [c for c in classes if c not in present]
         if not classes or missing or not present - set(classes):
-            raise ValueError(
+            raise InputError(
                 f"classes is {classes}, but the {split} images are of "
                 f"{sorted(present)}; name one or more of these and leave at least one "
                 "out"
@@ -405,10 +406,10 @@ def is_reserved(name: str) -> bool:
 def _check_names(candidates: Mapping[str, Model], kinds: Sequence[str]) -> None:
     taken = [name for name in candidates if is_reserved(name)]
     if taken:
-        raise ValueError(
+        raise InputError(
             f"candidates are named {taken}, which the report uses for its references; "
             "name them otherwise"
         )
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise ValueError(f"kinds has {unknown}; it may hold only {KINDS}")
+        raise InputError(f"kinds has {unknown}; it may hold only {KINDS}")

@@ -11,6 +11,8 @@ import reprlib
 import sys
 from typing import Any, NamedTuple
 
+from fuprune.errors import InputError
+
 PASS = "pass"
 FAIL = "fail"
 CANNOT_TELL = "cannot tell"
@@ -91,20 +93,20 @@ class AuditReport(NamedTuple):
                 text, parse_constant=_no_constant, parse_float=_finite_float
             )
         except (ValueError, RecursionError) as error:
-            raise ValueError(
+            raise InputError(
                 f"the audit report is not JSON ({error}); run the audit phase again"
             ) from error
         plain = _checked(plain, {"format", *cls._fields}, "the audit report")
         found = plain.pop("format")
         if isinstance(found, bool) or found != FORMAT:
-            raise ValueError(
+            raise InputError(
                 f"the audit report is not of format {FORMAT}; run the audit phase again"
             )
         for field, kind in _REPORT_TYPES.items():
             _typed(plain[field], kind, f"{field!r} of the audit report")
         for label in plain["classes"]:
             if isinstance(label, bool):
-                raise ValueError(f"class {label} of the audit report is no number")
+                raise InputError(f"class {label} of the audit report is no number")
             _typed(label, int, f"class {_shown(label)} of the audit report")
         for name in plain["candidates"]:
             _typed(name, str, f"candidate {_shown(name)} of the audit report")
@@ -137,19 +139,19 @@ def _evidence(plain: Any) -> Evidence:
     for field, kind in _EVIDENCE_TYPES.items():
         _typed(plain[field], kind, f"{field!r} of a test in the audit report")
     if plain["higher_is"] not in DIRECTIONS:
-        raise ValueError(
+        raise InputError(
             f"higher_is is {_shown(plain['higher_is'])}; it must be one of {DIRECTIONS}"
         )
     name = _shown(plain["name"])
     known = all(verdict in VERDICTS for verdict in plain["verdicts"].values())
     if not known or set(plain["verdicts"]) != set(plain["values"]):
-        raise ValueError(
+        raise InputError(
             f"test {name} has verdicts {_shown(plain['verdicts'])}; every value "
             f"needs one of {VERDICTS}"
         )
     numbers = [*plain["values"].values(), *plain["retrained"]]
     if not all(_is_number(number) for number in numbers):
-        raise ValueError(
+        raise InputError(
             f"test {name} has the figures {_shown(numbers)}; all must be numbers"
         )
     for note in plain["notes"]:
@@ -158,7 +160,7 @@ def _evidence(plain: Any) -> Evidence:
     if bounds is not None and not (
         len(bounds) == 2 and all(bound is None or _is_number(bound) for bound in bounds)
     ):
-        raise ValueError(
+        raise InputError(
             f"test {name} has the interval {_shown(bounds)}; it must be null or "
             "[low, high] of numbers and nulls"
         )
@@ -168,7 +170,7 @@ def _evidence(plain: Any) -> Evidence:
 def _checked(plain: Any, fields: set[str], what: str) -> dict[str, Any]:
     _typed(plain, dict, what)
     if set(plain) != fields:
-        raise ValueError(
+        raise InputError(
             f"{what} has the keys {_shown(sorted(plain))}, not {sorted(fields)}"
         )
     return dict(plain)
@@ -176,7 +178,7 @@ def _checked(plain: Any, fields: set[str], what: str) -> dict[str, Any]:
 
 def _typed(value: Any, kind: Any, what: str) -> None:
     if not isinstance(value, kind):
-        raise ValueError(f"{what} is a {type(value).__name__}, which it must not be")
+        raise InputError(f"{what} is a {type(value).__name__}, which it must not be")
 
 
 def _is_number(value: Any) -> bool:

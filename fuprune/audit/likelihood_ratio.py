@@ -9,6 +9,8 @@ or test set, was in their training data.
 
 import numpy as np
 
+from fuprune.errors import InputError
+
 # With fewer references than this, Carlini et al. pool the variance over all images.
 ENOUGH_FOR_VARIANCE = 16
 
@@ -64,7 +66,7 @@ def _gaussians(references: np.ndarray, chosen: np.ndarray):
     """Mean `[N]` and deviation `[N]` of each image's chosen references."""
     counts = chosen.sum(axis=0)
     if not counts.size or counts.min() < 1:
-        raise ValueError(
+        raise InputError(
             "an image has no reference model of one kind; give more reference models, "
             "each trained on half of the images"
         )

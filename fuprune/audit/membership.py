@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
+from fuprune.errors import InputError
+
 # Far below any real logit, so that a logit masked to -inf keeps every score finite.
 LOGIT_LIMIT = 1e4
 
@@ -98,7 +100,7 @@ def roc_curve(members, non_members) -> Roc:
     )
     for name, scores in (("members", members), ("non_members", non_members)):
         if not scores.size or np.isnan(scores).any():
-            raise ValueError(
+            raise InputError(
                 f"{name} holds {scores.size} scores, {int(np.isnan(scores).sum())} of "
                 "them NaN; an attack needs at least one of each and numbers only"
             )

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
+from fuprune.errors import InputError
+
 Variables = Mapping[str, Any]
 Head = tuple[str, ...]
 
@@ -102,7 +104,7 @@ def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Output
     elif calls:
         features = calls[-1][0]
     else:
-        raise ValueError(
+        raise InputError(
             f"{type(model).__name__} has no nn.Dense to read features from; give it a "
             "method `features(images)` that returns [B, D]"
         )

@@ -19,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from fuprune.audit.membership import log_probabilities
 from fuprune.audit.outputs import Head, Variables, find_head, init_variables
 from fuprune.audit.training import batch_rows, init_state, next_state
+from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch
 from fuprune.federated.cohort import (
     Client,
@@ -62,7 +63,7 @@ def balanced_members(
       ValueError: S is odd or less than 2.
     """
     if num_models < 2 or num_models % 2:
-        raise ValueError(
+        raise InputError(
             f"{num_models} shadow models were asked for; give an even number of 2 or "
             "more, or 0 for none"
         )

@@ -21,6 +21,7 @@ from fuprune.audit.evidence import (
     WORSE,
     Evidence,
 )
+from fuprune.errors import InputError
 
 
 def prediction_interval(
@@ -63,9 +64,9 @@ def prediction_interval(
       ValueError: `higher_is` or `confidence` is not allowed.
     """
     if higher_is not in DIRECTIONS:
-        raise ValueError(f"higher_is is {higher_is!r}; it must be one of {DIRECTIONS}")
+        raise InputError(f"higher_is is {higher_is!r}; it must be one of {DIRECTIONS}")
     if not 0.5 <= confidence < 1:
-        raise ValueError(f"confidence is {confidence}; it must be in [0.5, 1)")
+        raise InputError(f"confidence is {confidence}; it must be in [0.5, 1)")
     values = np.asarray(retrained, np.float64)
     n = values.size
     if logarithmic:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from fuprune.errors import InputError
 
 
 def normalise(
@@ -21,41 +22,15 @@ def normalise(
     Args:
       images: [..., H, W, C] uint8.
       mean: A number or one per channel, on the scale where white is 1.
-      std: Likewise, positive.
+      std: A positive number or one per channel, on the same scale.
 
     Returns:
       [..., H, W, C] float32.
     """
     mean = jnp.asarray(mean, jnp.float32)
     scale = 1.0 / jnp.asarray(std, jnp.float32)
-    # One multiply-add a pixel.
+    # One multiply-add per pixel.
     return images.astype(jnp.float32) * (scale / 255.0) - mean * scale
-
-
-def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and standard deviation of each channel, for `normalise`.
-
-    Counted from histograms, so that no float copy of the images is made and the
-    result is the same on every machine. A constant channel has deviation 1.
-
-    Args:
-      images: [N, H, W, C] uint8, in host memory.
-
-    Returns:
-      Two [C] float32 arrays, on the scale where white is 1.
-    """
-    levels = np.arange(256) / 255.0
-    means, deviations = [], []
-    for channel in range(images.shape[-1]):
-        histogram = np.zeros(256, np.int64)
-        for block in np.array_split(images, max(1, len(images) // 4096)):
-            histogram += np.bincount(block[..., channel].ravel(), minlength=256)
-        total = max(1, int(histogram.sum()))
-        mean = float((histogram * levels).sum() / total)
-        variance = float((histogram * (levels - mean) ** 2).sum() / total)
-        means.append(mean)
-        deviations.append(variance**0.5 if variance > 1e-12 else 1.0)
-    return np.array(means, np.float32), np.array(deviations, np.float32)
 
 
 def crop_and_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> jax.Array:
@@ -74,7 +49,7 @@ def crop_and_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> jax
       [B, H, W, C] of the same dtype.
     """
     if padding < 0:
-        raise ValueError(f"padding is {padding}, but it must be 0 or more.")
+        raise InputError(f"padding is {padding}, but it must be 0 or more.")
     batch, height, width, channels = images.shape
     row_key, column_key, flip_key = jax.random.split(key, 3)
     shift = (batch, 1)

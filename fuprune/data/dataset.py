@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fuprune.errors import FupruneError
+
 
 class Dataset(NamedTuple):
     """A whole split of a labelled image set, in host memory."""
@@ -12,7 +14,7 @@ class Dataset(NamedTuple):
     labels: np.ndarray  # [N] int32
 
 
-class DataUnavailableError(Exception):
+class DataUnavailableError(FupruneError):
     """Data cannot be had: one message with the places looked in and the ways out."""
 
 

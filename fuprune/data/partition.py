@@ -11,6 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
+
+# Keeps the draws of `hold_out` apart from those that dealt the examples.
+_HOLD_OUT = 1
+
 
 def bias_partition(
     labels: np.ndarray,
@@ -43,7 +49,7 @@ def bias_partition(
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 <= bias <= 1.0:
-        raise ValueError(
+        raise InputError(
             f"bias is {bias}, but q is a probability: give a value in [0, 1]."
         )
     rng = np.random.default_rng(seed)
@@ -97,7 +103,7 @@ def dirichlet_partition(
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 < alpha < np.inf:
-        raise ValueError(
+        raise InputError(
             f"alpha is {alpha}, but a Dirichlet concentration is a positive finite "
             "number: give for example 0.5."
         )
@@ -134,6 +140,82 @@ def iid_partition(
     return _split(owner, num_clients)
 
 
+def hold_out(
+    parts: Sequence[np.ndarray], labels: np.ndarray, share: float, seed: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Takes a share of every client's examples away, for choices such as early stops.
+
+    Each client gives up `share` of its examples, rounded down or up, and the same
+    holds for each class of each client; all together give up at most the share. A
+    client that has anything keeps at least one example.
+
+    The examples stand in one line, client after client, in random order by class,
+    and every 1/share-th of the line is taken from a random start on: systematic
+    sampling, so that clients with less than 1/share examples give their turn.
+
+    Args:
+      parts: For each client the indices of its examples; no index twice.
+      labels: [N] integers.
+      share: In [0, 1); 0 takes nothing and returns the parts as they are.
+      seed: Of the choice; the same seed gives the same examples.
+
+    Returns:
+      The clients' remaining indices in their order, and the ascending int32 indices
+      that were taken away.
+    """
+    if not 0.0 <= share < 1.0:
+        raise InputError(
+            f"share is {share}, but what is held out is a part of the data: give a "
+            "value in [0, 1), for example 0.1."
+        )
+    if share == 0:
+        return list(parts), np.empty(0, np.int32)
+    sizes = np.array([len(part) for part in parts], np.int64)
+    held = np.concatenate([np.asarray(part, np.int64) for part in parts])
+    owner = np.repeat(np.arange(len(parts)), sizes)
+    rng = np.random.default_rng([seed, _HOLD_OUT])
+    # A client's classes come in an order of its own: with one order for all, clients
+    # of equal make-up would all give the same class.
+    own = np.asarray(labels, np.int64)[held]
+    _, group = np.unique(owner * (1 + own.max(initial=0)) + own, return_inverse=True)
+    class_order = rng.random(len(held))[group]
+    line = np.lexsort((rng.random(len(held)), group, class_order, owner))
+    whole, rest = divmod(len(held) * share, 1.0)
+    # From a start below 1 - rest on, the line has exactly `whole` ticks.
+    ticks = np.floor(np.arange(len(held) + 1) * share + (1 - rest) * rng.random())
+    taken = np.zeros(len(held), bool)
+    taken[line[np.flatnonzero(np.diff(ticks))[: int(whole)]]] = True
+
+    kept = sizes - np.bincount(owner[taken], minlength=len(parts))
+    emptied = (kept == 0) & (sizes > 0)
+    taken[(np.cumsum(sizes) - sizes)[emptied]] = False
+    kept += emptied
+    remaining = np.split(held[~taken].astype(np.int32), np.cumsum(kept)[:-1])
+    return remaining, np.sort(held[taken]).astype(np.int32)
+
+
+def restrict(
+    dataset: Dataset, parts: Sequence[np.ndarray]
+) -> tuple[Dataset, list[np.ndarray]]:
+    """Drops the examples that no client holds, and renumbers the parts to match.
+
+    Args:
+      dataset: N examples.
+      parts: For each client the indices of its examples; no index twice.
+
+    Returns:
+      The examples that some client holds, in their order, and the parts as int32
+      indices into them. If every example is held, both are as they were.
+    """
+    held = np.zeros(len(dataset.labels), bool)
+    held[np.concatenate([np.asarray(part, np.int64) for part in parts])] = True
+    if held.all():
+        return dataset, list(parts)
+    place = np.cumsum(held, dtype=np.int32) - 1
+    kept = Dataset(dataset.images[held], dataset.labels[held])
+    return kept, [place[part] for part in parts]
+
+
 def _dirichlet(rng: np.random.Generator, alpha: float, size: int) -> np.ndarray:
     """One draw, by the logarithms of gamma draws: a tiny alpha does not underflow."""
     # Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha).
@@ -159,17 +241,17 @@ def _checked_labels(labels: np.ndarray | Sequence[int], num_classes: int) -> np.
     num_classes = _at_least_one("num_classes", num_classes)
     labels = np.asarray(labels)
     if labels.ndim != 1:
-        raise ValueError(
+        raise InputError(
             f"labels have shape {labels.shape}, but one integer an example is needed: "
             "give an array of shape [N]."
         )
     if labels.size == 0:
         return labels.astype(np.int64)
     if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels are {labels.dtype}, but they must be integers.")
+        raise InputError(f"labels are {labels.dtype}, but they must be integers.")
     low, high = labels.min(), labels.max()
     if low < 0 or high >= num_classes:
-        raise ValueError(
+        raise InputError(
             f"labels run from {low} to {high}, but with num_classes={num_classes} they "
             f"must lie in [0, {num_classes - 1}]."
         )
@@ -182,5 +264,5 @@ def _at_least_one(name: str, value: int) -> int:
     except TypeError:
         whole = 0
     if whole < 1:
-        raise ValueError(f"{name} is {value}, but it must be an integer of 1 or more.")
+        raise InputError(f"{name} is {value}, but it must be an integer of 1 or more.")
     return whole

@@ -24,6 +24,7 @@ from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
 from fuprune.data.digits import load_digits
 from fuprune.data.labels import CLASS_NAMES
 from fuprune.data.places import Places
+from fuprune.errors import InputError
 
 __all__ = [
     "DamagedDataError",
@@ -65,7 +66,7 @@ def load(
         looked in and the ways out. It comes within 30 seconds.
     """
     if split not in ("train", "test"):
-        raise ValueError(f"split is {split!r}, but it must be 'train' or 'test'.")
+        raise InputError(f"split is {split!r}, but it must be 'train' or 'test'.")
     _check_name(name)
     if name == "digits":
         _LOGGER.info("digits (%s): the copy that comes with scikit-learn.", split)
@@ -269,7 +270,7 @@ def _message(name: str, split: str, places: Places, looked: list[str]) -> str:
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(
+        raise InputError(
             f"The dataset is {name!r}, but a name as TFDS writes it is needed, such "
             "as 'cifar10', or 'digits'."
         )

@@ -21,6 +21,7 @@ from fuprune.data.dataset import (
     hold_out,
 )
 from fuprune.data.records import read_records
+from fuprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -52,7 +53,7 @@ def find_prepared(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
         found = [versions for versions in found if versions]
         if len(found) > 1:
             names = ", ".join(f"{path}/{each[-1].parent.name}" for each in found)
-            raise ValueError(f"{name!r} has several configurations: write {names}.")
+            raise InputError(f"{name!r} has several configurations: write {names}.")
         versions = found[0] if found else []
     return versions[-1] if versions else None
 

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.errors import FupruneError, InputError
+
 RULES = ("mean", "clipped_mean", "median", "trimmed_mean")
 
 
@@ -151,7 +153,7 @@ def trimmed_mean(updates, weights, *, trim=0.2):
         pytree of arrays [...]; zeros where every weight is zero.
     """
     if not 0 <= trim < 0.5:
-        raise ValueError(
+        raise InputError(
             f"trim is {trim}, but it must lie in [0, 0.5): a half cut at each end "
             "leaves nobody; use rule='median' for the limit."
         )
@@ -203,9 +205,9 @@ def aggregate(
 def check_rule(rule, *, clip_norm=None):
     """Raises ValueError unless `rule` is known and has what it needs."""
     if rule not in RULES:
-        raise ValueError(f"rule is {rule!r}; choose one of {', '.join(RULES)}.")
+        raise InputError(f"rule is {rule!r}; choose one of {', '.join(RULES)}.")
     if rule == "clipped_mean" and clip_norm is None:
-        raise ValueError(
+        raise InputError(
             "rule 'clipped_mean' needs clip_norm, which is None; give it a norm that "
             "an honest update rarely passes."
         )
@@ -218,7 +220,7 @@ class Admission(NamedTuple):
     rejected: dict[int, str]  # client id -> reason
 
 
-class TooFewClientsError(Exception):
+class TooFewClientsError(FupruneError):
     """Fewer clients remain than the round, or the protocol, needs.
 
     Attributes:

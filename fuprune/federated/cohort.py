@@ -19,6 +19,8 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fuprune.errors import InputError
+
 BACKENDS = ("auto", "loop", "map", "vmap", "wide", "shard_map")
 AXIS = "clients"
 # Room on each device for the images that one exchange between hosts brings along.
@@ -114,7 +116,7 @@ def resolve_backend(
     processes that take part; all of them by default.
     """
     if backend not in BACKENDS:
-        raise ValueError(
+        raise InputError(
             f"backend {backend!r} is unknown; choose one of {', '.join(BACKENDS)}"
         )
     platform = platform or jax.default_backend()

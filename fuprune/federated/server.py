@@ -3,10 +3,12 @@
 `fed_avg` and `fed_sgd` return a `FedAlgorithm(init, round)` pair of pure functions.
 BatchNorm's running statistics are state, not parameters, and what happens to them is
 an explicit policy: `aggregate` (mean weighted by examples), `local` (each client keeps
-its own, the server holds their mean) or `recalibrate` (recomputed under the new
+its own, the server holds the mean, weighted by examples, over those that have taken
+part) or `recalibrate` (recomputed under the new
 parameters on the cohort's data).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated import aggregate
 from fuprune.federated.client import (
     ClientUpdate,
@@ -44,13 +47,20 @@ Variables = Any
 POLICIES = ("aggregate", "local", "recalibrate")
 
 
+class LocalStatistics(NamedTuple):
+    """The BatchNorm statistics that each of K clients keeps for itself."""
+
+    batch_stats: Any  # leaves [K, ...]; of a client yet to take part, the initial ones
+    examples: jax.Array  # [K] float32, weight when it last took part, 0 before
+
+
 class ServerState(NamedTuple):
     """What the next round needs."""
 
     variables: Variables  # {"params", "batch_stats"}
     opt_state: Any  # of the server optimiser
     round_number: jax.Array  # [] int32, rounds that changed the state
-    client_stats: Any = None  # bn="local": batch_stats with a leading axis [K]
+    local: LocalStatistics | None = None  # with bn="local"
 
 
 class RoundInfo(NamedTuple):
@@ -207,8 +217,8 @@ def fed_sgd(
     All clients differentiate at the same parameters, so a cohort can be one big batch
     with BatchNorm statistics taken client by client: that is `fused`, the default with
     the `vmap` backend when a client's images fit one `microbatch`. It never forms a
-    single client's gradient, so the door checks the losses and cannot check norms; ask
-    for `fused=False` when that matters.
+    single client's gradient, so it is not used with a finite `max_update_norm`, and one
+    client's NaN voids the whole round.
 
     Args:
       model: a Flax module with `apply(variables, images, train=, mask=)`.
@@ -230,14 +240,17 @@ def fed_sgd(
       fused: see above.
       donate: see `fed_avg`.
     """
+    bounded = math.isfinite(max_update_norm)
     plain = rule == "mean" and not keep_updates and fault is None and bn != "local"
+    plain = plain and not bounded
     automatic = fused is None
     if automatic:
         fused = plain and resolve_backend(backend)[0] == "vmap"
     if fused and not plain:
-        raise ValueError(
+        raise InputError(
             "fused=True needs rule='mean', bn other than 'local', and neither "
-            "keep_updates nor fault; pass fused=False"
+            "keep_updates, fault nor max_update_norm, because it never forms one "
+            "client's gradient; pass fused=False"
         )
 
     def make_program(max_length):
@@ -303,9 +316,9 @@ def _make_algorithm(
 ) -> FedAlgorithm:
     aggregate.check_rule(rule, clip_norm=clip_norm)
     if bn not in POLICIES:
-        raise ValueError(f"bn {bn!r} is unknown; choose one of {', '.join(POLICIES)}")
+        raise InputError(f"bn {bn!r} is unknown; choose one of {', '.join(POLICIES)}")
     if bn == "local" and num_clients is None:
-        raise ValueError("bn='local' keeps statistics by client; pass num_clients")
+        raise InputError("bn='local' keeps statistics by client; pass num_clients")
     loops_are_fast = getattr(model, "conv", "xla") == "onednn"
     resolved, _ = resolve_backend(
         backend,
@@ -372,14 +385,11 @@ def _make_algorithm(
         variables = {**rest, "params": optax.apply_updates(params, updates)}
         if before:
             variables["batch_stats"] = stats
-        client_stats = state.client_stats
-        if client_stats is not None:
-            took_part = each.weight > 0
-            client_stats = _scatter(client_stats, ids, each.batch_stats, took_part)
-            variables["batch_stats"] = jax.tree.map(
-                lambda x: jnp.mean(x, axis=0), client_stats
-            )
-        new = ServerState(variables, opt_state, state.round_number + 1, client_stats)
+        local = state.local
+        if local is not None:
+            local = _keep_local(local, ids, each)
+            variables["batch_stats"] = aggregate.weighted_mean(*local)
+        new = ServerState(variables, opt_state, state.round_number + 1, local)
         changed = total.weight > 0
         new = jax.tree.map(lambda a, b: jnp.where(changed, a, b), new, state)
         seen = jnp.maximum(total.seen, 1.0)
@@ -400,13 +410,14 @@ def _make_algorithm(
     def init(variables) -> ServerState:
         params, _ = split_params(variables)
         opt_state = server_optimizer.init(params)
-        stats = None
-        if bn == "local":
+        local = None
+        if bn == "local" and variables.get("batch_stats"):
             stats = jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)),
                 variables["batch_stats"],
             )
-        return ServerState(dict(variables), opt_state, jnp.zeros((), jnp.int32), stats)
+            local = LocalStatistics(stats, jnp.zeros(num_clients, jnp.float32))
+        return ServerState(dict(variables), opt_state, jnp.zeros((), jnp.int32), local)
 
     def round_(state: ServerState, cohort, key) -> tuple[ServerState, RoundInfo]:
         train, moments = runs_for(cohort.rows.shape[1])
@@ -417,13 +428,13 @@ def _make_algorithm(
             state.variables,
             key,
             jnp.asarray(factor, jnp.float32),
-            state.client_stats,
+            None if state.local is None else state.local.batch_stats,
         )
         clients = clients_of(cohort)
         shared = Shared(cohort.images, cohort.labels, context)
         total, each = train(shared, clients)
         state, info = apply(state, total, each, cohort.clients)
-        if moments is not None:
+        if moments is not None and state.variables.get("batch_stats"):
             context = context._replace(variables=state.variables)
             sums, _ = moments(shared._replace(context=context), clients)
             state = restate(state, *sums)
@@ -511,7 +522,11 @@ def _fuse(model, program, take, preprocess, label_smoothing) -> ClientProgram:
             jnp.sum(hits),
             jnp.sum(examples),
         )
-        # One client's bad loss spoils the shared gradient: then the round is void.
+        # One client's bad loss spoils the shared gradient: then the round is void. A
+        # gradient that is bad although all losses are good cannot be laid at anybody's
+        # door, so everybody is turned away.
+        finite = aggregate.admit(jax.tree.map(lambda x: x[None], (grads, stats)))[0]
+        accepted = accepted & (finite | ~jnp.all(accepted))
         good = jnp.all(accepted)
         total = jax.tree.map(lambda x: jnp.where(good, x, jnp.zeros_like(x)), total)
         return total, _Each(examples * good, accepted, (), ())
@@ -519,15 +534,17 @@ def _fuse(model, program, take, preprocess, label_smoothing) -> ClientProgram:
     return program._replace(batched=batched)
 
 
-def _scatter(stats, ids, new, took_part):
-    """Write the statistics of clients that took part into the rows of `stats`."""
+def _keep_local(local: LocalStatistics, ids, each: _Each) -> LocalStatistics:
+    """Write what the clients that took part send into their rows."""
+    took_part = each.weight > 0
 
     def write(all_rows, rows):
         shape = (-1,) + (1,) * (rows.ndim - 1)
         kept = jnp.where(took_part.reshape(shape), rows, all_rows[ids])
         return all_rows.at[ids].set(kept)
 
-    return jax.tree.map(write, stats, new)
+    sent = LocalStatistics(each.batch_stats, each.weight)
+    return jax.tree.map(write, local, sent)
 
 
 def _restate(state: ServerState, total, examples) -> ServerState:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.errors import InputError
+
 BATCH_NORM_MOMENTUM = 0.9
 NORM_EPSILON = 1e-5
 NUM_GROUPS = 8
@@ -45,7 +47,7 @@ def wire(channels, layer: str, inputs: tuple[int, ...], width: int) -> Wiring:
     outputs = dict(channels).get(layer, tuple(range(width)))
     increasing = all(a < b for a, b in zip(outputs, outputs[1:], strict=False))
     if not outputs or not increasing or outputs[0] < 0 or outputs[-1] >= width:
-        raise ValueError(
+        raise InputError(
             f"channels of layer {layer!r} are {outputs}, but must be one or more"
             f" increasing ids below {width}; take them from a model that compact"
             " returned."

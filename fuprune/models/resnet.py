@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fuprune.errors import InputError
 from fuprune.models.layers import ConvNorm, Wiring, at_least_float32, wire
 
 STAGE_WIDTHS = (16, 32, 64)
@@ -60,7 +61,7 @@ class ResNet(nn.Module):
     def features(self, images, train: bool = False, mask=None):
         """Maps images [B, H, W, C] to what the head reads, float32 [B, D]."""
         if images.shape[1:] != tuple(self.input_shape):
-            raise ValueError(
+            raise InputError(
                 f"images have shape {images.shape[1:]}, the model was made for"
                 f" {tuple(self.input_shape)}; create it with that input_shape."
             )

@@ -6,6 +6,7 @@ from typing import Any, cast
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fuprune.errors import InputError
 from fuprune.models import vgg
 from fuprune.models.layers import CONVOLUTIONS, NORMS
 from fuprune.models.resnet import ResNet
@@ -46,21 +47,21 @@ def create(
       >>> variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     """
     if name not in MODELS:
-        raise ValueError(f"model is {name!r}, but must be one of {', '.join(MODELS)}.")
+        raise InputError(f"model is {name!r}, but must be one of {', '.join(MODELS)}.")
     if norm not in NORMS:
-        raise ValueError(f"norm is {norm!r}, but must be one of {', '.join(NORMS)}.")
+        raise InputError(f"norm is {norm!r}, but must be one of {', '.join(NORMS)}.")
     if conv not in CONVOLUTIONS:
-        raise ValueError(
+        raise InputError(
             f"conv is {conv!r}, but must be one of {', '.join(CONVOLUTIONS)}."
         )
     shape = tuple(int(size) for size in input_shape)
     if len(shape) != 3 or min(shape) < 1 or max(shape) > MAX_IMAGE_SIDE:
-        raise ValueError(
+        raise InputError(
             f"input_shape is {input_shape}, but must be (height, width, channels), each"
             f" from 1 to {MAX_IMAGE_SIDE}."
         )
     if not 1 <= num_classes <= MAX_CLASSES:
-        raise ValueError(
+        raise InputError(
             f"num_classes is {num_classes}, but must be from 1 to {MAX_CLASSES}."
         )
     family, depth = re.findall(r"^(resnet|vgg)(\d+)$", name)[0]
@@ -94,7 +95,7 @@ def from_spec(
     """Returns the model a spec describes, checking every value in it."""
     if not isinstance(spec, dict) or sorted(spec) != sorted(_SPEC_KEYS):
         seen = sorted(spec) if isinstance(spec, dict) else type(spec).__name__
-        raise ValueError(
+        raise InputError(
             f"model spec has {seen}, but must have exactly {sorted(_SPEC_KEYS)}."
         )
     model = create(
@@ -108,12 +109,12 @@ def from_spec(
         dtype=dtype,
     )
     if not isinstance(spec["channels"], dict):
-        raise ValueError(
+        raise InputError(
             f"model spec has channels {spec['channels']!r}, but must map layers to ids."
         )
     unknown = [layer for layer in spec["channels"] if layer not in layer_names(model)]
     if unknown:
-        raise ValueError(
+        raise InputError(
             f"model spec cuts layer {unknown[0]!r}, which {spec['name']} has not."
         )
     channels = tuple(
@@ -128,13 +129,13 @@ def from_spec(
 
 def _integers(values, where: str) -> tuple[int, ...]:
     if not isinstance(values, list | tuple):
-        raise ValueError(f"model spec has {values!r} as {where}, but must be a list.")
+        raise InputError(f"model spec has {values!r} as {where}, but must be a list.")
     return tuple(_integer(value, where) for value in values)
 
 
 def _integer(value, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"model spec has {value!r} in {where}, but must be a number.")
+        raise InputError(f"model spec has {value!r} in {where}, but must be a number.")
     return value
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fuprune.errors import InputError
 from fuprune.report import (
     charts,
     formats,
@@ -34,11 +35,11 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
       ValueError: If a directory is not a run, is given twice, or none is given.
     """
     if not workdirs:
-        raise ValueError("no run was given; name at least one run's directory.")
+        raise InputError("no run was given; name at least one run's directory.")
     places = [Path(workdir).resolve() for workdir in workdirs]
     for place in places:
         if places.count(place) > 1:
-            raise ValueError(f"{str(place)!r} is given twice; give each run once.")
+            raise InputError(f"{str(place)!r} is given twice; give each run once.")
     runs = [read_run(workdir) for workdir in workdirs]
     groups = joined_runs.group_runs(runs)
     every_table = _tables(groups)

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from fuprune.errors import InputError
+
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_]*\.(html|md|csv)")
 
 
@@ -23,7 +25,7 @@ def report_folder(workdir: Path) -> Path:
     home = workdir.resolve()
     folder = home / "report"
     if folder.resolve() != folder:
-        raise ValueError(
+        raise InputError(
             f"{str(folder)!r} is a link to {str(folder.resolve())!r}, outside the run; "
             "remove the link."
         )
@@ -45,7 +47,7 @@ def make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(
+        raise InputError(
             f"{str(folder)!r} is not a folder; remove it or choose another place."
         ) from error
     return folder.resolve()
@@ -66,7 +68,7 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """
     for name, content in files.items():
         if not _FILE_NAME.fullmatch(name):
-            raise ValueError(
+            raise InputError(
                 f"{name!r} is not a report file name; use letters, digits and '_' with "
                 ".html, .md or .csv."
             )

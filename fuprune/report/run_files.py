@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuprune.audit.evidence import AuditReport
+from fuprune.errors import InputError
 from fuprune.report import formats
 from fuprune.report.feature_maps import FeatureMaps, read_feature_maps
 
@@ -136,7 +137,7 @@ def read_run(directory: str | Path) -> Run:
     """
     directory = Path(directory)
     if not is_run(directory):
-        raise ValueError(
+        raise InputError(
             f"{str(directory)!r} is not a run: it has none of {', '.join(RUN_FILES)}; "
             "give the --workdir of a finished or running experiment."
         )

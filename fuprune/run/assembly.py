@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from fuprune.config import audit_tests
-from fuprune.data import partition, sources
-from fuprune.data.augment import channel_statistics
+from fuprune.config import classes as classes_to_forget
+from fuprune.data import normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
@@ -28,12 +28,13 @@ class Federation(NamedTuple):
     """The data of a run."""
 
     data: FederatedDataset  # training images, dealt to clients
-    train: Dataset
-    test: Dataset
+    train: Dataset  # the same images in host memory
+    validation: Dataset  # clients' images held out for choices; may be empty
+    test: Dataset  # for tables
     num_classes: int
     class_names: tuple[str, ...]
     prepare: Callable  # (key, uint8 images) -> what the model sees in evaluation
-    prepare_training: Callable  # likewise with augmentation, if asked for
+    prepare_training: Callable  # the same with augmentation, if it is on
 
 
 def first_of_each_class(dataset: Dataset, limit: int) -> Dataset:
@@ -76,20 +77,58 @@ def make_federation(config, runtime: Runtime) -> Federation:
         parts = partition.iid_partition(
             train.labels, num_clients=clients, seed=config.seed
         )
+    parts, held_out = partition.hold_out(
+        parts, train.labels, config.data.validation, config.seed
+    )
+    validation = Dataset(train.images[held_out], train.labels[held_out])
+    train, parts = partition.restrict(train, parts)
     data = place_federation(train, parts, runtime, whole=config.runtime.pool == "whole")
-    mean, std = (tuple(float(x) for x in s) for s in channel_statistics(train.images))
-    augment = config.train.augment
-    # A quarter of CIFAR's four pixels in 32, for small images.
+    normalise = STATISTICS[config.data.normalise]
+    mean, std = normalise(config, train, parts)
+    # CIFAR's four pixels in 32, in proportion to the images.
     padding = max(1, train.images.shape[1] // 8)
     return Federation(
-        data,
-        train,
-        test,
-        num_classes,
-        sources.class_names(name, where),
-        make_preprocess(mean, std),
-        make_preprocess(mean, std, augment=augment, padding=padding),
+        data=data,
+        train=train,
+        validation=validation,
+        test=test,
+        num_classes=num_classes,
+        class_names=sources.class_names(name, where),
+        prepare=make_preprocess(mean, std),
+        prepare_training=make_preprocess(
+            mean, std, augment=config.train.augment, padding=padding
+        ),
     )
+
+
+def _constant_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
+    del parts
+    return normalisation.constant_statistics(config.data.name, train.images.shape[-1])
+
+
+def _federated_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
+    """From sums over clients, without the classes that the run will forget."""
+    uploads = normalisation.channel_sums(
+        train.images,
+        parts,
+        labels=train.labels,
+        without_classes=classes_to_forget(config),
+    )
+    return normalisation.statistics_of_sums(uploads)
+
+
+def _central_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
+    """From all training images in one place, as no federation could."""
+    del config, parts
+    return normalisation.channel_statistics(train.images)
+
+
+# data.normalise -> (config, train, parts) -> Statistics
+STATISTICS = {
+    "constants": _constant_statistics,
+    "federated": _federated_statistics,
+    "central": _central_statistics,
+}
 
 
 def make_model(config, federation: Federation, runtime: Runtime):
@@ -137,7 +176,7 @@ def make_algorithm(
         backend=runtime.backend,
         mesh=runtime.mesh,
         bn=train.bn,
-        num_clients=config.partition.clients,
+        num_clients=federation.data.num_clients,
         preprocess=federation.prepare_training,
         label_smoothing=train.label_smoothing,
         rule=train.aggregation,
@@ -186,6 +225,11 @@ def server_factor(config) -> float:
     return config.train.server_learning_rate
 
 
+def participants(config) -> int:
+    """How many clients a method reads, unless it has a number of its own."""
+    return config.unlearn.participants or config.train.cohort
+
+
 def method_options(
     config, method: str, federation: Federation, runtime: Runtime, classes
 ) -> dict[str, Any]:
@@ -203,7 +247,7 @@ def method_options(
         weighting=prune.weighting,
         recapture=prune.recapture,
         surgery=prune.surgery,
-        capture_clients=prune.capture_clients or config.train.cohort,
+        capture_clients=prune.capture_clients or participants(config),
         **clients,
     )
     if method in ("class_pruning", "prune_then_drop_row"):

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from fuprune import export
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError, InputError, MissingFileError
 
 MODEL_FILE = "model.safetensors"
 _LOGGER = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
     path = Path(path)
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"there is no saved model at {path}; give a directory with {MODEL_FILE}."
         )
     return export.load_safetensors(file, **options)
@@ -225,7 +225,7 @@ def _shapes(tree) -> dict[str, str]:
 def _check_fits(wanted: Mapping[str, str], saved: Mapping[str, str], where) -> None:
     for name in sorted(wanted.keys() | saved.keys()):
         if wanted.get(name) != saved.get(name):
-            raise ValueError(
+            raise InputError(
                 f"{where} holds {saved.get(name, 'nothing')} at {name}, but the target "
                 f"built from its spec has {wanted.get(name, 'nothing')}."
             )

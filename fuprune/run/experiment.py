@@ -96,6 +96,7 @@ def _run_locked(config, workdir: Path, machine) -> dict[str, Any]:
         refuse_other_config(stored, config)
     federation = assembly.make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
+    configuration.check_clients(config, federation.data.num_clients)
     if "audit" in configuration.phases(config):
         model = assembly.make_model(config, federation, machine)
         reference.check(config, model, [unit.name for unit in unlearn_units(config)])
@@ -267,7 +268,7 @@ def _fine_tune(
             rounds=settings.rounds,
             learning_rate=settings.learning_rate or config.train.learning_rate,
             schedule=settings.schedule,
-            warmup=config.train.warmup_rounds,
+            warmup=settings.warmup_rounds,
             target=target_accuracy(this),
             metric="r_accuracy",
             stop_at_target=config.fine_tune.stop_at_target and not scratch,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError
 
 
 class LedgerError(FupruneError):

@@ -25,7 +25,7 @@ import rich.progress
 import rich.table
 import rich.text
 
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError, InputError
 
 DAY = 86_400.0
 
@@ -75,7 +75,7 @@ class MetricsLog:
         if self._file is None:
             return
         if not 0 <= offset <= self.offset():
-            raise ValueError(
+            raise InputError(
                 f"offset is {offset}, but the file has {self.offset()} bytes: rows "
                 "that a checkpoint counts on are gone; start in a fresh workdir."
             )
@@ -125,7 +125,7 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            raise ValueError(f"line {number} of {path} is not a JSON object.")
+            raise InputError(f"line {number} of {path} is not a JSON object.")
         rows.append(row)
     return rows
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError
 
 CLUSTERS = ("slurm", "ompi", "k8s", "tpu")
 _RESUME = "start all processes again with the same command, and the run continues"

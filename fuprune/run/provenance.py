@@ -15,7 +15,8 @@ import jax
 
 from fuprune import __version__
 from fuprune import config as configuration
-from fuprune.config import ConfigError, FupruneError
+from fuprune.config import ConfigError
+from fuprune.errors import FupruneError
 from fuprune.run.ledger import read_json
 
 

@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError, InputError
 from fuprune.federated.train import FitResult, iterate, reached
 from fuprune.models import zoo
 from fuprune.run import assembly, checkpoint, history_files, ledger
@@ -61,7 +61,7 @@ def train_unit(
 
     def make_target(saved):
         if saved["model"] != spec:
-            raise ValueError(
+            raise InputError(
                 f"the checkpoint in {where} is of another model; delete {this.workdir} "
                 "to start afresh."
             )

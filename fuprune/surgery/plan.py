@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fuprune.errors import InputError
+
 SCOPES = ("global", "layer", "balanced")
 ORDERS = ("highest", "lowest", "random")
 
@@ -56,7 +58,8 @@ def make_plan(
       scope: "global" ranks all channels together, as the paper does; TF sums to one in
         each layer, so narrow layers score higher and are cut first. "balanced" ranks
         them together after multiplying each layer's scores by its width, which makes
-        them comparable. "layer" cuts the same share of every layer.
+        them comparable. "layer" cuts the same share of every layer, as nearly as whole
+        channels allow: the fractions left over go to the layers with the largest ones.
       order: "highest" cuts the highest scores (the paper), "lowest" the lowest (the
         authors' code), "random" any, as a control.
       min_channels: a cut that would leave a layer fewer is not made, nor replaced by
@@ -64,9 +67,8 @@ def make_plan(
       seed: of "random".
 
     Returns:
-      A plan with an entry for each layer of `scores`. It cuts floor(rate * channels)
-      channels, of each layer if scope is "layer" and of all together otherwise, less
-      the spared ones.
+      A plan with an entry for each layer of `scores`. In every scope it cuts
+      floor(rate * channels) of all channels together, less the spared ones.
     """
     values = {layer: np.asarray(score) for layer, score in scores.items()}
     _check_choices(values, rate, scope, order, min_channels)
@@ -74,18 +76,18 @@ def make_plan(
     if scope == "balanced":
         values = {layer: score * score.size for layer, score in values.items()}
     generator = np.random.default_rng(seed)
-    groups = [[layer] for layer in values] if scope == "layer" else [list(values)]
+    groups = {(layer,): number for layer, number in _equal_shares(values, rate).items()}
+    if scope != "layer":
+        groups = {tuple(values): sum(groups.values())}
     keep = {layer: np.ones(score.size, bool) for layer, score in values.items()}
     spared = dict.fromkeys(values, 0)
-    for group in groups:
+    for group, number in groups.items():
         channels = [(layer, c) for layer in group for c in range(values[layer].size)]
         ranked = np.concatenate([values[layer] for layer in group] or [np.zeros(0)])
         if order == "random":
             ranking = generator.permutation(len(channels))
         else:
             ranking = np.argsort(-ranked if order == "highest" else ranked, stable=True)
-        # 0.29 * 100 is 28.999999999999996, and 29 was meant.
-        number = math.floor(rate * len(channels) + 1e-9)
         for layer, channel in (channels[i] for i in ranking[:number]):
             if np.count_nonzero(keep[layer]) > min_channels:
                 keep[layer][channel] = False
@@ -96,26 +98,41 @@ def make_plan(
     )
 
 
+def _equal_shares(values, rate: float) -> dict[str, int]:
+    """How many channels each layer gives: whole numbers, by the largest remainder."""
+    # 0.29 * 100 is 28.999999999999996, and 29 was meant.
+    quotas = {layer: rate * score.size + 1e-9 for layer, score in values.items()}
+    shares = {layer: math.floor(quota) for layer, quota in quotas.items()}
+    total = math.floor(rate * sum(score.size for score in values.values()) + 1e-9)
+    # Rounded, so that equal remainders tie and fall to the earlier layer.
+    by_remainder = sorted(
+        values, key=lambda layer: round(shares[layer] - quotas[layer], 6)
+    )
+    for layer in by_remainder[: total - sum(shares.values())]:
+        shares[layer] += 1
+    return shares
+
+
 def _check_choices(values, rate, scope, order, min_channels):
     if not 0 <= rate < 1:
-        raise ValueError(f"rate is {rate}, but must be at least 0 and below 1.")
+        raise InputError(f"rate is {rate}, but must be at least 0 and below 1.")
     if scope not in SCOPES:
-        raise ValueError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}.")
+        raise InputError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}.")
     if order not in ORDERS:
-        raise ValueError(f"order is {order!r}, but must be one of {', '.join(ORDERS)}.")
+        raise InputError(f"order is {order!r}, but must be one of {', '.join(ORDERS)}.")
     if min_channels < 1:
-        raise ValueError(
+        raise InputError(
             f"min_channels is {min_channels}, but must be at least 1, as no layer can"
             " be empty."
         )
     for layer, score in values.items():
         if score.ndim != 1 or not score.size:
-            raise ValueError(
+            raise InputError(
                 f"scores of layer {layer!r} have shape {score.shape}, but must be one"
                 " number per channel."
             )
         if not np.all(np.isfinite(score)):
-            raise ValueError(
+            raise InputError(
                 f"scores of layer {layer!r} hold {score[~np.isfinite(score)][0]}, but"
                 " must be finite; look for a diverged model."
             )
@@ -124,23 +141,23 @@ def _check_choices(values, rate, scope, order, min_channels):
 def check_kept(layer: str, keep: np.ndarray, size: int) -> None:
     """Refuses kept channels that a layer of `size` channels does not have."""
     if keep.ndim != 1 or not keep.size:
-        raise ValueError(
+        raise InputError(
             f"plan keeps {keep.tolist()} of layer {layer!r}, but must keep a list of at"
             " least one channel."
         )
     if not np.issubdtype(keep.dtype, np.integer):
-        raise ValueError(
+        raise InputError(
             f"plan keeps channels of type {keep.dtype} in layer {layer!r}, but must"
             " hold integers."
         )
     if keep.min() < 0 or keep.max() >= size:
         outside = keep[(keep < 0) | (keep >= size)][0]
-        raise ValueError(
+        raise InputError(
             f"plan keeps channel {outside} of layer {layer!r}, which has {size};"
             " channels are positions in the layer as it is."
         )
     if np.any(np.diff(keep) <= 0):
-        raise ValueError(
+        raise InputError(
             f"plan keeps {keep.tolist()} of layer {layer!r}, but channels must be"
             " increasing; sort them and drop repeats."
         )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fuprune.config import FupruneError
+from fuprune.errors import InputError
 from fuprune.surgery.held import Held, Origin, in_full, normal, onto, same, union, whole
 from fuprune.surgery.rules import RULES
 
@@ -23,7 +23,7 @@ Path = tuple[str, ...]
 Cuts = Mapping[tuple[int, int], np.ndarray]  # (leaf, axis) -> kept indices
 
 
-class SurgeryError(FupruneError, ValueError):
+class SurgeryError(InputError):
     """A network or a plan that cannot be cut as it stands."""
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
 from fuprune.surgery.plan import LayerReport, PrunePlan, check_kept
@@ -124,7 +125,7 @@ def _compacted(model, plan):
     layers = zoo.layer_names(model)
     for layer, keep in plan.keep.items():
         if layer not in layers:
-            raise ValueError(
+            raise InputError(
                 f"plan names layer {layer!r}, which the model has not; make it from"
                 " scores of this model."
             )
@@ -143,7 +144,7 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     """Returns the (negative axis, kept positions) a leaf is to be cut along."""
     layer, where = _name(path[0]), jax.tree_util.keystr(path)
     if layer not in cuts:
-        raise ValueError(
+        raise InputError(
             f"tree holds {where}, which is no layer of the model; pass parameters, or"
             " a tree shaped like them."
         )
@@ -154,7 +155,7 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     if _name(path[-1]) != "kernel":
         axes, shape = axes[1:], shape[1:]
     if leaf.shape[-len(shape) :] != shape:
-        raise ValueError(
+        raise InputError(
             f"{where} has shape {leaf.shape}, but its last axes must be {shape} for"
             " this model; start that state afresh after the cut."
         )
@@ -189,7 +190,7 @@ def cut_optimizer_state(
     """
     cutters = {"mask": mask_tree, "compact": compact_tree}
     if how not in cutters:
-        raise ValueError(f"how is {how!r}, but must be one of {', '.join(cutters)}.")
+        raise InputError(f"how is {how!r}, but must be one of {', '.join(cutters)}.")
     layers = set(model.wiring())
     size = sum(cost.parameters for cost in layer_costs(model).values())
     _compacted(model, plan)
@@ -201,7 +202,7 @@ def cut_optimizer_state(
         if is_parameters(node):
             return cutters[how](model, plan, node)
         if getattr(node, "size", 0) == size:
-            raise ValueError(
+            raise InputError(
                 f"optimizer state holds all {size} parameters in one array of shape"
                 f" {node.shape}, which cannot be cut; start it afresh after the cut."
             )

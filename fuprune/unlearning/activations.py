@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.aggregate import check_statistics
 from fuprune.federated.client import Preprocess, gather_batch
 from fuprune.federated.cohort import (
@@ -24,6 +25,7 @@ from fuprune.federated.cohort import (
     keep_compiled,
 )
 from fuprune.unlearning.privacy import clip_scale
+from fuprune.unlearning.protocol import UnlearnError
 
 WEIGHTINGS = ("examples", "clients")
 
@@ -249,38 +251,40 @@ def merge_activations(
         does not hold a class has no say in that class.
 
     Returns:
-      layer -> [U, C_l] float32, on the host: the statistics have arrived there.
+      layer -> [U, C_l] float32, on the host: the statistics have arrived there. The row
+      of a class that no participant holds is NaN, because it has no mean; `server_proc`
+      leaves it out.
 
     Raises:
-      ValueError: for a class that no participant holds, statistics that are not
-        finite, or uploads of different shapes.
+      UnlearnError: for `clients` and a single sum, which does not tell clients apart.
+      ValueError: for statistics that are not finite, or uploads of different shapes.
     """
     if weighting not in WEIGHTINGS:
-        raise ValueError(
+        raise InputError(
             f"weighting is {weighting!r}, but must be one of {', '.join(WEIGHTINGS)}."
         )
     if isinstance(uploads, ClassActivations):
+        if weighting == "clients":
+            raise UnlearnError(
+                "weighting is 'clients', but only a sum over clients arrived, as under "
+                "secure sums or noise, and it does not hold their own means; use "
+                "prune.weighting=examples."
+            )
         uploads = [uploads]
     if not uploads:
-        raise ValueError("no client's statistics arrived; capture on more clients.")
+        raise InputError("no client's statistics arrived; capture on more clients.")
     _check_alike(uploads)
     layers = list(uploads[0].total)
     received: list[ClassActivations] = jax.device_get(list(uploads))
     numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
-    missing = np.flatnonzero(~(numbers.sum(axis=0) > 0))
-    if missing.size:
-        names = ", ".join(map(str, missing))
-        subject = f"class {names} is" if missing.size == 1 else f"classes {names} are"
-        raise ValueError(
-            f"{subject} held by none of the {len(received)} participating clients; "
-            "capture on more clients (prune.capture_clients)."
-        )
+    held = numbers.sum(axis=0) > 0  # [U]
     merged = {}
     for layer in layers:
         totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
-        merged[layer] = _mean(totals, numbers, weighting).astype(np.float32)
-        if not np.all(np.isfinite(merged[layer])):
-            raise ValueError(
+        mean = _mean(totals, numbers, weighting).astype(np.float32)
+        merged[layer] = np.where(held[:, None], mean, np.float32(np.nan))
+        if not np.all(np.isfinite(merged[layer][held])):
+            raise InputError(
                 f"statistics of layer {layer!r} are not finite; look for a diverged "
                 "model, or check uploads before merging them."
             )
@@ -288,12 +292,14 @@ def merge_activations(
 
 
 def _mean(totals, numbers, weighting):
+    """[U, C]; anything, but no warning, for a class that is nowhere."""
     if weighting == "examples":
-        return np.sum(totals, axis=0) / np.sum(numbers, axis=0)[:, None]
+        number = np.sum(numbers, axis=0)[:, None]
+        return np.sum(totals, axis=0) / np.where(number > 0, number, 1.0)
     held = numbers > 0
     means = totals / np.maximum(numbers, 1e-12)[:, :, None]
     means = np.where(held[:, :, None], means, 0.0)
-    return np.sum(means, axis=0) / np.sum(held, axis=0)[:, None]
+    return np.sum(means, axis=0) / np.maximum(np.sum(held, axis=0), 1)[:, None]
 
 
 def _check_alike(uploads: Sequence[Any]) -> None:
@@ -301,7 +307,7 @@ def _check_alike(uploads: Sequence[Any]) -> None:
     for i, upload in enumerate(uploads):
         shapes = {layer: np.shape(a) for layer, a in upload.total.items()}
         if shapes != first:
-            raise ValueError(
+            raise InputError(
                 f"statistics of upload {i} have layers or shapes unlike those of "
                 "upload 0; every client must run the same model."
             )
@@ -309,7 +315,7 @@ def _check_alike(uploads: Sequence[Any]) -> None:
             shape[0] != len(np.asarray(upload.num_examples))
             for shape in shapes.values()
         ):
-            raise ValueError(
+            raise InputError(
                 f"upload {i} counts {len(np.asarray(upload.num_examples))} classes, "
                 f"but its sums have {sorted({s[0] for s in shapes.values()})}."
             )

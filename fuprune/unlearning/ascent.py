@@ -13,6 +13,7 @@ import optax
 
 from fuprune.data.federated import FederatedDataset, keep_classes, whole_cohort
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import (
     Preprocess,
     gather_batch,
@@ -92,7 +93,7 @@ def ascent(
       The fine-tuned model; the stage `ascended` is the one before.
     """
     if not loss_cap > 0:
-        raise ValueError(f"loss_cap is {loss_cap}, but must be positive.")
+        raise InputError(f"loss_cap is {loss_cap}, but must be positive.")
     classes = check_classes(classes, head_classes(variables, head))
     forgotten = keep_classes(data, classes)
     options = client_sum_options(

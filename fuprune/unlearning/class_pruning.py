@@ -7,14 +7,15 @@ classes are removed one after another (section 5.2).
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fuprune.data.federated import FederatedDataset, drop_classes, sample_cohort
+from fuprune.data.federated import FederatedDataset, drop_classes, take_clients
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess
 from fuprune.models.zoo import layer_names
 from fuprune.surgery import (
@@ -30,7 +31,7 @@ from fuprune.unlearning.activations import (
     collect,
     merge_activations,
 )
-from fuprune.unlearning.privacy import leave_out_empty
+from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -66,8 +67,12 @@ def server_proc(
 ) -> ServerDecision:
     """Score every channel for the class `target` and choose what to cut (Alg. 3).
 
+    Classes that no participant holds have no row to compare with: U in Eq. 7 is the
+    number of the classes that are present.
+
     Args:
-      activations: A*, layer -> [U, C_l], from `merge_activations`.
+      activations: A*, layer -> [U, C_l], from `merge_activations`; the rows of absent
+        classes are NaN.
       target: u', the class to forget.
       rate: R.
       scope: see `make_plan`.
@@ -75,7 +80,21 @@ def server_proc(
       min_channels: likewise.
       idf: variant of Eq. 7, `paper` or `released`.
       seed: of `order="random"`.
+
+    Raises:
+      UnlearnError: if the target itself is absent.
     """
+    rows = np.asarray(next(iter(activations.values())))
+    present = np.flatnonzero(~np.any(np.isnan(rows), axis=1)).tolist()
+    if target not in present:
+        raise UnlearnError(
+            f"no statistics of class {target} arrived, because no participant holds it "
+            "or too few of its examples are in them; let more clients take part "
+            "(unlearn.participants), or lower privacy.min_count."
+        )
+    if len(present) < len(rows):
+        activations = {k: np.asarray(a)[present] for k, a in activations.items()}
+    target = present.index(target)
     scored = jax.device_get(_score_layers(dict(activations), target, variant=idf))
     # In the order of the layers, which decides ties; trees come back in another.
     scores = {layer: np.asarray(scored[layer]) for layer in activations}
@@ -109,6 +128,7 @@ def class_pruning(
     idf: str = "paper",
     weighting: str = "examples",
     recapture: bool = True,
+    participants: Sequence[int] | None = None,
     capture_clients: int | None = None,
     batch_size: int = 64,
     preprocess: Preprocess = to_float,
@@ -137,7 +157,8 @@ def class_pruning(
       idf: `paper` or `released` (Eq. 7).
       weighting: of A*, `examples` or `clients`; see `merge_activations`.
       recapture: capture statistics again after each cut, or reuse the first ones.
-      capture_clients: participants; all clients by default.
+      participants: ids of the clients that send statistics; None for all.
+      capture_clients: how many to draw, where no participants are given.
       batch_size: images at a time in local_proc.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
@@ -151,13 +172,15 @@ def class_pruning(
       The fine-tuned model, with a stage per class cut.
     """
     if surgery not in SURGERIES:
-        raise ValueError(
+        raise InputError(
             f"surgery is {surgery!r}, but must be one of {', '.join(SURGERIES)}."
         )
     classes = check_classes(classes, num_classes)
     capture_key, protect_key, plan_key, tune_key = jax.random.split(key, 4)
-    participants = capture_clients or data.num_clients
-    cohort = sample_cohort(capture_key, data, participants)
+    if participants is None:
+        number = capture_clients or data.num_clients
+        participants = choose_participants(capture_key, data, number)
+    cohort = take_clients(data, participants)
     model_bytes = tree_bytes(variables)
     stages: list[Stage] = []
     notes: dict[str, Any] = {"cuts": [], "model_bytes": model_bytes}
@@ -165,7 +188,6 @@ def class_pruning(
         notes["privacy"] = dict(privacy)
     upload_bytes = 0
     activations: dict[str, Any] = {}
-    present = tuple(range(num_classes))  # classes that have a row in A*
     for number, target in enumerate(classes):
         if recapture or not stages:
             collected = collect(
@@ -183,26 +205,24 @@ def class_pruning(
             seen: Any = collected.uploads
             if protect is not None:
                 seen = protect(collected, jax.random.fold_in(protect_key, number))
-                seen, present = leave_out_empty(seen)
             merged = merge_activations(seen, weighting=weighting)
             # Forward order, by which ties are broken; trees come back in another.
             activations = {layer: merged[layer] for layer in layer_names(model)}
             notes["participants"] = len(collected.clients)
             notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
-            if len(present) < num_classes:
-                notes["suppressed"] = sorted(set(range(num_classes)) - set(present))
-        if target not in present:
-            raise UnlearnError(
-                f"the statistics of class {target} were suppressed, for too few "
-                "examples are in them; lower privacy.min_count, or capture on more "
-                "clients."
-            )
+            absent = np.isnan(next(iter(activations.values()))).any(axis=1)
+            if absent.any():
+                why = "absent" if protect is None else "suppressed"
+                notes[why] = np.flatnonzero(absent).tolist()
         seed = int(
             jax.random.randint(jax.random.fold_in(plan_key, number), (), 0, 2**30)
         )
+        # A channel that an earlier cut zeroed is not there any more: counted, it would
+        # take its part of R, of Eq. 7's mean and of min_channels.
+        live = _live_channels(variables, activations)
         decision = server_proc(
-            activations,
-            present.index(target),
+            {layer: a[:, live[layer]] for layer, a in activations.items()},
+            target,
             rate,
             scope=scope,
             order=order,
@@ -210,15 +230,16 @@ def class_pruning(
             idf=idf,
             seed=seed,
         )
-        notes["cuts"].append(_describe(model, target, decision))
-        activations = {
-            layer: a if surgery == "mask" else a[:, decision.plan.keep[layer]]
-            for layer, a in activations.items()
-        }
+        notes["cuts"].append(_describe(model, variables, live, target, decision))
+        plan = PrunePlan(
+            {layer: live[layer][kept] for layer, kept in decision.plan.keep.items()},
+            decision.plan.spared,
+        )
         if surgery == "compact":
-            model, variables = compact(model, variables, decision.plan)
+            model, variables = compact(model, variables, plan)
+            activations = {k: a[:, plan.keep[k]] for k, a in activations.items()}
         else:
-            variables = mask(model, variables, decision.plan)
+            variables = mask(model, variables, plan)
         stages.append(Stage(f"pruned_{target}", model, variables))
     fit = fine_tune(model, variables, drop_classes(data, classes), tune_key)
     return UnlearnResult(
@@ -226,8 +247,25 @@ def class_pruning(
     )
 
 
-def _describe(model, target: int, decision: ServerDecision) -> dict[str, Any]:
+def _live_channels(variables: Variables, activations) -> dict[str, np.ndarray]:
+    """Positions of the channels whose filter is not zero throughout, by layer."""
+    live = {}
+    for layer, a in activations.items():
+        module = variables["params"]
+        for name in layer.split("/"):
+            module = module[name]
+        kernel = np.asarray(jax.device_get(module.get("conv", module)["kernel"]))
+        alive = np.any(kernel != 0, axis=tuple(range(kernel.ndim - 1)))
+        live[layer] = np.flatnonzero(alive) if alive.any() else np.arange(a.shape[1])
+    return live
+
+
+def _describe(model, variables, live, target: int, decision) -> dict[str, Any]:
     """The cut in JSON form; channels by their ids in the uncut network."""
+    widths = {layer: len(wired.outputs) for layer, wired in model.wiring().items()}
+    if any(len(positions) < widths[layer] for layer, positions in live.items()):
+        # A masked network is told as the smaller one that it stands for.
+        model, _ = compact(model, variables, PrunePlan(live))
     wiring = model.wiring()
     scores, cut, ids = {}, {}, {}
     for layer, keep in decision.plan.keep.items():

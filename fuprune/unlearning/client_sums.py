@@ -14,6 +14,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import Batch, Preprocess, cross_entropy, gather_batch
 from fuprune.federated.cohort import (
     Client,
@@ -48,7 +49,7 @@ def make_client_sum(
       loops_are_fast: likewise.
     """
     if chunk < 1:
-        raise ValueError(f"chunk is {chunk}, but must be 1 or more.")
+        raise InputError(f"chunk is {chunk}, but must be 1 or more.")
     run_program = for_each_client(
         sum_program(function, chunk=chunk, preprocess=preprocess),
         backend=backend,
@@ -133,7 +134,7 @@ def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDatase
     that an order by class does no harm.
     """
     if max_examples < 0:
-        raise ValueError(f"max_examples is {max_examples}, but must be 0 or more.")
+        raise InputError(f"max_examples is {max_examples}, but must be 0 or more.")
     lengths = np.asarray(data.lengths)
     total = int(lengths.sum())
     if not max_examples or total <= max_examples:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, drop_classes
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess, split_params
 from fuprune.unlearning.client_sums import (
     client_sum_options,
@@ -185,12 +186,12 @@ def fisher(
       The fine-tuned model; the stage `scrubbed` is the one before.
     """
     if variant not in VARIANTS:
-        raise ValueError(
+        raise InputError(
             f"variant is {variant!r}, but must be one of {', '.join(VARIANTS)}."
         )
     for name, value in dict(alpha=alpha, max_variance=max_variance).items():
         if not (np.isfinite(value) and value > 0):
-            raise ValueError(f"{name} is {value}, but must be positive.")
+            raise InputError(f"{name} is {value}, but must be positive.")
     classes = check_classes(classes, head_classes(variables, head))
     remaining = limit_examples(drop_classes(data, classes), max_examples)
     options: dict[str, Any] = dict(preprocess=preprocess, backend=backend, mesh=mesh)

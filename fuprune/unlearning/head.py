@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.errors import InputError
 from fuprune.unlearning.protocol import Variables
 
 # Far below any logit, so that the softmax gives exactly zero and no gradient, and near
@@ -14,7 +15,7 @@ def head_classes(variables: Variables, head: str = "head") -> int:
     """U, the number of classes the head tells apart."""
     params = variables["params"]
     if head not in params or "kernel" not in params[head]:
-        raise ValueError(
+        raise InputError(
             f"the model has no dense layer {head!r}, only {', '.join(params)}; pass "
             "head= the name of its last one."
         )
@@ -36,7 +37,7 @@ def set_rows(
         layer["kernel"][:, rows] = kernel
     if bias is not None:
         if "bias" not in layer:
-            raise ValueError(
+            raise InputError(
                 f"layer {head!r} has no bias to set; this control needs one."
             )
         layer["bias"][rows] = bias

@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fuprune.data.federated import Cohort
+from fuprune.errors import InputError
 from fuprune.federated.server import RoundInfo
 from fuprune.unlearning.protocol import tree_bytes
 
@@ -39,7 +40,7 @@ class UpdateHistory(NamedTuple):
 def empty(max_bytes: int) -> UpdateHistory:
     """A history with room for `max_bytes` of parameters."""
     if max_bytes < 1:
-        raise ValueError(f"max_bytes is {max_bytes}, but must be positive.")
+        raise InputError(f"max_bytes is {max_bytes}, but must be positive.")
     return UpdateHistory(int(max_bytes))
 
 
@@ -67,7 +68,7 @@ def record(
         server optimiser no number is exact.
     """
     if info.updates is None:
-        raise ValueError(
+        raise InputError(
             "the round kept no updates to record; make the algorithm with "
             "keep_updates=True."
         )
@@ -156,7 +157,7 @@ def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
     for j, shape in enumerate(shapes if number else ()):
         seen = np.shape(arrays.get(f"leaf_{j}", ()))
         if seen != (number, *shape):
-            raise ValueError(
+            raise InputError(
                 f"the recorded updates hold an array of shape {seen} where the model "
                 f"needs {(number, *shape)}; they are of another model or damaged."
             )

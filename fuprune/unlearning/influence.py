@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from fuprune.data.federated import FederatedDataset, drop_classes, keep_classes
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess, split_params
 from fuprune.unlearning.client_sums import (
     client_sum_options,
@@ -151,7 +152,7 @@ def influence(
       The fine-tuned model; the stage `stepped` is the one before.
     """
     if curvature not in CURVATURES:
-        raise ValueError(
+        raise InputError(
             f"curvature is {curvature!r}, but must be one of {', '.join(CURVATURES)}."
         )
     classes = check_classes(classes, head_classes(variables, head))

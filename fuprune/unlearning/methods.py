@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 
+from fuprune.errors import InputError
 from fuprune.unlearning.amnesiac import amnesiac
 from fuprune.unlearning.ascent import ascent
 from fuprune.unlearning.class_pruning import class_pruning
@@ -63,7 +64,7 @@ def select(names: str | Iterable[str]) -> tuple[str, ...]:
     chosen = (names,) if isinstance(names, str) else tuple(names)
     for name in chosen:
         if name not in METHODS:
-            raise ValueError(
+            raise InputError(
                 f"method {name!r} is unknown; choose all or some of "
                 f"{', '.join(METHODS)}."
             )

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from scipy import special
 
+from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.unlearning.secure_summation import (
     SCALE,
@@ -43,7 +43,6 @@ __all__ = [
     "describe_privacy",
     "epsilon_of",
     "gaussian_delta",
-    "leave_out_empty",
     "make_protect",
     "mask_upload",
     "noise_scales",
@@ -138,7 +137,7 @@ def epsilon_of(
     _check_budget(1.0, delta)
     _check_positive("sensitivity", sensitivity)
     if sigma < 0 or releases < 0:
-        raise ValueError(
+        raise InputError(
             f"sigma {sigma} and releases {releases} must both be at least 0."
         )
     if releases == 0:
@@ -190,7 +189,7 @@ def noise_scales(
     """
     _check_positive("clip", clip)
     if not 0 < count_share < 1 or releases < 1:
-        raise ValueError(
+        raise InputError(
             f"count_share {count_share} must lie in (0, 1) and releases {releases} be "
             "at least 1."
         )
@@ -340,34 +339,6 @@ def suppress_small(statistics, min_count: float):
     )
 
 
-def leave_out_empty(seen):
-    """Takes out the classes that the server was told nothing about.
-
-    A suppressed row is not a class whose channels are all silent: TF-IDF is taken over
-    the classes that are left.
-
-    Args:
-        seen: `ClassActivations` or a list of them, with [U, C_l] totals.
-
-    Returns:
-        The same with [V, C_l] totals, and the V classes that the rows stand for.
-    """
-    uploads = seen if isinstance(seen, list) else [seen]
-    numbers = np.stack([np.asarray(upload.num_examples) for upload in uploads])
-    present = np.flatnonzero(numbers.sum(axis=0) > 0)
-    if len(present) == numbers.shape[1]:
-        return seen, tuple(range(numbers.shape[1]))
-    fewer = [
-        upload._replace(
-            total={layer: values[present] for layer, values in upload.total.items()},
-            num_examples=upload.num_examples[present],
-        )
-        for upload in uploads
-    ]
-    classes = tuple(int(u) for u in present)
-    return (fewer if isinstance(seen, list) else fewer[0]), classes
-
-
 def make_protect(
     *,
     secure: bool = False,
@@ -443,11 +414,11 @@ def _plain_sum(uploads):
 
 def _check_budget(epsilon, delta):
     if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon is {epsilon}, but it must be finite and above 0.")
+        raise InputError(f"epsilon is {epsilon}, but it must be finite and above 0.")
     if not 0 < delta < 1:
-        raise ValueError(f"delta is {delta}, but it must lie in (0, 1).")
+        raise InputError(f"delta is {delta}, but it must lie in (0, 1).")
 
 
 def _check_positive(name, value):
     if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} is {value}, but it must be finite and above 0.")
+        raise InputError(f"{name} is {value}, but it must be finite and above 0.")

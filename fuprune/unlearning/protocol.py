@@ -13,12 +13,13 @@ import flax.linen as nn
 import jax
 
 from fuprune.data.federated import FederatedDataset
+from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
 
 Variables = Mapping[str, Any]
 
 
-class UnlearnError(ValueError):
+class UnlearnError(InputError):
     """A method that cannot go on: it diverged, or lacks what it needs."""
 
 
@@ -73,16 +74,16 @@ def check_classes(classes, num_classes: int) -> tuple[int, ...]:
     """The classes as a tuple of ints in their order, or a ValueError."""
     chosen = tuple(dict.fromkeys(int(c) for c in classes))
     if not chosen:
-        raise ValueError(
+        raise InputError(
             f"no class to forget was given; name one of 0..{num_classes - 1}"
         )
     for u in chosen:
         if not 0 <= u < num_classes:
-            raise ValueError(
+            raise InputError(
                 f"class {u} does not exist; classes are 0..{num_classes - 1}"
             )
     if len(chosen) == num_classes:
-        raise ValueError(
+        raise InputError(
             f"all {num_classes} classes cannot be forgotten at once; keep at least one"
         )
     return chosen

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
+from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
@@ -51,9 +52,9 @@ def regrow(
       head: name of the last layer.
     """
     if not 0 <= share <= 1:
-        raise ValueError(f"share is {share}, but must be in [0, 1].")
+        raise InputError(f"share is {share}, but must be in [0, 1].")
     if not 0 <= shrink <= 1:
-        raise ValueError(f"shrink is {shrink}, but must be in [0, 1].")
+        raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
     classes = check_classes(classes, head_classes(variables, head))
     image = jnp.zeros((1, *data.images.shape[1:]))
     fresh = jax.jit(model.init)(jax.random.split(key, 4)[0], image)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, keep_classes, whole_cohort
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess, gather_batch
 from fuprune.federated.cohort import (
     ClientProgram,
@@ -152,7 +153,7 @@ def _relabelled(
 ) -> tuple[FederatedDataset, dict[str, Any]]:
     """The data with new labels for `classes`, and how often each label was given."""
     if answer not in ANSWERS:
-        raise ValueError(
+        raise InputError(
             f"answer is {answer!r}, but must be one of {', '.join(ANSWERS)}."
         )
     forgotten = keep_classes(data, classes)

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 
 PRIME = 2**127 - 1  # the field of the shares, and the toy key-agreement group
@@ -86,7 +87,7 @@ def secure_sum(
     """
     dropped = set(dropped)
     if not dropped <= set(range(len(uploads))):
-        raise ValueError(
+        raise InputError(
             f"dropped names client {max(dropped, key=abs)}, but there are "
             f"{len(uploads)} clients; give positions in uploads."
         )
@@ -129,14 +130,14 @@ def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -
         `Setup`.
     """
     if num_clients < 2:
-        raise ValueError(
+        raise InputError(
             f"secure summation has {num_clients} clients and needs at least 2, since "
             "a sum of one hides nothing; capture on more clients."
         )
     if threshold is None:
         threshold = num_clients // 2 + 1
     if not 2 <= threshold <= num_clients:
-        raise ValueError(
+        raise InputError(
             f"threshold is {threshold}, but it must lie in [2, {num_clients}], the "
             "number of clients."
         )
@@ -186,7 +187,7 @@ def share_secret(
         n shares. Any `len(coefficients)` of them are uniform whatever the secret is.
     """
     if not (0 <= secret < prime and num_shares < prime):
-        raise ValueError(
+        raise InputError(
             f"a secret and {num_shares} shares must lie in [0, {prime}); choose a "
             "larger prime."
         )
@@ -249,7 +250,7 @@ def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
     rounded = np.rint(values * scale)
     fits = np.abs(rounded) <= limit
     if not np.all(fits):
-        raise ValueError(
+        raise InputError(
             f"an upload holds {values[~fits][0]:.6g}, but {num_clients} clients at "
             f"scale {scale:.6g} can sum values of up to {limit / scale:.6g}; clip "
             "activations or lower the scale."
@@ -331,7 +332,7 @@ def unmask(
     """
     both = private_key_shares.keys() & self_seed_shares.keys()
     if both:
-        raise ValueError(
+        raise InputError(
             f"both secrets of client {min(both)} are on the table, which bares its "
             "upload; a client has either sent or dropped."
         )
@@ -340,7 +341,7 @@ def unmask(
         masked.keys() != self_seed_shares.keys()
         or clients - masked.keys() != private_key_shares.keys()
     ):
-        raise ValueError(
+        raise InputError(
             f"{len(masked)} uploads came with shares for {len(self_seed_shares)} "
             f"senders and {len(private_key_shares)} dropped of {len(clients)} clients; "
             "give shares for every client."
@@ -360,7 +361,7 @@ def unmask(
     for client, shares in private_key_shares.items():
         private_key = recover_secret(shares, threshold=directory.threshold)
         if pow(GENERATOR, private_key, PRIME) != directory.public_keys[client]:
-            raise ValueError(
+            raise InputError(
                 f"the shares of client {client}'s key do not give that key, so one of "
                 "them is false; repeat the round with other clients."
             )

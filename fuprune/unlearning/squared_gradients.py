@@ -5,7 +5,9 @@ example's cotangent at every layer. A convolution's gradient for one example is 
 product of its input patches and its output cotangent, which is squared and added up
 example by example; where the image is small, pairs of its positions are multiplied
 instead, for all examples together. Other modules get a copy of their parameters for
-each example.
+each example. A network that this cannot describe (parameters that are shared, tied,
+transformed, or used outside a module's call on the batch) is differentiated example by
+example.
 """
 
 import math
@@ -23,8 +25,8 @@ class _Layer(NamedTuple):
     """How the parameters of one module are reached."""
 
     kind: str  # "conv", "dense" or "copied"
-    shape: tuple[int, ...] = ()  # of the output, batch included
-    dtype: Any = jnp.float32  # likewise
+    output: jax.ShapeDtypeStruct  # of the whole batch
+    inputs: tuple[tuple[int, ...] | None, ...]  # shapes of its arguments' array leaves
     window: tuple = ()  # conv: kernel size, strides and padding
 
 
@@ -41,7 +43,8 @@ def sum_of_squared_gradients(
     """Sum over examples n and vectors j of (d <c_nj, logits_n> / d w)^2, elementwise.
 
     Args:
-      model: a Flax module, called as `apply(variables, images, train=False)`.
+      model: a Flax module, called as `apply(variables, images, train=False)`, in which
+        no example's logits depend on another example.
       variables: its variables.
       images: [B, H, W, C] float.
       make_cotangents: logits [B, U] -> c [B, J, U], example by example; not
@@ -63,7 +66,7 @@ def sum_of_squared_gradients(
     if layers is None:
         return _example_by_example(model, variables, images, cotangents_of, mask)
     outputs = {
-        path: jnp.zeros(layer.shape, layer.dtype)
+        path: jnp.zeros(layer.output.shape, layer.output.dtype)
         for path, layer in layers.items()
         if layer.kind != "copied"
     }
@@ -88,57 +91,142 @@ def sum_of_squared_gradients(
         has_bias = "bias" in _at(variables["params"], path)
         square = _layer_squares(layers[path], inputs[path], cotangent, has_bias)
         _put(squares, path, square)
-    return squares
+    # Flax hands parameters out as dictionaries or frozen ones; leaves sort alike.
+    return jax.tree.unflatten(
+        jax.tree.structure(variables["params"]), jax.tree.leaves(squares)
+    )
 
 
 def _find_layers(model, variables, images) -> dict[Path, _Layer] | None:
-    """The modules that own parameters, by path; None if that is not all there is.
+    """The outermost modules that own parameters, by path; None if that is not all.
 
-    Parameters used twice, or outside a call on a batch, need the whole gradient of an
-    example before it is squared.
+    The network is traced at two batch sizes, because an axis as long as the batch is
+    not yet the batch's: only what grows with it is. A third trace replaces every layer
+    found by its output, and the rest must then not read a single parameter.
     """
+    batch = len(images)
+    found = _trace_layers(model, variables, images, batch)
+    doubled = _trace_layers(model, variables, images, 2 * batch)
+    if found is None or doubled is None or found.keys() != doubled.keys():
+        return None
+    for path, layer in found.items():
+        larger = doubled[path]
+        grows = _follows_batch(layer.output.shape, larger.output.shape, batch)
+        known = all(
+            a == b or _follows_batch(a, b, batch)
+            for a, b in zip(layer.inputs, larger.inputs, strict=True)
+        )
+        first = _follows_batch(layer.inputs[0], larger.inputs[0], batch)
+        if not (grows and known and first):
+            return None
+        batched = tuple(
+            a if _follows_batch(a, b, batch) else None
+            for a, b in zip(layer.inputs, larger.inputs, strict=True)
+        )
+        found[path] = layer._replace(inputs=batched)
+    return None if _reads_parameters(model, variables, images, found) else found
+
+
+def _follows_batch(shape, larger, batch: int) -> bool:
+    """Whether the first axis, and no other, is the batch's."""
+    if shape is None or larger is None or not shape or len(shape) != len(larger):
+        return False
+    return shape[0] == batch and larger == (2 * batch, *shape[1:])
+
+
+def _trace_layers(model, variables, images, batch: int) -> dict[Path, _Layer] | None:
     found: dict[Path, _Layer] = {}
     supported = True
+    owner: Path | None = None  # of the call that is being traced
 
     def watch(call, args, kwargs, context):
-        nonlocal supported
+        nonlocal supported, owner
         module = context.module
-        output = call(*args, **kwargs)
+        if owner is not None:
+            # A module that belongs elsewhere would not come along with its owner.
+            supported &= module.path[: len(owner)] == owner
+            return call(*args, **kwargs)
         params = module.variables.get("params", {})
         owns = any(not isinstance(leaf, Mapping) for leaf in params.values())
-        if context.method_name == "__call__" and owns:
-            once = not any(module.path[: len(path)] == path for path in found)
-            whole = bool(module.path) and _shapes(params) == _shapes(
-                _at(variables["params"], module.path)
-            )
-            batched = args and all(
-                getattr(x, "shape", ())[:1] == images.shape[:1]
-                for x in (args[0], output)
-            )
-            supported = bool(supported and once and whole and batched)
-            if supported:
-                found[module.path] = _describe(module, args, kwargs, output)
+        if context.method_name != "__call__" or not owns:
+            return call(*args, **kwargs)
+        # Within a lifted transformation (remat, scan, mapped variables) parameters are
+        # not the arrays that were handed in, and a gradient here is not theirs.
+        original = _at(variables["params"], module.path) if module.path else None
+        once = bool(module.path) and module.path not in found
+        supported = supported and once and _same_leaves(params, original)
+        owner = module.path
+        try:
+            output = call(*args, **kwargs)
+        finally:
+            owner = None
+        leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if _is_array(leaf)]
+        supported = supported and bool(args) and _is_array(args[0])
+        supported = supported and _is_array(output)
+        if supported:
+            found[module.path] = _describe(module, args, kwargs, output, leaves)
         return output
 
-    def run():
+    def run(images):
         with nn.intercept_methods(watch):
             return model.apply(variables, images, train=False)
 
-    jax.eval_shape(run)
-    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
-    names = [tuple(key.key for key in path) for path, _ in leaves]
-    covered = all(any(name[: len(p)] == p for p in found) for name in names)
-    return found if supported and covered else None
+    shape = (batch, *images.shape[1:])
+    jax.eval_shape(run, jax.ShapeDtypeStruct(shape, images.dtype))
+    return found if supported else None
 
 
-def _shapes(params):
-    return jax.tree.map(jnp.shape, params)
+def _same_leaves(params, original) -> bool:
+    ours, theirs = jax.tree.leaves(params), jax.tree.leaves(original)
+    return len(ours) == len(theirs) and all(
+        a is b for a, b in zip(ours, theirs, strict=True)
+    )
 
 
-def _describe(module, args, kwargs, output) -> _Layer:
+def _is_array(leaf) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)
+
+
+def _reads_parameters(model, variables, images, layers) -> bool:
+    """Whether the network reads parameters other than through calls of `layers`.
+
+    The layers' arguments count as results too: a gradient flows back through them.
+    """
+    rest = {k: v for k, v in variables.items() if k != "params"}
+    outputs = {path: layer.output for path, layer in layers.items()}
+
+    def without_layers(params, images, outputs):
+        arguments: list[Any] = []
+
+        def replace(call, args, kwargs, context):
+            path = context.module.path
+            if path not in layers or context.method_name != "__call__":
+                return call(*args, **kwargs)
+            arguments.extend(x for x in jax.tree.leaves((args, kwargs)) if _is_array(x))
+            return outputs[path]
+
+        with nn.intercept_methods(replace):
+            logits = model.apply({"params": params, **rest}, images, train=False)
+        return logits, arguments
+
+    jaxpr = jax.make_jaxpr(without_layers)(variables["params"], images, outputs).jaxpr
+    parameters = jaxpr.invars[: len(jax.tree.leaves(variables["params"]))]
+    used = [x for equation in jaxpr.eqns for x in equation.invars] + jaxpr.outvars
+    return any(x is parameter for x in used for parameter in parameters)
+
+
+def _describe(module, args, kwargs, output, leaves) -> _Layer:
+    result = jax.ShapeDtypeStruct(output.shape, output.dtype)
+    shapes = tuple(np.shape(leaf) for leaf in leaves)
     plain = len(args) == 1 and not kwargs
-    if plain and type(module) is nn.Dense and args[0].ndim == 2:
-        return _Layer("dense", output.shape, output.dtype)
+    if (
+        plain
+        and type(module) is nn.Dense
+        and args[0].ndim == 2
+        and module.dot_general is None
+        and module.dot_general_cls is None
+    ):
+        return _Layer("dense", result, shapes)
     if plain and type(module) is nn.Conv:
         sizes = tuple(np.atleast_1d(module.kernel_size).tolist())
         pairs = _padding_pairs(module, args[0].shape, sizes)
@@ -152,8 +240,8 @@ def _describe(module, args, kwargs, output) -> _Layer:
         )
         if simple and pairs is not None:
             window = (sizes, _pair(module.strides or 1), pairs)
-            return _Layer("conv", output.shape, output.dtype, window)
-    return _Layer("copied")
+            return _Layer("conv", result, shapes, window)
+    return _Layer("copied", result, shapes)
 
 
 def _padding_pairs(module, shape, sizes):
@@ -189,16 +277,28 @@ def _apply(model, variables, images, layers, shifts, copies):
             return call(*args, **kwargs) + shifts[module.path]
         state = {k: v for k, v in module.variables.items() if k != "params"}
         unbound = module.clone(parent=None, name=None)
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+        # Whatever has an axis of examples, a residual too, goes along example by
+        # example; the rest (channel ids, flags, tables) is the same for all.
+        batched = [
+            i
+            for i, shape in zip(arrays, layer.inputs, strict=True)
+            if shape is not None
+        ]
 
-        def one_example(params, example):
-            output = unbound.apply(
-                {"params": params, **state}, example[None], *args[1:], **kwargs
-            )
-            return output[0]
+        def one_example(params, examples):
+            mine = list(leaves)
+            for i, example in zip(batched, examples, strict=True):
+                mine[i] = example[None]
+            args, kwargs = jax.tree.unflatten(treedef, mine)
+            return unbound.apply({"params": params, **state}, *args, **kwargs)[0]
 
         in_copy = True
         try:
-            return jax.vmap(one_example)(copies[module.path], args[0])
+            return jax.vmap(one_example)(
+                copies[module.path], [leaves[i] for i in batched]
+            )
         finally:
             in_copy = False
 

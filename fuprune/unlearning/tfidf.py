@@ -8,6 +8,8 @@ over `target` too.
 import jax
 import jax.numpy as jnp
 
+from fuprune.errors import InputError
+
 VARIANTS = ("paper", "released")
 
 
@@ -44,7 +46,7 @@ def inverse_document_frequency(a, *, variant: str = "paper") -> jax.Array:
       IDF, [C].
     """
     if variant not in VARIANTS:
-        raise ValueError(
+        raise InputError(
             f"variant is {variant!r}, but must be one of {', '.join(VARIANTS)}."
         )
     a = jnp.asarray(a)

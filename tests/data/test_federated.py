@@ -1,3 +1,6 @@
+import itertools
+import re
+
 import chex
 import hypothesis
 import jax
@@ -5,17 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from scipy import stats
 
 from fuprune.data import (
     Dataset,
     FederatedDataset,
     drop_classes,
     federate,
+    federated,
     keep_classes,
     sample_cohort,
     take_clients,
     whole_cohort,
 )
+from fuprune.data.federated import draw_distinct
 
 NUM_EXAMPLES, NUM_CLIENTS, LENGTH, NUM_CLASSES = 30, 6, 9, 5
 
@@ -164,3 +170,71 @@ def test_taken_clients_come_in_the_order_asked_for():
     np.testing.assert_array_equal(cohort.rows, np.asarray(data.rows)[[4, 0]])
     with pytest.raises(ValueError, match="ids lie in"):
         take_clients(data, [NUM_CLIENTS])
+
+
+def frequencies(population, size, draws, seed=0):
+    """How often each ordered choice came, by choice, of `draws` independent draws."""
+    keys = jax.random.split(jax.random.key(seed), draws)
+    draw = jax.jit(jax.vmap(lambda key: draw_distinct(key, population, size)))
+    choices, times = np.unique(np.asarray(draw(keys)), axis=0, return_counts=True)
+    return {
+        tuple(each): int(n) for each, n in zip(choices.tolist(), times, strict=True)
+    }
+
+
+# Permuted (K <= 4M), cohort of everybody, and drawn with replacement (K > 4M).
+@pytest.mark.parametrize(
+    ("population", "size"), [(4, 2), (3, 3), (5, 1), (9, 2), (13, 2), (13, 3)]
+)
+def test_every_ordered_choice_is_equally_likely(population, size):
+    choices = list(itertools.permutations(range(population), size))
+    draws = 40 * len(choices)
+    seen = frequencies(population, size, draws)
+    assert set(seen) <= set(choices)
+    observed = [seen.get(choice, 0) for choice in choices]
+    # The key is fixed, so this holds always or never; p > 0.001 for a fair draw.
+    assert stats.chisquare(observed).pvalue > 0.001
+
+
+first_distinct = jax.jit(federated._first_distinct, static_argnames="size")
+
+
+@hypothesis.given(
+    draws=st.lists(st.integers(0, 9), min_size=8, max_size=8), size=st.integers(1, 4)
+)
+@hypothesis.example(draws=[7] * 8, size=2)
+@hypothesis.example(draws=[3, 3, 8, 3, 5, 8, 8, 5], size=4)
+def test_the_first_different_values_are_kept_in_order(draws, size):
+    different = list(dict.fromkeys(draws))
+    chosen, enough = first_distinct(jnp.asarray(draws, jnp.int32), size=size)
+    assert bool(enough) == (len(different) >= size)
+    if enough:
+        assert np.asarray(chosen).tolist() == different[:size]
+
+
+# Everybody, the last population that is permuted, the first that is not, a large one.
+@pytest.mark.parametrize(
+    ("population", "size"), [(1, 1), (12, 12), (48, 12), (49, 12), (1_000_000, 300)]
+)
+def test_no_client_is_drawn_twice(population, size):
+    keys = jax.random.split(jax.random.key(1), 300)
+    draw = jax.jit(jax.vmap(lambda key: draw_distinct(key, population, size)))
+    chosen = np.sort(np.asarray(draw(keys)), axis=1)
+    assert chosen.shape == (300, size) and chosen.dtype == np.int32
+    assert chosen.min() >= 0 and chosen.max() < population
+    assert np.all(np.diff(chosen, axis=1) > 0)
+
+
+def test_a_small_cohort_never_enumerates_its_population():
+    """No array of a draw among 2**30 clients is longer than twice the cohort."""
+    program = jax.make_jaxpr(lambda key: draw_distinct(key, 2**30, 10))(
+        jax.random.key(0)
+    )
+    sizes = [int(n) for n in re.findall(r":\w+\[(\d+)", str(program))]
+    assert sizes and max(sizes) <= 20
+
+
+def test_selecting_classes_sorts_nothing():
+    data = federate(make_dataset(), draw_parts(0))
+    program = jax.make_jaxpr(lambda data: drop_classes(data, (1,)).rows)(data)
+    assert not re.search(r"\bsort\[", str(program))

@@ -3,7 +3,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.data import bias_partition, dirichlet_partition, iid_partition
+from fuprune.data import (
+    Dataset,
+    bias_partition,
+    dirichlet_partition,
+    iid_partition,
+)
+from fuprune.data.partition import hold_out, restrict
 from tests import reference_data
 
 PARTITIONS = {
@@ -163,3 +169,69 @@ def test_senseless_bias_partition_is_refused(arguments, message):
 def test_senseless_dirichlet_concentration_is_refused(alpha):
     with pytest.raises(ValueError, match="alpha is"):
         dirichlet_partition([0], num_clients=1, num_classes=1, alpha=alpha, seed=0)
+
+
+@hypothesis.given(
+    num_examples=st.integers(0, 120),
+    num_clients=st.integers(1, 30),
+    num_classes=st.integers(1, 6),
+    share=st.floats(0, 0.99),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_held_out_examples_and_the_rest_are_a_disjoint_cover(
+    num_examples, num_clients, num_classes, share, seed
+):
+    labels = draw_labels(num_examples, num_classes, seed)
+    parts = PARTITIONS["dirichlet"](labels, num_clients, num_classes, seed)
+    rest, held = hold_out(parts, labels, share, seed)
+    assert len(held) <= share * num_examples
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([*rest, held])), range(num_examples)
+    )
+    for before, after in zip(parts, rest, strict=True):
+        assert set(after.tolist()) <= set(before.tolist())
+        assert np.all(np.diff(after) > 0)
+        assert (len(after) > 0) == (len(before) > 0)
+        gone = np.setdiff1d(before, after)
+        low = np.floor(share * len(before))
+        assert min(low, len(before) - 1) <= len(gone) <= low + 1
+        for label in range(num_classes):
+            had, gave = np.sum(labels[before] == label), np.sum(labels[gone] == label)
+            assert gave <= np.ceil(share * had + 1e-9)
+    again, held_again = hold_out(parts, labels, share, seed)
+    assert held_again.tolist() == held.tolist()
+    assert [part.tolist() for part in again] == [part.tolist() for part in rest]
+
+
+def test_nothing_held_out_leaves_the_parts_as_they_are():
+    parts = [np.array([3, 1], np.int32), np.array([], np.int32)]
+    rest, held = hold_out(parts, np.zeros(4, int), 0.0, 0)
+    assert all(a is b for a, b in zip(rest, parts, strict=True)) and held.size == 0
+
+
+def test_every_class_is_held_out_in_its_share_even_from_tiny_clients():
+    """A client of ten gives one of ten classes, and not every client the same."""
+    labels = np.tile(np.arange(10), 1_000)
+    parts = np.split(np.arange(10_000), 1_000)
+    rest, held = hold_out(parts, labels, 0.1, 0)
+    assert {len(part) for part in rest} == {9}
+    # Binomial(1000, 1/10): a standard deviation is 9.5.
+    np.testing.assert_allclose(np.bincount(labels[held]), 100, atol=40)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_senseless_share_is_refused(share):
+    with pytest.raises(ValueError, match=f"share is {share}"):
+        hold_out([np.arange(3)], np.zeros(3, int), share, 0)
+
+
+def test_restricting_drops_what_nobody_holds():
+    images = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1)
+    dataset = Dataset(images, np.arange(6, dtype=np.int32))
+    parts = [np.array([5, 0]), np.array([], int), np.array([3])]
+    small, renumbered = restrict(dataset, parts)
+    assert small.labels.tolist() == [0, 3, 5]
+    assert small.images.ravel().tolist() == [0, 3, 5]
+    assert [part.tolist() for part in renumbered] == [[2, 0], [], [1]]
+    whole, same = restrict(dataset, [np.arange(6)])
+    assert whole is dataset and same[0].tolist() == list(range(6))

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fuprune.data.federated import federate
+from fuprune.data.federated import federate, sample_cohort
 from fuprune.federated import cohort as cohort_module
 from fuprune.federated.cohort import AXIS, make_client_mesh
 from tests.multidevice import rounds
@@ -148,3 +148,16 @@ def test_a_state_that_lives_on_one_device_moves_to_the_mesh(data, expected):
     chex.assert_trees_all_close(
         rounds.train(elsewhere, data), expected["fed_avg"], **CLOSE
     )
+
+
+@pytest.mark.parametrize("number", DEVICES)
+def test_the_same_clients_are_drawn_on_any_number_of_devices(number):
+    """Of so many clients that they are not permuted but drawn one by one."""
+    data = federate(rounds.train_set(), [np.arange(k, k + 3) for k in range(80)])
+    everywhere = NamedSharding(mesh_of(number), P())
+    for seed in range(3):
+        key = jax.random.key(seed)
+        chosen = sample_cohort(key, jax.device_put(data, everywhere), 5)
+        expected = sample_cohort(key, data, 5)
+        np.testing.assert_array_equal(chosen.clients, expected.clients)
+        np.testing.assert_array_equal(chosen.rows, expected.rows)

@@ -199,13 +199,13 @@ FORBIDDEN_CALLS = {
 }
 # A file handed to these becomes code, so each has one known place and reason.
 KNOWN_PLACES = {
-    "exec_module": {"main.py"},  # a config file named on the command line
+    "exec_module": {"run/config_loading.py"},  # a config file named on the command line
     "CDLL": {"kernels/build.py"},  # the kernels' own library
     "subprocess": {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
-        "provenance.py",  # git, for the commit
-        "processes.py",  # the shell that says why a process ended
+        "run/provenance.py",  # git, for the commit
+        "run/processes.py",  # the shell that says why a process ended
     },
 }
 

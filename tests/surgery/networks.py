@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 CLASSES = 5
@@ -284,17 +285,16 @@ def variables_of(network: Any, shape=INPUT_SHAPE, seed: int = 0) -> Any:
     """
     images = jnp.zeros((1, *shape))
     shapes = jax.eval_shape(lambda key: network.init(key, images), jax.random.key(0))
-    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    generator = np.random.default_rng(seed)
 
-    def draw(path, key, leaf):
-        name, noise = str(path[-1]), jax.random.normal(key, leaf.shape)
+    def draw(path, leaf):
+        name = str(path[-1])
+        noise = generator.normal(size=leaf.shape).astype(np.float32)
         if "kernel" in name:
-            fan_in = leaf.size // leaf.shape[-1]
-            return noise * (1.5 / fan_in) ** 0.5
+            return noise * np.float32((1.5 * leaf.shape[-1] / leaf.size) ** 0.5)
         if "var" in name or "scale" in name:
-            return 1 + 0.3 * jnp.tanh(noise)
-        return 0.3 * noise
+            return 1 + np.float32(0.3) * np.tanh(noise)
+        return np.float32(0.3) * noise
 
-    drawn = [draw(path, key, x) for (path, x), key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, drawn)
+    drawn = jax.tree_util.tree_map_with_path(draw, shapes)
+    return jax.tree.map(jnp.asarray, drawn)

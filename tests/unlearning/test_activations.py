@@ -17,6 +17,7 @@ from fuprune.unlearning.activations import (
     collect,
     merge_activations,
 )
+from fuprune.unlearning.protocol import UnlearnError
 from tests import reference
 from tests.compilations import counted
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
@@ -140,12 +141,26 @@ def test_broken_statistics_are_turned_away_by_client(federation, tamper, reason)
     assert list(collected.rejected) == [2] and reason in collected.rejected[2]
 
 
-def test_a_class_nobody_holds_is_named(federation):
-    """Scores for it would be invented."""
+@pytest.mark.parametrize("weighting", ["examples", "clients"])
+def test_a_class_nobody_holds_has_no_mean(federation, weighting):
+    """Its row is NaN, not a class that is silent; the others are as without it."""
     _, data, variables = federation
-    collected = collect(MODEL, variables, whole_cohort(data), num_classes=6)
-    with pytest.raises(ValueError, match="classes 4, 5 are held by none of the 3"):
-        merge_activations(collected.uploads)
+    four, six = (
+        collect(MODEL, variables, whole_cohort(data), num_classes=number).uploads
+        for number in (4, 6)
+    )
+    merged = merge_activations(six, weighting=weighting)
+    for layer, expected in merge_activations(four, weighting=weighting).items():
+        np.testing.assert_array_equal(merged[layer][:4], expected)
+        assert np.all(np.isnan(merged[layer][4:]))
+
+
+def test_a_sum_does_not_tell_clients_apart():
+    """Weighing clients alike would silently weigh images alike instead."""
+    total = ClassActivations({"l": np.ones((2, 3))}, np.ones(2))
+    merge_activations(total)
+    with pytest.raises(UnlearnError, match="weighting is 'clients'.*examples"):
+        merge_activations(total, weighting="clients")
 
 
 def test_a_class_a_client_lacks_does_not_drag_its_mean():

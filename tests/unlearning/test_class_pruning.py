@@ -9,7 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.data.federated import FederatedDataset, federate, sample_cohort
+from fuprune.data.federated import (
+    FederatedDataset,
+    federate,
+    sample_cohort,
+    take_clients,
+)
 from fuprune.federated.server import ServerState, fed_avg, fed_sgd
 from fuprune.federated.train import FitResult, fit
 from fuprune.models import zoo
@@ -17,6 +22,7 @@ from fuprune.models.resnet import ResNet
 from fuprune.surgery import PrunePlan, compact, mask
 from fuprune.unlearning.activations import ClassActivations, collect, merge_activations
 from fuprune.unlearning.class_pruning import class_pruning, server_proc
+from fuprune.unlearning.privacy import NoiseScales, make_protect
 from fuprune.unlearning.protocol import UnlearnError
 from tests.compilations import counted
 from tests.models import drawing
@@ -121,6 +127,110 @@ def test_masking_and_compacting_give_the_same_function(trained):
         masked.model.apply(masked.variables, images),
         atol=1e-5,
     )
+
+
+def both_surgeries(model, variables, data, classes, **options):
+    """The method by mask and by compact, without any fine-tuning."""
+    return (
+        class_pruning(
+            model,
+            variables,
+            data,
+            classes,
+            key=jax.random.key(1),
+            fine_tune=no_tuning([]),
+            num_classes=4,
+            surgery=surgery,
+            **options,
+        )
+        for surgery in ("mask", "compact")
+    )
+
+
+@hypothesis.settings(max_examples=4, deadline=None)
+@hypothesis.given(
+    classes=st.permutations(range(4)).map(lambda order: tuple(order[:3])),
+    scope=st.sampled_from(["global", "layer", "balanced"]),
+    order=st.sampled_from(["highest", "lowest", "random"]),
+    idf=st.sampled_from(["paper", "released"]),
+    recapture=st.booleans(),
+    rate=st.sampled_from([0.1, 0.45]),
+    min_channels=st.sampled_from([1, 7]),
+)
+def test_masking_and_compacting_agree_over_several_classes(classes, **options):
+    """Dead channels take no part in R, in Eq. 7's mean, in min_channels."""
+    _, data, variables = _drawn_network(MODEL)
+    masked, compacted = both_surgeries(MODEL, variables, data, classes, **options)
+    assert_same_cuts(masked.notes["cuts"], compacted.notes["cuts"])
+    images = np.random.default_rng(0).normal(size=(3, 6, 6, 1)).astype(np.float32)
+    np.testing.assert_allclose(
+        compacted.model.apply(compacted.variables, images),
+        masked.model.apply(masked.variables, images),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["global", "layer", "balanced"])
+@pytest.mark.parametrize("name", ["resnet20", "vgg11"])
+def test_masking_and_compacting_agree_for_the_zoo(name, scope):
+    model = zoo.create(name, num_classes=4, input_shape=(6, 6, 1), norm="group")
+    model, data, variables = _drawn_network(model)
+    masked, compacted = both_surgeries(
+        model, variables, data, (2, 0, 3), scope=scope, rate=0.2
+    )
+    assert_same_cuts(masked.notes["cuts"], compacted.notes["cuts"])
+
+
+def test_a_network_masked_before_is_cut_like_the_compacted_one():
+    """A second request, on what the first one left."""
+    _, data, variables = _drawn_network(MODEL)
+    first = forget((data, variables), (1,), surgery="mask", rate=0.3)
+    again = forget((data, first.variables), (2,), surgery="compact", rate=0.3)
+    both = forget((data, variables), (1, 2), rate=0.3)
+    assert_same_cuts(again.notes["cuts"], both.notes["cuts"][1:])
+
+
+def _drawn_network(model):
+    """Random weights, norms and statistics, and four clients' data."""
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+    return model, small_data(), variables
+
+
+def assert_same_cuts(ours, theirs):
+    """Equal, up to the rounding of scores."""
+    for one, other in zip(ours, theirs, strict=True):
+        for layer, scores in one["scores"].items():
+            np.testing.assert_allclose(
+                scores, other["scores"][layer], rtol=1e-3, atol=1e-6
+            )
+        assert {**one, "scores": 0} == {**other, "scores": 0}
+
+
+def test_classes_that_no_participant_holds_are_left_out(trained):
+    """Only the target must be there; U of Eq. 7 is the number of those that are."""
+    _, variables = trained
+    dataset = tiny_dataset(40)
+    by_class = [np.flatnonzero(dataset.labels == u) for u in range(4)]
+    data = federate(dataset, by_class)
+    result = forget((data, variables), (3,), participants=(3, 1))
+    assert result.notes["absent"] == [0, 2]
+    uploads = collect(
+        MODEL, variables, take_clients(data, [1, 3]), num_classes=4
+    ).uploads
+    present = {k: a[[1, 3]] for k, a in merge_activations(uploads).items()}
+    expected = server_proc(present, 1, 0.1)
+    for layer, scores in result.notes["cuts"][0]["scores"].items():
+        np.testing.assert_allclose(scores, expected.scores[layer], rtol=1e-4, atol=1e-6)
+    with pytest.raises(UnlearnError, match="no statistics of class 3 arrived"):
+        forget((data, variables), (3,), participants=(0, 1, 2))
+
+
+def test_weighting_by_clients_is_refused_where_only_a_sum_arrives(trained):
+    for options in (dict(secure=True), dict(scales=NoiseScales(1.0, 1.0))):
+        with pytest.raises(UnlearnError, match="weighting is 'clients'"):
+            forget(trained, (3,), weighting="clients", protect=make_protect(**options))
 
 
 def test_the_method_is_deterministic_under_its_key(trained):
@@ -323,7 +433,7 @@ def test_suppressed_classes_are_left_out_of_the_scores(trained):
     assert result.notes["suppressed"] == [0]
     for layer, scores in result.notes["cuts"][0]["scores"].items():
         np.testing.assert_allclose(scores, expected.scores[layer], rtol=1e-4, atol=1e-6)
-    with pytest.raises(UnlearnError, match="class 3 were suppressed.*min_count"):
+    with pytest.raises(UnlearnError, match="class 3 arrived.*min_count"):
         forget(trained, (3,), protect=without(3))
 
 

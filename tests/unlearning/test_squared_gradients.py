@@ -6,10 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fuprune.models import zoo
+from fuprune.surgery.plan import make_plan
+from fuprune.surgery.wiring import mask
 from fuprune.unlearning import squared_gradients
 from fuprune.unlearning.squared_gradients import sum_of_squared_gradients
 from tests.unlearning.small import SmallNet, initial
+from tests.unlearning.user_networks import NETWORKS
 
 SHAPE = (6, 6, 1)
 
@@ -139,3 +145,86 @@ def test_memory_does_not_grow_with_examples_but_with_the_chunk():
     # Activations and cotangents of 16 images, but not their gradients on top.
     activations = 16 * (1 + 3) * (16 * 16 + 8 * 8) * 32 * 4
     assert large < 3 * activations + gradients_of_a_batch
+
+
+def assert_batched_is_one_by_one(model, variables, images, chunk):
+    """Chunks of any size against the definition, an image at a time."""
+    run = jax.jit(lambda v, x, m: sum_of_squared_gradients(model, v, x, vectors, m))
+    parts = []
+    for first in range(0, len(images), chunk):
+        part = images[first : first + chunk]
+        real = jnp.arange(chunk) < len(part)
+        part = jnp.pad(part, ((0, chunk - len(part)), (0, 0), (0, 0), (0, 0)))
+        parts.append(run(variables, part, real))
+    batched = jax.tree.map(lambda *x: np.sum(np.stack(x), axis=0), *parts)
+    expected = by_definition(model, variables, images)
+    chex.assert_trees_all_equal_structs(batched, expected)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(batched),
+        jax.tree.leaves(expected),
+        strict=True,
+    ):
+        # Squares of gradients that cancel are all rounding; the layer's size tells.
+        size = np.max(b) if b.size else 0.0
+        np.testing.assert_allclose(
+            a, b, rtol=1e-3, atol=1e-5 * size + 1e-12, err_msg=str(path)
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "masked"),
+    [
+        ("resnet8", "batch", True),
+        ("resnet8", "group", False),
+        pytest.param("resnet8", "batch", False, marks=pytest.mark.slow),
+        pytest.param("resnet8", "group", True, marks=pytest.mark.slow),
+        pytest.param("resnet20", "batch", True, marks=pytest.mark.slow),
+        pytest.param("resnet20", "group", False, marks=pytest.mark.slow),
+        pytest.param("vgg11", "batch", True, marks=pytest.mark.slow),
+        pytest.param("vgg11", "group", False, marks=pytest.mark.slow),
+    ],
+)
+def test_batched_is_one_by_one_for_the_zoo(name, norm, masked):
+    """Every image has its own shortcut, whatever the others of its batch are."""
+    shape = (32, 32, 3) if name.startswith("vgg") else (8, 8, 3)
+    model = zoo.create(name, num_classes=4, input_shape=shape, norm=norm)
+    # Unmoved kernels keep the logits small, so that their sines can be compared.
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
+    if masked:
+        generator = np.random.default_rng(0)
+        wiring = model.wiring()
+        scores = {
+            layer: generator.random(len(wiring[layer].outputs))
+            for layer in zoo.layer_names(model)
+        }
+        variables = mask(model, variables, make_plan(scores, 0.2))
+    images = jax.random.normal(jax.random.key(7), (3, *shape))
+    assert_batched_is_one_by_one(model, variables, images, 3)
+
+
+@settings(max_examples=4, deadline=None)
+@given(name=st.sampled_from(sorted(NETWORKS)), chunk=st.integers(1, 5))
+def test_batched_is_one_by_one_for_any_network(name, chunk):
+    model = NETWORKS[name]()
+    images = jax.random.normal(jax.random.key(chunk), (5, *SHAPE))
+    assert_batched_is_one_by_one(model, initial(model), images, chunk)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_batched_is_one_by_one_for_networks_of_users(name):
+    """Chunks as long as another axis of the network: it is not taken for the batch."""
+    model, chunk = NETWORKS[name](), 3 if name == "Tokens" else 4
+    images = jax.random.normal(jax.random.key(chunk), (4, *SHAPE))
+    assert_batched_is_one_by_one(model, initial(model), images, chunk)
+
+
+def test_layers_of_the_zoo_take_the_fast_way():
+    model = zoo.create("resnet8", num_classes=4, input_shape=(8, 8, 3))
+    images = jnp.zeros((4, 8, 8, 3))
+    variables = initial(model, (8, 8, 3))
+    layers = squared_gradients._find_layers(model, variables, images)
+    assert layers is not None
+    kinds = [layer.kind for layer in layers.values()]
+    convolutions = len(zoo.layer_names(model))
+    assert kinds.count("conv") == kinds.count("copied") == convolutions
+    assert kinds.count("dense") == 1

@@ -1,0 +1,325 @@
+"""The table of configuration keys: name, default, what is allowed, one comment each.
+
+Defaults, checks and `--help` are all made from it by `fuprune.config`; a key is written
+here and nowhere else. The defaults are the paper's setting for CIFAR-10 and ResNet20.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+PHASES = ("pretrain", "unlearn", "audit", "report")
+MODELS = (
+    *(f"resnet{depth}" for depth in (8, 20, 32, 44, 56)),
+    *(f"vgg{depth}" for depth in (11, 13, 16, 19)),
+)
+METHODS = (
+    *("class_pruning", "retrain", "fisher", "influence", "ascent", "amnesiac"),
+    *("regrow", "relabel", "prune_relabel", "mask_logit", "zero_class_row"),
+    *("fine_tune_only", "prune_random", "prune_lowest", "prune_then_drop_row"),
+)
+AUDIT_TESTS = (
+    *("accuracy", "membership", "shadow", "likelihood_ratio"),
+    *("probe", "relearn", "distance"),
+)
+
+
+class Allowed(NamedTuple):
+    """What a value may be, beside having the type of the default."""
+
+    holds: Callable[[Any], bool]
+    text: str  # completes "allowed: "
+    choices: tuple[str, ...] = ()  # if it is one of a few words
+    is_list: bool = False  # "a,b", ("a", "b") and a number are all welcome
+
+
+class Key(NamedTuple):
+    """One key of the configuration."""
+
+    name: str  # without its section, until `_section` puts it in front
+    default: Any
+    allowed: Allowed
+    comment: str
+    before: Any = None  # what runs did before the key existed, if not the default
+
+
+class Section(NamedTuple):
+    """Keys that belong together."""
+
+    name: str  # "" for keys at the top
+    comment: str
+    keys: tuple[Key, ...]
+
+
+def one_of(*names: str) -> Allowed:
+    """One of some words."""
+    return Allowed(lambda value: value in names, ", ".join(names), choices=names)
+
+
+def some_of(*names: str) -> Allowed:
+    """Any of some words; `fuprune.config` splits the list and looks them up."""
+    text = f"all, or some of {', '.join(names)}"
+    return Allowed(lambda value: True, text, names, is_list=True)
+
+
+def between(low: float, high: float, *, or_else: float | None = None) -> Allowed:
+    """A number from low to high, or one special value."""
+    extra = "" if or_else is None else f", or {or_else}"
+    span = f"{low} to {high}{extra}"
+    return Allowed(lambda value: low <= value <= high or value == or_else, span)
+
+
+def at_most(high: float) -> Allowed:
+    """A number above 0 and not above another."""
+    span = f"more than 0 and at most {high:g}"
+    return Allowed(lambda value: 0 < value <= high, span)
+
+
+def matching(pattern: str, text: str) -> Allowed:
+    """A string that a regular expression describes."""
+    return Allowed(lambda value: re.fullmatch(pattern, value) is not None, text)
+
+
+SWITCH = Allowed(lambda value: True, "True or False")
+COUNT = between(0, 2**31 - 1)
+ONE_OR_MORE = between(1, 2**31 - 1)
+CLIENTS, CLIENTS_OR_0 = between(1, 10_000_000), between(0, 10_000_000)
+MODEL_COUNT = between(1, 1000)
+BATCH = between(1, 65_536)
+STEPS = between(1, 1_000_000)
+SHARE = between(0, 1)
+SECONDS = between(1, 86_400)
+NOT_NEGATIVE = Allowed(lambda value: 0 <= value < math.inf, "0 or more")
+POSITIVE = Allowed(lambda value: 0 < value < math.inf, "more than 0")
+BELOW_ONE = Allowed(lambda value: 0 <= value < 1, "0 or more and less than 1")
+INSIDE_ONE = Allowed(lambda value: 0 < value < 1, "more than 0 and less than 1")
+RATE = at_most(1000)
+SCHEDULE = one_of("constant", "cosine", "warmup_cosine")
+OPTIMIZER = one_of("sgd", "adam")
+LINE = r"[^\x00-\x1f]"
+PATH = matching(f"{LINE}*", "a path without control characters")
+DATASET = matching(
+    r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.-]+)?(:\d+\.\d+\.\d+)?"
+    rf"|(npz|folder):{LINE}+|hf:[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?(:[A-Za-z0-9_.-]+)?",
+    "digits, cifar10, cifar100, mnist, fashion_mnist or another TFDS name in lower "
+    "case, such as emnist/letters; or npz:PATH, folder:PATH, hf:NAME",
+)
+NETWORK = matching(
+    rf"{'|'.join(MODELS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*",
+    f"{', '.join(MODELS)}, or package.module:factory",
+)
+EVEN = Allowed(lambda value: value in range(0, 1001, 2), "0 to 1000, even")
+
+
+def _section(name: str, comment: str, *rows: tuple) -> Section:
+    prefix = f"{name}." if name else ""
+    return Section(name, comment, tuple(Key(prefix + row[0], *row[1:]) for row in rows))
+
+
+# A table reads better by row than by argument.
+# fmt: off
+SECTIONS = (
+    _section("", "the run",
+        ("seed", 0, COUNT, "every random choice of the run derives from it"),
+        ("phases", "all", some_of(*PHASES), "what to do, such as unlearn,report"),
+    ),
+    _section("data", "the images",
+        ("name", "cifar10", DATASET, "the dataset; digits comes with a dependency"),
+        ("dir", "", PATH,
+         "where it is or goes; '' is $TFDS_DATA_DIR, else TFDS's default"),
+        ("limit", 0, COUNT, "first n training images of each class; 0 takes all"),
+        ("test_limit", 0, COUNT, "first n test images of each class; 0 takes all"),
+        ("validation", 0.1, BELOW_ONE,
+         "share of the clients' images kept for choices: targets, early stops", 0.0),
+        ("choose_on", "validation", one_of("validation", "test"),
+         "images that such choices are made on; the paper uses the test set", "test"),
+        ("normalise", "constants", one_of("constants", "federated", "central"),
+         "mean and deviation of colours: published constants, sums sent by clients, or "
+         "a look at all training images", "central"),
+    ),
+    _section("partition", "how the training images are dealt to clients",
+        ("kind", "bias",
+         one_of("bias", "dirichlet", "iid", "pathological", "natural", "file"),
+         "bias is the paper's q; natural follows a column of the data"),
+        ("clients", 100, CLIENTS, "K, how many clients share the training images"),
+        ("bias", 0.1, SHARE,
+         "q: 1 / number of classes is IID, 1 is one class per client"),
+        ("alpha", 0.5, at_most(1e6),
+         "of dirichlet: the smaller, the more uneven"),
+        ("classes_per_client", 2, ONE_OR_MORE, "of pathological"),
+        ("column", "client", matching(f"{LINE}+", "the name of a column"),
+         "of natural: the column that says whose an image is"),
+        ("file", "", PATH, "of file: JSON with one list of image numbers per client"),
+    ),
+    _section("model", "the network",
+        ("name", "resnet20", NETWORK, "one of the zoo, or a function that returns one"),
+        ("norm", "batch", one_of("batch", "group"), "normalisation layers"),
+        ("load", "", PATH, "a saved model to unlearn from; '' pre-trains one"),
+    ),
+    _section("train", "federated training: pre-training, and retraining",
+        ("algorithm", "fed_sgd", one_of("fed_avg", "fed_sgd"),
+         "fed_sgd averages one gradient per client and round"),
+        ("rounds", 2000, COUNT, "of pre-training, and of retraining"),
+        ("cohort", 25, CLIENTS, "clients per round"),
+        ("local_epochs", 1, between(1, 10_000), "E of fed_avg"),
+        ("batch_size", 128, between(0, 1_000_000),
+         "images per local step; 0 in fed_sgd: all that a client has"),
+        ("optimizer", "sgd", OPTIMIZER,
+         "of the clients in fed_avg, of the server's single step in fed_sgd"),
+        ("learning_rate", 0.1, RATE, "of that optimizer, at its peak"),
+        ("momentum", 0.9, BELOW_ONE, "of sgd"),
+        ("nesterov", True, SWITCH, "of sgd"),
+        ("weight_decay", 5e-4, between(0, 1000),
+         "L2 added to the gradient (decoupled for adam)"),
+        ("schedule", "cosine", SCHEDULE, "learning rate over rounds; cosine ends at 0"),
+        ("warmup_rounds", 0, COUNT, "of warmup_cosine"),
+        ("server_optimizer", "sgd", OPTIMIZER, "takes the mean update of fed_avg"),
+        ("server_learning_rate", 1.0, RATE, "1 with sgd is the plain mean"),
+        ("bn", "aggregate", one_of("aggregate", "local", "recalibrate"),
+         "what becomes of the clients' BatchNorm statistics"),
+        ("augment", True, SWITCH, "random crop and flip"),
+        ("label_smoothing", 0.0, BELOW_ONE, "of the cross-entropy"),
+        ("dropout_rate", 0.0, BELOW_ONE, "chance that a sampled client never answers"),
+        ("aggregation", "mean",
+         one_of("mean", "clipped_mean", "median", "trimmed_mean"),
+         "how updates become one"),
+        ("clip_norm", 10.0, POSITIVE, "of clipped_mean: longest update, in L2"),
+        ("trim", 0.1,
+         Allowed(lambda value: 0 <= value < 0.5, "0 or more and less than 0.5"),
+         "of trimmed_mean: share dropped at each end"),
+        ("max_update_norm", 0.0, NOT_NEGATIVE,
+         "an update longer than this is rejected; 0 accepts any"),
+        ("min_participants", 1, CLIENTS,
+         "with fewer valid updates a round is repeated"),
+        ("target_accuracy", 0.0, SHARE, "stop at this accuracy; 0 runs every round"),
+        ("evaluate_every", 20, ONE_OR_MORE, "rounds between evaluations"),
+        ("checkpoint_every", 100, ONE_OR_MORE, "rounds between checkpoints"),
+        ("checkpoint_keep", 2, MODEL_COUNT,
+         "checkpoints kept per phase; 2 or more leave one to fall back on"),
+        ("history_bytes", 0, between(0, 2**63 - 1),
+         "room for the updates that amnesiac needs; 0 keeps none"),
+    ),
+    _section("unlearn", "what is forgotten, and how",
+        ("methods", "class_pruning,retrain", some_of(*METHODS),
+         "in this order; all leaves amnesiac out where no history is kept"),
+        ("method", "", matching(f"{LINE}*", f"one of {', '.join(METHODS)}"),
+         "a single one; if given, it replaces methods"),
+        ("classes", 9,
+         Allowed(lambda value: True, "class numbers such as 9 or 0,9", is_list=True),
+         "to forget, in this order: 9, '0,9' or (0, 9)"),
+        ("retrain_seeds", 1, MODEL_COUNT,
+         "models that retrain trains; the audit takes its spread from them"),
+        ("participants", 0, CLIENTS_OR_0,
+         "clients whose images a method reads; 0 means train.cohort"),
+    ),
+    _section("prune", "class_pruning, the paper's method",
+        ("rate", 0.05, BELOW_ONE, "R, the share of channels cut for each class"),
+        ("scope", "global", one_of("global", "layer", "balanced"),
+         "what R is taken over: all layers together, each layer, or shares of each"),
+        ("order", "highest", one_of("highest", "lowest", "random"),
+         "TF-IDF cut first; highest is the paper's"),
+        ("min_channels", 1, between(1, 4096), "left in every layer, whatever R says"),
+        ("idf", "paper", one_of("paper", "released"), "Eq. 7, or the authors' code"),
+        ("weighting", "examples", one_of("examples", "clients"),
+         "of the clients' statistics"),
+        ("surgery", "compact", one_of("compact", "mask"),
+         "compact removes channels, mask zeroes them"),
+        ("recapture", True, SWITCH, "measure again after each class cut"),
+        ("capture_clients", 0, CLIENTS_OR_0,
+         "clients that send statistics; 0 means unlearn.participants"),
+    ),
+    _section("privacy", "of the class statistics that clients send",
+        ("secure_sum", False, SWITCH, "they leave clients under pairwise masks"),
+        ("epsilon", 0.0, NOT_NEGATIVE, "of (epsilon, delta)-DP; 0 adds no noise"),
+        ("delta", 1e-5, INSIDE_ONE, "of (epsilon, delta)-DP"),
+        ("clip", 1.0, POSITIVE, "L2 bound on one example's activations, under epsilon"),
+        ("min_count", 0, COUNT, "classes with fewer examples are suppressed"),
+        ("curve", "", matching(f"{LINE}*", "numbers such as 0.5,1,2,4,8, or nothing"),
+         "epsilons such as '0.5,1,2,4,8': cut with each, and compare"),
+        ("curve_fine_tune", False, SWITCH, "fine-tune after each of these cuts, too"),
+    ),
+    _section("fine_tune", "training on what remains, after any method that asks for it",
+        ("rounds", 200, COUNT, "at most"),
+        ("target_accuracy", -1.0, between(0, 1, or_else=-1),
+         "R-set accuracy to reach: 0 runs every round, -1 takes the raw model's"),
+        ("stop_at_target", True, SWITCH, "end there (the paper), or run every round"),
+        ("learning_rate", 0.0, between(0, 1000), "0 means train.learning_rate"),
+        ("schedule", "constant", SCHEDULE, "learning rate over rounds"),
+        ("warmup_rounds", 0, COUNT, "of warmup_cosine"),
+        ("evaluate_every", 1, ONE_OR_MORE, "rounds between evaluations"),
+        ("seeds", 1, MODEL_COUNT, "fine-tunes of the paper's method, for the spread"),
+    ),
+    _section("fisher", "options of fisher",
+        ("variant", "golatkar", one_of("golatkar", "paper"), "noise F^-1/2, or Eq. 1"),
+        ("alpha", 1e-6, POSITIVE, "scale of the noise"),
+        ("max_variance", 1e-3, POSITIVE, "clamp on the noise of one weight"),
+        ("reset_row", True, SWITCH, "golatkar: reset the output row of the classes"),
+        ("max_examples", 0, COUNT, "retained images used, over all clients; 0: all"),
+        ("damping", 0.1, POSITIVE, "paper: added to F before it is inverted"),
+        ("chunk", 8, BATCH, "images whose gradients are held at once"),
+    ),
+    _section("influence", "options of influence",
+        ("damping", 0.01, POSITIVE, "added to the Hessian's diagonal"),
+        ("iterations", 20, between(1, 100_000), "of conjugate gradients, at most"),
+        ("tolerance", 1e-3, INSIDE_ONE, "relative residual that ends them"),
+        ("max_examples", 0, COUNT, "retained images used, over all clients; 0: all"),
+    ),
+    _section("ascent", "options of ascent",
+        ("rounds", 10, COUNT, "of gradient ascent on the forgotten classes, at most"),
+        ("learning_rate", 0.1, RATE, "of the ascent"),
+        ("loss_cap", 5.0, POSITIVE, "loss on the forgotten classes at which it stops"),
+    ),
+    _section("regrow", "options of regrow",
+        ("share", 1 / 3, SHARE, "of the convolutions, the last ones, that start anew"),
+        ("shrink", 1.0, SHARE, "what the others keep of their weights"),
+    ),
+    _section("relabel", "options of relabel and prune_relabel",
+        ("answer", "nearest", one_of("nearest", "random"),
+         "new label of a forgotten image: the trained model's best among the other "
+         "classes, or any of them"),
+    ),
+    _section("audit", "what the audit looks at",
+        ("tests", "all", some_of(*AUDIT_TESTS), "kinds of evidence"),
+        ("retrained", 0, between(0, 1000),
+         "retrained models compared with; 0 uses all there are"),
+        ("reference", "", PATH, "workdir of another run whose retrained models count"),
+        ("models", "", PATH, "further saved models to audit: name=folder,name=folder"),
+        ("confidence", 0.95,
+         Allowed(lambda value: 0.5 <= value < 1, "0.5 or more and less than 1"),
+         "of the interval that a candidate has to lie in"),
+        ("max_examples", 4000, between(2, 2**31 - 1),
+         "training, and test, images that are looked at"),
+        ("batch_size", 64, BATCH, "images per step of shadow training and relearning"),
+        ("shadows", 4, EVEN, "models that train the membership attack; 0 for none"),
+        ("shadow_steps", 150, STEPS, "of training each"),
+        ("shadow_learning_rate", 0.05, RATE, "of training each, at its start"),
+        ("relearn_level", 0.9, at_most(1),
+         "share of the raw accuracy that counts as relearned"),
+        ("relearn_max_steps", 150, STEPS, "after which relearning is given up"),
+        ("relearn_every", 2, STEPS, "steps between two looks at it"),
+        ("relearn_learning_rate", 0.003, RATE, "of relearning"),
+    ),
+    _section("runtime", "the machine; of these only dtype can change a result",
+        ("backend", "auto", one_of("auto", "loop", "map", "vmap", "wide", "shard_map"),
+         "how a cohort is run; wide is for TPUs"),
+        ("dtype", "float32", one_of("float32", "bfloat16"),
+         "type that convolutions compute in"),
+        ("conv", "auto", one_of("auto", "xla", "onednn"),
+         "convolutions; onednn is for CPUs and needs the extra"),
+        ("devices", 0, between(0, 1024), "CPU devices to make; 0 chooses"),
+        ("compilation_cache", "auto", PATH,
+         "a directory; auto is in ~/.cache, '' is none"),
+        ("heartbeat_seconds", 100, SECONDS,
+         "silence after which a process counts as dead"),
+        ("join_seconds", 60, SECONDS,
+         "how long processes wait for each other at the start"),
+        ("pool", "split", one_of("split", "whole"),
+         "images that each of several processes holds: its own clients', or all"),
+        ("tensorboard", False, SWITCH, "write TensorBoard events (needs the extra)"),
+        ("progress", "auto", one_of("auto", "plain", "off"),
+         "auto is live on a terminal"),
+    ),
+)
+# fmt: on
+KEYS = {key.name: key for section in SECTIONS for key in section.keys}

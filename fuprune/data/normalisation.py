@@ -1,0 +1,116 @@
+"""The mean and deviation of each channel that images are scaled with.
+
+Three ways to come by them. Constants do not depend on the data at all. Federated
+statistics are sums of what every client uploads, 2 * C + 1 integers, and can leave
+classes out, so that nothing of a class that will be forgotten is in the scaling.
+Central statistics read every training image in one place; no federation can do that,
+and it is there for comparison with experiments that did.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fuprune.errors import InputError
+
+
+class Statistics(NamedTuple):
+    """What `normalise` scales with, on the scale where white is 1."""
+
+    mean: tuple[float, ...]  # one per channel
+    std: tuple[float, ...]  # one per channel, positive
+
+
+# As commonly published for the training splits; of the digits, computed here.
+CONSTANTS = {
+    "cifar10": Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Statistics((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "digits": Statistics((0.3052,), (0.3760,)),
+    "fashion_mnist": Statistics((0.2860,), (0.3530,)),
+    "mnist": Statistics((0.1307,), (0.3081,)),
+    "svhn_cropped": Statistics((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+}
+
+
+def constant_statistics(name: str, num_channels: int) -> Statistics:
+    """The constants of a set known by name; for any other, mean 1/2, deviation 1/4.
+
+    Args:
+      name: As for `load`; a TFDS version behind it does not matter.
+      num_channels: C, of the images; constants of another number are not used.
+    """
+    known = CONSTANTS.get(name.partition(":")[0])
+    if known is not None and len(known.mean) == num_channels:
+        return known
+    return Statistics((0.5,) * num_channels, (0.25,) * num_channels)
+
+
+def channel_sums(
+    images: np.ndarray,
+    parts: Sequence[np.ndarray],
+    *,
+    labels: np.ndarray | None = None,
+    without_classes: Iterable[int] = (),
+) -> np.ndarray:
+    """What each client uploads: how many pixels, their sums and sums of squares.
+
+    Args:
+      images: [N, H, W, C] uint8.
+      parts: For each of K clients the indices of its examples.
+      labels: [N]; needed to leave classes out.
+      without_classes: Classes whose images count for nothing.
+
+    Returns:
+      [K, 2 * C + 1] int64, exact: pixels per channel, C sums of bytes, C sums of
+      their squares. A client without images uploads zeros.
+    """
+    num_examples, height, width, channels = images.shape
+    per_image = np.empty((num_examples, 2 * channels + 1), np.int64)
+    per_image[:, 0] = height * width
+    # By blocks, so that memory does not grow with the number of images.
+    size = max(1, 2**22 // max(1, height * width * channels))
+    for start in range(0, num_examples, size):
+        block = images[start : start + size].astype(np.uint32)
+        sums = per_image[start : start + size]
+        sums[:, 1 : channels + 1] = block.sum(axis=(1, 2), dtype=np.int64)
+        sums[:, channels + 1 :] = (block * block).sum(axis=(1, 2), dtype=np.int64)
+    left_out = tuple(without_classes)
+    if left_out:
+        if labels is None:
+            raise InputError(f"Leaving out the classes {left_out} needs the labels.")
+        per_image[np.isin(labels, left_out)] = 0
+    uploads = np.zeros((len(parts), 2 * channels + 1), np.int64)
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    held = np.concatenate([*map(np.asarray, parts), np.empty(0, int)]).astype(np.int64)
+    np.add.at(uploads, owner, per_image[held])
+    return uploads
+
+
+def statistics_of_sums(uploads: np.ndarray) -> Statistics:
+    """The channels' mean and deviation from the sums of all clients.
+
+    Args:
+      uploads: [K, 2 * C + 1], from `channel_sums`, or their sum with K = 1.
+
+    Returns:
+      Rounded to float32. A constant channel has deviation 1; without any pixel, the
+      mean is 0 and the deviation 1.
+    """
+    # Python integers and one float64 division: the same on every machine and for
+    # every way to deal the examples.
+    pixels, *sums = (int(each) for each in np.asarray(uploads).sum(axis=0))
+    channels = len(sums) // 2
+    means, deviations = [], []
+    for total, squares in zip(sums[:channels], sums[channels:], strict=True):
+        count = max(1, pixels)
+        variance = (count * squares - total * total) / (count * count * 255 * 255)
+        means.append(float(np.float32(total / (count * 255))))
+        deviation = variance**0.5 if variance > 1e-12 else 1.0
+        deviations.append(float(np.float32(deviation)))
+    return Statistics(tuple(means), tuple(deviations))
+
+
+def channel_statistics(images: np.ndarray) -> Statistics:
+    """The statistics of all images [N, H, W, C] in one place, every class included."""
+    return statistics_of_sums(channel_sums(images, [np.arange(len(images))]))
