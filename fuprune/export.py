@@ -23,6 +23,7 @@ from flax import traverse_util
 from jax import export
 
 from fuprune.errors import InputError, MissingFileError
+from fuprune.files import write_whole
 from fuprune.models import zoo
 
 Variables = Mapping[str, Any]
@@ -50,7 +51,7 @@ def save_safetensors(
     _check_arrays(model, flat, "variables")
     metadata = {"format": FORMAT, "spec": json.dumps(zoo.spec(model))}
     data = safetensors.numpy.save(flat, metadata=metadata)
-    _write(path, _with_sorted_header(data))
+    write_whole(path, _with_sorted_header(data))
 
 
 def _with_sorted_header(data: bytes) -> bytes:
@@ -140,7 +141,7 @@ def export_stablehlo(
     evaluate = jax.jit(lambda images: model.apply(variables, images))
     exported = export.export(evaluate, platforms=PLATFORMS)(images)
     _require_flatbuffers()
-    _write(path, exported.serialize())
+    write_whole(path, bytes(exported.serialize()))
 
 
 def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
@@ -175,10 +176,3 @@ def _require_flatbuffers():
         raise ImportError(
             "StableHLO files need the package flatbuffers; install fuprune[export]."
         )
-
-
-def _write(path, data: bytes | bytearray):
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)

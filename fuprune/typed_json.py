@@ -13,7 +13,7 @@ import types
 import typing
 from typing import Any, TypeVar
 
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError
 
 Record = TypeVar("Record")
 

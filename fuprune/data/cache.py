@@ -9,14 +9,14 @@ import json
 import logging
 import os
 import pathlib
-import secrets
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fuprune.data.dataset import Dataset, check
+from fuprune.files import write_whole
 
 _FORMAT = 1
 _LOGGER = logging.getLogger(__name__)
@@ -90,13 +90,13 @@ def write(
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for part, array in zip(("images", "labels"), dataset, strict=True):
-                _replace(
+                write_whole(
                     directory / f"{split}_{part}.npy",
                     lambda file, array=array: np.save(file, array, allow_pickle=False),
                 )
             # The note comes last: without it, or with an older one, the arrays are
             # not believed.
-            _replace(directory / f"{split}.json", lambda file: file.write(text))
+            write_whole(directory / f"{split}.json", text)
         except OSError as error:
             _LOGGER.info("No decoded copy was kept in %s: %s", directory, error)
             continue
@@ -131,16 +131,3 @@ def _describe(array: np.ndarray) -> dict[str, Any]:
 def _fingerprint(path: str | os.PathLike) -> list[int]:
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns]
-
-
-def _replace(path: pathlib.Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Writes a whole file or none: readers see the old one until the new is there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with open(temporary, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ are no other weights.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -48,12 +48,20 @@ class Cohort(NamedTuple):
     clients: jax.Array  # [M] int32, client ids
 
 
-def federate(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedDataset:
+def federate(
+    dataset: Dataset,
+    parts: Sequence[np.ndarray],
+    *,
+    place: Callable[[np.ndarray], jax.Array] = jnp.asarray,
+    place_images: Callable[[np.ndarray], jax.Array] | None = None,
+) -> FederatedDataset:
     """Puts a dataset on the device and gives each client its part.
 
     Args:
       dataset: images [N, H, W, C] uint8 and labels [N].
       parts: For each client the indices of its examples; a part may be empty.
+      place: Puts an array on the devices; the default device if not given.
+      place_images: The same for the pool of images, where that is different.
 
     Returns:
       The pool and rows [K, L], where L is the size of the largest part.
@@ -66,10 +74,10 @@ def federate(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedDataset:
         )
     rows, lengths = rows_of(parts, num_examples)
     return FederatedDataset(
-        images=jnp.asarray(dataset.images),
-        labels=jnp.asarray(dataset.labels, jnp.int32),
-        rows=jnp.asarray(rows),
-        lengths=jnp.asarray(lengths),
+        images=(place_images or place)(dataset.images),
+        labels=place(np.asarray(dataset.labels, np.int32)),
+        rows=place(rows),
+        lengths=place(lengths),
     )
 
 

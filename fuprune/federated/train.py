@@ -62,7 +62,7 @@ def iterate(
     rounds: int,
     start: int = 0,
     evaluate: Callable[[Any], Metrics] | None = None,
-    evaluate_every: int = 1,
+    evaluate_every: int | Callable[[int], bool] = 1,
     dropout_rate: float = 0.0,
     min_participants: int = 0,
     max_attempts: int = 5,
@@ -78,7 +78,8 @@ def iterate(
       rounds: last round.
       start: rounds already done.
       evaluate: variables -> metrics, merged into the record.
-      evaluate_every: rounds between evaluations; the last round is always evaluated.
+      evaluate_every: rounds between evaluations, or a function that says whether a
+        round is evaluated; the last round always is.
       dropout_rate: probability that a selected client does not answer.
       min_participants: fewer accepted clients than this and the round is repeated with
         another cohort, its result thrown away.
@@ -87,6 +88,9 @@ def iterate(
     Raises:
       TooFewClientsError: when every attempt at a round had too few clients.
     """
+    is_due = evaluate_every
+    if not callable(is_due):
+        is_due = lambda number: number % evaluate_every == 0  # noqa: E731
     for number in range(start + 1, rounds + 1):
         round_key = jax.random.fold_in(key, number)
         turned_away: set[int] = set()
@@ -116,7 +120,7 @@ def iterate(
         }
         if not np.isfinite(metrics["loss"]):
             metrics["loss"] = float("inf")
-        due = number % evaluate_every == 0 or number == rounds
+        due = number == rounds or is_due(number)
         if evaluate is not None and due:
             metrics.update(evaluate(state.variables))
         record = Record(number, metrics, tuple(sorted(turned_away)))

@@ -1,11 +1,11 @@
 """Writes a report's files into one folder and nowhere else."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from fuprune.errors import InputError
+from fuprune.files import write_whole
 
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_]*\.(html|md|csv)")
 
@@ -56,8 +56,8 @@ def make_folder(folder: Path) -> Path:
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Writes files whole or not at all.
 
-    Each is written beside its place and then moved there, so that a reader never sees
-    half a page and a link lying in the folder is replaced instead of followed.
+    A reader never sees half a page, and a link lying in the folder is replaced instead
+    of followed.
 
     Args:
       folder: An existing folder.
@@ -72,13 +72,4 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
                 f"{name!r} is not a report file name; use letters, digits and '_' with "
                 ".html, .md or .csv."
             )
-        beside = folder / f".{name}.part"
-        beside.unlink(missing_ok=True)
-        try:
-            # "x" refuses to follow a link that appeared since.
-            with beside.open("x", encoding="utf-8", newline="\n") as stream:
-                stream.write(content)
-            os.replace(beside, folder / name)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        write_whole(folder / name, content)

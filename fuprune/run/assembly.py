@@ -155,7 +155,10 @@ def learning_rate_schedule(kind: str, *, peak: float, rounds: int, warmup: int =
         return optax.constant_schedule(peak)
     if kind == "cosine":
         return optax.cosine_decay_schedule(peak, rounds)
-    return optax.warmup_cosine_decay_schedule(0.0, peak, max(warmup, 1), rounds)
+    # The first round learns, too: it starts one step up the ramp, not at zero. The
+    # ramp ends before the last round, so that the cosine has somewhere to go.
+    warmup = min(warmup, rounds - 1)
+    return optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, rounds)
 
 
 def make_algorithm(

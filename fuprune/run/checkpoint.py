@@ -22,6 +22,8 @@ import numpy as np
 
 from fuprune import export
 from fuprune.errors import FupruneError, InputError, MissingFileError
+from fuprune.files import UNFINISHED, write_whole
+from fuprune.unlearning.history import UpdateHistory, as_arrays, from_arrays
 
 MODEL_FILE = "model.safetensors"
 _LOGGER = logging.getLogger(__name__)
@@ -175,6 +177,33 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
     return export.load_safetensors(file, **options)
 
 
+def save_history(
+    folder: Path, round_number: int, history: UpdateHistory, *, keep: int
+) -> None:
+    """Saves the updates recorded until a round, and keeps the newest `keep` files.
+
+    There is one file per checkpoint, so that a resumed run goes on with exactly what
+    the checkpoint's round had recorded.
+    """
+    write_whole(
+        folder / f"{round_number:08d}.npz",
+        lambda file: np.savez(file, **as_arrays(history)),  # type: ignore[arg-type]
+    )
+    for old in sorted(folder.glob("[0-9]*.npz"))[:-keep]:
+        old.unlink()
+
+
+def load_history(folder: Path, params: Any, *, round_number: int | None = None):
+    """The recorded updates of a round, or the newest; None if there are none."""
+    found = sorted(folder.glob("[0-9]*.npz")) if folder.is_dir() else []
+    if round_number is not None:
+        found = [path for path in found if path.stem == f"{round_number:08d}"]
+    if not found:
+        return None
+    with np.load(found[-1], allow_pickle=False) as arrays:
+        return from_arrays(dict(arrays), params)
+
+
 def _flatten(tree) -> dict[str, Any]:
     """Leaves by path: orbax then sees one dictionary, whatever NamedTuples it was."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -301,13 +330,10 @@ def _manifest(directory: Path, step: int) -> Path:
 
 
 def _write_manifest(directory: Path, step: int) -> None:
-    path = _manifest(directory, step)
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "w") as file:
-        json.dump(_digests(directory / str(step)), file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    digests = _digests(directory / str(step))
+    write_whole(
+        _manifest(directory, step), json.dumps(digests, indent=1, sort_keys=True)
+    )
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -365,7 +391,7 @@ def _delete(directory: Path, step: int) -> None:
 
 def _sweep(directory: Path) -> None:
     """Removes what a save that was cut short left behind."""
-    for pattern in ("*.orbax-checkpoint-tmp*", "*.sha256.tmp"):
+    for pattern in ("*.orbax-checkpoint-tmp*", f".*{UNFINISHED}"):
         for path in directory.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 

@@ -1,56 +1,49 @@
 """One run: pretrain, unlearn by every method asked for, audit, report; resumable.
 
 This is where the pure parts meet files, clocks and signals. The run is a sequence of
-units (see `ledger`): a finished one is never repeated, an unfinished one continues from
-its last checkpoint, and the files of a run that was killed at any moment and started
-again are, clocks apart, those of a run that never was.
+units (see `training`): a finished one is never repeated, an unfinished one continues
+from its last checkpoint, and the files of a run that was killed at any moment and
+started again are, clocks apart, those of a run that never was. results.json is written
+after every unit, so that a report can be made while the run goes on.
 """
 
 import contextlib
-import logging
+import functools
 import signal
 import sys
 import threading
-import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from fuprune import audit as auditing
 from fuprune import config as configuration
 from fuprune import report as reporting
-from fuprune.data.federated import drop_classes
-from fuprune.federated.train import FitResult
-from fuprune.run import assembly, checkpoint, history_files, ledger, logs, processes
+from fuprune import typed_json
+from fuprune.files import write_whole
+from fuprune.models import zoo
+from fuprune.run import assembly, files, logs, models, processes, units
 from fuprune.run import machine as runtime
-from fuprune.run import models as reference
-from fuprune.run.context import (
+from fuprune.run.progress import Progress, show_record
+from fuprune.run.record import (
+    FORMAT,
+    AuditOutcome,
+    FeatureMapsRow,
+    PrivacyPoint,
+    RunRecord,
+    TrainedOutcome,
+    UnlearnedOutcome,
+    add_outcomes,
+)
+from fuprune.run.training import (
+    OnRow,
     Run,
     StopRequested,
-    UnlearnUnit,
     backend_of,
-    key_for,
-    load_model,
-    measure,
+    choice_split,
+    finish_unit,
     outcome_of,
-    privacy_units,
-    stopping,
-    target_accuracy,
-    unlearn_units,
-)
-from fuprune.run.provenance import describe_run, refuse_other_config
-from fuprune.run.results import collect_results, show_tables
-from fuprune.run.training import train_unit
-from fuprune.unlearning import history as update_history
-from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.privacy_curve import private_cut
-from fuprune.unlearning.protocol import (
-    FineTune,
-    Stage,
-    UnlearnError,
-    UnlearnResult,
-    tree_bytes,
+    passes,
 )
 
 
@@ -61,11 +54,20 @@ def run(
     coordinator: str = "",
     num_processes: int = 0,
     process_id: int = -1,
-) -> dict[str, Any]:
+    on_row: Sequence[OnRow] = (),
+) -> RunRecord | None:
     """Run, or continue, the experiment of `config` in `workdir`.
 
+    Args:
+      config: from `config.default` or a config file.
+      workdir: where the run writes.
+      coordinator: `host:port` of process 0, if there are several processes.
+      num_processes: with `coordinator`.
+      process_id: with `coordinator`.
+      on_row: functions that are shown every row of metrics.jsonl as it is written.
+
     Returns:
-      results.json as a dictionary; empty if SIGTERM ended the run early.
+      results.json; None if SIGTERM ended the run early or no unit has finished.
     """
     configuration.validate(config)
     workdir = Path(workdir)
@@ -86,345 +88,157 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(processes.explaining_losses())
         if machine.is_main:
-            stack.enter_context(logs.WorkdirLock(workdir))
-        return _run_locked(config, workdir, machine)
+            stack.enter_context(files.WorkdirLock(workdir))
+        this = stack.enter_context(_open(config, workdir, machine, tuple(on_row)))
+        try:
+            return _run_phases(this)
+        except StopRequested:
+            this.progress.note(
+                "Stopped by SIGTERM; everything so far is saved. The same command "
+                f"continues: {' '.join(['python -m fuprune.main', *sys.argv[1:]])}"
+            )
+            return None
 
 
-def _run_locked(config, workdir: Path, machine) -> dict[str, Any]:
+@contextlib.contextmanager
+def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator[Run]:
+    """The run with its data, logs and signal handler; everything is checked first."""
     stored = workdir / "config.json"
     if stored.exists():
-        refuse_other_config(stored, config)
+        files.refuse_other_config(workdir, config)
     federation = assembly.make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
     if "audit" in configuration.phases(config):
         model = assembly.make_model(config, federation, machine)
-        reference.check(config, model, [unit.name for unit in unlearn_units(config)])
+        models.check(config, model, [unit.name for unit in units.unlearn_units(config)])
     main = machine.is_main
-    if main and not stored.exists():
-        ledger.write_json(stored, describe_run(config))
+    if stored.exists():
+        provenance = files.read_provenance(workdir)
+    else:
+        provenance = runtime.describe_run(config)
+    if main:
+        write_whole(stored, typed_json.dumps(provenance))
     stop = threading.Event()
-    previous = _stop_on_sigterm(stop)
-    mode = config.runtime.progress if main else "off"
     with (
+        _stopping_on_sigterm(stop),
         logs.MetricsLog(workdir / "metrics.jsonl" if main else None) as metrics,
         logs.TimingsLog(workdir / "timings.jsonl" if main else None) as timings,
-        logs.Progress(
-            mode=mode,
+        contextlib.ExitStack() as stack,
+        Progress(
+            mode=config.runtime.progress if main else "off",
             whole_run_rounds=_rounds_left(config, workdir),
             platform=jax.default_backend(),
             reduced_config=configuration.REDUCED_CONFIG,
         ) as progress,
     ):
-        board = None
         if config.runtime.tensorboard and main:
             board = logs.TensorBoardLog(workdir / "tensorboard")
-        this = Run(
+            stack.callback(board.close)
+            on_row = (*on_row, board)
+        yield Run(
             config,
             workdir,
+            provenance,
             machine,
             federation,
             configuration.classes(config),
             jax.random.key(config.seed),
             metrics,
             timings,
-            board,
+            on_row,
             progress,
             stop,
         )
-        try:
-            return _run_phases(this)
-        except StopRequested:
-            progress.note(
-                "Stopped by SIGTERM; everything so far is saved. The same command "
-                f"continues: {_command()}"
-            )
-            return {}
-        finally:
-            if board is not None:
-                board.close()
-            if previous is not None:
-                signal.signal(signal.SIGTERM, previous)
 
 
-def _run_phases(this: Run) -> dict[str, Any]:
+@contextlib.contextmanager
+def _stopping_on_sigterm(stop: threading.Event):
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run_phases(this: Run) -> RunRecord | None:
     config, wanted = this.config, configuration.phases(this.config)
-    clients = this.federation.data.num_clients
     this.progress.note(
         f"{config.data.name}: {len(this.federation.train.labels)} training images, "
-        f"{clients} clients, {config.train.cohort} a round; {config.model.name}; "
-        f"{jax.device_count()} {jax.default_backend()} device(s), "
-        f"{this.runtime.conv} convolutions, "
-        f"{backend_of(this)} over clients; workdir {this.workdir}"
+        f"{this.federation.data.num_clients} clients, {config.train.cohort} per round; "
+        f"{config.model.name}; {jax.device_count()} {jax.default_backend()} device(s), "
+        f"{this.runtime.conv} convolutions, {backend_of(this)} over clients; "
+        f"workdir {this.workdir}"
     )
+    record = None
     if "pretrain" in wanted:
-        _unit(this, "pretrain", _pretrain)
-    results: dict[str, Any] = {}
+        finish_unit(this, "pretrain", TrainedOutcome, units.pretrain)
+        record = _write_record(this)
     if "unlearn" in wanted:
-        for unit in unlearn_units(config):
-            _unit(this, f"unlearn/{unit.name}", lambda r, n, u=unit: _unlearn(r, n, u))
-        for name, epsilon in privacy_units(config):
-            _unit(this, name, lambda r, n, e=epsilon: _privacy_point(r, n, e))
-        results = collect_results(this)
+        outcome_of(this, "pretrain", TrainedOutcome)
+        for unit in units.unlearn_units(config):
+            work = functools.partial(units.unlearn, unit=unit)
+            finish_unit(this, f"unlearn/{unit.name}", UnlearnedOutcome, work)
+            _write_record(this)
+        for name, epsilon in units.privacy_units(config):
+            work = functools.partial(units.privacy_point, epsilon=epsilon)
+            finish_unit(this, name, PrivacyPoint, work)
+        if units.cut_outcome(this) is not None:
+            finish_unit(this, "feature_maps", FeatureMapsRow, units.feature_maps)
+        record = _write_record(this)
     if "audit" in wanted:
-        _unit(this, "audit", _audit)
+        finish_unit(this, "audit", AuditOutcome, units.audit)
+    if record is None and (this.workdir / "results.json").exists():
+        record = files.read_record(this.workdir)
     if this.runtime.is_main:
-        if not results and (this.workdir / "results.json").exists():
-            results = ledger.read_json(this.workdir / "results.json")
-        show_tables(results)
+        if record is not None:
+            show_record(record)
         if "report" in wanted:
-            page = reporting.build(this.workdir)
-            this.progress.note(f"Report: {page}")
+            this.progress.note(f"Report: {reporting.build(this.workdir)}")
         this.progress.note(f"Written: {this.workdir}")
-    return results
+    return record
 
 
-def _unit(this: Run, name: str, work) -> dict[str, Any]:
-    """Do `work` unless it is already done; keep its outcome."""
-    done = ledger.finished(this.workdir, name)
-    if done is not None:
-        return done["outcome"]
-    start = time.monotonic()
-    outcome = work(this, name)
-    this.timings.append(
-        {"phase": name, "unit_seconds": round(time.monotonic() - start, 3)}
-    )
-    if this.runtime.is_main:
-        ledger.finish(this.workdir, name, outcome, offset=this.metrics.offset())
-    processes.barrier(f"{name} finished")
-    processes.await_file(ledger.path_of(this.workdir, name))
-    return outcome
-
-
-def _pretrain(this: Run, name: str) -> dict[str, Any]:
-    config = this.config
-    if config.model.load:
-        return _adopt(this)
-    model = assembly.make_model(config, this.federation, this.runtime)
-    variables = assembly.initial_variables(model, key_for(this, "initial"))
-    store = None
-    if config.train.history_bytes:
-        store = update_history.empty(config.train.history_bytes)
-    fit = train_unit(
-        this,
-        name,
-        model,
-        variables,
-        this.federation.data,
-        key=key_for(this, "pretrain"),
-        rounds=config.train.rounds,
-        learning_rate=config.train.learning_rate,
-        schedule=config.train.schedule,
-        warmup=config.train.warmup_rounds,
-        target=config.train.target_accuracy or None,
-        metric="accuracy",
-        stop_at_target=True,
-        evaluate_every=config.train.evaluate_every,
-        store=store,
-    )
-    checkpoint.save_model(this.workdir / "models" / "raw", model, fit.state.variables)
-    return {"stages": [measure(this, "raw", Stage("raw", model, fit.state.variables))]}
-
-
-def _adopt(this: Run) -> dict[str, Any]:
-    """Take a model trained elsewhere for the raw one."""
-    path = this.config.model.load
-    model, variables = checkpoint.load(
-        path, conv=this.runtime.conv, dtype=assembly.compute_dtype(this.config)
-    )
-    wanted = assembly.make_model(this.config, this.federation, this.runtime)
-    reference.check_fit("model.load", path, model, wanted)
-    checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
-    return {"stages": [measure(this, "raw", Stage("raw", model, variables))]}
-
-
-def _fine_tune(
-    this: Run, name: str, *, seed: int = 0, scratch: bool = False
-) -> FineTune:
-    """What methods are given to train with: the run's fine-tuning, or all of training.
-
-    Args:
-      this: the run.
-      name: of the unit whose checkpoints and rows these are.
-      seed: of the cohorts and batches.
-      scratch: train as long and as fast as the raw model did, past the target.
-
-    Returns:
-      A `protocol.FineTune`. It ignores its key: with one seed, all methods see the same
-      cohorts in the same order.
-    """
-    config = this.config
-    settings = config.train if scratch else config.fine_tune
-
-    def tune(model, variables, data, key) -> FitResult:
-        del key
-        return train_unit(
-            this,
-            name,
-            model,
-            variables,
-            data,
-            key=jax.random.fold_in(key_for(this, "fine_tune"), seed),
-            rounds=settings.rounds,
-            learning_rate=settings.learning_rate or config.train.learning_rate,
-            schedule=settings.schedule,
-            warmup=settings.warmup_rounds,
-            target=target_accuracy(this),
-            metric="r_accuracy",
-            stop_at_target=config.fine_tune.stop_at_target and not scratch,
-            evaluate_every=settings.evaluate_every,
-        )
-
-    return tune
-
-
-def _unlearn(this: Run, name: str, unit: UnlearnUnit) -> dict[str, Any]:
-    """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
-    config, method = this.config, unit.method
-    raw = load_model(this, "raw", "pretrain")
-    scratch = method == "retrain"
-    start = time.monotonic()
-    options = assembly.method_options(
-        config, method, this.federation, this.runtime, classes=this.classes
-    )
-    if method == "amnesiac":
-        kept = this.workdir / "history"
-        options["history"] = history_files.load(kept, raw[1]["params"])
-    key = key_for(this, f"retrain_{unit.seed}" if scratch else f"unlearn/{method}")
-    try:
-        result: UnlearnResult = METHODS[method](
-            raw[0],
-            raw[1],
-            this.federation.data,
-            this.classes,
-            key=key,
-            fine_tune=_fine_tune(this, name, seed=unit.seed, scratch=scratch),
-            **options,
-        )
-    except UnlearnError as error:
-        logging.warning("%s stopped: %s", method, error)
-        return {"method": method, "seed": unit.seed, "error": str(error), "stages": []}
-    for stage in result.stages if result.fit is not None else ():
-        path = this.workdir / "models" / f"{unit.name}_{stage.name}"
-        checkpoint.save_model(path, stage.model, stage.variables)
-    path = this.workdir / "models" / unit.name
-    checkpoint.save_model(path, result.model, result.variables)
-    stages = list(result.stages)
-    if result.fit is not None or not stages:
-        name_of_last = "fine_tuned" if result.fit is not None else method
-        stages.append(Stage(name_of_last, result.model, result.variables))
-    this.timings.append(
-        {"phase": name, "method_seconds": round(time.monotonic() - start, 3)}
-    )
-    fit = result.fit
-    return {
-        "method": method,
-        "seed": unit.seed,
-        "error": None,
-        "stages": [measure(this, unit.name, stage) for stage in stages],
-        "rounds": 0 if fit is None else int(fit.state.round_number),
-        "rounds_to_target": None if fit is None else fit.rounds_to_target,
-        "upload_bytes": int(result.upload_bytes),
-        "model_bytes": tree_bytes(result.variables),
-        "notes": ledger.plain(dict(result.notes)),
-    }
-
-
-def _privacy_point(this: Run, name: str, epsilon: float) -> dict[str, Any]:
-    """One epsilon of the curve: the cut from noised statistics, and what it does."""
-    config = this.config
-    raw = load_model(this, "raw", "pretrain")
-    cut = private_cut(
-        raw[0],
-        raw[1],
-        this.federation.data,
-        this.classes,
-        key=key_for(this, "unlearn/class_pruning"),
-        epsilon=epsilon,
-        **assembly.privacy_curve_options(
-            config, this.federation, this.runtime, this.classes
-        ),
-    )
-    after = measure(this, name, Stage("pruned", cut.model, cut.variables))
-    point = {
-        "epsilon": epsilon,
-        "u_accuracy": after["u_accuracy"],
-        "r_accuracy": after["r_accuracy"],
-        "overlap": cut.overlap,
-        "sigma_total": cut.statement["sigma_total"],
-        "sigma_count": cut.statement["sigma_count"],
-    }
-    if config.privacy.curve_fine_tune:
-        left = drop_classes(this.federation.data, this.classes)
-        key = key_for(this, "unlearn/class_pruning")
-        fit = _fine_tune(this, name)(cut.model, cut.variables, left, key)
-        stage = Stage("fine_tuned", cut.model, fit.state.variables)
-        tuned = measure(this, name, stage)
-        point["fine_tuned_u_accuracy"] = tuned["u_accuracy"]
-        point["fine_tuned_r_accuracy"] = tuned["r_accuracy"]
-        point["rounds_to_target"] = fit.rounds_to_target
-    return ledger.plain(point)
-
-
-def _audit(this: Run, name: str) -> dict[str, Any]:
-    """Audit every saved model of this run against the retrained ones."""
-    config = this.config
-    units = [
-        unit
-        for unit in unlearn_units(config)
-        if outcome_of(this, f"unlearn/{unit.name}").get("error") is None
-    ]
-    retrained = [
-        load_model(this, unit.name, "unlearn")
-        for unit in units
-        if unit.method == "retrain"
-    ]
-    how = {"conv": this.runtime.conv, "dtype": assembly.compute_dtype(config)}
-    retrained += [
-        checkpoint.load(folder, **how) for folder in reference.retrained_models(config)
-    ]
-    if config.audit.retrained:
-        retrained = retrained[: config.audit.retrained]
-    candidates = {
-        unit.name: load_model(this, unit.name, "unlearn")
-        for unit in units
-        if unit.method != "retrain" and not unit.seed
-    }
-    for model, folder in reference.further_models(config).items():
-        candidates[model] = checkpoint.load(folder, **how)
-    prepare = this.federation.prepare
-    data = auditing.AuditData(
-        this.federation.train, this.federation.test, lambda x: prepare(None, x)
-    )
-    steps: list[str] = []
-    with this.progress.phase(name, 0) as update:
-        del update
-
-        def on_step(text):
-            steps.append(text)
-            this.progress.note(f"audit: {text}")
-            if stopping(this):
-                raise StopRequested
-
-        report = auditing.audit(
-            candidates,
-            retrained,
-            load_model(this, "raw", "pretrain"),
-            data,
-            this.classes,
-            key_for(this, "audit"),
-            on_step=on_step,
-            **assembly.audit_options(config),
-        )
-    if this.runtime.is_main:
-        ledger.write_text(this.workdir / "audit.json", report.to_json())
-    return {"steps": len(steps)}
-
-
-def _stop_on_sigterm(stop: threading.Event):
-    if threading.current_thread() is not threading.main_thread():
+def _write_record(this: Run) -> RunRecord | None:
+    """Makes results.json of the units that have finished; on the main process only."""
+    if not this.runtime.is_main:
         return None
-    return signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    config, workdir = this.config, this.workdir
+    finished = functools.partial(files.finished, workdir)
+    unlearned = [
+        finished(f"unlearn/{unit.name}", UnlearnedOutcome)
+        for unit in units.unlearn_units(config)
+    ]
+    points = [finished(name, PrivacyPoint) for name, _ in units.privacy_units(config)]
+    record = RunRecord(
+        format=FORMAT,
+        provenance=this.provenance,
+        dataset=config.data.name,
+        model=zoo.spec(assembly.make_model(config, this.federation, this.runtime)),
+        classes=list(this.classes),
+        class_names=list(this.federation.class_names),
+        chosen_on=choice_split(this)[0],
+        stages=[],
+        methods=[],
+        cuts={},
+        privacy={},
+        privacy_curve=[point for point in points if point is not None],
+        feature_maps=finished("feature_maps", FeatureMapsRow),
+    )
+    record = add_outcomes(
+        record,
+        outcome_of(this, "pretrain", TrainedOutcome),
+        [outcome for outcome in unlearned if outcome is not None],
+        curves=files.read_curves(workdir),
+        clocks=files.read_clocks(workdir),
+        configured_target=units.target_accuracy(this),
+        passes=passes(config),
+    )
+    write_whole(workdir / "results.json", typed_json.dumps(record))
+    return record
 
 
 def _rounds_left(config, workdir: Path) -> int:
@@ -433,19 +247,14 @@ def _rounds_left(config, workdir: Path) -> int:
     if "pretrain" in wanted and not config.model.load:
         rounds["pretrain"] = config.train.rounds
     if "unlearn" in wanted:
-        for unit in unlearn_units(config):
-            scratch = unit.method == "retrain"
-            tuned = config.train.rounds if scratch else config.fine_tune.rounds
-            rounds[f"unlearn/{unit.name}"] = tuned
+        for unit in units.unlearn_units(config):
+            budget = units.make_budget(config, units.budget_name(unit.method))
+            rounds[f"unlearn/{unit.name}"] = budget.rounds
         if config.privacy.curve_fine_tune:
-            for name, _ in privacy_units(config):
+            for name, _ in units.privacy_units(config):
                 rounds[name] = config.fine_tune.rounds
     return sum(
         number
         for unit, number in rounds.items()
-        if not ledger.path_of(workdir, unit).exists()
+        if not files.path_of(workdir, unit).exists()
     )
-
-
-def _command() -> str:
-    return " ".join(["python -m fuprune.main", *sys.argv[1:]])

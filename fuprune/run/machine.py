@@ -1,12 +1,18 @@
-"""The machine a run has: devices, kernels, the compilation cache, and data on them.
+"""The machine a run has: devices, kernels, the compilation cache, data on the devices.
 
-Everything here must happen before JAX opens its backend, which is why `start` is the
-first thing a run calls. How several processes find each other is in `processes`.
+`start` is the first thing a run calls, because devices and cache must be set up before
+JAX opens its backend. How several processes find each other is in `processes`.
 """
 
+import functools
 import logging
 import os
+import platform
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +21,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fuprune import __version__
+from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
-from fuprune.data.federated import FederatedDataset, rows_of
+from fuprune.data.federated import FederatedDataset, federate
 from fuprune.federated.cohort import (
     AXIS,
     make_client_mesh,
@@ -25,6 +33,7 @@ from fuprune.federated.cohort import (
 )
 from fuprune.run import processes
 from fuprune.run.processes import RuntimeSetupError
+from fuprune.run.record import Provenance
 
 
 class Runtime(NamedTuple):
@@ -107,6 +116,38 @@ def start(
     return Runtime(mesh, backend, conv, jax.process_index(), jax.process_count())
 
 
+def describe_run(config) -> Provenance:
+    """Everything needed to know, and repeat, what a run did."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    versions = {name: metadata.version(name) for name in packages}
+    versions |= {"fuprune": __version__, "python": platform.python_version()}
+    return Provenance(
+        configuration.to_json(config),
+        versions,
+        _commit(),
+        ["python", "-m", "fuprune.main", *sys.argv[1:]],
+        f"{jax.default_backend()}, {jax.device_count()} device(s)",
+    )
+
+
+def _commit() -> str:
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    here = Path(__file__).parent
+    try:
+        answer = subprocess.run(
+            [git, "-C", str(here), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip()
+
+
 def place_federation(
     dataset: Dataset,
     parts: Sequence[np.ndarray],
@@ -114,7 +155,7 @@ def place_federation(
     *,
     whole: bool = False,
 ) -> FederatedDataset:
-    """Deal a dataset to clients and put it on the devices.
+    """`data.federate` onto the devices of the run.
 
     One process puts the whole pool of images on each of its devices. Of several, each
     has the images of its own clients only: neighbouring clients, so many that hosts
@@ -127,42 +168,34 @@ def place_federation(
       runtime: from `start`.
       whole: every process holds all images after all, and none are exchanged.
     """
-    rows, lengths = rows_of(parts, len(dataset.labels))
-    labels = np.asarray(dataset.labels, np.int32)
+    place = functools.partial(replicate, runtime=runtime)
     if runtime.process_count == 1 or whole:
-        return FederatedDataset(
-            replicate(dataset.images, runtime),
-            replicate(labels, runtime),
-            replicate(rows, runtime),
-            replicate(lengths, runtime),
-        )
+        return federate(dataset, parts, place=place)
     mesh = runtime.mesh
     assert mesh is not None
     owners = np.array([device.process_index for device in mesh.devices.flat])
+    lengths = np.array([len(part) for part in parts], np.int32)
     pool = deal_to_hosts(lengths, owners)
-    mine = pool.host_of_client == runtime.process_index
-    own = [
-        np.asarray(part) for part, is_mine in zip(parts, mine, strict=True) if is_mine
-    ]
-    images = np.zeros(
-        (pool.rows_of_host[runtime.process_index], *dataset.images.shape[1:]), np.uint8
-    )
-    start_row = 0
-    for part in own:
-        images[start_row : start_row + len(part)] = dataset.images[part]
-        start_row += len(part)
-    placed = np.zeros(pool.size, np.int32)
+    labels = np.zeros(pool.size, np.int32)
+    # The whole pool in address space only: rows that nothing is written to, those of
+    # other hosts' clients, take no memory and are never read.
+    images = np.zeros((pool.size, *dataset.images.shape[1:]), np.uint8)
+    dealt = []
     for client, part in enumerate(parts):
-        at = pool.places[client, : len(part)]
-        placed[at] = labels[np.asarray(part)]
-    return FederatedDataset(
-        jax.make_array_from_process_local_data(
-            NamedSharding(mesh, P(AXIS)), images, (pool.size, *images.shape[1:])
+        rows = pool.places[client, : len(part)]
+        labels[rows] = np.asarray(dataset.labels)[np.asarray(part)]
+        if pool.host_of_client[client] == runtime.process_index:
+            images[rows] = dataset.images[np.asarray(part)]
+        dealt.append(rows)
+    sharding = NamedSharding(mesh, P(AXIS))
+    return federate(
+        Dataset(images, labels),
+        dealt,
+        # Four bytes per label, beside the indices that every process has anyway.
+        place=place,
+        place_images=lambda x: jax.make_array_from_callback(
+            x.shape, sharding, lambda rows: x[rows]
         ),
-        # Four bytes a label, beside the indices that every process has anyway.
-        replicate(placed, runtime),
-        replicate(pool.places, runtime),
-        replicate(lengths, runtime),
     )
 
 

@@ -1,16 +1,60 @@
-"""Models of other runs in this run's audit: retrained ones, and further candidates.
+"""Saved models: those of the run itself, and those of other runs in its audit.
 
 What `audit.reference` and `audit.models` name is checked before anything is trained: a
 mistake in it must not cost the training.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fuprune import config as configuration
 from fuprune.audit.audit import is_reserved
 from fuprune.config import ConfigError
-from fuprune.run import checkpoint, ledger
+from fuprune.errors import FupruneError
+from fuprune.run import assembly, checkpoint, files
+from fuprune.run.training import Run
+
+Model = tuple[Any, Any]  # a Flax module and its variables
+
+
+def load_saved(this: Run, name: str, phase: str) -> Model:
+    """A model that the run itself saved, in an earlier phase."""
+    path = this.workdir / "models" / name
+    if not path.exists():
+        raise ConfigError(
+            f"phases is {this.config.phases!r}, but there is no model {path}; add "
+            f"{phase} to phases."
+        )
+    return _load(this, path)
+
+
+def adopt(this: Run, path: str, wanted) -> Model:
+    """A model trained elsewhere, in place of the one `wanted` would become."""
+    model, variables = _load(this, path)
+    check_fit("model.load", path, model, wanted)
+    return model, variables
+
+
+def candidates(this: Run, names: Sequence[str]) -> dict[str, Model]:
+    """The models to audit: the run's own by name, and those of audit.models."""
+    own = {name: load_saved(this, name, "unlearn") for name in names}
+    further = further_models(this.config)
+    return {**own, **{name: _load(this, path) for name, path in further.items()}}
+
+
+def references(this: Run, names: Sequence[str]) -> list[Model]:
+    """Retrained models to compare with, the run's own by name first."""
+    found = [load_saved(this, name, "unlearn") for name in names]
+    found += [_load(this, path) for path in retrained_models(this.config)]
+    return found[: this.config.audit.retrained or None]
+
+
+def _load(this: Run, path) -> Model:
+    return checkpoint.load(
+        path, conv=this.runtime.conv, dtype=assembly.compute_dtype(this.config)
+    )
 
 
 def check(config, model, candidates) -> None:
@@ -86,14 +130,14 @@ def retrained_models(config) -> list[Path]:
     place = config.audit.reference
     if not place:
         return []
-    record = Path(place) / "config.json"
-    stored = ledger.read_json(record) if record.exists() else None
-    if not isinstance(stored, dict) or "config" not in stored:
+    try:
+        stored = files.read_provenance(place)
+    except FupruneError as error:
         raise ConfigError(
-            f"audit.reference is {place!r}, which is no run's workdir; allowed: "
-            "one with retrained models, or nothing."
-        )
-    other = configuration.from_json(stored["config"])
+            f"audit.reference is {place!r}, which is no run's workdir ({error}); "
+            "allowed: one with retrained models, or nothing."
+        ) from None
+    other = configuration.from_json(stored.config)
     for key, mine, theirs in (
         ("data", config.data.to_dict(), other.data.to_dict()),
         (
@@ -107,7 +151,9 @@ def retrained_models(config) -> list[Path]:
                 f"audit.reference is {place!r}, whose {key} is {theirs}, but must be "
                 f"{mine}, as here."
             )
-    folders = sorted((Path(place) / "models").glob("retrain*"))
+    # Not retrain_short, nor the stages of any other method.
+    saved = Path(place) / "models"
+    folders = [*saved.glob("retrain"), *sorted(saved.glob("retrain_seed*"))]
     if not folders:
         raise ConfigError(
             f"audit.reference is {place!r}, where there is no retrained model; add "

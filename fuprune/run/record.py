@@ -4,8 +4,12 @@
 `run/` that writes it and one in `report/` that reads it. The curves of training are in
 metrics.jsonl, a row per round, and the audit's findings in audit.json, an
 `audit.AuditReport`; `run.files` reads all three.
+
+Units of a run leave outcomes; `add_outcomes` makes the record of those that have
+finished, with what the curves and the clocks add to them.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 FORMAT = 2
@@ -150,4 +154,166 @@ class CurveRow(NamedTuple):
 
     phase: str  # the unit
     round_number: int  # 0 is before the first round
+    # "r_accuracy" and its kin are of the test split, "validation_r_accuracy" and its
+    # kin of the validation split; a row of a round without evaluation has neither.
     values: dict[str, float]
+
+    def judged(self, metric: str) -> float | None:
+        """A metric on the split that the run's choices were made on, if evaluated."""
+        return self.values.get(f"validation_{metric}", self.values.get(metric))
+
+
+class TrainedOutcome(NamedTuple):
+    """Outcome of the unit that trains the raw model, or loads it."""
+
+    stage: StageRow
+    # R-set accuracy on the split that choices are made on, as it is and with the
+    # forgotten classes' logits masked; None without such images.
+    r_accuracy: float | None
+    masked_r_accuracy: float | None
+
+
+class UnlearnedOutcome(NamedTuple):
+    """Outcome of one method with one seed."""
+
+    name: str  # of the unit, as in `MethodRow`
+    method: str
+    seed: int
+    budget: str  # what it trains with, as `unlearning.methods` names it
+    stages: list[StageRow]
+    rounds: int
+    statistics_bytes: int
+    model_bytes: int
+    cuts: list[CutRow]
+    privacy: dict[str, Any]
+    notes: dict[str, Any]
+    error: str | None
+
+
+class AuditOutcome(NamedTuple):
+    """Outcome of the audit; its findings are in audit.json."""
+
+    steps: int
+
+
+class PhaseClock(NamedTuple):
+    """Seconds of one unit from timings.jsonl, over all the starts it needed."""
+
+    own: float
+    rounds: list[tuple[int, float]]  # (round, seconds); a repeated round is there twice
+
+    @property
+    def training(self) -> float:
+        """All rounds."""
+        return sum(seconds for _, seconds in self.rounds)
+
+    def until(self, last: int) -> float:
+        """The unit's own work and its rounds up to `last`."""
+        return self.own + sum(s for number, s in self.rounds if number <= last)
+
+
+def add_outcomes(
+    record: RunRecord,
+    trained: TrainedOutcome,
+    unlearned: Sequence[UnlearnedOutcome],
+    *,
+    curves: Sequence[CurveRow],
+    clocks: Mapping[str, PhaseClock],
+    configured_target: float | None,
+    passes: int,
+) -> RunRecord:
+    """The record with the stages, methods and cuts of the units that have finished.
+
+    Args:
+      record: what is known of the run as a whole.
+      trained: of the raw model.
+      unlearned: of the methods, in the order to show them.
+      curves: metrics.jsonl.
+      clocks: timings.jsonl, by unit.
+      configured_target: the R-set accuracy that fine-tuning aims at, None without one.
+      passes: forward and backward passes over each example of a round.
+    """
+    by_unit = {
+        outcome.name: [c for c in curves if c.phase == f"unlearn/{outcome.name}"]
+        for outcome in unlearned
+    }
+    targets = {
+        "retrained": _retrained_accuracy(unlearned, by_unit),
+        "raw_masked": trained.masked_r_accuracy,
+        "configured": configured_target,
+    }
+    rows = []
+    for outcome in unlearned:
+        curve = by_unit[outcome.name]
+        clock = clocks.get(f"unlearn/{outcome.name}", PhaseClock(0.0, []))
+        crossings = [
+            _crossing(name, target, outcome, curve, clock, passes)
+            for name, target in targets.items()
+            if target is not None and outcome.error is None
+        ]
+        rows.append(_method_row(outcome, curve, clock, crossings, passes))
+    return record._replace(
+        stages=[trained.stage, *(s for outcome in unlearned for s in outcome.stages)],
+        methods=rows,
+        cuts={outcome.name: outcome.cuts for outcome in unlearned if outcome.cuts},
+        privacy=next((o.privacy for o in unlearned if o.privacy), {}),
+    )
+
+
+def _retrained_accuracy(unlearned, by_unit) -> float | None:
+    """R-set accuracy at the end of the first retraining with the whole budget."""
+    for outcome in unlearned:
+        if outcome.budget == "training" and outcome.error is None:
+            judged = [row.judged("r_accuracy") for row in by_unit[outcome.name]]
+            return next((a for a in reversed(judged) if a is not None), None)
+    return None
+
+
+def _crossing(
+    name: str,
+    target: float,
+    outcome: UnlearnedOutcome,
+    curve: Sequence[CurveRow],
+    clock: PhaseClock,
+    passes: int,
+) -> Crossing:
+    reached = (
+        row.round_number
+        for row in curve
+        if (accuracy := row.judged("r_accuracy")) is not None and accuracy >= target
+    )
+    first = next(reached, None)
+    if first is None:
+        return Crossing(name, target, None, None, None, None)
+    return Crossing(
+        name,
+        target,
+        first,
+        round(clock.until(first), 3),
+        _images(curve, first, passes),
+        outcome.statistics_bytes + first * outcome.model_bytes,
+    )
+
+
+def _images(curve: Sequence[CurveRow], last: int, passes: int) -> int:
+    rows = (row for row in curve if row.round_number <= last)
+    return passes * int(sum(row.values.get("examples", 0.0) for row in rows))
+
+
+def _method_row(outcome, curve, clock, crossings, passes) -> MethodRow:
+    last = outcome.stages[-1] if outcome.stages else None
+    return MethodRow(
+        name=outcome.name,
+        method=outcome.method,
+        seed=outcome.seed,
+        u_accuracy=last.u_accuracy if last else None,
+        r_accuracy=last.r_accuracy if last else None,
+        rounds=outcome.rounds,
+        images=_images(curve, outcome.rounds, passes),
+        times=Times(own=round(clock.own, 3), training=round(clock.training, 3)),
+        statistics_bytes=outcome.statistics_bytes,
+        model_bytes=outcome.model_bytes,
+        crossings=crossings,
+        error=outcome.error,
+        notes=outcome.notes,
+    )

@@ -1,23 +1,202 @@
-"""Federated training as a unit of a run: logged, timed, checkpointed, resumable."""
+"""Resumable units of a run: what is finished is never repeated, and training resumes.
 
+A `Run` is what every unit has at hand. `finish_unit` does a unit's work unless its
+outcome is already there. `train_unit` is federated training that is logged, timed and
+checkpointed: it continues from the last checkpoint, bitwise as if never interrupted.
+"""
+
+import threading
 import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from fuprune.errors import FupruneError, InputError
-from fuprune.federated.train import FitResult, iterate, reached
+from fuprune.config import ConfigError
+from fuprune.data.dataset import Dataset
+from fuprune.errors import FupruneError
+from fuprune.federated.cohort import resolve_backend
+from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models import zoo
-from fuprune.run import assembly, checkpoint, history_files, ledger
+from fuprune.run import assembly, checkpoint, files, logs, processes, progress
 from fuprune.run import machine as runtime
-from fuprune.run.context import (
-    Run,
-    StopRequested,
-    accuracies,
-    evaluator,
-    stopping,
-)
+from fuprune.run.record import Provenance, StageRow
 from fuprune.unlearning import history as update_history
+from fuprune.unlearning.protocol import Stage
+
+Outcome = TypeVar("Outcome")
+OnRow = Callable[[Mapping[str, Any]], None]
+
+
+class StopRequested(Exception):
+    """SIGTERM came; everything worth keeping is saved."""
+
+
+class Run(NamedTuple):
+    """What every unit of a run has at hand."""
+
+    config: Any
+    workdir: Path
+    provenance: Provenance
+    runtime: runtime.Runtime
+    federation: assembly.Federation
+    classes: tuple[int, ...]
+    key: jax.Array
+    metrics: logs.MetricsLog
+    timings: logs.TimingsLog
+    on_row: tuple[OnRow, ...]
+    progress: progress.Progress
+    stop: threading.Event
+
+
+class Budget(NamedTuple):
+    """How long and how fast to train, and when to look."""
+
+    rounds: int  # at most
+    learning_rate: float  # its peak
+    schedule: str
+    warmup: int  # rounds
+    is_due: Callable[[int], bool]  # whether a round is evaluated; round 0 always is
+    target: float | None  # accuracy that `stops` ends at
+    metric: str  # that the target is for, such as "r_accuracy"
+    stops: bool
+
+
+def finish_unit(
+    this: Run,
+    name: str,
+    kind: type[Outcome],
+    work: Callable[[Run, str], Outcome],
+) -> Outcome:
+    """Do `work` unless it is already done; keep its outcome, of type `kind`."""
+    done = files.finished(this.workdir, name, kind)
+    if done is not None:
+        return done
+    start = time.monotonic()
+    outcome = work(this, name)
+    this.timings.append(
+        {"phase": name, "unit_seconds": round(time.monotonic() - start, 3)}
+    )
+    if this.runtime.is_main:
+        files.finish(this.workdir, name, outcome, offset=this.metrics.offset())
+    processes.barrier(f"{name} finished")
+    processes.await_file(files.path_of(this.workdir, name))
+    return outcome_of(this, name, kind)
+
+
+def outcome_of(this: Run, name: str, kind: type[Outcome]) -> Outcome:
+    """What a finished unit left behind."""
+    done = files.finished(this.workdir, name, kind)
+    if done is None:
+        phase = name.split("/")[0]
+        raise ConfigError(
+            f"phases is {this.config.phases!r}, but {name} has not been run in "
+            f"{this.workdir}; add {phase} to phases."
+        )
+    return done
+
+
+def key_for(this: Run, purpose: str) -> jax.Array:
+    """The key that one purpose, by name, uses in this run."""
+    return jax.random.fold_in(this.key, files.seed_of(purpose))
+
+
+def stopping(this: Run) -> bool:
+    """Whether SIGTERM has come to any process of the run; all of them ask together."""
+    return processes.any_process(this.stop.is_set())
+
+
+def choice_split(this: Run) -> tuple[str, Dataset]:
+    """The split that targets and early stops are judged on, and its name."""
+    data = this.config.data
+    validation = getattr(this.federation, "validation", None)
+    if data.get("choose_on", "test") == "validation" and validation is not None:
+        return "validation", validation
+    return "test", this.federation.test
+
+
+def make_judge(this: Run, model) -> Callable[[Any], dict[str, float]]:
+    """`judge(variables)`: metrics on the split that choices are made on."""
+    name, split = choice_split(this)
+    evaluate = _evaluator(this, model, split)
+    prefix = "" if name == "test" else f"{name}_"
+
+    def judge(variables) -> dict[str, float]:
+        evaluation = evaluate(variables)
+        measured: dict[str, float | None] = {
+            f"{prefix}{metric}": value
+            for metric, value in _accuracies(evaluation, this.classes).items()
+        }
+        measured[f"{name}_loss"] = evaluation.loss
+        return {k: v for k, v in measured.items() if v is not None}
+
+    return judge
+
+
+def judged_name(this: Run, metric: str) -> str:
+    """What `make_judge` calls a metric."""
+    name, _ = choice_split(this)
+    return metric if name == "test" else f"{name}_{metric}"
+
+
+def measure(this: Run, name: str, stage: Stage) -> StageRow:
+    """What a model does on the test split, which only the tables look at."""
+    evaluation = _evaluator(this, stage.model, this.federation.test)(stage.variables)
+    return StageRow(
+        name,
+        stage.name,
+        **_accuracies(evaluation, this.classes),  # type: ignore[arg-type]
+        test_loss=evaluation.loss if np.isfinite(evaluation.loss) else None,
+        per_class=evaluation.per_class.tolist(),
+        confusion=evaluation.confusion.tolist(),
+    )
+
+
+def _accuracies(evaluation: Evaluation, classes) -> dict[str, float | None]:
+    """Accuracy on everything, on the forgotten classes and on the rest."""
+    images = evaluation.confusion.sum(axis=1)
+    forgotten = images[list(classes)].sum()
+    return {
+        "accuracy": evaluation.accuracy,
+        "u_accuracy": evaluation.accuracy_on(classes) if forgotten else None,
+        "r_accuracy": (
+            evaluation.accuracy_without(classes) if images.sum() > forgotten else None
+        ),
+    }
+
+
+def _evaluator(this: Run, model, split: Dataset):
+    return make_evaluator(
+        model,
+        split,
+        num_classes=this.federation.num_classes,
+        preprocess=this.federation.prepare,
+        mesh=this.runtime.mesh if backend_of(this) == "shard_map" else None,
+    )
+
+
+def backend_of(this: Run) -> str:
+    """How this run iterates over clients."""
+    return resolve_backend(
+        this.runtime.backend, loops_are_fast=this.runtime.conv == "onednn"
+    )[0]
+
+
+def append_row(this: Run, row: Mapping[str, Any]) -> None:
+    """Log a row of metrics, and show it to everybody who follows the run."""
+    this.metrics.append(row)
+    if this.runtime.is_main:
+        for show in this.on_row:
+            show(row)
+
+
+def passes(config) -> int:
+    """Forward and backward passes over each example of a round."""
+    train = config.train
+    return train.local_epochs if train.algorithm == "fed_avg" else 1
 
 
 def train_unit(
@@ -26,22 +205,25 @@ def train_unit(
     model,
     variables,
     data,
+    budget: Budget,
     *,
-    key,
-    rounds: int,
-    learning_rate: float,
-    schedule: str,
-    warmup: int,
-    target: float | None,
-    metric: str,
-    stop_at_target: bool,
-    evaluate_every: int,
-    store=None,
+    key: jax.Array,
+    store: update_history.UpdateHistory | None = None,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
 
-    The rounds' records are rows of metrics.jsonl; the result's history stays empty, so
-    that memory does not grow with the rounds.
+    The rounds' records are rows of metrics.jsonl, round 0 the model as it came; the
+    result's history stays empty, so that memory does not grow with the rounds.
+
+    Args:
+      this: the run.
+      unit: whose checkpoints and rows these are.
+      model: a Flax module.
+      variables: to start from.
+      data: every client's.
+      budget: when to stop, and how to train.
+      key: of cohorts and batches.
+      store: where clients' updates are recorded; None records none.
     """
     config = this.config
     algorithm = assembly.make_algorithm(
@@ -49,77 +231,42 @@ def train_unit(
         model,
         this.federation,
         this.runtime,
-        learning_rate=learning_rate,
-        schedule=schedule,
-        rounds=rounds,
-        warmup=warmup,
+        learning_rate=budget.learning_rate,
+        schedule=budget.schedule,
+        rounds=budget.rounds,
+        warmup=budget.warmup,
         keep_updates=store is not None,
     )
-    where = this.workdir / "checkpoints" / unit.replace("/", "__")
     state = algorithm.init(runtime.replicate(variables, this.runtime))
-    spec = zoo.spec(model)
-
-    def make_target(saved):
-        if saved["model"] != spec:
-            raise InputError(
-                f"the checkpoint in {where} is of another model; delete {this.workdir} "
-                "to start afresh."
-            )
-        return jax.eval_shape(lambda: state)
-
-    restored = checkpoint.restore(where, make_target)
-    start, first_reached = 0, None
-    # Rows that a dead run logged after what can be continued go.
-    if restored is None:
-        this.metrics.truncate_to(ledger.end_of_finished(this.workdir))
+    judge = make_judge(this, model)
+    metric = judged_name(this, budget.metric)
+    saved = _restore(this, unit, model, state, store, variables["params"])
+    if saved is None:
+        # Rows that a dead run logged after the last finished unit go.
+        this.metrics.truncate_to(files.end_of_finished(this.workdir))
+        start, first_reached = 0, None
+        before = Record(0, judge(state.variables))
+        append_row(this, {"phase": unit, "round": 0, **before.metrics})
+        if reached(before, budget.target, metric):
+            first_reached = 0
     else:
-        start, tree, saved = restored
-        state = runtime.replicate(tree, this.runtime)
-        first_reached = saved["rounds_to_target"]
-        this.metrics.truncate_to(saved["metrics_offset"])
-        if store is not None:
-            kept = this.workdir / "history"
-            store = history_files.load(kept, variables["params"], round_number=start)
-            if store is None:
-                raise FupruneError(
-                    f"the recorded updates of round {start} are missing in {kept}; "
-                    "start in a fresh workdir."
-                )
-        this.progress.note(f"{unit}: continues after round {start}")
-    evaluate = evaluator(this, model)
-
-    def save(number, state):
-        if store is not None:
-            folder, keep = this.workdir / "history", config.train.checkpoint_keep
-            if this.runtime.is_main:
-                history_files.save(folder, number, store, keep=keep + 1)
-        checkpoint.save(
-            where,
-            number,
-            state,
-            spec={
-                "model": spec,
-                "metrics_offset": this.metrics.offset(),
-                "rounds_to_target": first_reached,
-            },
-            keep=config.train.checkpoint_keep,
-        )
-
+        start, state, first_reached, store = saved
+    is_over = budget.stops and first_reached is not None
     steps = iterate(
         algorithm,
         state,
         data,
         key=key,
         cohort_size=config.train.cohort,
-        rounds=rounds,
-        start=start if not (first_reached and stop_at_target) else rounds,
-        evaluate=lambda v: accuracies(evaluate(v), this.classes),
-        evaluate_every=evaluate_every,
+        rounds=budget.rounds,
+        start=budget.rounds if is_over else start,
+        evaluate=judge,
+        evaluate_every=budget.is_due,
         dropout_rate=config.train.dropout_rate,
         min_participants=_min_participants(config, data),
     )
-    clock, number = time.monotonic(), start
-    with this.progress.phase(unit, rounds, first_round=start) as update:
+    clock = time.monotonic()
+    with this.progress.phase(unit, budget.rounds, first_round=start) as update:
         for step in steps:
             state, number = step.state, step.record.round_number
             if store is not None:
@@ -130,34 +277,90 @@ def train_unit(
                     round_number=number,
                     scale=assembly.server_factor(config),
                 )
-            row = {"phase": unit, "round": number, **step.record.metrics}
-            if step.record.rejected:
-                row["rejected"] = list(step.record.rejected)
-            this.metrics.append(row)
-            if this.board is not None:
-                this.board.append(row)
+            _log(this, unit, step.record)
             seconds, clock = time.monotonic() - clock, time.monotonic()
-            images = int(step.record.metrics["examples"]) * (
-                config.train.local_epochs if config.train.algorithm == "fed_avg" else 1
-            )
+            images = int(step.record.metrics["examples"]) * passes(config)
             this.timings.record(unit, number, seconds, images)
-            shown = {
-                name: value
-                for name, value in step.record.metrics.items()
-                if name in ("loss", "accuracy", "u_accuracy", "r_accuracy")
-            }
-            update(number, images=images, **shown)
-            if first_reached is None and reached(step.record, target, metric):
+            update(number, images=images, **_shown(step.record.metrics))
+            if first_reached is None and reached(step.record, budget.target, metric):
                 first_reached = number
-            last = number == rounds or (stop_at_target and first_reached is not None)
-            stop = stopping(this)
-            if last or number % config.train.checkpoint_every == 0 or stop:
-                save(number, state)
+            is_over = budget.stops and first_reached is not None
+            last, stop = is_over or number == budget.rounds, stopping(this)
+            if last or stop or number % config.train.checkpoint_every == 0:
+                _save(this, unit, model, number, state, first_reached, store)
             if stop:
                 raise StopRequested
             if last:
                 break
     return FitResult(state, [], first_reached)
+
+
+def _log(this: Run, unit: str, record: Record) -> None:
+    row = {"phase": unit, "round": record.round_number, **record.metrics}
+    if record.rejected:
+        row["rejected"] = list(record.rejected)
+    append_row(this, row)
+
+
+def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that the console has room for."""
+    wanted = ("loss", "accuracy", "u_accuracy", "r_accuracy")
+    names = {name for metric in wanted for name in (metric, f"validation_{metric}")}
+    names.discard("validation_loss")
+    return {name: value for name, value in metrics.items() if name in names}
+
+
+def _folder(this: Run, unit: str) -> Path:
+    return this.workdir / "checkpoints" / unit.replace("/", "__")
+
+
+def _save(this: Run, unit: str, model, number, state, first_reached, store) -> None:
+    keep = this.config.train.checkpoint_keep
+    if store is not None and this.runtime.is_main:
+        # One more than checkpoints, because these are written first.
+        kept = this.workdir / "history"
+        checkpoint.save_history(kept, number, store, keep=keep + 1)
+    checkpoint.save(
+        _folder(this, unit),
+        number,
+        state,
+        spec={
+            "model": zoo.spec(model),
+            "metrics_offset": this.metrics.offset(),
+            "rounds_to_target": first_reached,
+        },
+        keep=keep,
+    )
+
+
+def _restore(this: Run, unit: str, model, state, store, params):
+    """(round, state, first round at the target, store) to go on from, or None."""
+    where, spec = _folder(this, unit), zoo.spec(model)
+
+    def make_target(saved):
+        if saved["model"] != spec:
+            raise FupruneError(
+                f"the checkpoint in {where} is of another model; delete {this.workdir} "
+                "to start afresh."
+            )
+        return jax.eval_shape(lambda: state)
+
+    restored = checkpoint.restore(where, make_target)
+    if restored is None:
+        return None
+    start, tree, saved = restored
+    this.metrics.truncate_to(saved["metrics_offset"])
+    if store is not None:
+        kept = this.workdir / "history"
+        store = checkpoint.load_history(kept, params, round_number=start)
+        if store is None:
+            raise FupruneError(
+                f"the recorded updates of round {start} are missing in {kept}; "
+                "start in a fresh workdir."
+            )
+    this.progress.note(f"{unit}: continues after round {start}")
+    state = runtime.replicate(tree, this.runtime)
+    return start, state, saved["rounds_to_target"], store
 
 
 def _min_participants(config, data) -> int:

@@ -1,7 +1,8 @@
 """What a run says of its length before it has begun."""
 
 from fuprune import config as config_lib
-from fuprune.run import experiment, ledger
+from fuprune.run import experiment, files
+from fuprune.run.record import AuditOutcome
 
 
 def planned(workdir, methods, **values):
@@ -22,7 +23,7 @@ def test_retraining_counts_as_training_and_a_loaded_model_does_not(tmp_path):
 
 def test_what_is_finished_counts_no_more(tmp_path):
     for unit in ("pretrain", "unlearn/retrain"):
-        ledger.finish(tmp_path, unit, {}, offset=0)
+        files.finish(tmp_path, unit, AuditOutcome(0), offset=0)
     assert planned(tmp_path, "class_pruning,retrain") == 7 + 100
     assert planned(tmp_path, "retrain", **{"unlearn.retrain_seeds": 1}) == 0
 
@@ -30,5 +31,5 @@ def test_what_is_finished_counts_no_more(tmp_path):
 def test_points_of_the_privacy_curve_count_if_they_are_tuned(tmp_path):
     curve = {"privacy.curve": "1,8", "privacy.curve_fine_tune": True}
     assert planned(tmp_path, "class_pruning", **curve) == 100 + 3 * 7
-    ledger.finish(tmp_path, "privacy_curve/8_fine_tuned", {}, offset=0)
+    files.finish(tmp_path, "privacy_curve/8_fine_tuned", AuditOutcome(0), offset=0)
     assert planned(tmp_path, "class_pruning", **curve) == 100 + 2 * 7

@@ -33,7 +33,8 @@ from fuprune.audit.evidence import AuditReport
 from fuprune.data import cache
 from fuprune.data.dataset import Dataset
 from fuprune.models import zoo
-from fuprune.run import checkpoint, ledger, logs, provenance
+from fuprune.run import checkpoint, files, logs
+from fuprune.run.record import TrainedOutcome
 from tests.report import fixture
 
 FORBIDDEN_EVENTS = {
@@ -204,7 +205,7 @@ KNOWN_PLACES = {
     "subprocess": {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
-        "run/provenance.py",  # git, for the commit
+        "run/machine.py",  # git, for the commit
         "run/processes.py",  # the shell that says why a process ended
     },
 }
@@ -695,17 +696,17 @@ CRAFTED_JSON = {
 
 @pytest.mark.parametrize("text", CRAFTED_JSON.values(), ids=CRAFTED_JSON)
 def test_crafted_records_of_a_run_are_one_error(home, trace, text):
-    path = ledger.path_of(home, "pretrain")
+    path = files.path_of(home, "pretrain")
     path.parent.mkdir()
     path.write_text(text)
     with nothing_happens_outside(home), pytest.raises(config.FupruneError):
-        ledger.finished(home, "pretrain")
+        files.finished(home, "pretrain", TrainedOutcome)
     with nothing_happens_outside(home), pytest.raises(ValueError):
         AuditReport.from_json(text)
     (home / "metrics.jsonl").write_text(text + "\n")
     if not text.startswith("{") or text.endswith("{"):
         with nothing_happens_outside(home), pytest.raises(ValueError):
-            logs.read_rows(home / "metrics.jsonl")
+            files.read_rows(home / "metrics.jsonl")
 
 
 def test_metrics_are_json_and_nothing_else(home, trace):
@@ -713,18 +714,18 @@ def test_metrics_are_json_and_nothing_else(home, trace):
     row = {"phase": "__import__('os').system('true')", "__class__": "os.system"}
     path.write_text(json.dumps(row) + "\n" + '{"phase": "cut')
     with nothing_happens_outside(home):
-        assert logs.read_rows(path) == [row]
+        assert files.read_rows(path) == [row]
     for line in (DEEP, "\x00", "{'single': 'quotes'}", "os.system('true')", "1 2"):
         path.write_text(line + "\n")
         with nothing_happens_outside(home), pytest.raises(ValueError, match="line 1"):
-            logs.read_rows(path)
+            files.read_rows(path)
 
 
 @pytest.mark.parametrize("text", CRAFTED_JSON.values(), ids=CRAFTED_JSON)
 def test_a_run_does_not_start_on_a_crafted_record_of_its_config(home, trace, text):
     (home / "config.json").write_text(text)
     with nothing_happens_outside(home), pytest.raises(config.FupruneError):
-        provenance.refuse_other_config(home / "config.json", config.quickstart())
+        files.refuse_other_config(home, config.quickstart())
     assert [path.name for path in home.iterdir()] == ["config.json"]
 
 
@@ -735,7 +736,7 @@ def test_a_link_in_place_of_a_runs_file_is_not_written_through(home, tmp_path, n
     (home / name).symlink_to(victim)
     with contextlib.suppress(config.FupruneError):
         if name == ".lock":
-            with logs.WorkdirLock(home):
+            with files.WorkdirLock(home):
                 pass
         else:
             with logs.MetricsLog(home / name) as log:

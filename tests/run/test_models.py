@@ -1,25 +1,25 @@
 """An audit borrows retrained models only from a run that forgot the same."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 from fuprune import config as configuration
+from fuprune import typed_json
 from fuprune.config import ConfigError
 from fuprune.models import zoo
 from fuprune.run import checkpoint
 from fuprune.run.models import check, further_models, retrained_models
+from fuprune.run.record import Provenance
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run's workdir with two retrained models, and a config that refers to it."""
     config = configuration.quickstart()
-    record = {"config": configuration.to_json(config)}
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    for name in ("raw", "retrain", "retrain_seed2"):
+    record = Provenance(configuration.to_json(config), {}, "", [], "cpu")
+    (tmp_path / "config.json").write_text(typed_json.dumps(record))
+    for name in ("raw", "retrain", "retrain_seed2", "retrain_short"):
         (tmp_path / "models" / name).mkdir(parents=True)
     config.audit.reference = str(tmp_path)
     return tmp_path, config

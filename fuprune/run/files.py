@@ -1,0 +1,250 @@
+"""The files of a run: how they are read, which units are finished, who may write.
+
+A workdir holds config.json (`Provenance`), results.json (`RunRecord`), metrics.jsonl (a
+`CurveRow` per line), timings.jsonl, audit.json, and units/ with the outcome of each
+finished unit. Everything is read strictly: a file that does not hold what it should is
+one `FupruneError`.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO, TypeVar
+
+from fuprune import config as configuration
+from fuprune import typed_json
+from fuprune.audit.evidence import AuditReport
+from fuprune.config import ConfigError
+from fuprune.errors import FupruneError
+from fuprune.files import write_whole
+from fuprune.run.record import CurveRow, PhaseClock, Provenance, RunRecord
+from fuprune.typed_json import FormatError
+
+LARGEST_FILE = 256 * 1024 * 1024  # bytes; no run writes a larger one
+Outcome = TypeVar("Outcome")
+
+
+class MissingFileError(FupruneError):
+    """A file that a run has not written, or not yet."""
+
+
+class WorkdirBusyError(FupruneError):
+    """Another run holds the workdir."""
+
+
+class LinkedFileError(FupruneError):
+    """A file to write leads out of the workdir."""
+
+
+def read_record(workdir: str | os.PathLike) -> RunRecord:
+    """results.json of a run.
+
+    Raises:
+      MissingFileError: no unit of the run has finished.
+      FormatError: the file does not hold a `RunRecord`.
+    """
+    return _read(Path(workdir) / "results.json", RunRecord)
+
+
+def read_provenance(workdir: str | os.PathLike) -> Provenance:
+    """config.json of a run; raises as `read_record` does."""
+    return _read(Path(workdir) / "config.json", Provenance)
+
+
+def read_audit(workdir: str | os.PathLike) -> AuditReport:
+    """audit.json of a run; raises as `read_record` does."""
+    path = Path(workdir) / "audit.json"
+    try:
+        return AuditReport.from_json(_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{path} does not parse ({error}).") from None
+
+
+def read_curves(workdir: str | os.PathLike) -> list[CurveRow]:
+    """The rows of metrics.jsonl in their order, also while the run goes on.
+
+    Values that are not numbers are left out: null, which stands for NaN or an infinity,
+    and the list of rejected clients.
+    """
+    path = Path(workdir) / "metrics.jsonl"
+    curves = []
+    for line, row in enumerate(read_rows(path), start=1):
+        phase, number = row.pop("phase", None), row.pop("round", None)
+        if not isinstance(phase, str) or not _is_round(number):
+            raise FormatError(f"line {line} of {path} has no phase or no round.")
+        values = {name: float(v) for name, v in row.items() if _is_number(v)}
+        curves.append(CurveRow(phase, number, values))
+    return curves
+
+
+def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
+    """What timings.jsonl says of each unit; rows of other kinds are left out."""
+    path = Path(workdir) / "timings.jsonl"
+    clocks: dict[str, PhaseClock] = {}
+    for row in read_rows(path) if path.exists() else []:
+        phase = row.get("phase")
+        if not isinstance(phase, str):
+            raise FormatError(f"{path} has a row without a phase.")
+        clock = clocks.setdefault(phase, PhaseClock(0.0, []))
+        if _is_number(row.get("own_seconds")):
+            clocks[phase] = clock._replace(own=clock.own + row["own_seconds"])
+        elif _is_round(row.get("round")) and _is_number(row.get("seconds")):
+            clock.rounds.append((row["round"], float(row["seconds"])))
+    return clocks
+
+
+def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; an unfinished last line is left out.
+
+    Raises:
+      MissingFileError: there is no such file.
+      FormatError: a whole line is not a JSON object.
+    """
+    rows = []
+    for number, line in enumerate(_text(Path(path)).split("\n")[:-1], start=1):
+        what = f"line {number} of {path}"
+        rows.append(typed_json.loads(line, dict[str, Any], what))
+    return rows
+
+
+def _is_round(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) < 1e300
+
+
+def _read(path: Path, kind: Any) -> Any:
+    return typed_json.loads(_text(path), kind, str(path))
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise FormatError(f"{path} is larger than any run writes.")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingFileError(f"{path} does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise FormatError(f"{path} does not parse ({reason}).") from None
+
+
+class _Finished(NamedTuple):
+    """What units/<name>.json holds."""
+
+    offset: int  # length of metrics.jsonl when the unit ended
+    outcome: Any
+
+
+def path_of(workdir: Path, unit: str) -> Path:
+    """Where the outcome of `unit` is kept."""
+    return workdir / "units" / f"{unit.replace('/', '__')}.json"
+
+
+def finished(workdir: Path, unit: str, kind: type[Outcome]) -> Outcome | None:
+    """The outcome of a finished unit, None if it has not finished."""
+    path = path_of(workdir, unit)
+    if not path.exists():
+        return None
+    try:
+        outcome = _read(path, _Finished).outcome
+        return typed_json.from_plain(outcome, kind, f"{path}: outcome")
+    except FormatError as error:
+        raise FormatError(f"{error}; delete it to run {unit} again.") from None
+
+
+def finish(workdir: Path, unit: str, outcome: Any, *, offset: int) -> None:
+    """Write down that `unit` has ended, by one atomic write.
+
+    Args:
+      workdir: of the run.
+      unit: its name.
+      outcome: a NamedTuple.
+      offset: the length of metrics.jsonl: what a run that dies later logs after it is
+        cut off before the next unit starts.
+    """
+    write_whole(path_of(workdir, unit), typed_json.dumps(_Finished(offset, outcome)))
+
+
+def refuse_other_config(workdir: Path, config: Any) -> None:
+    """Raise if the workdir holds a run with another config."""
+    try:
+        stored = read_provenance(workdir).config
+    except FormatError as error:
+        raise FormatError(f"{error}; choose another --workdir.") from None
+    keys = configuration.difference(stored, configuration.to_json(config))
+    if keys:
+        raise ConfigError(
+            f"the workdir {workdir} holds a run with another value of "
+            f"{', '.join(keys)}; choose another --workdir, or delete it."
+        )
+
+
+def end_of_finished(workdir: Path) -> int:
+    """How long metrics.jsonl was when the last unit finished; 0 if none has."""
+    paths = (workdir / "units").glob("*.json")
+    return max((_read(path, _Finished).offset for path in paths), default=0)
+
+
+def seed_of(unit: str) -> int:
+    """A number that names a unit in the derivation of keys."""
+    return zlib.crc32(unit.encode()) & 0x7FFFFFFF
+
+
+def open_to_append(path: str | os.PathLike) -> int:
+    """A file descriptor for appending; a link in the file's place is refused."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise LinkedFileError(
+            f"{os.fspath(path)} is a link, and what a run writes stays in its workdir; "
+            "remove the link or choose another --workdir."
+        ) from error
+
+
+class WorkdirLock:
+    """Keeps a second run out of a workdir for as long as this process lives.
+
+    The operating system drops the lock when the process ends in any way, so that a dead
+    run leaves nothing to clear away. Use as a context manager.
+    """
+
+    def __init__(self, workdir: str | os.PathLike):
+        """Names the workdir; the lock is taken on entering."""
+        self._workdir = Path(workdir)
+        self._file: TextIO | None = None
+
+    def __enter__(self):
+        file = os.fdopen(open_to_append(self._workdir / ".lock"), "a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read(200).strip() or "another process"
+            file.close()
+            raise WorkdirBusyError(
+                f"the workdir {self._workdir} is in use by {holder}; wait for it to "
+                "end or choose another --workdir."
+            ) from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        self._file = file
+        return self
+
+    def __exit__(self, *_):
+        if self._file is not None:
+            self._file.truncate(0)
+            self._file.close()
+            self._file = None

@@ -1,0 +1,332 @@
+"""What a run shows: where it is while it runs, and its tables at the end.
+
+A live line on a terminal, a plain line now and then elsewhere. Nothing else in the
+package prints.
+"""
+
+import collections
+import contextlib
+import numbers
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+import rich.console
+import rich.progress
+import rich.table
+import rich.text
+
+from fuprune.run.record import MethodRow, RunRecord
+
+DAY = 86_400.0
+
+
+class Progress:
+    """Where the run is: a live line on a terminal, a plain one now and then elsewhere.
+
+    Example:
+      >>> with Progress(whole_run_rounds=50) as progress:
+      ...     with progress.phase("pretrain", 50) as update:
+      ...         for number in range(1, 51):
+      ...             update(number, images=320, loss=1.5, accuracy=0.4)
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: str = "auto",
+        whole_run_rounds: int = 0,
+        platform: str = "cpu",
+        reduced_config: str | None = None,
+        stream: TextIO | None = None,
+        interval: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Prepares; nothing is shown before a phase begins.
+
+        Args:
+          mode: "auto" is live on a terminal and plain elsewhere; "plain"; "off".
+          whole_run_rounds: of all units that are not finished, for the estimate; 0 if
+            unknown.
+          platform: what JAX computes on, as in `jax.default_backend()`.
+          reduced_config: the config to name if a CPU would need more than a day.
+          stream: where to write; standard output if None.
+          interval: seconds between plain lines.
+          clock: seconds.
+        """
+        stream = stream or sys.stdout
+        self._console = rich.console.Console(
+            file=stream, highlight=False, soft_wrap=True
+        )
+        live = mode == "auto" and self._console.is_terminal
+        self._off = mode == "off"
+        self._live = _live_display(self._console) if live else None
+        self._whole_run_rounds = whole_run_rounds
+        self._platform = platform
+        self._reduced_config = reduced_config
+        self._interval = interval
+        self._clock = clock
+        self._estimated = False
+
+    def __enter__(self):
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Shows one line."""
+        if not self._off:
+            self._console.print(rich.text.Text(text))
+
+    @contextlib.contextmanager
+    def phase(
+        self, name: str, rounds: int, *, first_round: int = 0
+    ) -> Iterator[Callable[..., None]]:
+        """Shows a phase while it lasts.
+
+        Args:
+          name: as in metrics.jsonl.
+          rounds: of the phase, at most.
+          first_round: how many were already done when the run was resumed.
+
+        Yields:
+          `update(round_number, *, images=0, **metrics)`, to be called after each round
+          with the images it trained on and any of loss and accuracy. A metric stays
+          shown until it is given again.
+        """
+        pace = _Pace(rounds, first_round)
+        shown: dict[str, float] = {}
+        last_line = self._clock()
+        task = None
+        if self._live is not None:
+            task = self._live.add_task(
+                name, total=rounds, completed=first_round, status=""
+            )
+
+        def update(round_number: int, *, images: int = 0, **metrics: float) -> None:
+            nonlocal last_line
+            now = self._clock()
+            pace.tick(now, round_number, images)
+            shown.update(metrics)
+            status = _status(shown, pace)
+            if self._live is not None and task is not None:
+                self._live.update(task, completed=round_number, status=status)
+            elif now - last_line >= self._interval or round_number >= rounds:
+                last_line = now
+                self.note(f"{name}  round {round_number}/{rounds}  {status}".rstrip())
+            if not self._estimated and pace.settled():
+                self._estimated = True
+                self.note(self._estimate(name, pace, rounds, round_number))
+
+        try:
+            yield update
+        finally:
+            if self._live is not None and task is not None:
+                self._live.stop_task(task)
+
+    def _estimate(self, name: str, pace: "_Pace", rounds: int, done: int) -> str:
+        left = max(self._whole_run_rounds, rounds) - done
+        return estimate(
+            name,
+            pace.seconds_per_round(),
+            left,
+            platform=self._platform,
+            reduced_config=self._reduced_config,
+        )
+
+
+def estimate(
+    phase: str,
+    seconds_per_round: float,
+    rounds_left: int,
+    *,
+    platform: str = "cpu",
+    reduced_config: str | None = None,
+) -> str:
+    """Says how long the rounds that are left will take, and what to do if too long."""
+    seconds = seconds_per_round * rounds_left
+    text = (
+        f"{phase}: {seconds_per_round:.3g} s a round; the {rounds_left} rounds left in "
+        f"this run take about {duration(seconds)}"
+    )
+    if platform == "cpu" and seconds > DAY and reduced_config:
+        return (
+            f"{text}, too long for a CPU: --config {reduced_config} is the same "
+            "experiment at a scale for it."
+        )
+    return text + "."
+
+
+def duration(seconds: float) -> str:
+    """Returns a length of time in its two largest units: 2 days 3 h, 4 min 10 s."""
+    total = max(0, round(seconds))
+    days, rest = divmod(total, 86_400)
+    hours, rest = divmod(rest, 3_600)
+    minutes, seconds_left = divmod(rest, 60)
+    if days:
+        return f"{days} day{'s' if days > 1 else ''} {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    if minutes:
+        return f"{minutes} min {seconds_left} s"
+    return f"{seconds_left} s"
+
+
+class _Pace:
+    """Rounds and images a second over the last rounds, compilation left out."""
+
+    def __init__(self, rounds: int, first_round: int):
+        self._rounds = rounds
+        self._done = first_round
+        # (time, round, images so far); the first entry is the end of the first round,
+        # which is the one that compiles.
+        self._marks: collections.deque = collections.deque(maxlen=20)
+        self._images = 0
+
+    def tick(self, now: float, round_number: int, images: int) -> None:
+        self._images += images
+        self._done = round_number
+        self._marks.append((now, round_number, self._images))
+
+    def _span(self) -> tuple[float, int, int]:
+        if len(self._marks) < 2:
+            return 0.0, 0, 0
+        (start, first, before), (end, last, after) = self._marks[0], self._marks[-1]
+        return end - start, last - first, after - before
+
+    def settled(self) -> bool:
+        return len(self._marks) >= 4 and self.seconds_per_round() > 0
+
+    def seconds_per_round(self) -> float:
+        seconds, rounds, _ = self._span()
+        return seconds / rounds if rounds > 0 else 0.0
+
+    def images_per_second(self) -> float:
+        seconds, _, images = self._span()
+        return images / seconds if seconds > 0 else 0.0
+
+    def seconds_left(self) -> float:
+        return self.seconds_per_round() * max(0, self._rounds - self._done)
+
+
+def _status(metrics: Mapping[str, float], pace: _Pace) -> str:
+    parts = [f"{name} {float(value):.4f}" for name, value in metrics.items()]
+    if pace.seconds_per_round() > 0:
+        parts.append(f"{1 / pace.seconds_per_round():.3g} rounds/s")
+        if pace.images_per_second() > 0:
+            parts.append(f"{pace.images_per_second():,.0f} images/s")
+        parts.append(f"{duration(pace.seconds_left())} left")
+    return "  ".join(parts)
+
+
+def _live_display(console: rich.console.Console) -> rich.progress.Progress:
+    return rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}", markup=False),
+        rich.progress.BarColumn(bar_width=24),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[status]}", markup=False),
+        console=console,
+    )
+
+
+def print_table(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    title: str = "",
+    stream: TextIO | None = None,
+) -> None:
+    """Prints rows with the same keys as a table, those keys as its head.
+
+    Args:
+      rows: values are shown with `str`, floats with four digits, None as a dash.
+      title: a line above.
+      stream: where to; standard output if None.
+    """
+    console = rich.console.Console(file=stream or sys.stdout, highlight=False)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    if console.is_terminal:
+        # Text, for rich would take [..] in a name for markup.
+        table = rich.table.Table(title=rich.text.Text(title) if title else None)
+        for place, column in enumerate(columns):
+            numeric = all(_is_number(row.get(column)) for row in rows) and place > 0
+            table.add_column(
+                rich.text.Text(column), justify="right" if numeric else "left"
+            )
+        for line in cells:
+            table.add_row(*(rich.text.Text(cell) for cell in line))
+        console.print(table)
+        return
+    widths = [
+        max(len(column), *(len(line[place]) for line in cells), 0)
+        for place, column in enumerate(columns)
+    ]
+    out = stream or sys.stdout
+    if title:
+        out.write(title + "\n")
+    for line in [columns, ["-" * width for width in widths], *cells]:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        out.write("  ".join(padded).rstrip() + "\n")
+    out.flush()
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, numbers.Real)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return f"{float(value):.4g}"
+    return str(value)
+
+
+def show_record(record: RunRecord) -> None:
+    """Print the table of the paper's form, and the comparison of methods."""
+    print_table(
+        [
+            {
+                "method": row.method,
+                "stage": row.stage,
+                "U-set": _percent(row.u_accuracy),
+                "R-set": _percent(row.r_accuracy),
+            }
+            for row in record.stages
+        ],
+        title="Accuracy by stage, forgetting class "
+        + ", ".join(str(number) for number in record.classes),
+    )
+    print_table(
+        [_method_cells(row) for row in record.methods],
+        title="Methods; rounds until R-set accuracy on the "
+        f"{record.chosen_on} split first reaches each target",
+    )
+
+
+def _method_cells(row: MethodRow) -> dict[str, Any]:
+    reached = {
+        f"to {crossing.target.replace('_', ' ')} {_percent(crossing.accuracy)}": (
+            crossing.rounds
+        )
+        for crossing in row.crossings
+    }
+    return {
+        "method": row.name,
+        "U-set": _percent(row.u_accuracy),
+        "R-set": _percent(row.r_accuracy),
+        **reached,
+        "own seconds": row.times.own,
+        "training seconds": row.times.training,
+        "bytes": row.upload_bytes,
+        "error": row.error,
+    }
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.2f}%"

@@ -1,0 +1,404 @@
+"""The work of each unit: train the raw model, forget by one method, audit, and so on.
+
+Each function takes the run and the unit's name and returns the outcome that
+`training.finish_unit` keeps; `experiment` says which units there are.
+"""
+
+import io
+import logging
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fuprune import audit as auditing
+from fuprune import config as configuration
+from fuprune import typed_json
+from fuprune.data.federated import drop_classes
+from fuprune.federated.train import FitResult
+from fuprune.files import write_whole
+from fuprune.models import zoo
+from fuprune.run import assembly, checkpoint, files, models
+from fuprune.run.record import (
+    AuditOutcome,
+    CutRow,
+    FeatureMapsRow,
+    LayerRow,
+    PrivacyPoint,
+    TrainedOutcome,
+    UnlearnedOutcome,
+)
+from fuprune.run.training import (
+    Budget,
+    Run,
+    StopRequested,
+    append_row,
+    judged_name,
+    key_for,
+    make_judge,
+    measure,
+    outcome_of,
+    stopping,
+    train_unit,
+)
+from fuprune.unlearning import history as update_history
+from fuprune.unlearning.feature_maps import telling_feature_maps
+from fuprune.unlearning.head import MASKED_LOGIT, set_rows
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.privacy_curve import private_cut
+from fuprune.unlearning.protocol import (
+    FineTune,
+    Stage,
+    UnlearnError,
+    UnlearnResult,
+    tree_bytes,
+)
+
+
+class UnlearnUnit(NamedTuple):
+    """One method with one seed."""
+
+    name: str  # of the unit: the method, with the seed's number behind it
+    method: str
+    seed: int
+
+
+def unlearn_units(config) -> list[UnlearnUnit]:
+    """The methods of a config in their order, with as many seeds as it asks for."""
+    units = []
+    for method in configuration.methods(config):
+        seeds = {
+            "retrain": config.unlearn.retrain_seeds,
+            "class_pruning": config.fine_tune.seeds,
+        }.get(method, 1)
+        for seed in range(seeds):
+            suffix = f"_seed{seed + 1}" if seed else ""
+            units.append(UnlearnUnit(f"{method}{suffix}", method, seed))
+    return units
+
+
+def privacy_units(config) -> list[tuple[str, float]]:
+    """The units that make the points of accuracy against epsilon, and their epsilons.
+
+    A fine-tuned point is another unit, so that it can be asked for later.
+    """
+    suffix = "_fine_tuned" if config.privacy.curve_fine_tune else ""
+    return [
+        (f"privacy_curve/{epsilon:g}{suffix}", epsilon)
+        for epsilon in sorted(configuration.privacy_curve(config))
+    ]
+
+
+def budget_name(method: str) -> str:
+    """What a method trains with: see `make_budget`."""
+    return {"retrain": "training", "retrain_short": "short"}.get(method, "fine_tune")
+
+
+def make_budget(config, name: str, target: float | None = None) -> Budget:
+    """How methods train: `fine_tune`, `training` from scratch, or `short`.
+
+    All are evaluated on one grid of rounds, so that crossings compare: the finer of
+    fine-tuning within its rounds, the one of training beyond. `short` retrains in
+    fine-tuning's rounds, with a schedule that fits them.
+    """
+    train, tuning = config.train, config.fine_tune
+
+    def is_due(number: int) -> bool:
+        in_reach = number <= tuning.rounds
+        every = tuning.evaluate_every if in_reach else train.evaluate_every
+        return number % every == 0
+
+    fine_tune = Budget(
+        rounds=tuning.rounds,
+        learning_rate=tuning.learning_rate or train.learning_rate,
+        schedule=tuning.schedule,
+        warmup=tuning.warmup_rounds,
+        is_due=is_due,
+        target=target,
+        metric="r_accuracy",
+        stops=tuning.stop_at_target,
+    )
+    if name == "fine_tune":
+        return fine_tune
+    scratch = fine_tune._replace(learning_rate=train.learning_rate, stops=False)
+    if name == "short":
+        warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
+        return scratch._replace(schedule="warmup_cosine", warmup=warmup)
+    return scratch._replace(
+        rounds=train.rounds, schedule=train.schedule, warmup=train.warmup_rounds
+    )
+
+
+def target_accuracy(this: Run) -> float | None:
+    """R-set accuracy that fine-tuning aims at; None if there is no target."""
+    wanted = this.config.fine_tune.target_accuracy
+    if wanted >= 0:
+        return wanted or None
+    return outcome_of(this, "pretrain", TrainedOutcome).r_accuracy
+
+
+def pretrain(this: Run, name: str) -> TrainedOutcome:
+    """Train the raw model, or take one that was trained elsewhere."""
+    config, train = this.config, this.config.train
+    if config.model.load:
+        wanted = assembly.make_model(config, this.federation, this.runtime)
+        model, variables = models.adopt(this, config.model.load, wanted)
+    else:
+        model = assembly.make_model(config, this.federation, this.runtime)
+        budget = Budget(
+            rounds=train.rounds,
+            learning_rate=train.learning_rate,
+            schedule=train.schedule,
+            warmup=train.warmup_rounds,
+            is_due=lambda number: number % train.evaluate_every == 0,
+            target=train.target_accuracy or None,
+            metric="accuracy",
+            stops=True,
+        )
+        kept = train.history_bytes
+        fit = train_unit(
+            this,
+            name,
+            model,
+            assembly.initial_variables(model, key_for(this, "initial")),
+            this.federation.data,
+            budget,
+            key=key_for(this, "pretrain"),
+            store=update_history.empty(kept) if kept else None,
+        )
+        variables = fit.state.variables
+    checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
+    judge, metric = make_judge(this, model), judged_name(this, "r_accuracy")
+    masked = set_rows(variables, this.classes, bias=MASKED_LOGIT)
+    return TrainedOutcome(
+        measure(this, "raw", Stage("raw", model, variables)),
+        judge(variables).get(metric),
+        judge(masked).get(metric),
+    )
+
+
+class _Stopwatch:
+    """Seconds of a method's own work, logged before each training and at the end."""
+
+    def __init__(self, this: Run, unit: str):
+        self._this, self._unit = this, unit
+        self.start()
+
+    def start(self) -> None:
+        self._since = time.monotonic()
+
+    def log(self) -> None:
+        seconds = round(time.monotonic() - self._since, 3)
+        self._this.timings.append({"phase": self._unit, "own_seconds": seconds})
+
+
+def _fine_tune(
+    this: Run, name: str, budget: Budget, seed: int, watch: _Stopwatch
+) -> FineTune:
+    """What a method is given to train with.
+
+    The cohorts and batches come from the run and the seed alone: all methods see the
+    same ones in the same order.
+    """
+
+    def tune(model, variables, data, key=None) -> FitResult:
+        del key
+        jax.block_until_ready(variables)
+        watch.log()
+        fit = train_unit(
+            this,
+            name,
+            model,
+            variables,
+            data,
+            budget,
+            key=jax.random.fold_in(key_for(this, "fine_tune"), seed),
+        )
+        watch.start()
+        return fit
+
+    return tune
+
+
+def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
+    """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
+    method, budget = unit.method, budget_name(unit.method)
+    model, variables = models.load_saved(this, "raw", "pretrain")
+    options = assembly.method_options(
+        this.config, method, this.federation, this.runtime, classes=this.classes
+    )
+    if method == "amnesiac":
+        kept = this.workdir / "history"
+        options["history"] = checkpoint.load_history(kept, variables["params"])
+    from_scratch = budget != "fine_tune"
+    purpose = f"{method}_{unit.seed}" if from_scratch else f"unlearn/{method}"
+    how = make_budget(this.config, budget, target_accuracy(this))
+    outcome = UnlearnedOutcome(
+        unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
+    )
+    watch = _Stopwatch(this, name)
+    try:
+        result: UnlearnResult = METHODS[method](
+            model,
+            variables,
+            this.federation.data,
+            this.classes,
+            key=key_for(this, purpose),
+            fine_tune=_fine_tune(this, name, how, unit.seed, watch),
+            **options,
+        )
+    except UnlearnError as error:
+        logging.warning("%s stopped: %s", method, error)
+        return outcome._replace(error=str(error))
+    jax.block_until_ready(result.variables)
+    watch.log()
+    if result.fit is None:
+        # Nothing was trained, so that round 0 is all there is to its curve.
+        this.metrics.truncate_to(files.end_of_finished(this.workdir))
+        judged = make_judge(this, result.model)(result.variables)
+        append_row(this, {"phase": name, "round": 0, **judged})
+    notes = typed_json.to_plain(dict(result.notes))
+    return outcome._replace(
+        stages=[
+            measure(this, unit.name, stage)
+            for stage in _save_stages(this, unit, result)
+        ],
+        rounds=0 if result.fit is None else int(result.fit.state.round_number),
+        statistics_bytes=int(result.upload_bytes),
+        model_bytes=tree_bytes(result.variables),
+        cuts=[_cut_row(cut) for cut in notes.pop("cuts", [])],
+        privacy=notes.pop("privacy", {}),
+        notes=notes,
+    )
+
+
+def _save_stages(this: Run, unit: UnlearnUnit, result: UnlearnResult) -> list[Stage]:
+    """Saves the models that a method made, and lists them, the last one last."""
+    folder = this.workdir / "models"
+    stages = list(result.stages)
+    if result.fit is not None:
+        for stage in stages:
+            path = folder / f"{unit.name}_{stage.name}"
+            checkpoint.save_model(path, stage.model, stage.variables)
+    checkpoint.save_model(folder / unit.name, result.model, result.variables)
+    if result.fit is not None or not stages:
+        last = "fine_tuned" if result.fit is not None else unit.method
+        stages.append(Stage(last, result.model, result.variables))
+    return stages
+
+
+def _cut_row(cut: dict[str, Any]) -> CutRow:
+    return CutRow(
+        cut["class"],
+        cut["scores"],
+        cut["channels"],
+        cut["cut"],
+        [LayerRow(**row) for row in cut["plan"]],
+    )
+
+
+def cut_outcome(this: Run) -> UnlearnedOutcome | None:
+    """The first method that cut channels, if any."""
+    for unit in unlearn_units(this.config):
+        outcome = outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome)
+        if outcome.cuts and outcome.cuts[0].scores:
+            return outcome
+    return None
+
+
+def feature_maps(this: Run, name: str) -> FeatureMapsRow:
+    """Figure 2: what the most and the least telling channel see on real images."""
+    model, variables = models.load_saved(this, "raw", "pretrain")
+    outcome = cut_outcome(this)
+    assert outcome is not None
+    scores = outcome.cuts[0].scores
+    chosen = telling_feature_maps(
+        model,
+        variables,
+        this.federation.test,
+        # From input to output, an order that a file does not keep.
+        {layer: scores[layer] for layer in zoo.layer_names(model)},
+        target=this.classes[0],
+        prepare=this.federation.prepare,
+    )
+    if this.runtime.is_main:
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **chosen.arrays)
+        write_whole(this.workdir / f"{name}.npz", buffer.getvalue())
+    return FeatureMapsRow(chosen.layer, chosen.most, chosen.least)
+
+
+def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
+    """One epsilon of the curve: the cut from noised statistics, and what it does."""
+    config = this.config
+    model, variables = models.load_saved(this, "raw", "pretrain")
+    watch = _Stopwatch(this, name)
+    cut = private_cut(
+        model,
+        variables,
+        this.federation.data,
+        this.classes,
+        key=key_for(this, "unlearn/class_pruning"),
+        epsilon=epsilon,
+        **assembly.privacy_curve_options(
+            config, this.federation, this.runtime, this.classes
+        ),
+    )
+    after = measure(this, name, Stage("pruned", cut.model, cut.variables))
+    tuned = None
+    if config.privacy.curve_fine_tune:
+        left = drop_classes(this.federation.data, this.classes)
+        budget = make_budget(config, "fine_tune", target_accuracy(this))
+        tune = _fine_tune(this, name, budget, 0, watch)
+        fit = tune(cut.model, cut.variables, left, None)
+        tuned = measure(this, name, Stage("tuned", cut.model, fit.state.variables))
+    return PrivacyPoint(
+        epsilon,
+        after.u_accuracy,
+        after.r_accuracy,
+        cut.overlap,
+        cut.statement["sigma_total"],
+        cut.statement["sigma_count"],
+        tuned.u_accuracy if tuned else None,
+        tuned.r_accuracy if tuned else None,
+    )
+
+
+def audit(this: Run, name: str) -> AuditOutcome:
+    """Audit every saved model of this run against the retrained ones."""
+    config = this.config
+    prepare = this.federation.prepare
+    data = auditing.AuditData(
+        this.federation.train, this.federation.test, lambda x: prepare(None, x)
+    )
+    units = [
+        unit
+        for unit in unlearn_units(config)
+        if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
+    ]
+    is_reference = {u.name: budget_name(u.method) == "training" for u in units}
+    steps: list[str] = []
+
+    def on_step(text: str) -> None:
+        steps.append(text)
+        this.progress.note(f"audit: {text}")
+        if stopping(this):
+            raise StopRequested
+
+    with this.progress.phase(name, 0):
+        report = auditing.audit(
+            models.candidates(
+                this, [u.name for u in units if not is_reference[u.name] and not u.seed]
+            ),
+            models.references(this, [u.name for u in units if is_reference[u.name]]),
+            models.load_saved(this, "raw", "pretrain"),
+            data,
+            this.classes,
+            key_for(this, "audit"),
+            on_step=on_step,
+            **assembly.audit_options(config),
+        )
+    if this.runtime.is_main:
+        write_whole(this.workdir / "audit.json", report.to_json())
+    return AuditOutcome(len(steps))
