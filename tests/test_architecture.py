@@ -1,7 +1,10 @@
 """The rules of the house, read off the source: who imports whom, what is absent."""
 
 import ast
+import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -22,9 +25,9 @@ FORBIDDEN = {("models", "data"), ("data", "kernels"), ("surgery", "data")}
 # Files, clocks and consoles: for the run.
 GUARDED = {"run", "report", "main"}
 # Beside the rooms; these know nothing of the run.
-FOUNDATIONS = {"config", "config_keys", "errors", "export", "typed_json"}
+FOUNDATIONS = {"config", "errors", "export", "files", "typed_json"}
 # What a room may use although it is no room.
-NEUTRAL = {"errors", "typed_json"}
+NEUTRAL = {"errors", "files", "typed_json"}
 
 
 def modules():
@@ -127,3 +130,56 @@ def test_there_is_no_room_for_odds_and_ends():
     odds = {"utils", "util", "helpers", "common", "misc"}
     assert not odds & {path.stem for path in modules()}
     assert not odds & {path.parent.name for path in modules()}
+
+
+def test_public_names_are_those_of_the_stub_and_load():
+    import fuprune
+
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    imported = {
+        alias.asname
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    given = {
+        ast.unparse(node.targets[0])
+        for node in stub.body
+        if isinstance(node, ast.Assign)
+    }
+    seen = {name for name in imported if not name.startswith("_")} | given
+    assert seen | {"__version__"} == set(fuprune.__all__)
+    assert {"load_dataset", "audit_models", "compact", "METHODS"} <= seen
+    for name in fuprune.__all__:
+        assert getattr(fuprune, name) is not None
+    assert not hasattr(fuprune, "_load") and not hasattr(fuprune, "nothing_like_it")
+
+
+def test_import_of_the_package_does_not_wait_for_jax():
+    source = "import sys, fuprune; dir(fuprune); assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", source], check=True, cwd=PACKAGE.parent)
+
+
+@pytest.mark.slow
+def test_type_checker_knows_every_public_name_and_no_other(tmp_path):
+    import fuprune
+
+    assert (PACKAGE / "py.typed").is_file()
+    lines = [f"fuprune.{name}" for name in fuprune.__all__]
+    probe = tmp_path / "probe.py"
+    probe.write_text("\n".join(["import fuprune", *lines, "fuprune.compackt"]))
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--outputjson", str(probe)],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    wrong = [row["message"] for row in found if row["severity"] == "error"]
+    assert len(wrong) == 1 and "compackt" in wrong[0], wrong
+
+
+def test_few_modules_lie_loose_and_none_is_too_long():
+    loose = {path.stem for path in PACKAGE.glob("*.py")}
+    assert len(loose) <= 7, loose
+    assert len((PACKAGE / "main.py").read_text().splitlines()) <= 130

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fuprune import config as config_lib
 from fuprune.config import ConfigError
-from fuprune.config_keys import KEYS, SECTIONS
+from fuprune.config.keys import KEYS, SECTIONS
 
 
 def changed(**values):

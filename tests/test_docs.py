@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 
 import pytest
 
@@ -60,3 +61,58 @@ def test_the_pages_a_newcomer_reads_are_there(repository, name):
     text = (repository / name).read_text()
     assert len(text) > 300
     assert "/work/" not in text and "/root/" not in text and "/tmp/" not in text
+
+
+def own_data_section(repository):
+    """The programs and the commands of the guide's section on own data."""
+    text = (repository / "docs" / "guide.md").read_text()
+    section = text.split("## Your own data")[1].split("\n## ")[0]
+    programs = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    commands = [shlex.split(block.replace("\\\n", " ")) for block in blocks]
+    assert len(programs) == 1 and len(commands) == 2
+    return programs, commands
+
+
+def test_the_guides_own_data_is_made_read_and_dealt(repository, tmp_path, monkeypatch):
+    from fuprune import main
+    from fuprune.run import assembly, machine
+
+    monkeypatch.chdir(tmp_path)
+    programs, commands = own_data_section(repository)
+    for program in programs:
+        exec(program, {})
+    runtime = machine.Runtime(None, "map", "xla", 0, 1)
+    for command in commands:
+        assert command[:3] == ["python", "-m", "fuprune.main"]
+        config = main.parse(["fuprune", *command[3:]]).config
+        federation = assembly.make_federation(config, runtime)
+        assert federation.class_names == ("cat", "dog", "hamster")
+        natural = config.partition.kind == "natural"
+        assert federation.data.num_clients == (
+            20 if natural else config.partition.clients
+        )
+        assert len(federation.train.labels) + len(federation.validation.labels) == 480
+
+
+@pytest.mark.slow
+def test_the_guides_own_data_is_learned_and_forgotten(
+    repository, tmp_path, monkeypatch
+):
+    from fuprune import main
+
+    monkeypatch.chdir(tmp_path)
+    programs, commands = own_data_section(repository)
+    for program in programs:
+        exec(program, {})
+    short = [
+        "--config.model.name=resnet8",
+        "--config.train.rounds=2",
+        "--config.fine_tune.rounds=1",
+        "--config.audit.seeds=1",
+        "--config.phases=pretrain,unlearn,report",
+        "--config.unlearn.methods=class_pruning",
+    ]
+    assert main.main(["fuprune", *commands[0][3:], *short]) == 0
+    report = (tmp_path / "runs" / "pets" / "report" / "index.html").read_text()
+    assert "hamster" in report

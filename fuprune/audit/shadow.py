@@ -31,6 +31,7 @@ from fuprune.federated.cohort import (
     on_mesh,
     resolve_backend,
 )
+from fuprune.models.layers import loops_are_fast
 
 # Sorted probabilities kept as features: what is below the third says little.
 TOP = 3
@@ -113,7 +114,7 @@ def train_models_in_parallel(
     # The mesh is this process's own, so several processes do not rule out a host loop.
     backend, _ = resolve_backend(
         backend,
-        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+        loops_are_fast=loops_are_fast(model),
         device_count=jax.local_device_count(),
         process_count=1,
     )

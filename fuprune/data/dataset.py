@@ -1,5 +1,6 @@
-"""What every source of data agrees on: what a dataset is and how one fails to come."""
+"""What every source of data agrees on: what a dataset is and which errors there are."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +15,17 @@ class Dataset(NamedTuple):
     labels: np.ndarray  # [N] int32
 
 
+class LabelledSet(NamedTuple):
+    """A whole set that somebody brought: both splits and what belongs to them."""
+
+    train: Dataset
+    test: Dataset
+    class_names: tuple[str, ...]
+    columns: Mapping[str, np.ndarray]  # name -> [N] of train, such as client ids
+
+
 class DataUnavailableError(FupruneError):
-    """Data cannot be had: one message with the places looked in and the ways out."""
+    """Data is missing or unusable: what was looked for, and the way out."""
 
 
 class DamagedDataError(DataUnavailableError):
@@ -52,15 +62,28 @@ def check(dataset: Dataset, num_classes: int | None, origin: object) -> Dataset:
     return dataset
 
 
-def hold_out(dataset: Dataset, split: str) -> Dataset:
-    """The train or test split of a set that has none: every fifth of each class tests.
+def choose_test_fifth(labels: np.ndarray) -> np.ndarray:
+    """Which examples test when a set has no test split: every fifth of each class.
+
+    Args:
+      labels: [N] integers.
+
+    Returns:
+      [N] bool. A class of fewer than five examples has none in the test split.
+    """
+    in_test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        in_test[np.flatnonzero(labels == label)[4::5]] = True
+    return in_test
+
+
+def split_by_class(dataset: Dataset, split: str) -> Dataset:
+    """The train or test split of a set that has none, in the original order.
 
     Args:
       dataset: N examples.
-      split: "train" (four fifths) or "test" (one fifth), in the original order.
+      split: "train" (four fifths of each class) or "test" (one fifth).
     """
-    in_test = np.zeros(len(dataset.labels), bool)
-    for label in np.unique(dataset.labels):
-        in_test[np.flatnonzero(dataset.labels == label)[4::5]] = True
+    in_test = choose_test_fifth(dataset.labels)
     chosen = in_test if split == "test" else ~in_test
     return Dataset(dataset.images[chosen], dataset.labels[chosen])

@@ -6,7 +6,7 @@ set has no test split of its own; every fifth image of each class is one here.
 
 import numpy as np
 
-from fuprune.data.dataset import Dataset, hold_out
+from fuprune.data.dataset import Dataset, split_by_class
 
 
 def load_digits(split: str) -> Dataset:
@@ -17,4 +17,4 @@ def load_digits(split: str) -> Dataset:
     # Ink runs from 0 to 16 in the original.
     images = np.rint(np.asarray(flat) * (255 / 16)).astype(np.uint8)
     dataset = Dataset(images.reshape(-1, 8, 8, 1), np.asarray(labels, np.int32))
-    return hold_out(dataset, split)
+    return split_by_class(dataset, split)

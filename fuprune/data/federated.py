@@ -7,6 +7,7 @@ are no other weights.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -79,6 +80,20 @@ def federate(
         rows=place(rows),
         lengths=place(lengths),
     )
+
+
+def federation_bytes(
+    shape: Sequence[int], parts: Sequence[np.ndarray]
+) -> tuple[int, int]:
+    """Bytes that `federate` puts on a device: the images, and everything else.
+
+    Args:
+      shape: [N, H, W, C] of the images.
+      parts: For each of K clients the indices of its examples.
+    """
+    longest = max(1, max(map(len, parts), default=0))
+    # Four bytes for each label, each entry of a row and each length.
+    return math.prod(shape), 4 * (shape[0] + len(parts) * (longest + 1))
 
 
 def rows_of(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fuprune.data.dataset import DamagedDataError, Dataset, check
-from fuprune.data.places import Places
+from fuprune.data.directories import Directories
 
 # What others call the folder: TFDS, Debian, torchvision.
 _FOLDERS = {
@@ -31,21 +31,21 @@ class Pair(NamedTuple):
     labels: pathlib.Path
 
 
-def directories(name: str, places: Places) -> list[pathlib.Path]:
+def directories(name: str, where: Directories) -> list[pathlib.Path]:
     """Where the IDX files of a set may lie, the preferred place first."""
-    data_dir, manual = places.data_dir, places.data_dir / "downloads" / "manual"
+    data_dir, manual = where.data_dir, where.data_dir / "downloads" / "manual"
     found = [base / leaf for base in (data_dir, manual) for leaf in _FOLDERS[name]]
     # The files of MNIST and Fashion-MNIST have the same names: without a folder that
     # tells them apart they are taken only from a directory given for this very set.
-    if places.given:
+    if where.given:
         found.append(data_dir)
     return [*found, _DEBIAN / name.replace("_", "-")]
 
 
-def find(name: str, split: str, places: Places) -> Pair | None:
+def find(name: str, split: str, where: Directories) -> Pair | None:
     """The pair of files of a split, or None; half a pair is an error."""
     prefix = _PREFIXES[split]
-    for directory in directories(name, places):
+    for directory in directories(name, where):
         images = _first(directory, f"{prefix}-images", "idx3-ubyte")
         labels = _first(directory, f"{prefix}-labels", "idx1-ubyte")
         if images and labels:

@@ -1,12 +1,15 @@
-"""How examples are dealt to clients: the paper's bias q, Dirichlet and IID.
+"""How examples are dealt to clients: drawn from a seed, or as the data says.
 
 The bias partition is the one of the paper's experiments (section 6, after Fang et
-al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", 2020).
-Every partition is a disjoint cover of the examples and a pure function of its seed.
-A client may receive nothing.
+al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", 2020);
+Dirichlet, IID and pathological ones are drawn, too. Natural partitions follow a column
+of the data, and any other can be read from a file. Every partition is disjoint, and
+all but one from a file cover the examples. A client may receive nothing.
 """
 
 import operator
+import os
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -138,6 +141,134 @@ def iid_partition(
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     owner[shuffled] = np.arange(len(labels)) % num_clients
     return _split(owner, num_clients)
+
+
+def pathological_partition(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    num_classes: int,
+    classes_per_client: int,
+    seed: int,
+) -> list[np.ndarray]:
+    """Gives every client examples of k classes only, and each class to equally many.
+
+    The split of McMahan et al. ("Communication-Efficient Learning of Deep Networks
+    from Decentralized Data", 2017) deals k shards of the examples sorted by class,
+    where a shard may hold the end of one class and the start of the next. Here a
+    client has k different classes and no others. The clients of a class share its
+    examples equally, to within one.
+
+    Args:
+      labels: [N] integers in [0, num_classes).
+      num_clients: K; K * k must be at least num_classes, so that all are dealt.
+      num_classes: U, how many classes there are.
+      classes_per_client: k, from 1 to U.
+      seed: Of the choice of classes and of examples.
+
+    Returns:
+      K int32 arrays of example indices, each ascending.
+    """
+    num_clients = _at_least_one("num_clients", num_clients)
+    share = _at_least_one("classes_per_client", classes_per_client)
+    labels = _checked_labels(labels, num_classes)
+    if share > num_classes:
+        raise InputError(
+            f"classes_per_client is {share}, but there are {num_classes} classes: give "
+            f"a number from 1 to {num_classes}."
+        )
+    if num_clients * share < num_classes:
+        raise InputError(
+            f"{num_clients} clients with {share} classes each leave some of "
+            f"{num_classes} classes to nobody: give more clients or more classes per "
+            "client."
+        )
+    rng = np.random.default_rng(seed)
+    # Clients take k classes after each other from one permutation of the classes
+    # after another. One who is in the middle when a permutation ends takes first
+    # what it does not have yet.
+    laps: list[np.ndarray] = []
+    for start in range(0, num_clients * share, num_classes):
+        lap = rng.permutation(num_classes)
+        begun = start % share
+        if begun:
+            had = np.isin(lap, laps[-1][-begun:])
+            lap = np.concatenate([lap[~had], lap[had]])
+        laps.append(lap)
+    slots = np.concatenate(laps)[: num_clients * share]
+    client = np.arange(len(slots)) // share
+    owner = np.zeros(len(labels), np.int64)
+    for label in range(num_classes):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        holders = client[slots == label]
+        owner[members] = holders[np.arange(len(members)) % len(holders)]
+    return _split(owner, num_clients)
+
+
+def natural_partition(clients: np.ndarray) -> list[np.ndarray]:
+    """Gives every client the examples that are its own, as FEMNIST's writers.
+
+    Args:
+      clients: [N] strings or integers: whose each example is.
+
+    Returns:
+      K int32 arrays of ascending example indices, in the order of the sorted ids.
+    """
+    clients = np.asarray(clients)
+    if clients.ndim != 1 or clients.dtype.kind not in "iuUS" or not clients.size:
+        raise InputError(
+            f"Client ids are {clients.dtype} of shape {clients.shape}, but strings or "
+            "integers of shape [N] are needed, one per example."
+        )
+    ids, owner = np.unique(clients, return_inverse=True)
+    return _split(owner, len(ids))
+
+
+def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarray]:
+    """Reads who holds which examples: one line per client.
+
+    Args:
+      path: A text file. A line holds a client's example numbers from 0 on, with
+        spaces or commas between them; an empty line is a client without examples;
+        lines that begin with # are skipped.
+      num_examples: N.
+
+    Returns:
+      K int32 arrays of example indices, each ascending. No example is listed twice;
+      some may be held by nobody.
+    """
+    try:
+        lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        text = str(error).splitlines()[0]
+        raise InputError(f"The partition {path} cannot be read ({text}).") from error
+    parts = []
+    holder = np.zeros(num_examples, np.int64)  # the line that listed it; 0 is none
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#"):
+            continue
+        words = line.replace(",", " ").split()
+        wrong = [word for word in words if not word.isdecimal() or len(word) > 18]
+        outside = [] if wrong else [word for word in words if int(word) >= num_examples]
+        if wrong or outside:
+            raise InputError(
+                f"{path}, line {number}: {(wrong + outside)[0]!r} is not the number of "
+                f"a training image: they run from 0 to {num_examples - 1}."
+            )
+        part = np.sort(np.array(words, np.int64)).astype(np.int32)
+        repeated = part[1:][np.diff(part) == 0]
+        taken = part[holder[part] > 0]
+        if repeated.size or taken.size:
+            image = int((*repeated, *taken)[0])
+            raise InputError(
+                f"{path}, line {number}: image {image} is listed twice, first in line "
+                f"{holder[image] or number}."
+            )
+        holder[part] = number
+        parts.append(part)
+    if not holder.any():
+        raise InputError(f"The partition {path} gives no image to any client.")
+    return parts
 
 
 def hold_out(

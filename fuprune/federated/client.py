@@ -3,6 +3,8 @@
 `local_sgd` is FedAvg's client (E local epochs of mini-batch SGD), `local_gradient` is
 FedSGD's (one gradient at the server's parameters), `local_statistics` recomputes
 BatchNorm statistics. Padding never enters a loss, a gradient or a statistic.
+
+Networks are called as `fuprune.models.adapt` says.
 """
 
 from collections.abc import Callable
@@ -13,10 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.federated.cohort import Client, ClientProgram, Shared
-from fuprune.models.layers import BATCH_NORM_MOMENTUM, at_least_float32
+from fuprune.federated.objective import Objective, classification
 from fuprune.models.wide import apply_together, clients_together
 
-Preprocess = Callable[[jax.Array, jax.Array], jax.Array]
+Preprocess = Callable[[Any, jax.Array], jax.Array]  # (key, uint8) -> float
 
 
 class TrainContext(NamedTuple):
@@ -25,7 +27,8 @@ class TrainContext(NamedTuple):
     variables: Any  # the server's {"params", "batch_stats", ...}
     key: jax.Array  # the round's key; a client folds its own id in
     scale: jax.Array  # [] factor on the client's learning rate in this round
-    client_stats: Any  # None, or batch_stats with a leading axis [K] (bn="local")
+    client_stats: Any  # None, or each client's own batch_stats, leaves [K, ...]
+    objective: Any = ()  # the arrays of the objective, e.g. a teacher's variables
 
 
 class ClientUpdate(NamedTuple):
@@ -45,14 +48,7 @@ class Batch(NamedTuple):
     images: jax.Array  # [B, H, W, C], preprocessed
     labels: jax.Array  # [B]
     mask: jax.Array  # [B] float32, 1 where real
-
-
-def cross_entropy(logits, labels, mask, label_smoothing: float = 0.0):
-    """Sum over real examples of the cross-entropy; logits [B, U] -> []."""
-    targets = jax.nn.one_hot(labels, logits.shape[-1])
-    targets = optax.smooth_labels(targets, label_smoothing)
-    losses = optax.softmax_cross_entropy(at_least_float32(logits), targets)
-    return jnp.sum(losses * mask)
+    key: Any = None  # for dropout; None for networks without randomness
 
 
 def shuffled_positions(key, length, size: int):
@@ -65,42 +61,58 @@ def shuffled_positions(key, length, size: int):
 def gather_batch(
     shared: Shared, client: Client, positions, preprocess: Preprocess, key
 ) -> Batch:
-    """The batch at `positions` [B] of the client's row; past its length, padding."""
+    """The batch at `positions` [B] of the client's row; past its length, padding.
+
+    Padding goes round the row again, from its first image: a network whose BatchNorm
+    takes no mask then normalises by full batches of this client's images. The loss
+    takes no account of padding in any case.
+    """
     mask = positions < client.length
-    rows = client.row[jnp.minimum(positions, client.row.shape[0] - 1)]
-    rows = jnp.where(mask, rows, 0)
-    images = preprocess(key, shared.images[rows])
-    return Batch(images, shared.labels[rows], mask.astype(jnp.float32))
+    rows = client.row[positions % jnp.maximum(client.length, 1)]
+    # The preprocessing splits or folds the key as it likes, with small numbers.
+    dropout_key = None if key is None else jax.random.fold_in(key, 2**31 - 1)
+    return Batch(
+        preprocess(key, shared.images[rows]),
+        shared.labels[rows],
+        mask.astype(jnp.float32),
+        dropout_key,
+    )
 
 
-def make_loss(model, *, label_smoothing: float = 0.0):
-    """`loss(params, state, batch) -> (mean loss, (loss_sum, correct, new state))`."""
+def make_loss(model, objective: Objective | None = None):
+    """Training loss of one client's batch.
 
-    def loss(params, state, batch):
+    `loss(params, state, batch, context=()) -> (mean loss, (loss_sum, correct, state))`,
+    `context` being the objective's arrays.
+    """
+    objective = objective or classification()
+
+    def loss(params, state, batch, context=()):
         logits, updated = model.apply(
             {"params": params, **state},
             batch.images,
             train=True,
             mask=batch.mask,
             mutable=["batch_stats"],
+            rngs=None if batch.key is None else {"dropout": batch.key},
         )
-        mean, total, correct = _score(logits, batch, label_smoothing)
+        mean, total, correct = _score(objective, context, logits, batch)
         return mean, (total, correct, {**state, **updated})
 
     return loss
 
 
-def make_loss_together(model, *, label_smoothing: float = 0.0):
-    """`make_loss` for N clients on merged channels: every argument has an axis [N].
+def make_loss_together(model, objective: Objective):
+    """`make_loss` for N clients on merged channels: all but `context` has an axis [N].
 
     The mean losses are summed, which keeps the clients' gradients apart.
     """
 
-    def loss(params, state, batch):
+    def loss(params, state, batch, context):
         logits, stats = apply_together(
             model, {"params": params, **state}, batch.images, batch.mask
         )
-        mean, total, correct = jax.vmap(lambda x, b: _score(x, b, label_smoothing))(
+        mean, total, correct = jax.vmap(lambda x, b: _score(objective, context, x, b))(
             logits, batch
         )
         return jnp.sum(mean), (total, correct, {**state, "batch_stats": stats})
@@ -108,9 +120,11 @@ def make_loss_together(model, *, label_smoothing: float = 0.0):
     return loss
 
 
-def _score(logits, batch, label_smoothing):
+def _score(objective: Objective, context, logits, batch):
     """Mean and summed loss and hits of one batch."""
-    total = cross_entropy(logits, batch.labels, batch.mask, label_smoothing)
+    losses = objective.losses(context, logits, batch)
+    # Selected, not multiplied: a loss of padding may be anything.
+    total = jnp.sum(jnp.where(batch.mask > 0, losses, 0.0))
     correct = jnp.sum((jnp.argmax(logits, -1) == batch.labels) * batch.mask)
     return total / jnp.maximum(jnp.sum(batch.mask), 1.0), total, correct
 
@@ -128,7 +142,7 @@ def local_sgd(
     batch_size: int,
     max_length: int,
     preprocess: Preprocess,
-    label_smoothing: float = 0.0,
+    objective: Objective,
 ) -> ClientProgram:
     """FedAvg's client: `local_epochs` shuffled passes of mini-batch SGD.
 
@@ -137,7 +151,7 @@ def local_sgd(
     """
     padded = -(-max_length // batch_size) * batch_size
     grad, grad_together = (
-        jax.value_and_grad(make(model, label_smoothing=label_smoothing), has_aux=True)
+        jax.value_and_grad(make(model, objective), has_aux=True)
         for make in (make_loss, make_loss_together)
     )
 
@@ -156,9 +170,11 @@ def local_sgd(
 
     def batch_at(shared, client, orders, i):
         epoch, j = i // batches(client), i % batches(client)
-        positions = jax.lax.dynamic_slice(
-            orders, (epoch, j * batch_size), (1, batch_size)
-        )[0]
+        places = j * batch_size + jnp.arange(batch_size)
+        # A last batch is filled up from the start of the same shuffled order; adding
+        # the length marks those as padding.
+        length = jnp.maximum(client.length, 1)
+        positions = orders[epoch, places % length] + length * (places >= length)
         key = jax.random.fold_in(shared.context.key, client.client_id)
         key = jax.random.fold_in(key, local_epochs + 1 + i)
         return gather_batch(shared, client, positions, preprocess, key)
@@ -175,13 +191,15 @@ def local_sgd(
     def step(shared, client, carry, i):
         params, state, _, orders, _ = carry
         batch = batch_at(shared, client, orders, i)
-        (_, losses), grads = grad(params, state, batch)
+        (_, losses), grads = grad(params, state, batch, shared.context.objective)
         return advance(shared, carry, batch, grads, losses)
 
     def step_together(shared, clients, carry, i):
         params, state, _, orders, _ = carry
         batch = jax.vmap(batch_at, (None, 0, 0, None))(shared, clients, orders, i)
-        (_, losses), grads = grad_together(params, state, batch)
+        (_, losses), grads = grad_together(
+            params, state, batch, shared.context.objective
+        )
         return jax.vmap(advance, (None, 0, 0, 0, 0))(
             shared, carry, batch, grads, losses
         )
@@ -211,7 +229,7 @@ def local_gradient(
     microbatch: int,
     max_length: int,
     preprocess: Preprocess,
-    label_smoothing: float = 0.0,
+    objective: Objective,
 ) -> ClientProgram:
     """FedSGD's client: the gradient of its mean loss at the server's parameters.
 
@@ -222,10 +240,10 @@ def local_gradient(
     take = max_length if batch_size is None else min(batch_size, max_length)
     piece = min(microbatch, take)
     padded = -(-max_length // piece) * piece + piece
-    loss_fn = make_loss(model, label_smoothing=label_smoothing)
+    loss_fn = make_loss(model, objective)
 
-    def summed_loss(params, state, batch):
-        mean, aux = loss_fn(params, state, batch)
+    def summed_loss(params, state, batch, context):
+        mean, aux = loss_fn(params, state, batch, context)
         return mean * jnp.sum(batch.mask), aux
 
     grad = jax.value_and_grad(summed_loss, has_aux=True)
@@ -248,10 +266,11 @@ def local_gradient(
         return zeros, stats, order, (zero, zero, zero)
 
     def piece_of(shared, client, order, i):
-        positions = jax.lax.dynamic_slice(order, (i * piece,), (piece,))
-        # Positions past the examples drawn for this round are padding.
-        drawn = i * piece + jnp.arange(piece) < used(client)
-        positions = jnp.where(drawn, positions, padded)
+        places = i * piece + jnp.arange(piece)
+        # Places past the examples drawn for this round are padding, which goes round
+        # the examples drawn again.
+        drawn = jnp.maximum(used(client), 1)
+        positions = order[places % drawn] + client.length * (places >= drawn)
         key = jax.random.fold_in(shared.context.key, client.client_id)
         key = jax.random.fold_in(key, 1 + i)
         return gather_batch(shared, client, positions, preprocess, key)
@@ -260,7 +279,9 @@ def local_gradient(
         grads, stats, order, (loss_sum, correct, seen) = carry
         params, state = split_params(_with_local_stats(shared.context, client))
         batch = piece_of(shared, client, order, i)
-        (_, (loss, hits, state)), g = grad(params, state, batch)
+        (_, (loss, hits, state)), g = grad(
+            params, state, batch, shared.context.objective
+        )
         weight = jnp.sum(batch.mask)
         stats = jax.tree.map(
             lambda a, b: a + weight * b, stats, state.get("batch_stats", {})
@@ -282,14 +303,13 @@ def local_gradient(
 
 
 def local_statistics(
-    model, *, batch_size: int, max_length: int, preprocess: Preprocess
+    model, *, batch_size: int, preprocess: Preprocess
 ) -> ClientProgram:
     """BatchNorm moments of the client's data under the server's parameters.
 
     `finish` gives `(moments, ())`, moments = (sum of means, sum of second moments,
     examples), each weighted by examples, so that a cohort's sum is the pooled moment.
     """
-    padded = -(-max_length // batch_size) * batch_size
 
     def init(shared, client):
         del client
@@ -300,7 +320,6 @@ def local_statistics(
     def step(shared, client, carry, i):
         total, seen = carry
         positions = i * batch_size + jnp.arange(batch_size)
-        positions = jnp.where(positions < client.length, positions, padded)
         batch = gather_batch(shared, client, positions, preprocess, shared.context.key)
         moments = batch_moments(model, shared.context.variables, batch)
         weight = jnp.sum(batch.mask)
@@ -321,17 +340,28 @@ def batch_moments(model, variables, batch: Batch):
     """First and second moments of every normalised layer on one batch.
 
     A batch_stats-shaped tree with E[x] under `mean` and E[x^2] under `var`: from
-    all-zero running statistics an update leaves (1 - momentum) times the batch's.
+    all-zero running statistics an update leaves (1 - momentum) times the batch's,
+    whatever the momentum of the network.
     """
     zeros = jax.tree.map(jnp.zeros_like, variables["batch_stats"])
-    _, new = model.apply(
-        {**variables, "batch_stats": zeros},
-        batch.images,
-        train=True,
-        mask=batch.mask,
-        mutable=["batch_stats"],
+
+    def after(running):
+        _, new = model.apply(
+            {**variables, "batch_stats": running},
+            batch.images,
+            train=True,
+            mask=batch.mask,
+            mutable=["batch_stats"],
+            rngs=None if batch.key is None else {"dropout": batch.key},
+        )
+        return new["batch_stats"]
+
+    # What is kept of the old statistics, the momentum, is the derivative by them; in a
+    # batch of nothing but padding it is 1.
+    found, kept = jax.jvp(after, (zeros,), (jax.tree.map(jnp.ones_like, zeros),))
+    exact = jax.tree.map(
+        lambda x, m: jnp.where(m < 1, x / jnp.where(m < 1, 1 - m, 1), 0), found, kept
     )
-    exact = jax.tree.map(lambda x: x / (1.0 - BATCH_NORM_MOMENTUM), new["batch_stats"])
 
     def second(tree):
         if isinstance(tree, dict) and set(tree) == {"mean", "var"}:

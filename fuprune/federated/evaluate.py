@@ -15,7 +15,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.cohort import AXIS, keep_compiled, on_mesh
+from fuprune.models.adapt import adapt
 
 
 class Evaluation(NamedTuple):
@@ -61,11 +63,11 @@ def make_evaluator(
     """`evaluate(variables) -> Evaluation` for one model and one split.
 
     Args:
-      model: a Flax module.
+      model: any network that `models.adapt.adapt` takes.
       dataset: `Dataset` with images [N, H, W, C] uint8 and labels [N].
       num_classes: U.
       preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      batch_size: images a forward pass.
+      batch_size: images per forward pass.
       mesh: when given, every batch is spread over its `clients` axis.
     """
     size = len(dataset.labels)
@@ -88,7 +90,7 @@ def make_evaluator(
         _place(labels[i : i + batch_size].astype(np.int32), sharding)
         for i in range(0, len(labels), batch_size)
     ]
-    batch_result = _make_count(model, num_classes, preprocess, mesh)
+    batch_result = _make_count(adapt(model), num_classes, preprocess, mesh)
 
     def evaluate(variables) -> Evaluation:
         if mesh is not None:
@@ -110,6 +112,12 @@ def _make_count(model, num_classes, preprocess, mesh):
 
     def count(variables, images, labels):
         logits = model.apply(variables, preprocess(None, images), train=False)
+        if logits.shape != (*labels.shape, num_classes):
+            raise InputError(
+                f"the network's logits are {logits.shape}, but {labels.size} images of "
+                f"{num_classes} classes need {(*labels.shape, num_classes)}; make it "
+                "with that many outputs."
+            )
         logits = logits.astype(jnp.float32)
         real = labels < num_classes
         picked = jax.nn.log_softmax(logits)

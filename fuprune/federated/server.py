@@ -2,12 +2,13 @@
 
 `fed_avg` and `fed_sgd` return a `FedAlgorithm(init, round)` pair of pure functions.
 BatchNorm's running statistics are state, not parameters, and what happens to them is
-an explicit policy: `aggregate` (mean weighted by examples), `local` (each client keeps
-its own, the server holds the mean, weighted by examples, over those that have taken
-part) or `recalibrate` (recomputed under the new
-parameters on the cohort's data).
+an explicit policy: `aggregate` (mean weighted by examples), `recalibrate` (recomputed
+under the new parameters on the cohort's data) or `LocalBatchNorm` (each client keeps
+its own; the server holds the mean, weighted by examples, over those that have taken
+part).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,22 +20,17 @@ import optax
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated import aggregate
+from fuprune.federated.aggregate import PLAIN_MEAN, Aggregation
 from fuprune.federated.client import (
-    ClientUpdate,
     Preprocess,
     TrainContext,
-    gather_batch,
     local_gradient,
     local_sgd,
     local_statistics,
-    make_loss,
-    shuffled_positions,
     split_params,
     statistics_from_moments,
 )
 from fuprune.federated.cohort import (
-    Client,
-    ClientProgram,
     Shared,
     clients_of,
     for_each_client,
@@ -42,9 +38,19 @@ from fuprune.federated.cohort import (
     on_mesh,
     resolve_backend,
 )
+from fuprune.federated.objective import Objective, as_objective, classification
+from fuprune.federated.uploads import Total, Upload, fuse_gradients, receive_uploads
+from fuprune.models.adapt import adapt
+from fuprune.models.layers import loops_are_fast
 
 Variables = Any
-POLICIES = ("aggregate", "local", "recalibrate")
+POLICIES = ("aggregate", "recalibrate")
+
+
+class LocalBatchNorm(NamedTuple):
+    """The BatchNorm policy under which each client keeps its own statistics."""
+
+    num_clients: int  # K, all that there are
 
 
 class LocalStatistics(NamedTuple):
@@ -60,7 +66,7 @@ class ServerState(NamedTuple):
     variables: Variables  # {"params", "batch_stats"}
     opt_state: Any  # of the server optimiser
     round_number: jax.Array  # [] int32, rounds that changed the state
-    local: LocalStatistics | None = None  # with bn="local"
+    local: LocalStatistics | None = None  # under `LocalBatchNorm`
 
 
 class RoundInfo(NamedTuple):
@@ -70,8 +76,9 @@ class RoundInfo(NamedTuple):
     accuracy: jax.Array  # [] on the same examples, in training mode
     examples: jax.Array  # [] weight of the accepted clients
     participants: jax.Array  # [] int32, accepted clients that hold data
-    rejected: jax.Array  # [M] bool, turned away at the door
+    rejected: jax.Array  # [M] bool, turned away
     clients: jax.Array  # [M] int32, ids
+    weights: jax.Array  # [M] float32, each client's in the aggregation
     updates: Any = None  # [M, ...] when asked for
 
 
@@ -82,29 +89,6 @@ class FedAlgorithm(NamedTuple):
     round: Callable[..., tuple[ServerState, RoundInfo]]
 
 
-class _Each(NamedTuple):
-    """Per-client outcome, stacked over the cohort."""
-
-    weight: jax.Array
-    accepted: jax.Array
-    update: Any
-    batch_stats: Any
-
-
-class _Total(NamedTuple):
-    """What is summed over the cohort."""
-
-    update: Any
-    batch_stats: Any
-    weight: jax.Array
-    loss_sum: jax.Array
-    correct: jax.Array
-    seen: jax.Array
-
-
-Fault = Callable[[ClientUpdate, jax.Array, jax.Array], ClientUpdate]
-
-
 def fed_avg(
     model,
     *,
@@ -112,20 +96,13 @@ def fed_avg(
     local_epochs: int = 1,
     batch_size: int = 32,
     server_optimizer: optax.GradientTransformation | None = None,
-    backend: str = "auto",
-    bn: str = "aggregate",
-    num_clients: int | None = None,
-    mesh=None,
-    preprocess: Preprocess = to_float,
     schedule: Callable[[Any], Any] | None = None,
-    label_smoothing: float = 0.0,
-    rule: str = "mean",
-    clip_norm: float = 10.0,
-    trim: float = 0.2,
-    max_update_norm: float = float("inf"),
-    keep_updates: bool = False,
-    fault: Fault | None = None,
-    donate: bool = False,
+    objective: Objective | Callable | None = None,
+    preprocess: Preprocess = to_float,
+    aggregation: Aggregation = PLAIN_MEAN,
+    bn: str | LocalBatchNorm = "aggregate",
+    backend: str = "auto",
+    mesh=None,
 ) -> FedAlgorithm:
     """Federated averaging (McMahan et al. 2017).
 
@@ -134,60 +111,53 @@ def fed_avg(
     weighted by examples through `server_optimizer` (default: as it is).
 
     Args:
-      model: a Flax module with `apply(variables, images, train=, mask=)`.
+      model: any network that `models.adapt.adapt` takes.
       client_optimizer: any optax optimiser.
       local_epochs: E.
       batch_size: B of local SGD.
       server_optimizer: fed the negative mean change as gradient; `sgd(1.0)` is FedAvg.
-      backend: see `cohort.for_each_client`.
-      bn: `aggregate`, `local` or `recalibrate`.
-      num_clients: K, needed by `bn="local"`.
-      mesh: devices for `shard_map`.
-      preprocess: `(key, uint8 images) -> float images`.
       schedule: round number -> factor on the client's learning rate.
-      label_smoothing: of the training loss.
-      rule: `mean`, `clipped_mean` (norms to `clip_norm`), `median` (by coordinate) or
-        `trimmed_mean` (a `trim` share cut from either end).
-      clip_norm: see `rule`.
-      trim: see `rule`.
-      max_update_norm: larger or non-finite updates are rejected at the door.
-      keep_updates: put the stacked client updates into `RoundInfo`.
-      fault: simulated misbehaviour, `(update, client id, key) -> update`.
-      donate: let a round reuse the memory of the state it is given.
+      objective: what clients minimise: an `Objective` such as `classification(...)` or
+        `distillation(...)`, or a function `(logits, batch) -> losses [B]`; by default
+        the cross-entropy.
+      preprocess: `(key, uint8 images) -> float images`.
+      aggregation: the rule, and what is turned away.
+      bn: `"aggregate"`, `"recalibrate"` or `LocalBatchNorm(num_clients)`.
+      backend: how the cohort is iterated, one of `cohort.BACKENDS`.
+      mesh: devices for `shard_map`; all by default.
     """
+    network = adapt(model)
+    goal = as_objective(objective or classification())
+    server_optimizer = server_optimizer or optax.sgd(1.0)
 
     def make_program(max_length):
         return local_sgd(
-            model,
+            network,
             client_optimizer,
             local_epochs=local_epochs,
             batch_size=batch_size,
             max_length=max_length,
             preprocess=preprocess,
-            label_smoothing=label_smoothing,
+            objective=goal,
         )
 
-    if server_optimizer is None:
-        server_optimizer = optax.sgd(1.0)
+    def against(change, opt_state, params):
+        """The optimiser descends, so a change to follow is a negative gradient."""
+        gradient = jax.tree.map(jnp.negative, change)
+        return server_optimizer.update(gradient, opt_state, params)
+
     return _make_algorithm(
-        model,
+        network,
         make_program,
-        sign=-1.0,
-        server_optimizer=server_optimizer,
-        backend=backend,
-        bn=bn,
-        num_clients=num_clients,
-        mesh=mesh,
-        preprocess=preprocess,
+        server_optimizer=server_optimizer._replace(update=against),
+        objective=goal,
         schedule=schedule,
-        rule=rule,
-        clip_norm=clip_norm,
-        trim=trim,
-        max_update_norm=max_update_norm,
-        keep_updates=keep_updates,
-        fault=fault,
-        donate=donate,
         statistics_batch=batch_size,
+        preprocess=preprocess,
+        aggregation=aggregation,
+        bn=bn,
+        backend=_resolve(model, backend, mesh),
+        mesh=mesh,
     )
 
 
@@ -197,191 +167,203 @@ def fed_sgd(
     server_optimizer: optax.GradientTransformation,
     batch_size: int | None = None,
     microbatch: int = 128,
-    backend: str = "auto",
-    bn: str = "aggregate",
-    num_clients: int | None = None,
-    mesh=None,
+    objective: Objective | Callable | None = None,
     preprocess: Preprocess = to_float,
-    label_smoothing: float = 0.0,
-    rule: str = "mean",
-    clip_norm: float = 10.0,
-    trim: float = 0.2,
-    max_update_norm: float = float("inf"),
-    keep_updates: bool = False,
-    fault: Fault | None = None,
+    aggregation: Aggregation = PLAIN_MEAN,
+    bn: str | LocalBatchNorm = "aggregate",
+    backend: str = "auto",
+    mesh=None,
     fused: bool | None = None,
-    donate: bool = False,
 ) -> FedAlgorithm:
-    """FedSGD: one gradient a client a round, one server step on their weighted mean.
+    """FedSGD: one gradient per client and round, one server step on their mean.
 
     All clients differentiate at the same parameters, so a cohort can be one big batch
     with BatchNorm statistics taken client by client: that is `fused`, the default with
     the `vmap` backend when a client's images fit one `microbatch`. It never forms a
-    single client's gradient, so it is not used with a finite `max_update_norm`, and one
-    client's NaN voids the whole round.
+    single client's gradient, so it is not used where one is asked for (a finite
+    `max_update_norm`, for example), and one client's NaN voids the whole round.
 
     Args:
-      model: a Flax module with `apply(variables, images, train=, mask=)`.
+      model: any network that `models.adapt.adapt` takes.
       server_optimizer: fed the mean gradient; its schedule counts rounds.
-      batch_size: examples a client draws a round; None for all it has.
+      batch_size: examples a client draws in a round; None for all it has.
       microbatch: gradients are accumulated in pieces of this many examples.
-      backend: see `fed_avg`, as for all that follow.
-      bn: see `fed_avg`.
-      num_clients: see `fed_avg`.
-      mesh: see `fed_avg`.
-      preprocess: see `fed_avg`.
-      label_smoothing: see `fed_avg`.
-      rule: see `fed_avg`.
-      clip_norm: see `fed_avg`.
-      trim: see `fed_avg`.
-      max_update_norm: see `fed_avg`.
-      keep_updates: see `fed_avg`.
-      fault: see `fed_avg`.
-      fused: see above.
-      donate: see `fed_avg`.
+      objective: what clients minimise: an `Objective` such as `classification(...)` or
+        `distillation(...)`, or a function `(logits, batch) -> losses [B]`; by default
+        the cross-entropy.
+      preprocess: `(key, uint8 images) -> float images`.
+      aggregation: the rule, and what is turned away.
+      bn: `"aggregate"`, `"recalibrate"` or `LocalBatchNorm(num_clients)`.
+      backend: how the cohort is iterated, one of `cohort.BACKENDS`.
+      mesh: devices for `shard_map`; all by default.
+      fused: whether to take one gradient of the whole cohort; None decides.
     """
-    bounded = math.isfinite(max_update_norm)
-    plain = rule == "mean" and not keep_updates and fault is None and bn != "local"
-    plain = plain and not bounded
-    automatic = fused is None
-    if automatic:
-        fused = plain and resolve_backend(backend)[0] == "vmap"
-    if fused and not plain:
+    network = adapt(model)
+    goal = as_objective(objective or classification())
+    backend = _resolve(model, backend, mesh)
+    needs_each = _needs_each_gradient(aggregation, bn)
+    if fused and needs_each:
         raise InputError(
-            "fused=True needs rule='mean', bn other than 'local', and neither "
-            "keep_updates, fault nor max_update_norm, because it never forms one "
-            "client's gradient; pass fused=False"
+            f"fused=True never forms one client's gradient, but {needs_each} needs it; "
+            "pass fused=False."
         )
 
     def make_program(max_length):
-        return local_gradient(
-            model,
+        program = local_gradient(
+            network,
             batch_size=batch_size,
             microbatch=microbatch,
             max_length=max_length,
             preprocess=preprocess,
-            label_smoothing=label_smoothing,
+            objective=goal,
+        )
+        take = max_length if batch_size is None else min(batch_size, max_length)
+        worth_it = backend == "vmap" and not needs_each and take <= microbatch
+        if not (worth_it if fused is None else fused):
+            return program
+        return fuse_gradients(
+            program, network, take=take, preprocess=preprocess, objective=goal
         )
 
-    def make_fused(max_length, program):
-        take = max_length if batch_size is None else min(batch_size, max_length)
-        if automatic and take > microbatch:
-            return program
-        return _fuse(model, program, take, preprocess, label_smoothing)
-
     return _make_algorithm(
-        model,
+        network,
         make_program,
-        make_fused=make_fused if fused else None,
-        sign=1.0,
         server_optimizer=server_optimizer,
-        backend=backend,
-        bn=bn,
-        num_clients=num_clients,
-        mesh=mesh,
-        preprocess=preprocess,
+        objective=goal,
         schedule=None,
-        rule=rule,
-        clip_norm=clip_norm,
-        trim=trim,
-        max_update_norm=max_update_norm,
-        keep_updates=keep_updates,
-        fault=fault,
-        donate=donate,
         statistics_batch=microbatch,
+        preprocess=preprocess,
+        aggregation=aggregation,
+        bn=bn,
+        backend=backend,
+        mesh=mesh,
     )
+
+
+def _resolve(model, backend: str, mesh) -> str:
+    """The backend's own name, for this network and these devices."""
+    count = None if mesh is None else mesh.size
+    fast = loops_are_fast(model)
+    return resolve_backend(backend, loops_are_fast=fast, device_count=count)[0]
+
+
+def _needs_each_gradient(aggregation: Aggregation, bn) -> str:
+    """Which option looks at single clients; empty if none does."""
+    reasons = {
+        f"rule={aggregation.rule!r}": aggregation.rule != "mean",
+        f"max_update_norm={aggregation.max_update_norm}": math.isfinite(
+            aggregation.max_update_norm
+        ),
+        "keep_updates": aggregation.keep_updates,
+        "fault": aggregation.fault is not None,
+        "LocalBatchNorm": isinstance(bn, LocalBatchNorm),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _make_algorithm(
     model,
     make_program,
     *,
-    make_fused=None,
-    sign,
     server_optimizer,
-    backend,
-    bn,
-    num_clients,
-    mesh,
-    preprocess,
+    objective: Objective,
     schedule,
-    rule,
-    clip_norm,
-    trim,
-    max_update_norm,
-    keep_updates,
-    fault,
-    donate,
     statistics_batch,
+    preprocess,
+    aggregation: Aggregation,
+    bn,
+    backend,
+    mesh,
 ) -> FedAlgorithm:
-    aggregate.check_rule(rule, clip_norm=clip_norm)
-    if bn not in POLICIES:
-        raise InputError(f"bn {bn!r} is unknown; choose one of {', '.join(POLICIES)}")
-    if bn == "local" and num_clients is None:
-        raise InputError("bn='local' keeps statistics by client; pass num_clients")
-    loops_are_fast = getattr(model, "conv", "xla") == "onednn"
-    resolved, _ = resolve_backend(
-        backend,
-        loops_are_fast=loops_are_fast,
-        device_count=None if mesh is None else mesh.size,
-    )
+    aggregate.check_aggregation(aggregation)
+    _check_policy(bn)
     spread = None
-    if resolved == "shard_map":
+    if backend == "shard_map":
         spread = mesh = mesh or make_client_mesh()
-    iterate_clients: dict[int, tuple[Any, Any]] = {}
+    iterate = functools.partial(for_each_client, backend=backend, mesh=mesh)
+    compiled: dict[int, tuple[Any, Any]] = {}
 
-    def runs_for(max_length):
-        """Programs compiled for a row length; one entry in practice."""
-        if max_length not in iterate_clients:
-            program = make_program(max_length)
-            program = _at_the_door(
-                program,
-                stacked=rule != "mean",
-                keep_updates=keep_updates,
-                keep_stats=bn == "local" or rule != "mean",
-                max_norm=max_update_norm,
-                fault=fault,
+    def programs(max_length):
+        """Training, and BatchNorm's moments if wanted, for rows of one length."""
+        if max_length not in compiled:
+            train = receive_uploads(
+                make_program(max_length),
+                aggregation,
+                keep_statistics=isinstance(bn, LocalBatchNorm),
             )
-            if make_fused is not None:
-                program = make_fused(max_length, program)
-            options: dict[str, Any] = dict(
-                backend=backend, mesh=mesh, loops_are_fast=loops_are_fast
-            )
-            train = for_each_client(program, **options)
             moments = None
             if bn == "recalibrate":
-                moments = for_each_client(
-                    local_statistics(
-                        model,
-                        batch_size=statistics_batch,
-                        max_length=max_length,
-                        preprocess=preprocess,
-                    ),
-                    **options,
+                moments = local_statistics(
+                    model, batch_size=statistics_batch, preprocess=preprocess
                 )
-            iterate_clients[max_length] = (train, moments)
-        return iterate_clients[max_length]
+            compiled[max_length] = (iterate(train), moments and iterate(moments))
+        return compiled[max_length]
 
-    def combine(before, total, each):
-        """Mean update and statistics under the aggregation rule."""
-        if rule == "mean":
-            some = jnp.maximum(total.weight, 1.0)
-            divide = lambda tree: jax.tree.map(lambda x: x / some, tree)  # noqa: E731
-            return divide(total.update), divide(total.batch_stats)
-        options = dict(rule=rule, clip_norm=clip_norm, trim=trim)
-        update, _ = aggregate.aggregate(each.update, each.weight, **options)
-        if not before:
-            return update, before
-        change = jax.tree.map(jnp.subtract, each.batch_stats, before)
-        change, _ = aggregate.aggregate(change, each.weight, **options)
-        return update, jax.tree.map(jnp.add, before, change)
+    finish_round = jax.jit(_make_finish_round(server_optimizer, aggregation))
+    restate = jax.jit(_restate)
+    # Put on the mesh once: a teacher does not change from round to round.
+    on_devices = functools.cache(
+        lambda: on_mesh(objective.context, spread) if spread else objective.context
+    )
 
-    def finish_round(state: ServerState, total: _Total, each: _Each, ids):
+    def init(variables) -> ServerState:
+        params, _ = split_params(variables)
+        local, stats = None, variables.get("batch_stats")
+        if isinstance(bn, LocalBatchNorm) and stats:
+            number = bn.num_clients
+            local = LocalStatistics(
+                jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *x.shape)), stats),
+                jnp.zeros(number, jnp.float32),
+            )
+        opt_state = server_optimizer.init(params)
+        return ServerState(dict(variables), opt_state, jnp.zeros((), jnp.int32), local)
+
+    def round_(state: ServerState, cohort, key) -> tuple[ServerState, RoundInfo]:
+        train, moments = programs(cohort.rows.shape[1])
+        if spread is not None:
+            state = on_mesh(state, spread)
+        factor = 1.0 if schedule is None else schedule(state.round_number)
+        context = TrainContext(
+            state.variables,
+            key,
+            jnp.asarray(factor, jnp.float32),
+            None if state.local is None else state.local.batch_stats,
+            on_devices(),
+        )
+        clients = clients_of(cohort)
+        shared = Shared(cohort.images, cohort.labels, context)
+        total, each = train(shared, clients)
+        state, info = finish_round(state, total, each, cohort.clients)
+        if moments is not None and state.variables.get("batch_stats"):
+            context = context._replace(variables=state.variables)
+            sums, _ = moments(shared._replace(context=context), clients)
+            state = restate(state, *sums)
+        return state, info
+
+    return FedAlgorithm(init, round_)
+
+
+def _check_policy(bn) -> None:
+    if bn == "local":
+        raise InputError(
+            "bn='local' keeps statistics by client and has to know how many there are; "
+            "pass bn=LocalBatchNorm(num_clients=...)."
+        )
+    if not isinstance(bn, LocalBatchNorm) and bn not in POLICIES:
+        raise InputError(
+            f"bn {bn!r} is unknown; choose one of {', '.join(POLICIES)} or "
+            "LocalBatchNorm(num_clients=...)."
+        )
+
+
+def _make_finish_round(server_optimizer, aggregation: Aggregation):
+    """`(state, total, uploads, ids) -> (state, info)`: the server's own step."""
+
+    def finish_round(state: ServerState, total: Total, each: Upload, ids):
         params, rest = split_params(state.variables)
         before = rest.get("batch_stats", {})
-        update, stats = combine(before, total, each)
-        gradient = jax.tree.map(lambda x: sign * x, update)
-        updates, opt_state = server_optimizer.update(gradient, state.opt_state, params)
+        update, stats = _combine(aggregation, before, total, each)
+        updates, opt_state = server_optimizer.update(update, state.opt_state, params)
         variables = {**rest, "params": optax.apply_updates(params, updates)}
         if before:
             variables["batch_stats"] = stats
@@ -390,6 +372,7 @@ def _make_algorithm(
             local = _keep_local(local, ids, each)
             variables["batch_stats"] = aggregate.weighted_mean(*local)
         new = ServerState(variables, opt_state, state.round_number + 1, local)
+        # A round of nobody changes nothing, not even momentum or the round number.
         changed = total.weight > 0
         new = jax.tree.map(lambda a, b: jnp.where(changed, a, b), new, state)
         seen = jnp.maximum(total.seen, 1.0)
@@ -400,142 +383,30 @@ def _make_algorithm(
             participants=jnp.sum(each.weight > 0).astype(jnp.int32),
             rejected=~each.accepted,
             clients=ids,
-            updates=each.update if keep_updates else None,
+            weights=each.weight,
+            updates=each.update if aggregation.keep_updates else None,
         )
         return new, info
 
-    apply = jax.jit(finish_round, donate_argnums=(0,) if donate else ())
-    restate = jax.jit(_restate)
-
-    def init(variables) -> ServerState:
-        params, _ = split_params(variables)
-        opt_state = server_optimizer.init(params)
-        local = None
-        if bn == "local" and variables.get("batch_stats"):
-            stats = jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)),
-                variables["batch_stats"],
-            )
-            local = LocalStatistics(stats, jnp.zeros(num_clients, jnp.float32))
-        return ServerState(dict(variables), opt_state, jnp.zeros((), jnp.int32), local)
-
-    def round_(state: ServerState, cohort, key) -> tuple[ServerState, RoundInfo]:
-        train, moments = runs_for(cohort.rows.shape[1])
-        if spread is not None:
-            state = on_mesh(state, spread)
-        factor = 1.0 if schedule is None else schedule(state.round_number)
-        context = TrainContext(
-            state.variables,
-            key,
-            jnp.asarray(factor, jnp.float32),
-            None if state.local is None else state.local.batch_stats,
-        )
-        clients = clients_of(cohort)
-        shared = Shared(cohort.images, cohort.labels, context)
-        total, each = train(shared, clients)
-        state, info = apply(state, total, each, cohort.clients)
-        if moments is not None and state.variables.get("batch_stats"):
-            context = context._replace(variables=state.variables)
-            sums, _ = moments(shared._replace(context=context), clients)
-            state = restate(state, *sums)
-        return state, info
-
-    return FedAlgorithm(init, round_)
+    return finish_round
 
 
-def _at_the_door(
-    program: ClientProgram, *, stacked, keep_updates, keep_stats, max_norm, fault
-) -> ClientProgram:
-    """Check each update as it arrives; weigh it, or turn it away with weight zero."""
-
-    def finish(shared, client, carry):
-        _, sent = program.finish(shared, client, carry)
-        if fault is not None:
-            key = jax.random.fold_in(shared.context.key, client.client_id)
-            sent = fault(sent, client.client_id, jax.random.fold_in(key, 7))
-        accepted = _acceptable(sent, client, max_norm)
-        weight = jnp.where(accepted, sent.num_examples, 0.0)
-        clean = jax.tree.map(lambda x: jnp.where(accepted, x, jnp.zeros_like(x)), sent)
-        weighted = lambda tree: jax.tree.map(lambda x: weight * x, tree)  # noqa: E731
-        total = _Total(
-            () if stacked else weighted(clean.update),
-            () if stacked else weighted(clean.batch_stats),
-            weight,
-            clean.loss_sum,
-            clean.correct,
-            clean.seen,
-        )
-        each = _Each(
-            weight,
-            accepted,
-            clean.update if stacked or keep_updates else (),
-            clean.batch_stats if keep_stats else (),
-        )
-        return total, each
-
-    return program._replace(finish=finish)
+def _combine(aggregation: Aggregation, before, total: Total, each: Upload):
+    """The update and the statistics under the aggregation rule."""
+    if aggregation.rule == "mean":
+        some = jnp.maximum(total.weight, 1.0)
+        return jax.tree.map(lambda x: x / some, (total.update, total.batch_stats))
+    update = aggregate.aggregate(each.update, each.weight, aggregation)
+    if not before:
+        return update, before
+    # A rule that clips or trims is about changes, so statistics become changes, too.
+    change = jax.tree.map(jnp.subtract, each.batch_stats, before)
+    change = aggregate.aggregate(change, each.weight, aggregation)
+    return update, jax.tree.map(jnp.add, before, change)
 
 
-def _acceptable(sent: ClientUpdate, client: Client, max_norm):
-    """Finite everywhere, norm within bounds, no more examples than the client has."""
-    stacked = jax.tree.map(lambda x: x[None], (sent.update, sent.batch_stats))
-    finite = aggregate.admit(stacked)[0]
-    small = aggregate.admit(stacked[0], max_norm=max_norm)[0]
-    honest = (sent.num_examples >= 0) & (sent.num_examples <= client.length)
-    return finite & small & honest & jnp.isfinite(sent.loss_sum)
-
-
-def _fuse(model, program, take, preprocess, label_smoothing) -> ClientProgram:
-    """FedSGD over a cohort as one gradient of the summed loss.
-
-    `vmap` over clients with shared parameters folds their images into one batch for
-    every convolution, forward and backward, while BatchNorm reduces over each client's
-    own images.
-    """
-    loss_fn = make_loss(model, label_smoothing=label_smoothing)
-
-    def batch_of(shared, client):
-        key = jax.random.fold_in(shared.context.key, client.client_id)
-        order = shuffled_positions(key, client.length, client.row.shape[0])[:take]
-        key = jax.random.fold_in(key, 1)
-        return gather_batch(shared, client, order, preprocess, key)
-
-    def batched(shared, clients):
-        params, state = split_params(shared.context.variables)
-        batch = jax.vmap(lambda c: batch_of(shared, c))(clients)
-        examples = jnp.sum(batch.mask, axis=1)
-
-        def cohort_loss(params):
-            means, aux = jax.vmap(lambda b: loss_fn(params, state, b))(batch)
-            return jnp.sum(means * examples), aux
-
-        grads, (losses, hits, states) = jax.grad(cohort_loss, has_aux=True)(params)
-        accepted = jnp.isfinite(losses)
-        stats = jax.tree.map(
-            lambda x: jnp.tensordot(examples, x, axes=1), states.get("batch_stats", {})
-        )
-        total = _Total(
-            grads,
-            stats,
-            jnp.sum(examples),
-            jnp.sum(losses),
-            jnp.sum(hits),
-            jnp.sum(examples),
-        )
-        # One client's bad loss spoils the shared gradient: then the round is void. A
-        # gradient that is bad although all losses are good cannot be laid at anybody's
-        # door, so everybody is turned away.
-        finite = aggregate.admit(jax.tree.map(lambda x: x[None], (grads, stats)))[0]
-        accepted = accepted & (finite | ~jnp.all(accepted))
-        good = jnp.all(accepted)
-        total = jax.tree.map(lambda x: jnp.where(good, x, jnp.zeros_like(x)), total)
-        return total, _Each(examples * good, accepted, (), ())
-
-    return program._replace(batched=batched)
-
-
-def _keep_local(local: LocalStatistics, ids, each: _Each) -> LocalStatistics:
-    """Write what the clients that took part send into their rows."""
+def _keep_local(local: LocalStatistics, ids, each: Upload) -> LocalStatistics:
+    """Write what the clients that took part sent into their rows."""
     took_part = each.weight > 0
 
     def write(all_rows, rows):
@@ -548,6 +419,7 @@ def _keep_local(local: LocalStatistics, ids, each: _Each) -> LocalStatistics:
 
 
 def _restate(state: ServerState, total, examples) -> ServerState:
+    """The state with statistics from the cohort's moments, if it had any examples."""
     stats = statistics_from_moments(total, examples)
     old = state.variables["batch_stats"]
     stats = jax.tree.map(lambda a, b: jnp.where(examples > 0, a, b), stats, old)

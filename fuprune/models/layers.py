@@ -249,6 +249,19 @@ def convolution(name: str) -> Callable:
     return implementation(name)
 
 
+def loops_are_fast(network) -> bool:
+    """Whether convolutions inside `lax.map` and its kin run at full speed on CPU.
+
+    True of oneDNN's, while XLA's own are many times slower there.
+
+    Args:
+      network: any network, or the name of its convolutions.
+    """
+    if not isinstance(network, str):
+        network = getattr(getattr(network, "module", network), "conv", "xla")
+    return network == "onednn"
+
+
 def place(values, source: tuple[int, ...], target: tuple[int, ...]) -> Any:
     """Moves channels to where a wider tensor holds them, zeros elsewhere.
 

@@ -1,7 +1,8 @@
 """From a config to the parts of a run: data, model, algorithm, options of methods.
 
-This is the only place where config keys become keyword arguments; the functions they
-are handed to know nothing of configs.
+Config keys become keyword arguments here, those apart that only say which phases and
+units there are, how long they train and where; the functions that take the arguments
+know nothing of configs.
 """
 
 from collections.abc import Callable
@@ -12,15 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.config import audit_tests
+from fuprune.config import ConfigError, audit_tests
 from fuprune.config import classes as classes_to_forget
 from fuprune.data import normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
-from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd
+from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.objective import classification
+from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.models import zoo
-from fuprune.run.machine import Runtime, place_federation
+from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 
 
@@ -37,15 +40,15 @@ class Federation(NamedTuple):
     prepare_training: Callable  # the same with augmentation, if it is on
 
 
-def first_of_each_class(dataset: Dataset, limit: int) -> Dataset:
-    """The first `limit` images of every class in their order; 0 takes all."""
+def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray | slice:
+    """Where the first `limit` images of every class are; 0 takes all."""
     if not limit:
-        return dataset
-    labels = np.asarray(dataset.labels)
+        # Not a list of all numbers, which would copy the images.
+        return slice(None)
     rank = np.zeros(len(labels), np.int64)
-    for u in np.unique(labels):
-        rank[labels == u] = np.arange(np.sum(labels == u))
-    return Dataset(dataset.images[rank < limit], dataset.labels[rank < limit])
+    for label in np.unique(labels):
+        rank[labels == label] = np.arange(np.sum(labels == label))
+    return np.flatnonzero(rank < limit)
 
 
 def make_federation(config, runtime: Runtime) -> Federation:
@@ -53,40 +56,25 @@ def make_federation(config, runtime: Runtime) -> Federation:
     name, where = config.data.name, config.data.dir or None
     train = sources.load(name, split="train", data_dir=where)
     test = sources.load(name, split="test", data_dir=where)
-    train = first_of_each_class(train, config.data.limit)
-    test = first_of_each_class(test, config.data.test_limit)
+    chosen = first_of_each_class(train.labels, config.data.limit)
+    train = Dataset(train.images[chosen], train.labels[chosen])
+    tested = first_of_each_class(test.labels, config.data.test_limit)
+    test = Dataset(test.images[tested], test.labels[tested])
     num_classes = sources.num_classes(name, where)
-    kind, clients = config.partition.kind, config.partition.clients
-    if kind == "bias":
-        parts = partition.bias_partition(
-            train.labels,
-            num_clients=clients,
-            num_classes=num_classes,
-            bias=config.partition.bias,
-            seed=config.seed,
-        )
-    elif kind == "dirichlet":
-        parts = partition.dirichlet_partition(
-            train.labels,
-            num_clients=clients,
-            num_classes=num_classes,
-            alpha=config.partition.alpha,
-            seed=config.seed,
-        )
-    else:
-        parts = partition.iid_partition(
-            train.labels, num_clients=clients, seed=config.seed
-        )
+    deal = PARTITIONS[config.partition.kind]
+    parts = deal(config, train.labels, num_classes, chosen)
     parts, held_out = partition.hold_out(
         parts, train.labels, config.data.validation, config.seed
     )
     validation = Dataset(train.images[held_out], train.labels[held_out])
     train, parts = partition.restrict(train, parts)
-    data = place_federation(train, parts, runtime, whole=config.runtime.pool == "whole")
+    whole = config.runtime.pool == "whole"
+    check_memory(train, parts, runtime, whole=whole)
+    data = place_federation(train, parts, runtime, whole=whole)
     normalise = STATISTICS[config.data.normalise]
     mean, std = normalise(config, train, parts)
     # CIFAR's four pixels in 32, in proportion to the images.
-    padding = max(1, train.images.shape[1] // 8)
+    padding = max(1, min(train.images.shape[1:3]) // 8)
     return Federation(
         data=data,
         train=train,
@@ -99,6 +87,74 @@ def make_federation(config, runtime: Runtime) -> Federation:
             mean, std, augment=config.train.augment, padding=padding
         ),
     )
+
+
+def _bias(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del chosen
+    return partition.bias_partition(
+        labels,
+        num_clients=config.partition.clients,
+        num_classes=num_classes,
+        bias=config.partition.bias,
+        seed=config.seed,
+    )
+
+
+def _dirichlet(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del chosen
+    return partition.dirichlet_partition(
+        labels,
+        num_clients=config.partition.clients,
+        num_classes=num_classes,
+        alpha=config.partition.alpha,
+        seed=config.seed,
+    )
+
+
+def _iid(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del num_classes, chosen
+    return partition.iid_partition(
+        labels, num_clients=config.partition.clients, seed=config.seed
+    )
+
+
+def _pathological(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del chosen
+    return partition.pathological_partition(
+        labels,
+        num_clients=config.partition.clients,
+        num_classes=num_classes,
+        classes_per_client=config.partition.classes_per_client,
+        seed=config.seed,
+    )
+
+
+def _natural(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del labels, num_classes
+    data = config.data
+    ids = sources.column(data.name, config.partition.column, data.dir or None)
+    return partition.natural_partition(ids[chosen])
+
+
+def _from_file(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del num_classes
+    if not isinstance(chosen, slice):
+        raise ConfigError(
+            f"data.limit is {config.data.limit} with partition.kind=file, whose "
+            "numbers count all training images; allowed: 0."
+        )
+    return partition.read_partition(config.partition.file, len(labels))
+
+
+# partition.kind -> (config, labels [N], num_classes, which training images) -> parts
+PARTITIONS = {
+    "bias": _bias,
+    "dirichlet": _dirichlet,
+    "iid": _iid,
+    "pathological": _pathological,
+    "natural": _natural,
+    "file": _from_file,
+}
 
 
 def _constant_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
@@ -174,19 +230,20 @@ def make_algorithm(
     keep_updates: bool = False,
 ) -> FedAlgorithm:
     """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy."""
-    train = config.train
+    train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
         backend=runtime.backend,
         mesh=runtime.mesh,
-        bn=train.bn,
-        num_clients=federation.data.num_clients,
+        bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
-        label_smoothing=train.label_smoothing,
-        rule=train.aggregation,
-        clip_norm=train.clip_norm,
-        trim=train.trim,
-        max_update_norm=train.max_update_norm or float("inf"),
-        keep_updates=keep_updates,
+        objective=classification(train.label_smoothing),
+        aggregation=Aggregation(
+            rule=train.aggregation,
+            clip_norm=train.clip_norm,
+            trim=train.trim,
+            max_update_norm=train.max_update_norm or float("inf"),
+            keep_updates=keep_updates,
+        ),
     )
     rate = learning_rate_schedule(
         schedule, peak=learning_rate, rounds=rounds, warmup=warmup

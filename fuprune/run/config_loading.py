@@ -14,7 +14,7 @@ from ml_collections import config_dict, config_flags
 
 from fuprune import config as config_lib
 from fuprune.config import Config, ConfigError
-from fuprune.config_keys import KEYS
+from fuprune.config.keys import KEYS
 from fuprune.errors import FupruneError, UsageError
 
 _PACKAGE = Path(__file__).parents[1]

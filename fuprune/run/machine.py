@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from fuprune import __version__
 from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
-from fuprune.data.federated import FederatedDataset, federate
+from fuprune.data.federated import FederatedDataset, federate, federation_bytes
 from fuprune.federated.cohort import (
     AXIS,
     make_client_mesh,
@@ -197,6 +197,65 @@ def place_federation(
             x.shape, sharding, lambda rows: x[rows]
         ),
     )
+
+
+def check_memory(
+    dataset: Dataset,
+    parts: Sequence[np.ndarray],
+    runtime: Runtime,
+    *,
+    whole: bool = False,
+) -> None:
+    """Log what a federation will take on the devices; refuse what cannot fit.
+
+    Counts images, labels and indices as `place_federation` puts them, not what a
+    network needs to train.
+
+    Raises:
+      RuntimeSetupError: if it is more than what is free.
+    """
+    pool, indices = federation_bytes(dataset.images.shape, parts)
+    devices = 1 if runtime.mesh is None else runtime.mesh.size
+    split = runtime.process_count > 1 and not whole
+    each = indices + (-(-pool // devices) if split else pool)
+    local = max(1, devices // runtime.process_count)
+    logging.info(
+        "Images and indices take %s on each of %d devices.", _shown_bytes(each), devices
+    )
+    free, where, number = _free_bytes(local)
+    if free is not None and each * number > free:
+        raise RuntimeSetupError(
+            f"{len(dataset.labels)} training images of shape "
+            f"{tuple(dataset.images.shape[1:])} take {_shown_bytes(each * number)} "
+            f"{where}, but {_shown_bytes(free)} are free; allowed: fewer images "
+            "(data.limit), smaller ones, fewer devices (runtime.devices) or more "
+            "processes."
+        )
+
+
+def _free_bytes(local_devices: int) -> tuple[int | None, str, int]:
+    """Free bytes, where they are, and how many copies of the data go there."""
+    device = jax.local_devices()[0]
+    statistics = device.memory_stats() if device.platform != "cpu" else None
+    if statistics and "bytes_limit" in statistics:
+        free = statistics["bytes_limit"] - statistics.get("bytes_in_use", 0)
+        return free, f"on a {device.device_kind}", 1
+    if device.platform != "cpu":
+        return None, "", 1
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (line,) = [line for line in lines if line.startswith("MemAvailable:")]
+        # CPU devices have their copies in the same memory.
+        return 1024 * int(line.split()[1]), "in this machine's memory", local_devices
+    except (OSError, ValueError):
+        return None, "", 1
+
+
+def _shown_bytes(number: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
+        if number >= scale:
+            return f"{number / scale:.1f} {unit}"
+    return f"{number / 1000:.0f} kB"
 
 
 class HostPool(NamedTuple):

@@ -24,6 +24,7 @@ from fuprune.federated.cohort import (
     for_each_client,
     keep_compiled,
 )
+from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.privacy import clip_scale
 from fuprune.unlearning.protocol import UnlearnError
 
@@ -233,7 +234,7 @@ def _make_capture(model, num_classes, batch_size, preprocess, backend, mesh, cli
         ),
         backend=backend,
         mesh=mesh,
-        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+        loops_are_fast=loops_are_fast(model),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
-from fuprune.federated.client import Batch, Preprocess, cross_entropy, gather_batch
+from fuprune.federated.client import Batch, Preprocess, gather_batch
 from fuprune.federated.cohort import (
     Client,
     ClientProgram,
@@ -23,6 +23,8 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.federated.objective import cross_entropy
+from fuprune.models.layers import loops_are_fast
 
 BatchSum = Callable[[Any, Batch], Any]
 
@@ -104,7 +106,7 @@ def client_sum_options(model, *, preprocess, backend, mesh) -> dict[str, Any]:
         preprocess=preprocess,
         backend=backend,
         mesh=mesh,
-        loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+        loops_are_fast=loops_are_fast(model),
     )
 
 

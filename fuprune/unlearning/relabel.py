@@ -24,6 +24,7 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
@@ -170,7 +171,7 @@ def _relabelled(
             ),
             backend=backend,
             mesh=mesh,
-            loops_are_fast=getattr(model, "conv", "xla") == "onednn",
+            loops_are_fast=loops_are_fast(model),
         )
         cohort = whole_cohort(forgotten)
         shared = Shared(cohort.images, cohort.labels, variables)

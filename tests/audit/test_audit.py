@@ -337,8 +337,8 @@ def test_model_with_too_few_logits_is_named(world):
         )
 
 
-def test_package_is_the_call_and_holds_the_public_names(world):
+def test_package_holds_the_public_names(world):
     assert fuprune.audit.audit is audit
     assert fuprune.audit.AuditData is AuditData
     with pytest.raises(ValueError, match="name one or more"):
-        fuprune.audit({}, [], (world.model, world.raw), world.data, (), None)
+        fuprune.audit_models({}, [], (world.model, world.raw), world.data, (), None)

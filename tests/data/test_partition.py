@@ -8,8 +8,12 @@ from fuprune.data import (
     bias_partition,
     dirichlet_partition,
     iid_partition,
+    natural_partition,
+    pathological_partition,
+    read_partition,
 )
 from fuprune.data.partition import hold_out, restrict
+from fuprune.errors import InputError
 from tests import reference_data
 
 PARTITIONS = {
@@ -21,6 +25,13 @@ PARTITIONS = {
     ),
     "iid": lambda labels, clients, classes, seed: iid_partition(
         labels, num_clients=clients, seed=seed
+    ),
+    "pathological": lambda labels, clients, classes, seed: pathological_partition(
+        labels,
+        num_clients=clients,
+        num_classes=classes,
+        classes_per_client=min(classes, -(-classes // clients) + seed % 3),
+        seed=seed,
     ),
 }
 
@@ -235,3 +246,99 @@ def test_restricting_drops_what_nobody_holds():
     assert [part.tolist() for part in renumbered] == [[2, 0], [], [1]]
     whole, same = restrict(dataset, [np.arange(6)])
     assert whole is dataset and same[0].tolist() == list(range(6))
+
+
+@hypothesis.given(
+    num_clients=st.integers(1, 30),
+    num_classes=st.integers(1, 8),
+    share=st.integers(1, 8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_pathological_clients_have_k_classes_and_classes_equally_many_clients(
+    num_clients, num_classes, share, seed
+):
+    hypothesis.assume(share <= num_classes <= num_clients * share)
+    labels = np.repeat(np.arange(num_classes), num_clients + 3)
+    parts = pathological_partition(
+        labels,
+        num_clients=num_clients,
+        num_classes=num_classes,
+        classes_per_client=share,
+        seed=seed,
+    )
+    counts = class_counts(labels, parts, num_classes)
+    # Every class has an example for each of its clients.
+    assert np.all((counts > 0).sum(axis=1) == share)
+    assert np.ptp((counts > 0).sum(axis=0)) <= 1
+    for of_class in counts.T:
+        assert np.ptp(of_class[of_class > 0]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"classes_per_client": 4}, "classes_per_client is 4.*from 1 to 3"),
+        ({"classes_per_client": 0}, "classes_per_client is 0"),
+        ({"num_clients": 1}, "1 clients with 2 classes each leave some of 3"),
+    ],
+)
+def test_senseless_pathological_partition_is_refused(arguments, message):
+    good = {"num_clients": 2, "num_classes": 3, "classes_per_client": 2}
+    with pytest.raises(InputError, match=message):
+        pathological_partition([0, 1, 2], **{**good, **arguments}, seed=0)
+
+
+@pytest.mark.parametrize("kind", [str, int])
+def test_natural_clients_have_what_is_theirs(kind):
+    owners = np.array([kind(each) for each in (3, 1, 3, 2, 1)])
+    parts = natural_partition(owners)
+    assert [part.tolist() for part in parts] == [[1, 4], [3], [0, 2]]
+    assert all(part.dtype == np.int32 for part in parts)
+
+
+@pytest.mark.parametrize("ids", [[0.5, 1.0], [[1], [2]], [], [True, False]])
+def test_senseless_client_ids_are_refused(ids):
+    with pytest.raises(InputError, match="Client ids are"):
+        natural_partition(np.array(ids))
+
+
+@hypothesis.given(num_clients=st.integers(1, 12), seed=st.integers(0, 2**32 - 1))
+def test_a_written_partition_is_read_back(tmp_path_factory, num_clients, seed):
+    parts = iid_partition(np.zeros(20), num_clients=num_clients, seed=seed)[:-1] + [
+        np.array([], np.int32)
+    ]
+    hypothesis.assume(any(len(part) for part in parts))
+    path = tmp_path_factory.mktemp("partition") / "parts.txt"
+    lines = [" ".join(map(str, part)) for part in parts]
+    path.write_text("# images 0 to 19\n" + "\n".join(lines) + "\n")
+    again = read_partition(path, 20)
+    assert [part.tolist() for part in again] == [part.tolist() for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0 1\n2, x\n", "line 2: 'x' is not the number of a training image.*0 to 9"),
+        ("0 10\n", "line 1: '10' is not"),
+        ("0\n-1\n", "line 2: '-1' is not"),
+        ("1.5\n", "'1.5' is not"),
+        ("9" * 30, "is not the number"),
+        ("4 2 4\n", "line 1: image 4 is listed twice, first in line 1"),
+        ("3 4\n5\n4 6\n", "line 3: image 4 is listed twice, first in line 1"),
+        ("# nothing\n\n", "gives no image to any client"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_a_partition_file_that_cannot_be_is_refused_in_one_line(
+    tmp_path, text, message
+):
+    path = tmp_path / "parts.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=message) as error:
+        read_partition(path, 10)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+def test_a_partition_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match="nowhere.txt cannot be read"):
+        read_partition(tmp_path / "nowhere.txt", 10)

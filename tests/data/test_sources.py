@@ -279,5 +279,5 @@ def test_where_the_data_directory_cannot_be_written_home_keeps_the_copy(
     assert json.loads((kept / "train.json").read_text())["origin"].keys() == {str(path)}
     # Another data directory has nothing to do with it.
     elsewhere = offline.parent / "elsewhere"
-    with pytest.raises(DataUnavailableError, match="cannot be had"):
+    with pytest.raises(DataUnavailableError, match="is unavailable"):
         load("cifar10", split="train", data_dir=elsewhere)

@@ -20,8 +20,8 @@ from fuprune.data import (
     load,
     network,
     num_classes,
-    records,
     tfds_prepare,
+    tfds_records,
     tfds_source,
 )
 from tests.data import tiny_sets
@@ -89,7 +89,7 @@ def to_tfrecord(directory):
         with open(str(path).replace("array_record", "tfrecord"), "wb") as file:
             for record in reader.read_all():
                 length = struct.pack("<Q", len(record))
-                checksum = records._masked_crc32c(length)
+                checksum = tfds_records._masked_crc32c(length)
                 file.write(length + checksum + record + b"\0\0\0\0")
         reader.close()
         path.unlink()
@@ -236,7 +236,7 @@ def test_checksum_of_tfrecord_is_the_published_one():
     # CRC-32C of "123456789" is 0xE3069283; TFRecord rotates it and adds a constant.
     crc = 0xE3069283
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    assert records._masked_crc32c(b"123456789") == struct.pack("<I", masked)
+    assert tfds_records._masked_crc32c(b"123456789") == struct.pack("<I", masked)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from fuprune.data.federated import Cohort, federate, take_clients, whole_cohort
 from fuprune.federated import client as client_programs
 from fuprune.federated import cohort as iteration
+from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.cohort import (
     Client,
     ClientProgram,
@@ -18,7 +19,7 @@ from fuprune.federated.cohort import (
     make_client_mesh,
     resolve_backend,
 )
-from fuprune.federated.server import fed_avg, fed_sgd
+from fuprune.federated.server import LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.models.resnet import ResNet
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
@@ -65,7 +66,7 @@ ALGORITHMS = {
     "fed_sgd_full": lambda backend, **o: fed_sgd(
         MODEL, server_optimizer=optax.sgd(0.1), microbatch=8, backend=backend, **o
     ),
-    "local_bn": lambda backend: average(backend, bn="local", num_clients=5),
+    "local_bn": lambda backend: average(backend, bn=LocalBatchNorm(5)),
     "recalibrate": lambda backend: average(backend, bn="recalibrate"),
 }
 
@@ -93,7 +94,10 @@ def test_every_backend_gives_the_same_rounds(name, data):
 
 @pytest.mark.parametrize(
     "bn, resolved",
-    [("local", "wide"), pytest.param("aggregate", "shard_map", marks=pytest.mark.slow)],
+    [
+        (LocalBatchNorm(5), "wide"),
+        pytest.param("aggregate", "shard_map", marks=pytest.mark.slow),
+    ],
 )
 def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
     """Five clients, ragged and empty, in a group of three and a rest of two."""
@@ -125,9 +129,8 @@ def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
             batch_size=4,
             backend=backend,
             bn=bn,
-            num_clients=5,
             mesh=make_client_mesh(jax.devices()[:1]),
-            keep_updates=True,
+            aggregation=Aggregation(keep_updates=True),
         )
         state = algorithm.init(tiny_variables(model))
         ends.append(algorithm.round(state, whole_cohort(data), jax.random.key(1)))
@@ -150,7 +153,7 @@ def test_fused_and_separate_gradients_agree(data):
 
 def test_a_clients_update_does_not_depend_on_its_cohort(data):
     """Client 3 alone and client 3 among others send the same update."""
-    algorithm = average("map", keep_updates=True)
+    algorithm = average("map", aggregation=Aggregation(keep_updates=True))
     state = algorithm.init(tiny_variables())
     key = jax.random.key(5)
     _, among = algorithm.round(state, take_clients(data, [0, 3, 4]), key)

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from fuprune.data.federated import federate, take_clients, whole_cohort
-from fuprune.federated.server import fed_avg, fed_sgd
+from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.server import LocalBatchNorm, fed_avg, fed_sgd
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
 MODEL = TinyNet()
@@ -55,7 +56,7 @@ def test_the_norm_bound_of_the_door_holds_for_gradients(data, backend):
         MODEL,
         server_optimizer=optax.sgd(0.1),
         backend=backend,
-        max_update_norm=bound,
+        aggregation=Aggregation(max_update_norm=bound),
     )
     state = algorithm.init(tiny_variables())
     _, info = algorithm.round(state, whole_cohort(data), jax.random.key(0))
@@ -65,7 +66,12 @@ def test_the_norm_bound_of_the_door_holds_for_gradients(data, backend):
 
 def test_fused_gradients_refuse_a_norm_bound_with_the_way_out():
     with pytest.raises(ValueError, match="max_update_norm.*fused=False"):
-        fed_sgd(MODEL, server_optimizer=optax.sgd(0.1), fused=True, max_update_norm=1.0)
+        fed_sgd(
+            MODEL,
+            server_optimizer=optax.sgd(0.1),
+            fused=True,
+            aggregation=Aggregation(max_update_norm=1.0),
+        )
 
 
 class Fragile(nn.Module):
@@ -99,8 +105,7 @@ def test_local_statistics_are_the_mean_over_clients_that_took_part(data):
         client_optimizer=optax.sgd(0.05),
         batch_size=8,
         backend="map",
-        bn="local",
-        num_clients=3,
+        bn=LocalBatchNorm(3),
     )
     state = algorithm.init(initial)
     chex.assert_trees_all_equal(state.variables["batch_stats"], initial["batch_stats"])
@@ -121,7 +126,7 @@ def test_local_statistics_are_the_mean_over_clients_that_took_part(data):
     np.testing.assert_array_equal(state.local.examples, [6, 0, 16])
 
 
-@pytest.mark.parametrize("bn", ["aggregate", "local", "recalibrate"])
+@pytest.mark.parametrize("bn", [LocalBatchNorm(3), "recalibrate"])
 def test_every_policy_takes_a_network_without_statistics(data, bn):
     """Group norm has none, so the policies agree."""
     model = TinyNet(norm="group", width=8)
@@ -129,7 +134,7 @@ def test_every_policy_takes_a_network_without_statistics(data, bn):
     options = dict(client_optimizer=optax.sgd(0.05), batch_size=8, backend="map")
     ends = []
     for algorithm in (
-        fed_avg(model, bn=bn, num_clients=3, **options),
+        fed_avg(model, bn=bn, **options),
         fed_avg(model, **options),
     ):
         state = algorithm.init(variables)

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from fuprune.data.federated import federate, whole_cohort
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.federated.aggregate import Aggregation, TooFewClientsError
 from fuprune.federated.client import shuffled_positions
-from fuprune.federated.server import fed_avg, fed_sgd
+from fuprune.federated.server import LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.federated.train import drop_clients, fit, iterate
 from tests import reference
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
@@ -123,14 +123,12 @@ def poison(kind):
 def test_a_bad_update_is_turned_away_and_the_round_goes_on(small, kind, backend):
     """The result is that of a round without the client."""
     _, _, data, variables = small
-    options = dict(
-        client_optimizer=optax.sgd(0.3),
-        batch_size=5,
-        backend=backend,
-        max_update_norm=1e3,
+    options = dict(client_optimizer=optax.sgd(0.3), batch_size=5, backend=backend)
+    door = Aggregation(max_update_norm=1e3)
+    with_bad = fed_avg(
+        Linear(), aggregation=door._replace(fault=poison(kind)), **options
     )
-    with_bad = fed_avg(Linear(), fault=poison(kind), **options)
-    without = fed_avg(Linear(), **options)
+    without = fed_avg(Linear(), aggregation=door, **options)
     cohort = whole_cohort(data)
     state, info = with_bad.round(with_bad.init(variables), cohort, jax.random.key(1))
     assert info.rejected.tolist() == [True, False, False]
@@ -152,9 +150,7 @@ def test_robust_rules_give_the_same_round_in_every_backend(small, rule):
             client_optimizer=optax.sgd(0.3),
             batch_size=5,
             backend=backend,
-            rule=rule,
-            clip_norm=0.01,
-            trim=0.4,
+            aggregation=Aggregation(rule, clip_norm=0.01, trim=0.4),
         )
         state, _ = algorithm.round(algorithm.init(variables), cohort, jax.random.key(1))
         return state.variables
@@ -178,7 +174,10 @@ def test_a_client_that_claims_more_examples_than_it_has_is_turned_away(small):
         return sent._replace(num_examples=sent.num_examples + 1000 * (client_id == 2))
 
     algorithm = fed_avg(
-        Linear(), client_optimizer=optax.sgd(0.1), batch_size=5, fault=boast
+        Linear(),
+        client_optimizer=optax.sgd(0.1),
+        batch_size=5,
+        aggregation=Aggregation(fault=boast),
     )
     _, info = algorithm.round(
         algorithm.init(variables), whole_cohort(data), jax.random.key(1)
@@ -190,7 +189,10 @@ def test_too_few_usable_clients_stop_the_run_with_a_reason(small):
     """After several cohorts the message says how many and who."""
     _, _, data, variables = small
     algorithm = fed_avg(
-        Linear(), client_optimizer=optax.sgd(0.1), batch_size=5, fault=poison("nan")
+        Linear(),
+        client_optimizer=optax.sgd(0.1),
+        batch_size=5,
+        aggregation=Aggregation(fault=poison("nan")),
     )
     steps = iterate(
         algorithm,
@@ -254,10 +256,7 @@ def test_robust_rules_hold_where_the_mean_breaks(rule):
             Linear(),
             client_optimizer=optax.sgd(0.5),
             batch_size=8,
-            fault=reversal,
-            rule=rule,
-            clip_norm=0.5,
-            trim=0.2,
+            aggregation=Aggregation(rule, clip_norm=0.5, trim=0.2, fault=reversal),
         )
         variables = Linear().init(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
         options = dict(key=jax.random.key(0), cohort_size=10, rounds=8)
@@ -274,13 +273,12 @@ def test_batch_norm_statistics_are_aggregated_not_forgotten():
     data = federate(dataset, np.array_split(np.arange(64), 4))
     model = TinyNet()
     variables = tiny_variables(model)
-    for policy in ("aggregate", "local", "recalibrate"):
+    for policy in ("aggregate", LocalBatchNorm(4), "recalibrate"):
         algorithm = fed_avg(
             model,
             client_optimizer=optax.sgd(0.0),
             batch_size=16,
             bn=policy,
-            num_clients=4,
         )
         state, _ = algorithm.round(
             algorithm.init(variables), whole_cohort(data), jax.random.key(0)
@@ -338,6 +336,10 @@ def test_wrong_options_are_refused_with_what_is_allowed():
     with pytest.raises(ValueError, match="bn 'average' is unknown; choose one of"):
         fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn="average")
     with pytest.raises(ValueError, match="choose one of mean"):
-        fed_avg(Linear(), client_optimizer=optax.sgd(0.1), rule="mode")
-    with pytest.raises(ValueError, match="pass num_clients"):
+        fed_avg(
+            Linear(),
+            client_optimizer=optax.sgd(0.1),
+            aggregation=Aggregation(rule="mode"),
+        )
+    with pytest.raises(ValueError, match=r"pass bn=LocalBatchNorm\(num_clients"):
         fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn="local")

@@ -10,7 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from fuprune.data.federated import federate, sample_cohort
 from fuprune.federated import cohort as cohort_module
+from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.cohort import AXIS, make_client_mesh
+from fuprune.federated.server import LocalBatchNorm
 from tests.multidevice import rounds
 
 # Sums over devices are taken in another order; everything else is the same.
@@ -68,10 +70,8 @@ def test_fed_sgd_is_the_same_on_any_number_of_devices(number, data, expected):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(dict(rule="median"), id="median"),
-        pytest.param(
-            dict(bn="local", num_clients=7), id="local", marks=pytest.mark.slow
-        ),
+        pytest.param(dict(aggregation=Aggregation("median")), id="median"),
+        pytest.param(dict(bn=LocalBatchNorm(7)), id="local", marks=pytest.mark.slow),
         pytest.param(dict(bn="recalibrate"), id="recalibrate", marks=pytest.mark.slow),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import drop_classes, federate, whole_cohort
+from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
 from fuprune.unlearning.amnesiac import amnesiac
@@ -38,7 +39,7 @@ def train(data, variables, keys, server_rate=1.0):
         local_epochs=2,
         batch_size=4,
         server_optimizer=optax.sgd(server_rate),
-        keep_updates=True,
+        aggregation=Aggregation(keep_updates=True),
     )
     state, store = algorithm.init(variables), history.empty(10**6)
     for key in keys:

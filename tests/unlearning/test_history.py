@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from fuprune.data.federated import take_clients, whole_cohort
+from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning import history
 from fuprune.unlearning.protocol import tree_bytes
@@ -37,7 +38,7 @@ def averaging(**options):
         MODEL,
         client_optimizer=optax.sgd(0.1),
         batch_size=4,
-        keep_updates=True,
+        aggregation=Aggregation(keep_updates=True),
         **options,
     )
 
@@ -47,7 +48,14 @@ def averaging(**options):
     [
         (averaging(), 1.0),
         (averaging(server_optimizer=optax.sgd(0.5)), 0.5),
-        (fed_sgd(MODEL, server_optimizer=optax.sgd(0.2), keep_updates=True), -0.2),
+        (
+            fed_sgd(
+                MODEL,
+                server_optimizer=optax.sgd(0.2),
+                aggregation=Aggregation(keep_updates=True),
+            ),
+            -0.2,
+        ),
     ],
     ids=["fed_avg", "server_rate", "fed_sgd"],
 )

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from fuprune.data.federated import whole_cohort
+from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
 from fuprune.unlearning.methods import (
@@ -56,7 +57,10 @@ def updates(trained):
     """A history of two rounds, as the trainer keeps it."""
     data, variables = trained
     algorithm = fed_avg(
-        MODEL, client_optimizer=optax.sgd(0.05), batch_size=8, keep_updates=True
+        MODEL,
+        client_optimizer=optax.sgd(0.05),
+        batch_size=8,
+        aggregation=Aggregation(keep_updates=True),
     )
     state, store = algorithm.init(variables), history.empty(10**7)
     for number in range(2):

@@ -1,4 +1,4 @@
-"""The configuration of a run, made from the table in `fuprune.config_keys`.
+"""The configuration of a run, made from the table in `fuprune.config.keys`.
 
 Files in `configs/` and flags change the values of `default()`. `validate` refuses what
 makes no sense before any data is read, in one line that names the value seen and what
@@ -15,9 +15,9 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from fuprune.config_keys import AUDIT_TESTS as AUDIT_TESTS
-from fuprune.config_keys import KEYS, METHODS, PHASES, SECTIONS
-from fuprune.config_keys import MODELS as MODELS
+from fuprune.config.keys import AUDIT_TESTS as AUDIT_TESTS
+from fuprune.config.keys import KEYS, METHODS, PHASES, SECTIONS
+from fuprune.config.keys import MODELS as MODELS
 from fuprune.errors import FupruneError as FupruneError
 from fuprune.errors import InputError
 
@@ -220,7 +220,7 @@ def _check_together(config: Config) -> None:
     if config.partition.kind == "file" and not config.partition.file:
         raise ConfigError(
             "partition.file is '' with partition.kind=file; allowed: the path of a "
-            "JSON file."
+            "text file with one line of image numbers per client."
         )
 
 

@@ -101,7 +101,7 @@ LINE = r"[^\x00-\x1f]"
 PATH = matching(f"{LINE}*", "a path without control characters")
 DATASET = matching(
     r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.-]+)?(:\d+\.\d+\.\d+)?"
-    rf"|(npz|folder):{LINE}+|hf:[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?(:[A-Za-z0-9_.-]+)?",
+    rf"|(npz|folder):{LINE}+|hf:\S+",
     "digits, cifar10, cifar100, mnist, fashion_mnist or another TFDS name in lower "
     "case, such as emnist/letters; or npz:PATH, folder:PATH, hf:NAME",
 )
@@ -150,7 +150,7 @@ SECTIONS = (
         ("classes_per_client", 2, ONE_OR_MORE, "of pathological"),
         ("column", "client", matching(f"{LINE}+", "the name of a column"),
          "of natural: the column that says whose an image is"),
-        ("file", "", PATH, "of file: JSON with one list of image numbers per client"),
+        ("file", "", PATH, "of file: lines of image numbers, one line per client"),
     ),
     _section("model", "the network",
         ("name", "resnet20", NETWORK, "one of the zoo, or a function that returns one"),

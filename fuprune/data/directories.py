@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 
-class Places(NamedTuple):
+class Directories(NamedTuple):
     """The directories one call of `load` may look in."""
 
     data_dir: pathlib.Path  # prepared TFDS sets, archives, IDX files
@@ -15,18 +15,18 @@ class Places(NamedTuple):
     given: bool  # the user chose it by argument
 
 
-def resolve(data_dir: str | os.PathLike | None) -> Places:
+def resolve(data_dir: str | os.PathLike | None) -> Directories:
     """The data directory: the argument, else TFDS_DATA_DIR, else TFDS's default."""
     from_environment = os.environ.get("TFDS_DATA_DIR")
     path = data_dir or from_environment or "~/tensorflow_datasets"
-    return Places(
+    return Directories(
         data_dir=pathlib.Path(os.path.abspath(os.path.expanduser(path))),
         named=bool(data_dir or from_environment),
         given=bool(data_dir),
     )
 
 
-def decoded_directories(name: str, places: Places) -> list[pathlib.Path]:
+def decoded_directories(name: str, where: Directories) -> list[pathlib.Path]:
     """Where the decoded copy of a set may lie, the preferred place first.
 
     In the data directory, so that those who share it share the copy; in the user's
@@ -35,11 +35,11 @@ def decoded_directories(name: str, places: Places) -> list[pathlib.Path]:
     """
     leaf = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
     directories = []
-    if places.named or places.data_dir.is_dir():
-        directories.append(places.data_dir / "fuprune_decoded" / leaf)
+    if where.named or where.data_dir.is_dir():
+        directories.append(where.data_dir / "fuprune_decoded" / leaf)
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if places.named:
-        digest = hashlib.sha256(str(places.data_dir).encode()).hexdigest()
+    if where.named:
+        digest = hashlib.sha256(str(where.data_dir).encode()).hexdigest()
         leaf = f"{leaf}-{digest[:12]}"
     directories.append(pathlib.Path(cache) / "fuprune" / leaf)
     return directories

@@ -1,0 +1,74 @@
+"""The public names of fuprune, and where each lives.
+
+Type checkers read it, and so does `__init__.py`, which loads a name on first use.
+"""
+
+from fuprune.audit import AuditData as AuditData
+from fuprune.audit import AuditReport as AuditReport
+from fuprune.audit.audit import audit as _audit
+from fuprune.data import Cohort as Cohort
+from fuprune.data import Dataset as Dataset
+from fuprune.data import FederatedDataset as FederatedDataset
+from fuprune.data import bias_partition as bias_partition
+from fuprune.data import dirichlet_partition as dirichlet_partition
+from fuprune.data import drop_classes as drop_classes
+from fuprune.data import federate as federate
+from fuprune.data import iid_partition as iid_partition
+from fuprune.data import keep_classes as keep_classes
+from fuprune.data import sample_cohort as sample_cohort
+from fuprune.data import take_clients as take_clients
+from fuprune.data import whole_cohort as whole_cohort
+from fuprune.data.preprocess import make_preprocess as make_preprocess
+from fuprune.data.sources import class_names as class_names
+from fuprune.data.sources import load as _load
+from fuprune.errors import FupruneError as FupruneError
+from fuprune.export import export_stablehlo as export_stablehlo
+from fuprune.export import load_safetensors as load_safetensors
+from fuprune.export import load_stablehlo as load_stablehlo
+from fuprune.export import save_safetensors as save_safetensors
+from fuprune.federated.cohort import ClientProgram as ClientProgram
+from fuprune.federated.cohort import for_each_client as for_each_client
+from fuprune.federated.cohort import make_client_mesh as make_client_mesh
+from fuprune.federated.evaluate import Evaluation as Evaluation
+from fuprune.federated.evaluate import make_evaluator as make_evaluator
+from fuprune.federated.server import FedAlgorithm as FedAlgorithm
+from fuprune.federated.server import RoundInfo as RoundInfo
+from fuprune.federated.server import ServerState as ServerState
+from fuprune.federated.server import fed_avg as fed_avg
+from fuprune.federated.server import fed_sgd as fed_sgd
+from fuprune.federated.train import FitResult as FitResult
+from fuprune.federated.train import Record as Record
+from fuprune.federated.train import fit as fit
+from fuprune.federated.train import iterate as iterate
+from fuprune.models.zoo import create as create
+from fuprune.models.zoo import from_spec as from_spec
+from fuprune.models.zoo import layer_names as layer_names
+from fuprune.models.zoo import spec as spec
+from fuprune.run.checkpoint import load as load
+from fuprune.run.checkpoint import save_model as save_model
+from fuprune.surgery import PrunePlan as PrunePlan
+from fuprune.surgery import compact as compact
+from fuprune.surgery import cut_optimizer_state as cut_optimizer_state
+from fuprune.surgery import make_plan as make_plan
+from fuprune.surgery import mask as mask
+from fuprune.surgery import plan_report as plan_report
+from fuprune.unlearning.activations import ClassActivations as ClassActivations
+from fuprune.unlearning.activations import class_activations as class_activations
+from fuprune.unlearning.activations import collect as collect
+from fuprune.unlearning.activations import merge_activations as merge_activations
+from fuprune.unlearning.class_pruning import class_pruning as class_pruning
+from fuprune.unlearning.class_pruning import server_proc as server_proc
+from fuprune.unlearning.methods import METHODS as METHODS
+from fuprune.unlearning.protocol import UnlearnFn as UnlearnFn
+from fuprune.unlearning.protocol import UnlearnResult as UnlearnResult
+from fuprune.unlearning.tfidf import (
+    inverse_document_frequency as inverse_document_frequency,
+)
+from fuprune.unlearning.tfidf import term_frequency as term_frequency
+from fuprune.unlearning.tfidf import tf_idf as tf_idf
+
+# At home `audit.audit` and `data.load` say enough; here they need longer names.
+audit_models = _audit
+load_dataset = _load
+
+__version__: str

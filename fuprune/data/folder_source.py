@@ -1,0 +1,137 @@
+"""A set as picture files: one directory per class.
+
+    PATH/CLASS/picture.png                every fifth picture of a class tests
+    PATH/train/CLASS/picture.png          with PATH/test/CLASS/picture.png
+    PATH/train/CLASS/CLIENT/picture.png   whose picture it is, for natural partitions
+
+Classes are numbered in the order of their directories' names, which become the class
+names. `val` or `validation` serves as the test split if there is no `test`. The rule
+for pictures of different sizes is in `pictures`.
+"""
+
+import logging
+import os
+import pathlib
+
+import numpy as np
+
+from fuprune.data.arrays import from_arrays
+from fuprune.data.dataset import DamagedDataError, LabelledSet
+from fuprune.data.pictures import choose_fit, decode_all, read_header
+
+_LOGGER = logging.getLogger(__name__)
+_SUFFIXES = frozenset(
+    ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
+)
+_TEST_NAMES = ("test", "val", "validation")
+
+
+def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
+    """Reads and checks a set.
+
+    Args:
+      path: The directory, laid out as this module says.
+      size: The side of all images; None follows the rule of `pictures`.
+
+    Raises:
+      DamagedDataError: one line with what is wrong in the directory.
+    """
+    train_root, test_root = path, None
+    if (path / "train").is_dir():
+        train_root = path / "train"
+        test_root = next(
+            (path / name for name in _TEST_NAMES if (path / name).is_dir()), None
+        )
+    names = _class_directories(train_root)
+    train = _pictures(train_root, names)
+    test = None
+    if test_root is not None:
+        unknown = sorted(set(_class_directories(test_root)) - set(names))
+        if unknown:
+            raise DamagedDataError(
+                f"{test_root / unknown[0]}: is a class that {train_root} does not have."
+            )
+        test = _pictures(test_root, names)
+    fit = choose_fit((read_header(each, each) for each, _ in train), size)
+    if fit.resize:
+        _LOGGER.info(
+            "%s: pictures are cut to squares of %d x %d pixels.",
+            path,
+            fit.width,
+            fit.height,
+        )
+
+    def images_and_labels(pictures):
+        files = [each for each, _ in pictures]
+        labels = np.array([label for _, label in pictures], np.int32)
+        return decode_all(files, fit, files), labels
+
+    images, labels = images_and_labels(train)
+    test_images, test_labels = (None, None) if test is None else images_and_labels(test)
+    return from_arrays(
+        images,
+        labels,
+        test_images=test_images,
+        test_labels=test_labels,
+        class_names=names,
+        columns=_client_column(train_root, train),
+        origin=path,
+    )
+
+
+def fingerprint(path: pathlib.Path) -> tuple:
+    """Changes when a picture comes, goes or is rewritten."""
+    found = []
+    for folder, _, files in os.walk(path):
+        for name in files:
+            status = os.stat(os.path.join(folder, name))
+            found.append((folder, name, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found))
+
+
+def _class_directories(root: pathlib.Path) -> list[str]:
+    names = sorted(
+        child.name
+        for child in root.iterdir()
+        if child.is_dir() and not child.name.startswith(".")
+    )
+    if len(names) < 2:
+        raise DamagedDataError(
+            f"{root}: has {len(names)} directories, but one per class is needed and at "
+            "least 2 classes."
+        )
+    return names
+
+
+def _pictures(root: pathlib.Path, names: list[str]) -> list[tuple[pathlib.Path, int]]:
+    """(file, label) of every picture, class by class, in the order of their paths."""
+    found = []
+    for label, name in enumerate(names):
+        files = [
+            file
+            for pattern in ("*", "*/*")
+            for file in (root / name).glob(pattern)
+            if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
+        ]
+        found += [(file, label) for file in sorted(files)]
+    if not found:
+        raise DamagedDataError(
+            f"{root}: has no pictures in its classes' directories; known are files "
+            f"that end in {', '.join(sorted(_SUFFIXES))}."
+        )
+    return found
+
+
+def _client_column(
+    root: pathlib.Path, pictures: list[tuple[pathlib.Path, int]]
+) -> dict[str, np.ndarray]:
+    """Whose each picture is, if every one lies in a client's directory."""
+    depths = {len(file.relative_to(root).parts) for file, _ in pictures}
+    if depths == {2}:
+        return {}
+    if depths != {3}:
+        raise DamagedDataError(
+            f"{root}: some pictures lie in a class's directory and some one level "
+            "below, in a client's; put all at the same level."
+        )
+    return {"client": np.array([file.parent.name for file, _ in pictures])}

@@ -1,0 +1,154 @@
+"""Sets of the Hugging Face hub, or saved to disk by its `datasets` library.
+
+The library is an optional dependency (`pip install 'fuprune[hf]'`). Its own cache and
+its offline switches (HF_HUB_OFFLINE, HF_DATASETS_OFFLINE, HF_HOME) are respected; code
+that comes with a set is never run.
+"""
+
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from fuprune.data import network
+from fuprune.data.arrays import from_arrays
+from fuprune.data.dataset import DamagedDataError, DataUnavailableError, LabelledSet
+from fuprune.data.pictures import choose_fit, decode_all, read_header
+
+_TEST_NAMES = ("test", "validation", "valid", "val")
+# Preferred when a set has several label columns: CIFAR-100's fine one, for example.
+_LABEL_NAMES = ("label", "labels", "fine_label", "class")
+_HUB = "https://huggingface.co"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+
+
+def read(name: str, size: int | None = None) -> LabelledSet:
+    """Reads and checks a set.
+
+    Args:
+      name: A directory that `save_to_disk` wrote, or a name on the hub, with the
+        configuration behind a colon if it has several: "cifar100", "owner/set:config".
+      size: The side of all images; None follows the rule of `pictures`.
+
+    Raises:
+      DataUnavailableError: one line: the library or the set is missing.
+      DamagedDataError: one line: the set is no set of labelled images.
+    """
+    datasets = _import_datasets(name)
+    origin = f"hf:{name}"
+    splits = _load_splits(datasets, name)
+    if "train" not in splits:
+        raise DamagedDataError(
+            f"{origin}: has the splits {', '.join(splits) or '(none)'}, but 'train' is "
+            "needed."
+        )
+    train = splits["train"]
+    test = next((splits[each] for each in _TEST_NAMES if each in splits), None)
+    image_key, label_key = _image_and_label(datasets, train.features, origin)
+    files = _picture_files(datasets, train, image_key, origin)
+    origins = [f"{origin} (train, image {number})" for number in range(len(files))]
+    fit = choose_fit(map(read_header, files, origins), size)
+    test_images = test_labels = None
+    if test is not None:
+        test_files = _picture_files(datasets, test, image_key, origin)
+        test_origins = [f"{origin} (test, image {n})" for n in range(len(test_files))]
+        test_images = decode_all(test_files, fit, test_origins)
+        test_labels = np.asarray(test[label_key][:])
+    feature = train.features[label_key]
+    return from_arrays(
+        decode_all(files, fit, origins),
+        np.asarray(train[label_key][:]),
+        test_images=test_images,
+        test_labels=test_labels,
+        class_names=getattr(feature, "names", None),
+        columns={
+            key: np.asarray(train[key][:])
+            for key, feature in train.features.items()
+            if key not in (image_key, label_key)
+            and getattr(feature, "dtype", "").startswith(("string", "int", "uint"))
+        },
+        origin=origin,
+    )
+
+
+def _import_datasets(name: str) -> Any:
+    try:
+        # Imported where it is used: it takes seconds, and few need it.
+        import datasets
+    except ImportError as error:
+        raise DataUnavailableError(
+            f"hf:{name} needs the package datasets; install it with "
+            "pip install 'fuprune[hf]'."
+        ) from error
+    return datasets
+
+
+def _load_splits(datasets: Any, name: str) -> dict[str, Any]:
+    """Split name -> datasets.Dataset."""
+    try:
+        if os.path.isdir(os.path.expanduser(name)):
+            found = datasets.load_from_disk(os.path.expanduser(name))
+        else:
+            found = _load_from_hub(datasets, name)
+    except DataUnavailableError:
+        raise
+    # The library lets through whatever its many parts raise.
+    except Exception as error:
+        text = str(error).strip().splitlines() or [""]
+        raise DataUnavailableError(
+            f"hf:{name} did not load ({type(error).__name__}: {text[0][:200]}); check "
+            "the name, or load it once where there is a network and copy HF_HOME here."
+        ) from error
+    if isinstance(found, datasets.Dataset):
+        return {"train": found}
+    return dict(found)
+
+
+def _load_from_hub(datasets: Any, name: str) -> Any:
+    if not _HUB_NAME.fullmatch(name):
+        raise DataUnavailableError(
+            f"hf:{name} is neither a directory nor a name on the hub such as "
+            "hf:cifar100 or hf:owner/name:configuration."
+        )
+    path, _, configuration = name.partition(":")
+    offline = datasets.config.HF_HUB_OFFLINE
+    reason = None if offline else network.why_unreachable(_HUB)
+    # What does not answer is not asked again and again: the cache has it, or nobody.
+    datasets.config.HF_HUB_OFFLINE = offline or reason is not None
+    try:
+        return datasets.load_dataset(path, configuration or None)
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+
+
+def _image_and_label(datasets: Any, features: Any, origin: str) -> tuple[str, str]:
+    """The columns that hold the image and the label."""
+    images = [key for key, each in features.items() if isinstance(each, datasets.Image)]
+    labels = [
+        key for key, each in features.items() if isinstance(each, datasets.ClassLabel)
+    ]
+    if not labels:
+        labels = [
+            key
+            for key in _LABEL_NAMES
+            if getattr(features.get(key), "dtype", "").startswith(("int", "uint"))
+        ]
+    if not images or not labels:
+        raise DamagedDataError(
+            f"{origin}: has the columns {', '.join(features)}, but an image and a "
+            "class label are needed."
+        )
+    preferred = [key for key in _LABEL_NAMES if key in labels]
+    return images[0], (preferred or labels)[0]
+
+
+def _picture_files(datasets: Any, split: Any, key: str, origin: str) -> list[Any]:
+    """The pictures as they are stored: bytes, or the path of a file."""
+    stored = split.cast_column(key, datasets.Image(decode=False))[key]
+    files = []
+    for number, each in enumerate(stored):
+        if not each or not (each["bytes"] or each["path"]):
+            raise DamagedDataError(f"{origin}: example {number} has no image.")
+        files.append(each["bytes"] or each["path"])
+    return files

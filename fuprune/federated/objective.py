@@ -1,0 +1,118 @@
+"""What clients minimise: a loss of each example, and what it needs besides the labels.
+
+An `Objective` is a pure function and a tree of arrays. The arrays (a teacher's
+variables, say) travel to the clients as arguments of a round, so they are neither
+constants of the compiled program nor a reason to compile it again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fuprune.errors import InputError
+from fuprune.models.adapt import adapt
+from fuprune.models.layers import at_least_float32
+
+
+class Objective(NamedTuple):
+    """A loss of each example of a batch.
+
+    `losses(context, logits, batch)` maps logits [B, U] and a `client.Batch` to [B];
+    what it gives for padding does not matter.
+    """
+
+    losses: Callable[[Any, jax.Array, Any], jax.Array]
+    context: Any = ()  # pytree of arrays, the same for all clients and rounds
+
+
+def cross_entropy(logits, labels, mask, label_smoothing: float = 0.0):
+    """Sum over real examples of the cross-entropy; logits [B, U] -> []."""
+    return jnp.sum(_cross_entropies(logits, labels, label_smoothing) * mask)
+
+
+def _cross_entropies(logits, labels, label_smoothing):
+    targets = jax.nn.one_hot(labels, logits.shape[-1])
+    targets = optax.smooth_labels(targets, label_smoothing)
+    return optax.softmax_cross_entropy(at_least_float32(logits), targets)
+
+
+def classification(label_smoothing: float = 0.0) -> Objective:
+    """Cross-entropy with the labels: the objective by default."""
+
+    def losses(context, logits, batch):
+        del context
+        return _cross_entropies(logits, batch.labels, label_smoothing)
+
+    return Objective(losses)
+
+
+def distillation(
+    teacher,
+    variables,
+    *,
+    temperature: float = 1.0,
+    weight: float = 0.5,
+    masked_classes: Sequence[int] = (),
+    label_smoothing: float = 0.0,
+) -> Objective:
+    """Labels and a teacher's answers (Hinton et al. 2015).
+
+    With the student's and the teacher's logits s and t [U], the loss of one example is
+
+        (1 - weight) CE(label, s) + weight T^2 KL(softmax(t / T) || softmax(s / T)),
+
+    where t is minus infinity at masked classes: the teacher has no say about them, and
+    the student is taught to give them no probability. An example that the teacher takes
+    for a masked class has its label alone, with weight 1, because what is left of the
+    teacher's answer says nothing about it. T^2 keeps the two terms comparable over
+    temperatures, and scales the step with them.
+
+    Args:
+      teacher: a network that `models.adapt.adapt` takes, in evaluation mode here.
+      variables: the teacher's, e.g. those of the model before unlearning.
+      temperature: T.
+      weight: share of the teacher in [0, 1].
+      masked_classes: columns to leave out, e.g. the classes to forget.
+      label_smoothing: of the first term.
+    """
+    if not temperature > 0:
+        raise InputError(f"temperature is {temperature}, but must be positive.")
+    if not 0 <= weight <= 1:
+        raise InputError(f"weight is {weight}, but must lie in [0, 1].")
+    teacher = adapt(teacher)
+    masked = tuple(int(u) for u in masked_classes)
+
+    def losses(teacher_variables, logits, batch):
+        logits = at_least_float32(logits)
+        answers = teacher.apply(teacher_variables, batch.images, train=False)
+        answers = at_least_float32(jax.lax.stop_gradient(answers))
+        classes = answers.shape[-1]
+        if any(not 0 <= u < classes for u in masked) or len(set(masked)) >= classes:
+            raise InputError(
+                f"masked_classes are {masked}, but must be some of the teacher's "
+                f"{classes} classes, from 0 to {classes - 1}, and not all of them."
+            )
+        hidden = jnp.isin(jnp.arange(classes), jnp.asarray(masked, jnp.int32))
+        knows = ~hidden[jnp.argmax(answers, axis=-1)]
+        # Far below any logit and finite, because infinities make NaN in a product.
+        lowest = jnp.finfo(answers.dtype).min
+        answers = jnp.where(hidden, lowest, answers / temperature)
+        taught, log_taught = jax.nn.softmax(answers), jax.nn.log_softmax(answers)
+        student = jax.nn.log_softmax(logits / temperature)
+        gaps = jnp.where(hidden, 0.0, log_taught - student)
+        divergence = temperature**2 * jnp.sum(taught * gaps, axis=-1)
+        share = jnp.where(knows, weight, 0.0)
+        labelled = _cross_entropies(logits, batch.labels, label_smoothing)
+        return (1 - share) * labelled + share * divergence
+
+    return Objective(losses, variables)
+
+
+def as_objective(objective: Objective | Callable) -> Objective:
+    """An `Objective`, also from a plain `(logits, batch) -> losses [B]`."""
+    if isinstance(objective, Objective):
+        return objective
+    return Objective(lambda context, logits, batch: objective(logits, batch))

@@ -1,0 +1,155 @@
+"""What happens to a client's upload the moment it arrives: checked, weighed, summed.
+
+An upload that is not finite, too long or claims more examples than the client has is
+turned away with weight zero, and the round goes on with the rest. `fuse_gradients` is
+FedSGD's short cut, in which single uploads are never formed.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fuprune.federated.aggregate import Aggregation, admit
+from fuprune.federated.client import (
+    ClientUpdate,
+    Preprocess,
+    gather_batch,
+    make_loss,
+    shuffled_positions,
+    split_params,
+)
+from fuprune.federated.cohort import Client, ClientProgram
+from fuprune.federated.objective import Objective
+
+
+class Upload(NamedTuple):
+    """What is kept of each client, stacked over the cohort."""
+
+    weight: jax.Array  # [M] examples, 0 if turned away
+    accepted: jax.Array  # [M] bool
+    update: Any  # leaves [M, ...], or () if nothing needs them
+    batch_stats: Any  # likewise
+
+
+class Total(NamedTuple):
+    """What is summed over the cohort."""
+
+    update: Any  # weighted by examples, or () if the rule needs every client's own
+    batch_stats: Any  # likewise
+    weight: jax.Array  # []
+    loss_sum: jax.Array  # []
+    correct: jax.Array  # []
+    seen: jax.Array  # []
+
+
+def receive_uploads(
+    program: ClientProgram, aggregation: Aggregation, *, keep_statistics: bool
+) -> ClientProgram:
+    """`program` with each `ClientUpdate` checked and turned into `(Total, Upload)`.
+
+    Args:
+      program: `finish` gives `((), ClientUpdate)`.
+      aggregation: the rule, the bound on norms, and simulated faults.
+      keep_statistics: whether each client's BatchNorm statistics are needed.
+    """
+    # A mean can be summed up client by client; other rules need all updates at once.
+    stacked = aggregation.rule != "mean"
+
+    def finish(shared, client, carry):
+        _, sent = program.finish(shared, client, carry)
+        if aggregation.fault is not None:
+            key = jax.random.fold_in(shared.context.key, client.client_id)
+            key = jax.random.fold_in(key, 7)
+            sent = aggregation.fault(sent, client.client_id, key)
+        accepted = _is_acceptable(sent, client, aggregation.max_update_norm)
+        weight = jnp.where(accepted, sent.num_examples, 0.0)
+        # Zeros, because weight zero does not silence a NaN.
+        clean = jax.tree.map(lambda x: jnp.where(accepted, x, jnp.zeros_like(x)), sent)
+
+        def weighted(tree):
+            return () if stacked else jax.tree.map(lambda x: weight * x, tree)
+
+        total = Total(
+            weighted(clean.update),
+            weighted(clean.batch_stats),
+            weight,
+            clean.loss_sum,
+            clean.correct,
+            clean.seen,
+        )
+        return total, Upload(
+            weight,
+            accepted,
+            clean.update if stacked or aggregation.keep_updates else (),
+            clean.batch_stats if stacked or keep_statistics else (),
+        )
+
+    return program._replace(finish=finish)
+
+
+def _is_acceptable(sent: ClientUpdate, client: Client, max_norm):
+    """Finite everywhere, norm within bounds, no more examples than the client has."""
+    stacked = jax.tree.map(lambda x: x[None], (sent.update, sent.batch_stats))
+    finite = admit(stacked)[0]
+    small = admit(stacked[0], max_norm=max_norm)[0]
+    honest = (sent.num_examples >= 0) & (sent.num_examples <= client.length)
+    return finite & small & honest & jnp.isfinite(sent.loss_sum)
+
+
+def fuse_gradients(
+    program: ClientProgram,
+    model,
+    *,
+    take: int,
+    preprocess: Preprocess,
+    objective: Objective,
+) -> ClientProgram:
+    """FedSGD over a cohort as one gradient of the summed loss.
+
+    `vmap` over clients with shared parameters folds their images into one batch for
+    every convolution, forward and backward, while BatchNorm reduces over each client's
+    own images.
+
+    Args:
+      program: FedSGD's client, for backends other than `vmap`.
+      model: the network.
+      take: examples drawn from each client.
+      preprocess: `(key, uint8 images) -> float images`.
+      objective: what clients minimise.
+    """
+    loss_fn = make_loss(model, objective)
+
+    def draw(shared, client):
+        key = jax.random.fold_in(shared.context.key, client.client_id)
+        order = shuffled_positions(key, client.length, client.row.shape[0])[:take]
+        key = jax.random.fold_in(key, 1)
+        return gather_batch(shared, client, order, preprocess, key)
+
+    def batched(shared, clients):
+        params, state = split_params(shared.context.variables)
+        context = shared.context.objective
+        batch = jax.vmap(lambda c: draw(shared, c))(clients)
+        examples = jnp.sum(batch.mask, axis=1)
+
+        def cohort_loss(params):
+            means, found = jax.vmap(lambda b: loss_fn(params, state, b, context))(batch)
+            return jnp.sum(means * examples), found
+
+        grads, (losses, hits, states) = jax.grad(cohort_loss, has_aux=True)(params)
+        stats = jax.tree.map(
+            lambda x: jnp.tensordot(examples, x, axes=1), states.get("batch_stats", {})
+        )
+        seen = jnp.sum(examples)
+        total = Total(grads, stats, seen, jnp.sum(losses), jnp.sum(hits), seen)
+        # One client's bad loss spoils the shared gradient: then the round is void. Of a
+        # gradient that is bad although all losses are good, nobody knows whose it is,
+        # so everybody is turned away.
+        accepted = jnp.isfinite(losses)
+        finite = admit(jax.tree.map(lambda x: x[None], (grads, stats)))[0]
+        accepted = accepted & (finite | ~jnp.all(accepted))
+        good = jnp.all(accepted)
+        total = jax.tree.map(lambda x: jnp.where(good, x, jnp.zeros_like(x)), total)
+        return total, Upload(examples * good, accepted, (), ())
+
+    return program._replace(batched=batched)

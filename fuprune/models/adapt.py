@@ -1,0 +1,313 @@
+"""One way to call any network, whoever wrote it.
+
+Everything here trains, evaluates and cuts a network through two functions:
+
+    variables = model.init(key, images, train=False)
+    logits = model.apply(variables, images, train=False, mask=None)
+    logits, new = model.apply(
+        ..., train=True, mask=mask, mutable=["batch_stats"], rngs={"dropout": key}
+    )
+
+`variables` is {"params": ..., "batch_stats": ...}, images are float [B, H, W, C],
+logits [B, U], and `mask` [B] is nonzero for real examples. `adapt` gives that form to
+Linen modules of other conventions, to NNX modules and to plain functions. What it
+returns is hashable, and equal for equal networks, hence static under jit.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fuprune.errors import InputError
+
+TRAINING_NAMES = ("train", "training", "is_training")
+EVALUATION_NAMES = ("deterministic", "use_running_average", "inference")
+
+
+class Convention(NamedTuple):
+    """What a network's call wants to be told."""
+
+    training: tuple[str, ...] = ()  # arguments that are true in training
+    evaluation: tuple[str, ...] = ()  # arguments that are true in evaluation
+    takes_mask: bool = False
+
+    def arguments(self, train: bool, mask=None) -> dict[str, Any]:
+        """Keyword arguments of one call."""
+        chosen: dict[str, Any] = {name: train for name in self.training}
+        chosen |= {name: not train for name in self.evaluation}
+        return chosen | ({"mask": mask} if self.takes_mask else {})
+
+
+def adapt(
+    model,
+    *,
+    init: Callable | None = None,
+    takes_mask: bool | None = None,
+    rngs: tuple[str, ...] = ("dropout",),
+):
+    """A network in the form of this module's first lines.
+
+    Networks that have it already, such as those of the zoo, come back as they are.
+    Whether a network is in training is told through the arguments of its call, or the
+    attributes of a Linen module, that are named in `TRAINING_NAMES` and
+    `EVALUATION_NAMES`. A network that takes no mask normalises over whole batches,
+    which is sound because padding repeats the client's own images
+    (`federated.client.gather_batch`).
+
+    Args:
+      model: a Linen module; an NNX module, or the class or function of `rngs` that
+        makes one; an object with `apply` and perhaps `init`; or a function
+        `(variables, images, ...) -> logits`.
+      init: `(key, images) -> variables`, for a function.
+      takes_mask: whether the argument `mask` of its call, if it has one, is this
+        module's; by default yes. An attention mask, for instance, is not.
+      rngs: names of the streams of random numbers that a Linen module draws from.
+
+    Example:
+      >>> net = adapt(nn.Sequential([nn.Conv(8, (3, 3)), lambda x: x.mean((1, 2))]))
+      >>> variables = net.init(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+      >>> net.apply(variables, jnp.zeros((2, 6, 6, 1)), train=False).shape
+      (2, 8)
+    """
+    if isinstance(model, LinenNetwork | NNXNetwork | FunctionNetwork):
+        return model
+    if isinstance(model, nn.Module):
+        convention = _read_convention(type(model).__call__, takes_mask)
+        if convention == Convention(("train",), (), True):
+            return model
+        return LinenNetwork(model, convention, tuple(rngs))
+    if isinstance(model, nnx.Module):
+        return _adapt_nnx(model, None, takes_mask)
+    if _makes_nnx(model):
+        return _adapt_nnx(nnx.eval_shape(lambda: _make(model, 0)), model, takes_mask)
+    apply = getattr(model, "apply", model)
+    if not callable(apply):
+        raise InputError(
+            f"model is a {type(model).__name__}, which is no network; give a Linen or "
+            "NNX module, or a function (variables, images) -> logits."
+        )
+    names = _parameters(apply)
+    if {"train", "mask", "mutable", "rngs"} <= names.keys() and model is not apply:
+        return model
+    return FunctionNetwork(
+        apply,
+        init if init is not None else getattr(model, "init", None),
+        _read_convention(apply, takes_mask),
+        tuple(name for name in ("mutable", "rngs") if name in names),
+    )
+
+
+def _parameters(function) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        return {}
+
+
+def _read_convention(call, takes_mask: bool | None) -> Convention:
+    names = _parameters(call)
+    return Convention(
+        tuple(name for name in TRAINING_NAMES if name in names),
+        tuple(name for name in EVALUATION_NAMES if name in names),
+        "mask" in names and takes_mask is not False,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LinenNetwork:
+    """A Linen module of any convention, called by ours."""
+
+    module: nn.Module
+    convention: Convention
+    streams: tuple[str, ...] = ("dropout",)
+
+    def __hash__(self):
+        """By value, or by identity if the module has attributes without a hash."""
+        try:
+            return hash((self.module, self.convention, self.streams))
+        except TypeError:
+            return id(self.module)
+
+    def init(self, key, images, train: bool = False):
+        """Fresh variables."""
+        streams = {name: jax.random.fold_in(key, i) for i, name in self._numbered()}
+        return self._at(train).init(
+            {"params": key, **streams}, images, **self.convention.arguments(train)
+        )
+
+    def apply(self, variables, images, train=False, mask=None, *, rngs=None, **options):
+        """Logits [B, U], and the updated collections if `mutable` names any.
+
+        Args:
+          variables: {"params", ...}.
+          images: [B, H, W, C].
+          train: whether this is a step of training.
+          mask: [B], passed on if the module takes one.
+          rngs: {"dropout": key}, from which every stream gets a key of its own.
+          **options: those of `nn.Module.apply`.
+        """
+        if rngs is not None:
+            key = rngs["dropout"]
+            rngs = {
+                name: jax.random.fold_in(key, i) if i else key
+                for i, name in self._numbered()
+            }
+        arguments = self.convention.arguments(train, mask)
+        return self._at(train).apply(
+            variables, images, rngs=rngs, **arguments, **options
+        )
+
+    def _numbered(self):
+        return enumerate(self.streams)
+
+    def _at(self, train):
+        """The module with those of its attributes set that say the same."""
+        fields = {field.name for field in dataclasses.fields(self.module)}
+        settings = {name: train for name in TRAINING_NAMES if name in fields}
+        settings |= {name: not train for name in EVALUATION_NAMES if name in fields}
+        return self.module.clone(**settings) if settings else self.module
+
+
+@dataclasses.dataclass(frozen=True)
+class NNXNetwork:
+    """An NNX module taken apart: its graph, static, and where each array belongs."""
+
+    graph: Any  # nnx.GraphDef
+    places: tuple[tuple[str, tuple], ...]  # (collection, path in the module) of arrays
+    convention: Convention
+    factory: Callable | None = None
+
+    def init(self, key, images, train: bool = False):
+        """Fresh variables, if the network was given as what makes it."""
+        del images, train
+        if self.factory is None:
+            raise InputError(
+                "an NNX module that exists cannot be initialised afresh; give its "
+                "class or a function of rngs, adapt(lambda rngs: Net(rngs=rngs)), or "
+                "take the module's own arrays with variables_of(module)."
+            )
+        return variables_of(_make(self.factory, key))
+
+    def apply(
+        self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
+    ):
+        """Logits [B, U], and {"batch_stats": ...} after the step if `mutable`."""
+        module = self.module(variables, rngs=rngs)
+        module.train() if train else module.eval()
+        logits = module(images, **self.convention.arguments(train, mask))
+        if not mutable:
+            return logits
+        found = variables_of(module)
+        return logits, {"batch_stats": found.get("batch_stats", {})}
+
+    def module(self, variables, *, rngs=None) -> nnx.Module:
+        """The NNX module that holds these variables."""
+        key = jax.random.key(0) if rngs is None else rngs["dropout"]
+        flat = []
+        for number, (collection, path) in enumerate(self.places):
+            if collection == "key":
+                value = jax.random.fold_in(key, number)
+            elif collection == "drawn":
+                value = jnp.zeros((), jnp.uint32)
+            else:
+                value = variables[collection]
+                for name in path:
+                    value = value[str(name)]
+            flat.append((path, value))
+        return nnx.merge(self.graph, nnx.from_flat_state(flat))
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionNetwork:
+    """A plain function of variables and images, called as the others are."""
+
+    function: Callable
+    initialise: Callable | None
+    convention: Convention
+    also: tuple[str, ...] = ()  # of "mutable" and "rngs", those it takes
+
+    def init(self, key, images, train: bool = False):
+        """Fresh variables, if a function for it was given."""
+        del train
+        if self.initialise is None:
+            raise InputError(
+                "this network is a function and has no init; give it one: "
+                "adapt(function, init=...)."
+            )
+        return self.initialise(key, images)
+
+    def apply(
+        self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
+    ):
+        """Logits [B, U], with {} beside them if `mutable` and it keeps no state."""
+        options = {"mutable": mutable, "rngs": rngs}
+        result = self.function(
+            variables,
+            images,
+            **self.convention.arguments(train, mask),
+            **{name: options[name] for name in self.also},
+        )
+        return (result, {}) if mutable and "mutable" not in self.also else result
+
+
+def variables_of(module: nnx.Module) -> dict[str, Any]:
+    """The arrays of an NNX module as {"params": ..., "batch_stats": ...}.
+
+    Other kinds of variables, if any, are under "state"; the state of random number
+    generators is left out, because keys are arguments here. Numbers in a path, from
+    lists, become strings.
+    """
+    variables: dict[str, Any] = {}
+    for collection, path, value in _arrays(module):
+        if collection in ("key", "drawn"):
+            continue
+        branch = variables.setdefault(collection, {})
+        for name in path[:-1]:
+            branch = branch.setdefault(str(name), {})
+        branch[str(path[-1])] = value[...]
+    return variables
+
+
+def _arrays(module: nnx.Module) -> list[tuple[str, tuple, Any]]:
+    """(collection, path, variable) of everything a module holds."""
+    kinds = (
+        ("params", nnx.Param),
+        ("batch_stats", nnx.BatchStat),
+        ("key", nnx.RngKey),
+        ("drawn", nnx.RngCount),
+    )
+    found = []
+    for path, value in nnx.to_flat_state(nnx.state(module)):
+        names = [name for name, kind in kinds if isinstance(value, kind)]
+        found.append((names[0] if names else "state", tuple(path), value))
+    return found
+
+
+def _adapt_nnx(module, factory, takes_mask) -> NNXNetwork:
+    places = tuple((collection, path) for collection, path, _ in _arrays(module))
+    convention = _read_convention(type(module).__call__, takes_mask)
+    return NNXNetwork(nnx.graphdef(module), places, convention, factory)
+
+
+def _makes_nnx(model) -> bool:
+    """Whether it is an NNX class, or a function of `rngs` alone."""
+    if isinstance(model, type):
+        return issubclass(model, nnx.Module)
+    required = [
+        name
+        for name, parameter in _parameters(model).items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind
+        not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    ]
+    return required == ["rngs"]
+
+
+def _make(factory, key) -> nnx.Module:
+    return factory(rngs=nnx.Rngs(key))

@@ -1,0 +1,133 @@
+"""What a stranger gets: the wheel, installed outside the repository, and what it does.
+
+Dependencies come from the environment of the tests; of fuprune itself nothing does.
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+import fuprune
+from tests.integration.command import SMALL
+
+ONE_ROUND = (
+    "--config.train.rounds=1",
+    "--config.fine_tune.rounds=1",
+    "--config.fine_tune.schedule=constant",
+)
+
+
+class Installed:
+    """A wheel in a folder of its own, and an empty folder to work in."""
+
+    def __init__(self, site, home):
+        self.site, self.home = site, home
+
+    def run(self, *command):
+        return subprocess.run(
+            [sys.executable, *command],
+            cwd=self.home,
+            env={**os.environ, "PYTHONPATH": str(self.site), "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+
+    def fuprune(self, *arguments):
+        """The installed script."""
+        return self.run(str(self.site / "bin" / "fuprune"), *arguments)
+
+
+def build(folder, repository, kind):
+    """Builds with what is installed, without a network."""
+    command = ["-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, *command, str(repository)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, pytestconfig):
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = build(folder / "dist", pytestconfig.rootpath, "wheel")
+    command = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    target = ["--target", str(folder / "site"), str(wheel)]
+    subprocess.run([sys.executable, *command, *target], check=True)
+    (folder / "home").mkdir()
+    return Installed(folder / "site", folder / "home")
+
+
+def test_package_is_the_installed_one_and_whole(installed):
+    done = installed.run("-c", "import fuprune; print(fuprune.__file__)")
+    assert done.stdout.startswith(str(installed.site)), done.stderr
+    inside = installed.site / "fuprune"
+    for name in ("py.typed", "__init__.pyi", "report/page.css"):
+        assert (inside / name).is_file(), name
+    assert len(list(inside.glob("kernels/*.cc"))) == 2
+    assert not (installed.site / "tests").exists()
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_version_and_help(installed, module):
+    def ask(flag):
+        if module:
+            return installed.run("-m", "fuprune.main", flag)
+        return installed.fuprune(flag)
+
+    assert ask("--version").stdout == f"fuprune {fuprune.__version__}\n"
+    text = ask("--help").stdout
+    assert "  train.rounds = 2000 " in text and "prune: class_pruning" in text
+
+
+def test_shipped_configs_are_found_and_checked(installed, repository):
+    """Every flag but the last is fine, so a config was loaded and validated."""
+    for path in (repository / "configs").glob("*.py"):
+        done = installed.fuprune("--config", path.stem, "--config.train.cohort=1000")
+        assert done.returncode == 2
+        assert "train.cohort is 1000; allowed: at most" in done.stderr, done.stderr
+    done = installed.fuprune("--config", "cifar10_resnet:57")
+    assert done.stderr.startswith("fuprune: error: model.name is 'resnet57'; allowed")
+    done = installed.fuprune("--config", "cifar11")
+    assert "cifar10_resnet, " in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_quickstart_runs_and_reports_in_an_empty_folder(installed):
+    for name in ("a", "b"):
+        done = installed.fuprune(*SMALL, *ONE_ROUND, "--workdir", f"runs/{name}")
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert (installed.home / "runs" / "a" / "report").is_dir()
+    done = installed.fuprune("report", "runs/a", "runs/b")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (installed.home / "runs" / "joined").is_dir()
+
+
+def test_archives_are_fit_for_an_index_and_hold_what_the_tests_need(
+    tmp_path, repository
+):
+    source = build(tmp_path / "dist", repository, "sdist")
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with tarfile.open(source) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    for wanted in ("tests", "configs", "docs", "launch", "benchmarks", "results"):
+        files = [
+            path.relative_to(repository).as_posix()
+            for path in (repository / wanted).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
+        missing = [name for name in files if name not in names and _is_kept(name)]
+        assert files and not missing, missing[:5]
+    assert {"Makefile", "README.md", "LICENSE", ".ci/run", "pyproject.toml"} <= names
+
+
+def _is_kept(name: str) -> bool:
+    """Whether it belongs to the project and not to what running it leaves."""
+    return not name.endswith((".so", ".tgz")) and "_build" not in name
