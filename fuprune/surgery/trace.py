@@ -315,13 +315,14 @@ def examine(program: Program, cuts: Cuts) -> tuple[list[Held], Findings]:
 
     jax.eval_shape(
         go,
-        [_cut_shape(shape, i, cuts) for i, shape in enumerate(program.shapes)],
+        [cut_shape(shape, i, cuts) for i, shape in enumerate(program.shapes)],
         [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in inputs],
     )
     return found[0]
 
 
-def _cut_shape(shape, number, cuts):
+def cut_shape(shape, number: int, cuts: Cuts) -> jax.ShapeDtypeStruct:
+    """Returns the shape of a leaf after its cuts."""
     sizes = [
         len(cuts[number, axis]) if (number, axis) in cuts else size
         for axis, size in enumerate(shape.shape)
