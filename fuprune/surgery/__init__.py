@@ -13,15 +13,16 @@ from flax import nnx
 from fuprune.models import zoo
 from fuprune.models.adapt import adapt
 from fuprune.surgery import cutting, report, wiring
-from fuprune.surgery.cutting import capture, trace_layers
+from fuprune.surgery.cutting import Observed, capture, observe, trace_layers
 from fuprune.surgery.module import SlimModule, arrays_of
 from fuprune.surgery.plan import ORDERS, SCOPES, LayerReport, PrunePlan, make_plan
-from fuprune.surgery.slim import PinnedNetwork, SlimNetwork
+from fuprune.surgery.slim import PinnedNetwork, SlimNetwork, from_spec, spec
 from fuprune.surgery.trace import Layer, SurgeryError
 from fuprune.surgery.wiring import compact_tree, mask_tree
 
 __all__ = [
     "ORDERS",
+    "Observed",
     "SCOPES",
     "Layer",
     "LayerReport",
@@ -35,13 +36,16 @@ __all__ = [
     "compact_tree",
     "cut_optimizer_state",
     "explain",
+    "from_spec",
     "kept_channels",
     "layer_names",
     "make_plan",
     "mask",
     "mask_tree",
+    "observe",
     "pin",
     "plan_report",
+    "spec",
     "trace_layers",
 ]
 

@@ -40,8 +40,8 @@ class Notes(Protocol):
     def is_channelwise(self, leaf: int) -> bool:
         """Whether a parameter has one number per channel."""
 
-    def layer(self, leaf: int, axis: int, kind: str, result: Held, channel: int):
-        """A layer was found: the leaf of its kernel, that of its bias aside."""
+    def layer(self, leaf, axis, kind, source, result, channel) -> None:
+        """A layer was found: its kernel, what it reads, and what it gives."""
 
     def biased(self, leaf: int, result: Held) -> None:
         """The result of a layer after its bias."""
@@ -300,7 +300,8 @@ def convolution(eqn, operands, notes) -> Result:
     shape = tuple(eqn.outvars[0].aval.shape)
     kept = normal(_replaced((None,) * len(shape), channel, outputs), shape)
     result = Held(data, shape, kept, np.zeros((), data.dtype)[()])
-    return [_found_layer(notes, "convolution", operands[1], columns, result, channel)]
+    found = (operands[0], operands[1], columns, result, channel)
+    return [_found_layer(notes, "convolution", *found)]
 
 
 def dot_general(eqn, operands, notes) -> Result:
@@ -329,16 +330,15 @@ def dot_general(eqn, operands, notes) -> Result:
     for side, number in ((operands[1], 1), (operands[0], 0)):
         if len(free[number]) == 1 and not batched[number] and side.origins:
             channel = len(free[0]) if number else 0
-            return [
-                _found_layer(notes, "dense", side, free[number][0], result, channel)
-            ]
+            found = (operands[1 - number], side, free[number][0], result, channel)
+            return [_found_layer(notes, "dense", *found)]
     return [result]
 
 
-def _found_layer(notes, kind, kernel, columns, result, channel) -> Held:
+def _found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
     for (leaf, axis), origin in kernel.origins.items():
         if origin.axis == columns and origin.pure and not notes.is_channelwise(leaf):
-            notes.layer(leaf, axis, kind, result, channel)
+            notes.layer(leaf, axis, kind, source, result, channel)
             return result._replace(layer=leaf)
     return result
 

@@ -1,7 +1,7 @@
 """Surgery on any network by tracing: its layers, mask, and compact."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 
 from fuprune.models.adapt import adapt
 from fuprune.surgery import trace
-from fuprune.surgery.held import onto, same
+from fuprune.surgery.held import in_full, onto, same
 from fuprune.surgery.plan import PrunePlan, check_kept
 from fuprune.surgery.slim import (
     PathCuts,
@@ -104,6 +104,35 @@ def capture(
         kept[channel] = cuts.get((layer.leaf, layer.axis))
         captured[name] = jnp.moveaxis(onto(held, kept), channel, -1)
     return captured
+
+
+class Observed(NamedTuple):
+    """What a network does to a batch."""
+
+    logits: Any  # [B, U]
+    head: Path | None  # of the last dense layer, if it gives the logits
+    head_logits: Any  # [B, U], as they leave that layer
+    features: Any  # [B, ...] what that layer reads, or None
+    outputs: dict[str, Any]  # of all layers but that one, [B, ..., C]
+
+
+def observe(model: Any, variables: Variables, images: Any) -> Observed:
+    """Returns what a network and its layers give in evaluation."""
+    network = adapt(model)
+    program, cuts = program_of(network, variables, images)
+    leaves = jax.tree.leaves(variables)
+    results, findings = trace.run(program, leaves, cuts, [images])
+    logits = in_full(results[0])
+    outputs, head, head_logits, features = {}, None, logits, None
+    for name, layer in layers_of(program, cuts).items():
+        held, channel = findings.outputs[layer.leaf]
+        outputs[name] = jnp.moveaxis(in_full(held), channel, -1)
+        if layer.kind == "dense" and outputs[name].shape == logits.shape:
+            head, head_logits = layer.path[1:-1], outputs[name]
+            features = in_full(findings.inputs[layer.leaf])
+    if head is not None:
+        del outputs[layer_name(("params", *head, "kernel"))]
+    return Observed(logits, head, head_logits, features, outputs)
 
 
 def program_of(

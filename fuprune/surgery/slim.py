@@ -197,3 +197,45 @@ def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
         return jax.device_put(result, leaf.sharding)
 
     return jax.tree_util.tree_map_with_path(cut_leaf, tree)
+
+
+def spec(network: SlimNetwork) -> dict[str, Any]:
+    """Returns what was cut, fit for JSON; `from_spec` rebuilds it on the base."""
+    return {
+        "input_shape": list(network.input_shape),
+        "cuts": [
+            {
+                "path": list(path),
+                "shape": list(shape),
+                "axes": {str(axis): list(ids) for axis, ids in axes},
+            }
+            for path, shape, axes in network.cuts
+        ],
+    }
+
+
+def from_spec(base: Any, spec: Mapping[str, Any]) -> SlimNetwork:
+    """Returns the slim network that a spec describes, checking every value in it.
+
+    Args:
+      base: the uncut network, adapted. A spec is data and holds no code: whoever wrote
+        the network brings it again.
+      spec: what `spec` returned.
+    """
+    cuts = []
+    for entry in spec["cuts"]:
+        shape = tuple(int(n) for n in entry["shape"])
+        axes = []
+        for name, ids in entry["axes"].items():
+            axis, ids = int(name), tuple(int(i) for i in ids)
+            increasing = all(a < b for a, b in zip(ids, ids[1:], strict=False))
+            inside = 0 <= axis < len(shape) and ids and ids[0] >= 0
+            if not (inside and increasing and ids[-1] < shape[axis]):
+                raise trace.SurgeryError(
+                    f"spec keeps {list(ids)} along axis {axis} of"
+                    f" {'/'.join(map(str, entry['path']))}, which has shape"
+                    f" {list(shape)}; allowed: increasing indices inside it."
+                )
+            axes.append((axis, ids))
+        cuts.append((tuple(map(str, entry["path"])), shape, tuple(axes)))
+    return SlimNetwork(base, tuple(cuts), tuple(int(n) for n in spec["input_shape"]))

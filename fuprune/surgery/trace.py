@@ -54,6 +54,7 @@ class Findings:
     reads: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
     layers: dict[int, tuple[int, str]] = dataclasses.field(default_factory=dict)
     outputs: dict[int, tuple[Held, int]] = dataclasses.field(default_factory=dict)
+    inputs: dict[int, Held] = dataclasses.field(default_factory=dict)
     whole: list[Whole] = dataclasses.field(default_factory=list)
     handled: set[tuple[int, int]] = dataclasses.field(default_factory=set)
 
@@ -73,7 +74,7 @@ class Findings:
         shape = self.leaves[leaf].shape
         return bool(shape) and max(shape) == np.prod(shape)
 
-    def layer(self, leaf, axis, kind, result, channel):
+    def layer(self, leaf, axis, kind, source, result, channel):
         """A kernel was applied, and gave this result, channels along this axis."""
         seen = self.layers.setdefault(leaf, (axis, kind))
         if seen[0] != axis:
@@ -83,6 +84,7 @@ class Findings:
                 " give each use a parameter of its own."
             )
         self.outputs.setdefault(leaf, (result, channel))
+        self.inputs.setdefault(leaf, source)
 
     def biased(self, leaf, result):
         """A bias was added to what a kernel gave."""
@@ -200,7 +202,9 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals):
         return results
-    silent = dataclasses.replace(findings, reads={}, layers={}, outputs={}, whole=[])
+    silent = dataclasses.replace(
+        findings, reads={}, layers={}, outputs={}, inputs={}, whole=[]
+    )
 
     @jax.custom_jvp
     def function(*arrays):

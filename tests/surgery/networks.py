@@ -133,7 +133,9 @@ class ConvNeXt(nn.Module):
             y = nn.Conv(width, (7, 7), feature_group_count=width)(x)
             y = nn.Dense(4 * width)(nn.LayerNorm()(y))
             y = nn.Dense(width)(nn.gelu(y))
-            scale = self.param(f"scale_{width}", nn.initializers.constant(0.5), (width,))
+            scale = self.param(
+                f"scale_{width}", nn.initializers.constant(0.5), (width,)
+            )
             x = x + scale * y
         return nn.Dense(CLASSES)(nn.LayerNorm()(jnp.mean(x, axis=(1, 2))))
 
