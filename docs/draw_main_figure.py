@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-import fuprune.report.run_files
-from fuprune.report import audit_figures, page, run_figures
+from fuprune.report import audit_figures, figures, page, reading, roles
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUN = HERE.parent / "results" / "cifar10_resnet20_class9"
@@ -22,18 +21,16 @@ STYLE = pathlib.Path(page.__file__).with_name("page.css")
 
 def html() -> str:
     """The page that is photographed."""
-    run = fuprune.report.run_files.read_run(RUN)
-    styles = run_figures.run_styles(run)
-    figures = page.grid(
-        [
-            run_figures.recovery_figure(run, styles),
-            audit_figures.relearn_figure(run, styles),
-        ]
+    run = reading.read_run(RUN)
+    styles = roles.model_styles(run.record, run.audit)
+    relearning = audit_figures.relearn_figures(run.audit, styles)
+    drawn = page.grid(
+        [figures.recovery_figure(run.record, run.curves, styles), relearning[0]]
     )
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'>"
         f"<style>{STYLE.read_text()} body {{ padding: 8px 20px; }}</style>"
-        f"<body>{figures}</body></html>"
+        f"<body>{drawn}</body></html>"
     )
 
 

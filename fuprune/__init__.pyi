@@ -13,8 +13,13 @@ from fuprune.data import bias_partition as bias_partition
 from fuprune.data import dirichlet_partition as dirichlet_partition
 from fuprune.data import drop_classes as drop_classes
 from fuprune.data import federate as federate
+from fuprune.data import from_arrays as from_arrays
+from fuprune.data import hold_out as hold_out
 from fuprune.data import iid_partition as iid_partition
 from fuprune.data import keep_classes as keep_classes
+from fuprune.data import natural_partition as natural_partition
+from fuprune.data import pathological_partition as pathological_partition
+from fuprune.data import read_partition as read_partition
 from fuprune.data import sample_cohort as sample_cohort
 from fuprune.data import take_clients as take_clients
 from fuprune.data import whole_cohort as whole_cohort

@@ -147,7 +147,7 @@ def is_finished(run: Run) -> bool:
     """Whether everything the run was to write is there."""
     made = {
         "pretrain": "units/pretrain.json",
-        "unlearn": "results.json",
+        "unlearn": "units/unlearn.json",
         "audit": "units/audit.json",
         "report": "report/report.html",
     }

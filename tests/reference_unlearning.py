@@ -39,3 +39,48 @@ def tf_idf(a, target, variant="paper"):
     frequency = term_frequency(a, target)
     rarity = inverse_document_frequency(a, variant)
     return np.array([f * r for f, r in zip(frequency, rarity, strict=True)])
+
+
+def replay_server(
+    start,
+    uploads,
+    *,
+    without,
+    rates,
+    momentum,
+    nesterov,
+    weight_decay,
+    clip_norm,
+    renormalise=False,
+):
+    """A server's SGD over recorded updates, some clients' counted as zero.
+
+    Args:
+      start: parameters, one array.
+      uploads: of each round (updates [M, ...], weights [M], client ids [M]).
+      without: ids of the clients whose updates are zero.
+      rates: learning rate of each round.
+      momentum: of the server's SGD.
+      nesterov: of the momentum.
+      weight_decay: added to the gradient, times the parameters.
+      clip_norm: longest update.
+      renormalise: whether the other clients share the weight of those left out.
+    """
+    weights = np.array(start, np.float64)
+    trace = np.zeros_like(weights)
+    for (updates, numbers, clients), rate in zip(uploads, rates, strict=True):
+        mean, total = np.zeros_like(weights), 0.0
+        for update, number, client in zip(updates, numbers, clients, strict=True):
+            update = np.array(update, np.float64)
+            norm = np.sqrt(np.sum(update**2))
+            if norm > clip_norm:
+                update = update * clip_norm / norm
+            if client not in without:
+                mean = mean + number * update
+            if client not in without or not renormalise:
+                total += number
+        gradient = mean / total + weight_decay * weights
+        trace = gradient + momentum * trace
+        step = gradient + momentum * trace if nesterov else trace
+        weights = weights - rate * step
+    return weights

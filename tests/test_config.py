@@ -138,10 +138,6 @@ def test_methods_known_here_are_those_of_the_library():
             "fine_tune.warmup_rounds is 200; allowed: less than fine_tune.rounds,",
         ),
         (
-            {"fine_tune__schedule": "warmup_cosine", "fine_tune__rounds": 1},
-            "fine_tune.rounds, which is 1 and has to be 2 or more with warmup_cosine.",
-        ),
-        (
             {"prune__weighting": "clients", "privacy__epsilon": 1.0},
             "prune.weighting is 'clients' with privacy.secure_sum, privacy.epsilon or",
         ),
@@ -323,6 +319,7 @@ def test_run_of_a_version_without_a_key_resumes_at_its_default():
         {"model__name": "my_networks.small:make_model"},
         {"model__name": "small:make"},
         {"fine_tune__schedule": "warmup_cosine", "fine_tune__warmup_rounds": 199},
+        {"fine_tune__schedule": "warmup_cosine", "fine_tune__rounds": 0},
     ],
 )
 def test_own_data_networks_and_partitions_are_accepted(values):
@@ -402,3 +399,19 @@ def test_curves_are_read_in_their_order_and_may_be_added_later():
     assert config_lib.privacy_curve(config) == (8.0, 0.5, 100.0)
     assert config_lib.privacy_curve(config_lib.default()) == ()
     assert config_lib.difference(config, config_lib.default()) == []
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine", "warmup_cosine"])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 7])
+def test_every_schedule_that_is_accepted_can_be_made(kind, rounds):
+    from fuprune.run.assembly import learning_rate_schedule
+
+    for warmup in range(max(rounds, 1)):
+        config = changed(
+            fine_tune__schedule=kind,
+            fine_tune__rounds=rounds,
+            fine_tune__warmup_rounds=warmup,
+        )
+        config_lib.validate(config)
+        rate = learning_rate_schedule(kind, peak=0.1, rounds=rounds, warmup=warmup)
+        assert all(0 <= rate(number) <= 0.1 + 1e-6 for number in range(rounds))

@@ -4,7 +4,28 @@ The call is `fuprune.audit.audit(candidates, retrained, raw, ...)`, at the top l
 `fuprune.audit_models`.
 """
 
-from fuprune.audit.audit import KINDS, AuditData, audit
-from fuprune.audit.evidence import AuditReport, Evidence
+from fuprune.audit.evidence import AuditReport, Evidence, Headline
+from fuprune.audit.measurements import AuditData
+from fuprune.audit.options import (
+    AuditOptions,
+    ProbeOptions,
+    RelearnOptions,
+    ShadowOptions,
+    WeightOptions,
+)
 
-__all__ = ["KINDS", "AuditData", "AuditReport", "Evidence", "audit"]
+from fuprune.audit.audit import KINDS, audit  # isort: skip  (rebinds the submodule)
+
+__all__ = [
+    "KINDS",
+    "AuditData",
+    "AuditOptions",
+    "AuditReport",
+    "Evidence",
+    "Headline",
+    "ProbeOptions",
+    "RelearnOptions",
+    "ShadowOptions",
+    "WeightOptions",
+    "audit",
+]

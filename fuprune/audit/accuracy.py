@@ -5,87 +5,207 @@ class-wise accuracies after unlearning are from those after retraining, as KL di
 and as greatest difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
+from scipy import stats
+from sklearn.metrics import confusion_matrix
+
+from fuprune.audit.evidence import BETTER, HEADLINE, WORSE
+from fuprune.audit.measurements import (
+    Findings,
+    Measurements,
+    ModelOutputs,
+    Notify,
+    each,
+    everyone,
+    plain,
+    to_retraining,
+)
+from fuprune.audit.options import AuditOptions
+from fuprune.audit.sampling import paired_error
+from fuprune.audit.verdict import Draft
+from fuprune.federated.evaluate import Evaluation
+
+# (right answers [U], a retrained model's right answers [U], images [U]) -> distance
+Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 
 
-def confusion_matrix(labels, predictions, num_classes: int) -> np.ndarray:
-    """Counts `[U, U]`: row is the true class, column the predicted one.
+def find_accuracy(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """U-set and R-set accuracy, and Table 5's distances of class-wise accuracy."""
+    notify("accuracy")
+    labels = measurements.test.labels
+    forgotten = measurements.forgotten_test
 
-    Args:
-      labels: `[N]` true classes.
-      predictions: `[N]` predicted classes.
-      num_classes: U.
+    def hits(model: ModelOutputs) -> np.ndarray:
+        return model.test.logits.argmax(axis=-1) == labels
 
-    Returns:
-      `[U, U]` int64.
-    """
-    flat = np.asarray(labels, np.int64) * num_classes + np.asarray(predictions)
-    counts = np.bincount(flat, minlength=num_classes**2)
-    return counts.reshape(num_classes, num_classes)
+    tests = []
+    for name, question, higher_is, chosen in (
+        (
+            "u_accuracy",
+            "How often does the model still recognise the forgotten class?",
+            WORSE,
+            forgotten,
+        ),
+        (
+            "r_accuracy",
+            "How good is the model on the classes it should keep?",
+            BETTER,
+            ~forgotten,
+        ),
+    ):
+        values, retrained = each(measurements, lambda m, at=chosen: hits(m)[at])
+        tests.append(
+            Draft(
+                name,
+                {model: float(right.mean()) for model, right in values.items()},
+                [float(right.mean()) for right in retrained],
+                kind="accuracy",
+                question=question,
+                higher_is=higher_is,
+                family=HEADLINE,
+                resolution=paired_error(retrained),
+                bounds=(0.0, 1.0),
+                positive_control="raw" if higher_is == WORSE else None,
+            )
+        )
+    evaluations = {
+        name: Evaluation(
+            confusion_matrix(
+                labels,
+                model.test.logits.argmax(axis=-1),
+                labels=np.arange(measurements.num_classes),
+            ),
+            float("nan"),
+        )
+        for name, model in everyone(measurements)
+    }
+    if measurements.retrained:
+        tests += _class_distances(measurements, options, key)
+    detail = {
+        "class_accuracies": {n: plain(e.per_class) for n, e in evaluations.items()},
+        "confusions": {n: e.confusion.tolist() for n, e in evaluations.items()},
+        "test_images_per_class": _images_per_class(measurements).tolist(),
+    }
+    return Findings(tests, detail)
 
 
-def class_accuracies(confusion: np.ndarray) -> np.ndarray:
-    """`[U]` accuracy of each class; NaN for a class without test images."""
-    total = confusion.sum(axis=1)
-    correct = np.diagonal(confusion)
-    return np.where(total > 0, correct / np.maximum(total, 1), np.nan)
+def _class_distances(
+    measurements: Measurements, options: AuditOptions, key: jax.Array
+) -> list[Draft]:
+    per_class = _images_per_class(measurements)
+    labels = measurements.test.labels
+
+    def right(model: ModelOutputs) -> np.ndarray:
+        hits = model.test.logits.argmax(axis=-1) == labels
+        return np.bincount(labels[hits], minlength=measurements.num_classes)
+
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    tests = []
+    for name, statistic, question, unit in (
+        (
+            "class_accuracy_kl",
+            accuracy_divergence,
+            "How far is the distribution of accuracy over classes from retraining?",
+            "nats",
+        ),
+        (
+            "class_accuracy_difference",
+            greatest_difference,
+            "In the class that differs most, how far is accuracy from retraining?",
+            "fraction",
+        ),
+    ):
+        values, others = to_retraining(
+            measurements,
+            lambda m, other, s=statistic: s(right(m), right(other), per_class),
+        )
+        noise = sampling_excess(
+            statistic,
+            [right(model) for model in measurements.retrained],
+            per_class,
+            generator=generator,
+            confidence=options.confidence,
+        )
+        # An error that puts the interval's end at that quantile.
+        beyond = noise - float(np.mean(others)) if others else 0.0
+        tests.append(
+            Draft(
+                name,
+                values,
+                others,
+                kind="accuracy",
+                question=question,
+                unit=unit,
+                higher_is=WORSE,
+                resolution=max(beyond, 0.0)
+                / max(float(stats.norm.ppf(options.confidence)), 1e-3),
+                bounds=(0.0, None),
+                leave_one_out=True,
+            )
+        )
+    return tests
 
 
-def accuracy_on(confusion: np.ndarray, classes: Sequence[int]) -> float:
-    """The fraction right of the test images of `classes`: U-set or R-set accuracy."""
-    rows = confusion[list(classes)]
-    correct = sum(int(confusion[c, c]) for c in classes)
-    return correct / max(int(rows.sum()), 1)
+def _images_per_class(measurements: Measurements) -> np.ndarray:
+    return np.bincount(measurements.test.labels, minlength=measurements.num_classes)
 
 
-def accuracy_distribution(accuracies, epsilon: float = 1e-6) -> np.ndarray:
+def accuracy_distribution(right, per_class) -> np.ndarray:
     """The class-wise accuracies as a probability distribution over classes.
 
     The paper compares "classification accuracy distributions" without saying how a
-    vector of accuracies becomes a distribution. Here `epsilon` is added to each, so
-    that a class at exactly 0% keeps the divergence finite, and the sum is scaled to 1.
-    Classes without test images (NaN) are left out.
+    vector of accuracies becomes a distribution. Here each accuracy is the mean of its
+    posterior under Jeffreys' prior, (right + 1/2) / (images + 1), so that a class at
+    exactly 0% keeps the divergence finite by as much as its number of images warrants,
+    and the sum is scaled to 1. Classes without test images are left out.
 
     Args:
-      accuracies: `[U]`.
-      epsilon: the smoothing.
+      right: `[U]` right answers.
+      per_class: `[U]` test images.
 
     Returns:
       `[U']`, summing to 1, U' the number of classes with test images.
     """
-    accuracies = np.asarray(accuracies, np.float64)
-    smooth = accuracies[~np.isnan(accuracies)] + epsilon
+    right, per_class = np.asarray(right, np.float64), np.asarray(per_class)
+    known = per_class > 0
+    smooth = (right[known] + 0.5) / (per_class[known] + 1)
     return smooth / smooth.sum()
 
 
-def accuracy_divergence(accuracies, retrained_accuracies) -> float:
+def accuracy_divergence(right, retrained_right, per_class) -> float:
     """KL(P || Q) in nats of accuracy distributions, P the model's, Q a retrained one's.
 
     In this direction accuracy that the model still has on a class where retraining has
     none weighs most.
 
     Args:
-      accuracies: `[U]` of the model.
-      retrained_accuracies: `[U]` of a retrained model.
+      right: `[U]` right answers of the model.
+      retrained_right: `[U]` of a retrained model.
+      per_class: `[U]` test images.
 
     Returns:
       The divergence, 0 for equal distributions.
     """
-    p = accuracy_distribution(accuracies)
-    q = accuracy_distribution(retrained_accuracies)
+    p = accuracy_distribution(right, per_class)
+    q = accuracy_distribution(retrained_right, per_class)
     return float(np.sum(p * np.log(p / q)))
 
 
-def greatest_difference(accuracies, retrained_accuracies) -> float:
+def greatest_difference(right, retrained_right, per_class) -> float:
     """The greatest difference in accuracy over the classes (Table 5)."""
-    difference = np.abs(np.asarray(accuracies) - np.asarray(retrained_accuracies))
-    return float(np.nanmax(difference))
+    per_class = np.asarray(per_class)
+    known = per_class > 0
+    difference = np.abs(np.asarray(right, np.float64) - np.asarray(retrained_right))
+    return float(np.max(difference[known] / per_class[known]))
 
 
 def sampling_excess(
-    statistic,
+    statistic: Statistic,
     retrained: Sequence[np.ndarray],
     per_class: np.ndarray,
     *,
@@ -96,12 +216,12 @@ def sampling_excess(
     """How far from the retrained models the finite test set alone can put a model.
 
     Draws models like the retrained ones: each class's true accuracy from its posterior
-    given all their answers (Jeffreys prior), then the accuracy seen on a test set of
+    given all their answers (Jeffreys prior), then the right answers on a test set of
     this size. Returns the `confidence` quantile of their mean distance to the others.
 
     Args:
-      statistic: `(accuracies [U], accuracies [U]) -> float`.
-      retrained: `[U]` accuracies of each retrained model.
+      statistic: the distance.
+      retrained: `[U]` right answers of each retrained model.
       per_class: `[U]` test images of each class.
       generator: source of randomness.
       confidence: the quantile.
@@ -110,13 +230,13 @@ def sampling_excess(
     Returns:
       The quantile of the statistic.
     """
-    known = per_class > 0
-    total = per_class[known] * len(retrained)
-    right = np.mean(retrained, axis=0)[known] * total
+    total = per_class * len(retrained)
+    right = np.sum(retrained, axis=0)
     values = []
     for _ in range(draws):
-        drawn = np.full(per_class.shape, np.nan)
         truth = generator.beta(right + 0.5, total - right + 0.5)
-        drawn[known] = generator.binomial(per_class[known], truth) / per_class[known]
-        values.append(np.mean([statistic(drawn, other) for other in retrained]))
+        drawn = generator.binomial(per_class, truth)
+        values.append(
+            np.mean([statistic(drawn, other, per_class) for other in retrained])
+        )
     return float(np.quantile(values, confidence))

@@ -1,59 +1,78 @@
 """The audit: every kind of evidence for every model, judged against retraining.
 
 `audit` measures the candidates, the raw model and several retrained seeds alike, and
-asks of each figure whether a candidate could be one more retrained model. It works on
+asks of each number whether a candidate could be one more retrained model. It works on
 any Flax model, also one that no code here made.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.audit import attack_figures, figures, shadow
-from fuprune.audit.case import RANDOM, RAW, Case, Figures, Measured
+from fuprune.audit import (
+    accuracy,
+    difference,
+    distance,
+    likelihood_ratio,
+    membership,
+    probe,
+    relearn,
+    shadow,
+    unlearned_shadow,
+    weights,
+)
 from fuprune.audit.evidence import AuditReport
-from fuprune.audit.membership import logit_confidence
+from fuprune.audit.measurements import (
+    RANDOM,
+    RAW,
+    AuditData,
+    Findings,
+    Measurements,
+    ModelOutputs,
+    Notify,
+)
+from fuprune.audit.options import AuditOptions, Model
 from fuprune.audit.outputs import (
-    Variables,
     compute_outputs,
     forward,
     init_variables,
+    layer_names,
 )
-from fuprune.audit.relearn import Relearned, relearn_time
-from fuprune.audit.training import batch_rows
+from fuprune.audit.verdict import headline, settle
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 
-Model = tuple[nn.Module, Variables]
 
-KINDS = (
-    "accuracy",
-    "membership",
-    "shadow",
-    "likelihood_ratio",
-    "probe",
-    "relearn",
-    "distance",
-)
+class Kind(NamedTuple):
+    """A kind of evidence: how it is found, and for what sort of request."""
+
+    find: Callable[[Measurements, AuditOptions, jax.Array, Notify], Findings]
+    serves: tuple[str, ...] = ("classes",)
+    needs_shadows: bool = False
 
 
-class AuditData(NamedTuple):
-    """The data that the audited models were trained and tested on."""
-
-    train: Dataset
-    test: Dataset
-    preprocess: Callable[[np.ndarray], Any]  # images [B, H, W, C] -> what models take
-
-
-class Speed(NamedTuple):
-    """What it took to reach the target accuracy; None where it was not reached."""
-
-    rounds: int | None
-    seconds: float | None
+KIND_TABLE: dict[str, Kind] = {
+    "accuracy": Kind(accuracy.find_accuracy),
+    "membership": Kind(membership.find_membership),
+    "shadow": Kind(shadow.find_shadow, needs_shadows=True),
+    "likelihood_ratio": Kind(
+        likelihood_ratio.find_likelihood_ratio, needs_shadows=True
+    ),
+    "unlearned_shadow": Kind(
+        unlearned_shadow.find_unlearned_shadow, needs_shadows=True
+    ),
+    "difference": Kind(difference.find_difference),
+    "interpolated": Kind(difference.find_interpolated),
+    "probe": Kind(probe.find_probe),
+    "relearn": Kind(relearn.find_relearn),
+    "distance": Kind(distance.find_distance),
+    "weights": Kind(weights.find_weights),
+}
+KINDS = tuple(KIND_TABLE)
+DEFAULTS = AuditOptions()
 
 
 def audit(
@@ -64,24 +83,10 @@ def audit(
     classes: Sequence[int],
     key: jax.Array,
     *,
-    kinds: Sequence[str] = KINDS,
-    confidence: float = 0.95,
-    max_examples: int = 4000,
-    batch_size: int = 256,
-    num_shadows: int = 4,
-    shadow_steps: int = 150,
-    shadow_learning_rate: float = 0.05,
-    shadow_backend: str = "auto",
-    relearn_level: float = 0.9,
-    relearn_steps: int = 150,
-    relearn_every: int = 2,
-    relearn_learning_rate: float = 0.003,
-    train_batch_size: int = 64,
-    speed: Mapping[str, Speed] | None = None,
-    speed_reference: str = "retrain",
-    on_step: Callable[[str], None] | None = None,
+    options: AuditOptions = DEFAULTS,
+    on_step: Notify | None = None,
 ) -> AuditReport:
-    """Measures all models and judges each figure against the spread of retraining.
+    """Measures all models and judges each number against the spread of retraining.
 
     Args:
       candidates: name -> (module, variables): unlearned models and controls.
@@ -92,23 +97,7 @@ def audit(
       data: the training and test images, all classes included.
       classes: the forgotten classes.
       key: the only source of randomness.
-      kinds: which evidence to gather, of `KINDS`.
-      confidence: of the interval a candidate has to lie in, for each test.
-      max_examples: cap on training and on test images that are looked at; up to a
-        quarter of them are of the forgotten classes, the rest even over the others.
-      batch_size: images in a forward pass.
-      num_shadows: shadow models, an even number; 0 for none.
-      shadow_steps: SGD steps of each.
-      shadow_learning_rate: at the start of their training.
-      shadow_backend: see `shadow.train_models_in_parallel`.
-      relearn_level: the part of the raw model's accuracy on the forgotten classes at
-        which they count as relearned.
-      relearn_steps: the cap on relearning.
-      relearn_every: steps between two looks.
-      relearn_learning_rate: fixed.
-      train_batch_size: of shadow training and relearning.
-      speed: name -> what it took to reach the target accuracy, for the table.
-      speed_reference: the name in `speed` that speed-ups are over.
+      options: which evidence to gather, and how.
       on_step: told what is being done, for a progress display.
 
     Returns:
@@ -116,232 +105,158 @@ def audit(
       and named in `detail["left_out"]`.
 
     Raises:
-      ValueError: an argument is not allowed.
+      InputError: an argument is not allowed.
     """
-    told = on_step or (lambda name: None)
+    notify = on_step or (lambda text: None)
+    kinds = KINDS if options.kinds is None else tuple(options.kinds)
     classes = _checked_classes(classes, data)
     _check_names(candidates, kinds)
-    raw = _on_device(RAW, raw)
-    candidates = {name: _on_device(name, model) for name, model in candidates.items()}
-    retrained = [_on_device("retrained", model) for model in retrained]
-    seeds = jax.random.split(key, 6)
-    subset_rng, noise_rng, batch_rng, member_rng = (
-        np.random.default_rng(np.asarray(jax.random.key_data(seed)))
-        for seed in seeds[:4]
-    )
-    train = _sample(data.train, classes, max_examples, subset_rng)
-    test = _sample(data.test, classes, max_examples, subset_rng)
+    subset_key, random_key, shadow_key, kind_key = jax.random.split(key, 4)
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(subset_key)))
+    train = _sample(data.train, classes, options.max_examples, generator)
+    test = _sample(data.test, classes, options.max_examples, generator)
     is_forgotten = np.isin(train.labels, classes)
-    forgotten = Dataset(train.images[is_forgotten], train.labels[is_forgotten])
-    retained = Dataset(train.images[~is_forgotten], train.labels[~is_forgotten])
-
-    def outputs(model: Model, images: np.ndarray, activations: bool = False):
-        return compute_outputs(
-            *model,
-            images,
-            data.preprocess,
-            batch_size=batch_size,
-            activations=activations,
+    retained = Dataset(*(part[~is_forgotten] for part in train))
+    measurements, left_out = _measure(
+        {name: _on_device(name, model) for name, model in candidates.items()},
+        [_on_device("retrained", model) for model in retrained],
+        _on_device(RAW, raw),
+        data,
+        Dataset(*(part[is_forgotten] for part in train)),
+        test,
+        classes,
+        options,
+        random_key,
+        notify,
+    )
+    if options.shadow.models and any(KIND_TABLE[k].needs_shadows for k in kinds):
+        shadows = shadow.train_shadows(
+            measurements, retained, options, shadow_key, notify
         )
+        measurements = measurements._replace(shadows=shadows)
+    detail: dict[str, Any] = {"left_out": left_out, "roc": {}}
+    drafts = []
+    for name in kinds:
+        # A kind's randomness must not depend on which others were asked for.
+        own_key = jax.random.fold_in(kind_key, KINDS.index(name))
+        found = KIND_TABLE[name].find(measurements, options, own_key, notify)
+        drafts += found.tests
+        detail["roc"] |= found.detail.get("roc", {})
+        detail |= {k: value for k, value in found.detail.items() if k != "roc"}
+    tests = settle(drafts, confidence=options.confidence, margin=options.margin)
+    return AuditReport(
+        classes=list(classes),
+        candidates=[name for name in candidates if name in measurements.judged],
+        tests=tests,
+        detail=detail,
+        settings=_settings(measurements, len(retained.labels), options, kinds, key),
+        headlines={name: headline(tests, name) for name in measurements.judged},
+    )
 
-    sample = jnp.asarray(data.preprocess(train.images[:1]))
-    highest = int(max(train.labels.max(), test.labels.max()))
+
+def _measure(
+    candidates: Mapping[str, Model],
+    retrained: Sequence[Model],
+    raw: Model,
+    data: AuditData,
+    forgotten: Dataset,
+    test: Dataset,
+    classes: tuple[int, ...],
+    options: AuditOptions,
+    key: jax.Array,
+    notify: Notify,
+) -> tuple[Measurements, dict[str, str]]:
+    """Outputs of all models on all images, and the candidates that have none."""
+    sample = jnp.asarray(data.preprocess(test.images[:1]))
+    highest = int(max(forgotten.labels.max(), test.labels.max()))
     # The raw model says how many classes there are: a small sample may lack some.
     columns = jax.eval_shape(lambda: forward(*raw, sample)).logits.shape[-1]
 
-    def measured(name: str, model: Model) -> Measured:
-        told(f"outputs of {name}")
-        answers = outputs(model, test.images)
-        if answers.logits.shape[-1] != columns or columns <= highest:
-            raise InputError(
-                f"the model {name!r} has {answers.logits.shape[-1]} logits, the raw "
-                f"model {columns}, and labels go up to {highest}; all models need one "
-                "column for every class, the forgotten ones included"
+    def outputs(name: str, model: Model) -> ModelOutputs:
+        notify(f"outputs of {name}")
+        found = ModelOutputs(
+            *(
+                compute_outputs(
+                    *model,
+                    images,
+                    data.preprocess,
+                    batch_size=options.batch_size,
+                    activations=True,
+                )
+                for images in (forgotten.images, test.images)
             )
-        return Measured(
-            forgotten=outputs(model, forgotten.images, activations=True),
-            retained=outputs(model, retained.images),
-            test=answers,
         )
+        given = found.test.logits.shape[-1]
+        if given != columns or columns <= highest:
+            raise InputError(
+                f"the model {name!r} has {given} logits, the raw model {columns}, and "
+                f"labels go up to {highest}; all models need one column for every "
+                "class, the forgotten ones included"
+            )
+        return found
 
-    shown: dict[str, Model] = {**candidates, RAW: raw}
-    random = (raw[0], init_variables(raw[0], seeds[4], sample))
-    every_answer = {name: measured(name, model) for name, model in shown.items()}
-    broken = [name for name, answers in every_answer.items() if not _sane(answers)]
+    models = {**candidates, RAW: raw}
+    answers = {name: outputs(name, model) for name, model in models.items()}
+    broken = [name for name, found in answers.items() if not _sane(found)]
     if RAW in broken:
         raise InputError("the raw model answers with NaN; give one that was trained")
-    shown = {name: model for name, model in shown.items() if name not in broken}
-    raw_measured = every_answer[RAW]
-    case = Case(
-        shown={name: every_answer[name] for name in shown},
-        retrained=[
-            measured(f"retrained_{i}", model) for i, model in enumerate(retrained)
-        ],
-        random_init=measured(RANDOM, random),
-        forgotten_labels=forgotten.labels,
-        retained_labels=retained.labels,
-        test_labels=test.labels,
-        classes=classes,
-        num_classes=columns,
-        confidence=confidence,
-    )
-
-    if not all(_sane(answers) for answers in case.retrained):
+    references = [outputs(f"retrained_{i}", m) for i, m in enumerate(retrained)]
+    if not all(_sane(found) for found in references):
         raise InputError(
             "a retrained model answers with NaN, so it is no reference; leave it out"
         )
-
-    results: list[Figures] = []
-    if "accuracy" in kinds:
-        told("accuracy")
-        results.append(figures.accuracy_figures(case, noise_rng))
-    if "membership" in kinds:
-        told("membership inference by thresholds")
-        results.append(attack_figures.membership_figures(case))
-    shadow_scores = shadow_members = None
-    if num_shadows and {"shadow", "likelihood_ratio"} & set(kinds):
-        pool = Dataset(
-            np.concatenate([forgotten.images, test.images, retained.images]),
-            np.concatenate([forgotten.labels, test.labels, retained.labels]),
-        )
-        members = shadow.balanced_members(member_rng, num_shadows, len(pool.labels))
-        shadows = shadow.train_models_in_parallel(
-            raw[0],
-            seeds[5],
-            pool.images,
-            pool.labels,
-            members,
-            data.preprocess,
-            steps=shadow_steps,
-            batch_size=train_batch_size,
-            learning_rate=shadow_learning_rate,
-            backend=shadow_backend,
-            on_step=told,
-        )
-        told("shadow attack")
-        logits = np.stack([outputs((raw[0], v), pool.images).logits for v in shadows])
-        targets = np.concatenate(
-            [
-                np.arange(len(forgotten.labels)),
-                len(forgotten.labels) + np.flatnonzero(case.forgotten_test),
-            ]
-        )
-        shadow_members = members[:, targets]
-        shadow_scores = np.stack(
-            [logit_confidence(one[targets], pool.labels[targets]) for one in logits]
-        )
-        if "shadow" in kinds:
-            results.append(
-                attack_figures.shadow_figures(case, logits, pool.labels, members)
-            )
-    if "likelihood_ratio" in kinds:
-        told("likelihood-ratio attack")
-        results.append(
-            attack_figures.likelihood_ratio_figures(case, shadow_scores, shadow_members)
-        )
-    if "probe" in kinds:
-        told("linear probe")
-        results.append(figures.probe_figures(case, int(noise_rng.integers(2**31))))
-    if "relearn" in kinds:
-        rows = batch_rows(
-            batch_rng,
-            np.arange(len(data.train.labels)),
-            relearn_steps,
-            train_batch_size,
-        )
-        answers = raw_measured.test.logits.argmax(axis=-1) == test.labels
-        level = relearn_level * float(answers[case.forgotten_test].mean())
-        # One batch of test images is enough to see the class come back.
-        looked_at = np.flatnonzero(case.forgotten_test)[:batch_size]
-
-        def relearned(name: str, model: Model) -> Relearned:
-            told(f"relearning, {name}")
-            return relearn_time(
-                *model,
-                data.train.images,
-                data.train.labels,
-                rows,
-                test.images[looked_at],
-                test.labels[looked_at],
-                data.preprocess,
-                classes=classes,
-                level=level,
-                learning_rate=relearn_learning_rate,
-                every=relearn_every,
-                batch_size=batch_size,
-            )
-
-        results.append(
-            figures.relearn_figures(
-                case,
-                {name: relearned(name, model) for name, model in shown.items()},
-                [relearned(f"retrained_{i}", m) for i, m in enumerate(retrained)],
-                level=level,
-                every=relearn_every,
-                cap=relearn_steps,
-            )
-        )
-    if "distance" in kinds:
-        told("distance to retraining")
-        results.append(figures.distance_figures(case))
-
-    detail: dict[str, Any] = {
-        "left_out": {name: "it answers with NaN" for name in broken},
-        "roc": {},
-        "speed": _speed_table(speed, speed_reference),
-    }
-    for _, found in results:
-        curves = found.pop("roc", {})
-        detail["roc"].update(curves)
-        detail.update(found)
-    return AuditReport(
-        classes=list(classes),
-        candidates=[name for name in candidates if name in shown],
-        tests=[test for tests, _ in results for test in tests],
-        detail=detail,
-        settings={
-            "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
-            "kinds": list(kinds),
-            "confidence": confidence,
-            "retrained_models": len(retrained),
-            "forgotten_training_images": len(forgotten.labels),
-            "retained_training_images": len(retained.labels),
-            "forgotten_test_images": int(case.forgotten_test.sum()),
-            "test_images": len(test.labels),
-            "max_examples": max_examples,
-            "shadow_models": num_shadows,
-            "shadow_steps": shadow_steps,
-            "shadow_learning_rate": shadow_learning_rate,
-            "relearn_level": relearn_level,
-            "relearn_steps": relearn_steps,
-            "relearn_every": relearn_every,
-            "relearn_learning_rate": relearn_learning_rate,
-            "train_batch_size": train_batch_size,
-        },
+    measurements = Measurements(
+        judged={name: found for name, found in answers.items() if name not in broken},
+        retrained=references,
+        random_init=outputs(RANDOM, (raw[0], init_variables(raw[0], key, sample))),
+        models={name: model for name, model in models.items() if name not in broken},
+        retrained_models=list(retrained),
+        train=data.train,
+        forgotten=forgotten,
+        test=test,
+        preprocess=data.preprocess,
+        classes=classes,
+        num_classes=columns,
+        layers=layer_names(*raw, sample),
     )
+    return measurements, {name: "it answers with NaN" for name in broken}
 
 
-def _speed_table(speed: Mapping[str, Speed] | None, reference: str) -> list[dict]:
-    """Rounds, seconds and the speed-up over `reference` of each name."""
-    speed = speed or {}
-    base = speed.get(reference, Speed(None, None))
+def _settings(
+    measurements: Measurements,
+    num_retained: int,
+    options: AuditOptions,
+    kinds: Sequence[str],
+    key: jax.Array,
+) -> dict[str, Any]:
+    """What the audit was run with, one number or list per name."""
+    chosen: dict[str, Any] = {
+        name: value
+        for name, value in options._asdict().items()
+        if not hasattr(value, "_asdict")
+    }
+    for group in ("shadow", "relearn", "probe", "weights"):
+        for name, value in getattr(options, group)._asdict().items():
+            chosen[f"{group}_{name}"] = value
+    # Functions have no place in a file; the names of those they serve do.
+    chosen["shadow_unlearn"] = sorted(options.shadow.unlearn)
+    sizes = {
+        "retrained_models": len(measurements.retrained),
+        "forgotten_training_images": len(measurements.forgotten.labels),
+        "retained_training_images": num_retained,
+        "forgotten_test_images": int(measurements.forgotten_test.sum()),
+        "test_images": len(measurements.test.labels),
+    }
+    found = {
+        "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
+        **chosen,
+        "kinds": kinds,
+        **sizes,
+    }
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
-    def ratio(base_value, value):
-        return base_value / value if base_value is not None and value else None
 
-    return [
-        {
-            "name": name,
-            "rounds": one.rounds,
-            "seconds": one.seconds,
-            "speedup_rounds": ratio(base.rounds, one.rounds),
-            "speedup_seconds": ratio(base.seconds, one.seconds),
-        }
-        for name, one in speed.items()
-    ]
-
-
-def _sane(answers: Measured) -> bool:
+def _sane(answers: ModelOutputs) -> bool:
     """Whether no output is NaN; a logit of minus infinity is a masked class."""
     return not any(
         np.isnan(part.logits).any() or not np.isfinite(part.features).all()

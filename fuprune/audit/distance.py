@@ -4,9 +4,100 @@ Two honest retrainings differ too, so each distance is read against the distance
 retrained models. All take two models' outputs on the same N images.
 """
 
+from collections.abc import Mapping, Sequence
+
+import jax
 import numpy as np
 
+from fuprune.audit.evidence import FURTHER, HEADLINE, WORSE
+from fuprune.audit.measurements import (
+    Findings,
+    Measurements,
+    Notify,
+    everyone,
+    to_retraining,
+)
 from fuprune.audit.membership import log_probabilities
+from fuprune.audit.options import AuditOptions
+from fuprune.audit.sampling import paired_error
+from fuprune.audit.verdict import Draft
+
+
+def find_distance(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """Distances of outputs and of representations on the forgotten training images."""
+    del options, key
+    notify("distance to retraining")
+    if not measurements.retrained:
+        return Findings([])
+    tests = []
+    for name, (function, measure, unit) in DISTANCES.items():
+        values, others = to_retraining(
+            measurements,
+            lambda m, other, f=function: f(m.forgotten.logits, other.forgotten.logits),
+        )
+        tests.append(
+            Draft(
+                name,
+                {model: float(np.mean(one)) for model, one in values.items()},
+                [float(np.mean(one)) for one in others],
+                kind="distance",
+                question=(
+                    "How far are the answers on forgotten images from retraining "
+                    f"({measure})?"
+                ),
+                unit=unit,
+                higher_is=WORSE,
+                family=HEADLINE if name == "jensen_shannon" else FURTHER,
+                resolution=paired_error(others, added=0.0),
+                bounds=(0.0, None),
+                leave_one_out=True,
+            )
+        )
+    layers = {
+        name: _mean_by_layer(
+            [
+                cka_by_layer(model.forgotten.activations, other.forgotten.activations)
+                for other in measurements.retrained
+                if other is not model
+            ]
+        )
+        for name, model in everyone(measurements)
+    }
+    judged = {name: layers[name] for name in measurements.judged}
+    others = [layers[f"retrained_{i}"] for i in range(len(measurements.retrained))]
+    if all(judged.values()):
+        tests.append(
+            Draft(
+                "cka_distance",
+                {name: _mean_gap(values) for name, values in judged.items()},
+                [_mean_gap(values) for values in others if values],
+                kind="distance",
+                question=(
+                    "How unlike retraining are the layers' activations on forgotten "
+                    "images (one minus linear CKA, mean over layers)?"
+                ),
+                unit="distance",
+                higher_is=WORSE,
+                bounds=(0.0, 1.0),
+                leave_one_out=True,
+            )
+        )
+    return Findings(tests, {"cka": layers})
+
+
+def _mean_by_layer(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    if not tables:
+        return {}
+    common = [layer for layer in tables[0] if all(layer in table for table in tables)]
+    return {
+        layer: float(np.mean([table[layer] for table in tables])) for layer in common
+    }
+
+
+def _mean_gap(by_layer: Mapping[str, float]) -> float:
+    return 1.0 - float(np.mean(list(by_layer.values())))
 
 
 def jensen_shannon(logits, other_logits) -> np.ndarray:
@@ -29,10 +120,15 @@ def activation_distance(logits, other_logits) -> np.ndarray:
     return np.linalg.norm(_difference(logits, other_logits), axis=-1)
 
 
+# Name -> the distance, in words, its unit.
 DISTANCES = {
-    "jensen_shannon": jensen_shannon,
-    "total_variation": total_variation,
-    "activation_distance": activation_distance,
+    "jensen_shannon": (jensen_shannon, "Jensen-Shannon divergence", "nats"),
+    "total_variation": (total_variation, "total variation", "fraction"),
+    "activation_distance": (
+        activation_distance,
+        "L2 distance of the softmax outputs",
+        "distance",
+    ),
 }
 
 

@@ -1,77 +1,166 @@
-"""What an audit hands over: one `Evidence` per figure, and the `AuditReport` of all.
+"""What an audit hands over: one `Evidence` per test, and the `AuditReport` of all.
 
 Both are plain values that go to JSON and back without loss, so that a report can be
 rebuilt from the file alone. There is no overall score: a failure cannot be averaged
-away.
+away. What counts as the headline is a small family of tests chosen beforehand, and the
+probability that a retrained model fails any of them is held below one minus the audit's
+confidence (Holm 1979).
 """
 
 import json
 import math
 import reprlib
-import sys
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypedDict
 
-from fuprune.errors import InputError
+from fuprune import typed_json
 
 PASS = "pass"
+NOT_TOLD_APART = "not told apart at this power"
 FAIL = "fail"
 CANNOT_TELL = "cannot tell"
-VERDICTS = (PASS, FAIL, CANNOT_TELL)
+VERDICTS = (PASS, NOT_TOLD_APART, FAIL, CANNOT_TELL)
 
 WORSE = "worse"
 BETTER = "better"
 TWO_SIDED = "two_sided"
 DIRECTIONS = (WORSE, BETTER, TWO_SIDED)
 
-FORMAT = 1
+HEADLINE = "headline"
+FURTHER = "further"
+FAMILIES = (HEADLINE, FURTHER)
+
+FORMAT = 2
 
 
 class Evidence(NamedTuple):
-    """One figure, measured on every model, with the spread among retrained models."""
+    """One test: a number for every model, and the spread among retrained models.
 
-    name: str  # e.g. "probe_accuracy"
+    The four verdicts:
+      fail: the model is told apart from retraining, counting all tests of the family.
+      pass: the model lies in the interval, and what it can differ by from retraining is
+        at most the audit's margin, a share of what the raw model differs by.
+      not told apart at this power: neither of these. A larger audit might fail it.
+      cannot tell: the raw model is not told apart from retraining either, or there is
+        nothing to compare.
+    """
+
+    name: str  # e.g. "probe_linear_auc"
     kind: str  # the group: accuracy, membership, shadow, likelihood_ratio, ...
     question: str  # one sentence a reader understands
     unit: str  # "fraction", "steps", "nats", "distance"
     higher_is: str  # "worse", "better" or "two_sided": which side of retraining fails
-    values: dict[str, float]  # candidates, "raw" and, where it applies, "random_init"
-    retrained: list[float]  # one per retrained seed
-    interval: list[float | None] | None  # [low, high], None is unbounded or no interval
+    values: dict[str, float | None]  # candidates, "raw", "random_init"; None: no result
+    retrained: list[float | None]  # one per retrained seed; None: no result
+    # Where one more retrained model lies with the audit's confidence, this test taken
+    # alone: [low, high], None for an open side; None as a whole if there is no spread.
+    interval: list[float | None] | None
     verdicts: dict[str, str]  # the same keys as `values`
     notes: list[str]
+    family: str = FURTHER  # "headline" counts for the headline, "further" does not
+    # The standard error, over the images, of a retrained model against the others.
+    sampling_error: float | None = None
+    # The least distance from the mean of retraining that this test fails with a
+    # probability of 80%, at the level that a family of this size leaves it; None if
+    # even the largest possible difference would go unseen more often.
+    smallest_difference: float | None = None
+    # How likely one more retrained model is at least this far out; the keys of
+    # `values`, None without a result.
+    p_values: dict[str, float | None] = {}
+    # The same, times what its family calls for (Holm); below one minus the confidence
+    # the model fails.
+    adjusted_p_values: dict[str, float | None] = {}
+
+
+class Headline(NamedTuple):
+    """The verdict on one model over the headline's family of tests."""
+
+    # "fail" if a test of the family does, "pass" if all do, "not told apart at this
+    # power" if some test could have failed, "cannot tell" if none could.
+    verdict: str
+    tests: int  # in the family, with a result for this model
+    failed: list[str]  # their names
+    smallest_p_value: float | None  # adjusted
+
+
+class RocCurve(TypedDict):
+    """An attack on one model, from the strictest threshold on."""
+
+    false_positives: list[float]
+    true_positives: list[float]
+
+
+class RelearnRun(TypedDict):
+    """One model, taught again with one choice of images and learning rate."""
+
+    model: str
+    images: str  # which classes: "all", "forgotten" or "retained"
+    images_per_class: int
+    learning_rate: float
+    steps: list[int]  # [L] when the model was looked at
+    accuracy: list[float]  # [L] on test images of the forgotten classes
+
+
+class Relearning(TypedDict):
+    """All of relearning: every run, and each model's mean over runs with the class."""
+
+    level: float  # the accuracy at which the class counts as back
+    curves: dict[str, dict[str, list[float]]]  # model -> {"steps": [L], "accuracy": ..}
+    runs: list[RelearnRun]
+
+
+class ProbesByDepth(TypedDict):
+    """How well fresh classifiers tell the forgotten classes from the others."""
+
+    layers: list[str]  # [D] in forward order, the last features at the end
+    classifiers: list[str]
+    areas: dict[str, dict[str, list[float]]]  # model -> classifier -> AUC [D]
+
+
+class ShadowModel(TypedDict):
+    """How well one shadow model knows its training images, and others."""
+
+    members: int
+    member_accuracy: float
+    non_member_accuracy: float
+
+
+class Detail(TypedDict, total=False):
+    """What a report draws; the keys of kinds that were not asked for are absent.
+
+    Models are the candidates, "raw" and "retrained_0", "retrained_1", and so on.
+    """
+
+    class_accuracies: dict[str, list[float | None]]  # model -> [U]; None: no images
+    confusions: dict[str, list[list[int]]]  # model -> [U][U], rows are true classes
+    test_images_per_class: list[int]  # [U]
+    roc: dict[str, dict[str, RocCurve]]  # attack -> model -> curve
+    shadow_models: list[ShadowModel]
+    relearn: Relearning
+    probe: ProbesByDepth
+    cka: dict[str, dict[str, float]]  # model -> layer -> mean CKA to retrained models
+    left_out: dict[str, str]  # candidate -> why it could not be judged
 
 
 class AuditReport(NamedTuple):
-    """Everything an audit found.
-
-    `detail` holds what a report draws; models are the candidates, "raw" and
-    "retrained_0", "retrained_1", and so on:
-      class_accuracies: {model: [U]}, null for a class without test images.
-      confusions: {model: [U][U]}, rows are true classes.
-      test_images_per_class: [U].
-      roc: {attack: {model: {"false_positives": [...], "true_positives": [...]}}}.
-      shadow_models: [{"members", "member_accuracy", "non_member_accuracy"}].
-      relearn: {"level", "curves": {model: {"steps": [...], "accuracy": [...]}}}.
-      cka: {model: {layer: mean linear CKA to the retrained models}}.
-      speed: [{"name", "rounds", "seconds", "speedup_rounds", "speedup_seconds"}].
-      left_out: {candidate: why it could not be judged}.
-    Keys of kinds that were not asked for are absent.
-    """
+    """Everything an audit found."""
 
     classes: list[int]  # the forgotten classes
     candidates: list[str]  # names, in the order given
     tests: list[Evidence]
-    detail: dict[str, Any]  # per-class accuracies, confusions, ROC curves, CKA, ...
+    detail: dict[str, Any]  # a `Detail`
     settings: dict[str, Any]  # what the audit was run with, sample sizes included
+    headlines: dict[str, Headline] = {}  # candidates and "raw"
 
     def to_json(self) -> str:
         """Returns the report as strict JSON text (no NaN, no infinity).
 
         Raises:
-          ValueError: the report holds a number that JSON has no word for.
+          ValueError: the report holds a number that JSON has no word for, or a value
+            that `from_json` would refuse.
         """
-        plain = {"format": FORMAT, **self._asdict()}
-        plain["tests"] = [test._asdict() for test in self.tests]
+        _check(self)
+        plain = {"format": FORMAT, **typed_json.to_plain(self)}
         return json.dumps(plain, allow_nan=False, indent=1)
 
     @classmethod
@@ -89,118 +178,60 @@ class AuditReport(NamedTuple):
             what is wrong with it.
         """
         try:
-            plain = json.loads(
-                text, parse_constant=_no_constant, parse_float=_finite_float
-            )
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"the audit report is not JSON ({error}); run the audit phase again"
-            ) from error
-        plain = _checked(plain, {"format", *cls._fields}, "the audit report")
-        found = plain.pop("format")
+            plain = typed_json.loads(text, dict[str, Any], "the audit report")
+        except typed_json.FormatError as error:
+            raise typed_json.FormatError(
+                f"{error}; run the audit phase again"
+            ) from None
+        found = plain.pop("format", None)
         if isinstance(found, bool) or found != FORMAT:
-            raise InputError(
+            raise typed_json.FormatError(
                 f"the audit report is not of format {FORMAT}; run the audit phase again"
             )
-        for field, kind in _REPORT_TYPES.items():
-            _typed(plain[field], kind, f"{field!r} of the audit report")
-        for label in plain["classes"]:
-            if isinstance(label, bool):
-                raise InputError(f"class {label} of the audit report is no number")
-            _typed(label, int, f"class {_shown(label)} of the audit report")
-        for name in plain["candidates"]:
-            _typed(name, str, f"candidate {_shown(name)} of the audit report")
-        return cls(**{**plain, "tests": [_evidence(test) for test in plain["tests"]]})
+        report = typed_json.from_plain(plain, cls, "the audit report")
+        _check(report)
+        return report
 
 
-_REPORT_TYPES = {
-    "classes": list,
-    "candidates": list,
-    "tests": list,
-    "detail": dict,
-    "settings": dict,
-}
-_EVIDENCE_TYPES = {
-    "name": str,
-    "kind": str,
-    "question": str,
-    "unit": str,
-    "higher_is": str,
-    "values": dict,
-    "retrained": list,
-    "interval": (list, type(None)),
-    "verdicts": dict,
-    "notes": list,
-}
+def _check(report: AuditReport) -> None:
+    """Refuses what the types allow and an audit never writes, in one sentence."""
+    for problem in _problems(report):
+        raise typed_json.FormatError(f"the audit report has {problem}")
 
 
-def _evidence(plain: Any) -> Evidence:
-    plain = _checked(plain, set(Evidence._fields), "a test of the audit report")
-    for field, kind in _EVIDENCE_TYPES.items():
-        _typed(plain[field], kind, f"{field!r} of a test in the audit report")
-    if plain["higher_is"] not in DIRECTIONS:
-        raise InputError(
-            f"higher_is is {_shown(plain['higher_is'])}; it must be one of {DIRECTIONS}"
-        )
-    name = _shown(plain["name"])
-    known = all(verdict in VERDICTS for verdict in plain["verdicts"].values())
-    if not known or set(plain["verdicts"]) != set(plain["values"]):
-        raise InputError(
-            f"test {name} has verdicts {_shown(plain['verdicts'])}; every value "
-            f"needs one of {VERDICTS}"
-        )
-    numbers = [*plain["values"].values(), *plain["retrained"]]
-    if not all(_is_number(number) for number in numbers):
-        raise InputError(
-            f"test {name} has the figures {_shown(numbers)}; all must be numbers"
-        )
-    for note in plain["notes"]:
-        _typed(note, str, f"note {_shown(note)} of test {name}")
-    bounds = plain["interval"]
-    if bounds is not None and not (
-        len(bounds) == 2 and all(bound is None or _is_number(bound) for bound in bounds)
-    ):
-        raise InputError(
-            f"test {name} has the interval {_shown(bounds)}; it must be null or "
-            "[low, high] of numbers and nulls"
-        )
-    return Evidence(**plain)
-
-
-def _checked(plain: Any, fields: set[str], what: str) -> dict[str, Any]:
-    _typed(plain, dict, what)
-    if set(plain) != fields:
-        raise InputError(
-            f"{what} has the keys {_shown(sorted(plain))}, not {sorted(fields)}"
-        )
-    return dict(plain)
-
-
-def _typed(value: Any, kind: Any, what: str) -> None:
-    if not isinstance(value, kind):
-        raise InputError(f"{what} is a {type(value).__name__}, which it must not be")
-
-
-def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        # A whole number may be too large for a float.
-        and abs(value) <= sys.float_info.max
-    )
-
-
-def _shown(value: Any) -> str:
-    """A value from a file, on one line of a message."""
-    return reprlib.repr(value)
-
-
-def _finite_float(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{reprlib.repr(digits)} is too large a number")
-    return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"the audit report holds {name}, which strict JSON does not allow")
+def _problems(report: AuditReport) -> Iterator[str]:
+    for test in report.tests:
+        name = reprlib.repr(test.name)
+        if test.higher_is not in DIRECTIONS or test.family not in FAMILIES:
+            yield (
+                f"{reprlib.repr(test.higher_is)} and {reprlib.repr(test.family)} as "
+                f"higher_is and family of test {name}; allowed: {DIRECTIONS} and "
+                f"{FAMILIES}"
+            )
+        known = all(verdict in VERDICTS for verdict in test.verdicts.values())
+        if not known or set(test.verdicts) != set(test.values):
+            yield (
+                f"the verdicts {reprlib.repr(test.verdicts)} in test {name}; every "
+                f"value needs one of {VERDICTS}"
+            )
+        for field in (test.p_values, test.adjusted_p_values):
+            probable = all(p is None or 0 <= p <= 1 for p in field.values())
+            if not probable or (field and set(field) != set(test.values)):
+                yield (
+                    f"the p-values {reprlib.repr(field)} in test {name}; they must be "
+                    "null or between 0 and 1, one for each value"
+                )
+        numbers = [*test.values.values(), *test.retrained, *(test.interval or ())]
+        if not all(number is None or math.isfinite(number) for number in numbers):
+            yield f"a number in test {name} that strict JSON has no word for"
+        if test.interval is not None and len(test.interval) != 2:
+            yield (
+                f"the interval {reprlib.repr(test.interval)} in test {name}; it must "
+                "be null or [low, high]"
+            )
+    for model, headline in report.headlines.items():
+        if headline.verdict not in VERDICTS:
+            yield (
+                f"the headline {reprlib.repr(headline.verdict)} for "
+                f"{reprlib.repr(model)}; allowed: {VERDICTS}"
+            )

@@ -7,12 +7,120 @@ image, for which retrained models qualify: no image of a forgotten class, from t
 or test set, was in their training data.
 """
 
+from collections.abc import Sequence
+
+import jax
 import numpy as np
 
+from fuprune.audit.evidence import HEADLINE
+from fuprune.audit.measurements import (
+    Findings,
+    Measurements,
+    ModelOutputs,
+    Notify,
+    everyone,
+)
+from fuprune.audit.membership import (
+    CONFIDENCE_LIMIT,
+    logit_confidence,
+    split_targets,
+    target_confidence,
+)
+from fuprune.audit.options import AuditOptions
+from fuprune.audit.roc import Scores, attack_drafts
 from fuprune.errors import InputError
 
 # With fewer references than this, Carlini et al. pool the variance over all images.
 ENOUGH_FOR_VARIANCE = 16
+
+
+def find_likelihood_ratio(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """LiRA, online with shadow models and offline with retrained ones as references."""
+    del options, key
+    notify("likelihood-ratio attack")
+    tests, curves = [], {}
+    shadows = measurements.shadows
+    if shadows is not None:
+        references = shadow_confidence(
+            shadows.logits[:, shadows.targets], shadows.pool.labels[shadows.targets]
+        )
+        members = shadows.members[:, shadows.targets]
+        scores = {}
+        for name, model in everyone(measurements):
+            own = target_confidence(measurements, model)
+            ratios = online_scores(own, references, members)
+            scores[name] = split_targets(measurements, ratios, own)
+        drafts, found = attack_drafts(
+            measurements,
+            "likelihood_ratio_online",
+            scores,
+            kind="likelihood_ratio",
+            attacker="a likelihood-ratio attacker (online, with shadow references)",
+            low_rates=True,
+        )
+        tests += drafts
+        curves |= found
+    if len(measurements.retrained) >= 2:
+        drafts, found = attack_drafts(
+            measurements,
+            "likelihood_ratio_offline",
+            {
+                name: _offline(measurements, model)
+                for name, model in everyone(measurements)
+            },
+            kind="likelihood_ratio",
+            attacker=(
+                "a likelihood-ratio attacker (offline, with retrained references)"
+            ),
+            family=HEADLINE,
+            low_rates=True,
+        )
+        tests += drafts
+        curves |= found
+    return Findings(tests, {"roc": curves})
+
+
+def _offline(measurements: Measurements, model: ModelOutputs) -> Scores:
+    """Offline scores with n - 1 references, whichever model is attacked.
+
+    A retrained model is never its own reference, so it has n - 1. For any other model
+    the scores are the mean over all choices of n - 1: with more references than the
+    retrained models have, its attack would be the sharper one for that reason alone.
+    """
+    own = target_confidence(measurements, model)
+    others = [
+        target_confidence(measurements, m)
+        for m in measurements.retrained
+        if m is not model
+    ]
+    scores = mean_offline_scores(own, others, len(measurements.retrained) - 1)
+    return split_targets(measurements, scores, own)
+
+
+def mean_offline_scores(
+    scores: np.ndarray, references: Sequence[np.ndarray], size: int
+) -> np.ndarray:
+    """`offline_scores` with `size` references.
+
+    With one more than that, it is the mean over leaving each of them out.
+    """
+    if len(references) == size:
+        return offline_scores(scores, references)
+    return np.mean(
+        [
+            offline_scores(scores, [*references[:i], *references[i + 1 :]])
+            for i in range(len(references))
+        ],
+        axis=0,
+    )
+
+
+def shadow_confidence(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """`[S, N]` logit-scaled confidences of shadow models' logits `[S, N, U]`."""
+    scores = np.stack([logit_confidence(one, labels) for one in logits])
+    return np.clip(scores, -CONFIDENCE_LIMIT, CONFIDENCE_LIMIT)
 
 
 def online_scores(scores, references, members) -> np.ndarray:
@@ -27,7 +135,7 @@ def online_scores(scores, references, members) -> np.ndarray:
       `[N]`, larger for likelier members.
 
     Raises:
-      ValueError: an image lacks references of one kind.
+      InputError: an image lacks references of one kind.
     """
     members = np.asarray(members, bool)
     return _log_density(scores, references, members) - _log_density(
@@ -49,7 +157,7 @@ def offline_scores(scores, references) -> np.ndarray:
       `[N]`, larger for likelier members.
 
     Raises:
-      ValueError: there are no references.
+      InputError: there are no references.
     """
     references = np.asarray(references, np.float64)
     mean, deviation = _gaussians(references, np.ones(references.shape, bool))

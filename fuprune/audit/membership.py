@@ -2,26 +2,82 @@
 
 An attacker who sees a model's output on an image of the forgotten class guesses whether
 that very image was trained on. Scores are larger for likelier members; members are the
-forgotten class's training images, non-members its test images. ROC curves, their area
-and the low-false-positive end (Carlini et al. 2022) are computed here for every attack.
+forgotten class's training images, non-members its test images.
 """
 
-from typing import NamedTuple
-
+import jax
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
-from fuprune.errors import InputError
+from fuprune.audit.measurements import (
+    Findings,
+    Measurements,
+    ModelOutputs,
+    Notify,
+    everyone,
+)
+from fuprune.audit.options import AuditOptions
+from fuprune.audit.roc import Scores, attack_drafts
 
 # Far below any real logit, so that a logit masked to -inf keeps every score finite.
 LOGIT_LIMIT = 1e4
+# Beyond this many logits an attacker learns nothing more from a larger confidence.
+CONFIDENCE_LIMIT = 100.0
 
 
-class Roc(NamedTuple):
-    """A receiver operating characteristic, from the strictest threshold on."""
+def find_membership(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """Thresholds on loss, confidence, entropy and modified entropy."""
+    del options, key
+    notify("membership inference by thresholds")
+    tests, curves = [], {}
+    forgotten = measurements.forgotten_test
+    for name, score in SCORES.items():
+        scores = {
+            model: (
+                score(outputs.forgotten.logits, measurements.forgotten.labels),
+                score(outputs.test.logits, measurements.test.labels)[forgotten],
+            )
+            for model, outputs in everyone(measurements)
+        }
+        drafts, found = attack_drafts(
+            measurements,
+            f"threshold_{name}",
+            scores,
+            kind="membership",
+            attacker=f"a threshold on the {name.replace('_', ' ')}",
+        )
+        tests += drafts
+        curves[name] = found[f"threshold_{name}"]
+    return Findings(tests, {"roc": curves})
 
-    false_positives: np.ndarray  # [T] rates, ascending from 0 to 1
-    true_positives: np.ndarray  # [T] rates, ascending from 0 to 1
+
+def target_confidence(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
+    """`[F + T']` logit-scaled confidences on forgotten training and test images."""
+    forgotten = measurements.forgotten_test
+    scores = logit_confidence(
+        np.concatenate([model.forgotten.logits, model.test.logits[forgotten]]),
+        np.concatenate(
+            [measurements.forgotten.labels, measurements.test.labels[forgotten]]
+        ),
+    )
+    return np.clip(scores, -CONFIDENCE_LIMIT, CONFIDENCE_LIMIT)
+
+
+def split_targets(
+    measurements: Measurements, scores: np.ndarray, confidence: np.ndarray
+) -> Scores:
+    """Scores `[F + T']` of members and of non-members.
+
+    A model that gives all these images the same confidence, as one with a masked logit
+    does, says nothing about any; whatever an attack makes of that stems from its
+    references. Its scores are then all zero, which is no result.
+    """
+    if np.ptp(confidence) == 0:
+        scores = np.zeros_like(scores)
+    split = len(measurements.forgotten.labels)
+    return scores[:split], scores[split:]
 
 
 def log_probabilities(logits) -> np.ndarray:
@@ -80,78 +136,6 @@ SCORES = {
     "entropy": entropy_score,
     "modified_entropy": modified_entropy_score,
 }
-
-
-def roc_curve(members, non_members) -> Roc:
-    """The ROC of "score at or above a threshold means member".
-
-    Args:
-      members: `[M]` scores of training images.
-      non_members: `[N]` scores of images that were not trained on.
-
-    Returns:
-      One point per distinct score, and (0, 0).
-
-    Raises:
-      ValueError: one of the two is empty or holds NaN.
-    """
-    members, non_members = (
-        np.asarray(scores, np.float64) for scores in (members, non_members)
-    )
-    for name, scores in (("members", members), ("non_members", non_members)):
-        if not scores.size or np.isnan(scores).any():
-            raise InputError(
-                f"{name} holds {scores.size} scores, {int(np.isnan(scores).sum())} of "
-                "them NaN; an attack needs at least one of each and numbers only"
-            )
-    thresholds = np.union1d(members, non_members)[::-1]
-    return Roc(
-        false_positives=_at_or_above(non_members, thresholds),
-        true_positives=_at_or_above(members, thresholds),
-    )
-
-
-def area_under(roc: Roc) -> float:
-    """The probability that a member outscores a non-member, ties counting one half."""
-    return float(np.trapezoid(roc.true_positives, roc.false_positives))
-
-
-def balanced_accuracy(roc: Roc) -> float:
-    """The mean of true positive and true negative rate at the best threshold."""
-    return float(np.max(roc.true_positives + 1 - roc.false_positives) / 2)
-
-
-def true_positives_at(roc: Roc, rate: float) -> float:
-    """The greatest true positive rate at a false positive rate of at most `rate`."""
-    allowed = roc.false_positives <= rate + 1e-12
-    return float(roc.true_positives[allowed].max())
-
-
-def thin(roc: Roc, points: int = 101) -> Roc:
-    """At most about `points` points of the curve, the ends and the low end kept.
-
-    Half are spread evenly over the curve's points and half over false positive rates on
-    a logarithmic scale, where the curve is read closely.
-    """
-    total = len(roc.false_positives)
-    if total <= points:
-        return roc
-    even = np.linspace(0, total - 1, points - points // 2)
-    rates = np.geomspace(1e-4, 1, points // 2)
-    low = np.searchsorted(roc.false_positives, rates, side="right") - 1
-    keep = np.unique(np.concatenate([np.round(even).astype(int), low]))
-    return Roc(*(rates[keep] for rates in roc))
-
-
-def area_error(num_members: int, num_non_members: int) -> float:
-    """The standard error of the area of an attack that knows nothing (Mann-Whitney)."""
-    m, n = num_members, num_non_members
-    return float(np.sqrt((m + n + 1) / (12 * m * n)))
-
-
-def _at_or_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    below = np.searchsorted(np.sort(scores), thresholds, side="left")
-    return np.concatenate([[0.0], (scores.size - below) / scores.size])
 
 
 def _of_label(values: np.ndarray, labels) -> np.ndarray:

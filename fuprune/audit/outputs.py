@@ -203,6 +203,26 @@ def find_head(model: nn.Module, variables: Variables, images) -> Head | None:
     return None
 
 
+def layer_names(model: nn.Module, variables: Variables, images) -> tuple[str, ...]:
+    """The layers of `Outputs.activations`, in the order of the forward pass."""
+    paths: list[Head] = []
+
+    def record(next_function, args, kwargs, context):
+        if _is_captured(context.module, context.method_name) and context.module.path:
+            paths.append(context.module.path)
+        return next_function(*args, **kwargs)
+
+    head = find_head(model, variables, images)
+    with nn.intercept_methods(record):
+        jax.eval_shape(
+            lambda v, x: model.apply(v, x, **_mode(model, train=False)),
+            variables,
+            images,
+        )
+    chosen = [path for path in dict.fromkeys(paths) if path != head]
+    return tuple(_layer_name((*path, "__call__")) for path in chosen)
+
+
 def with_forgotten_columns_reset(
     variables: Variables, head: Head | None, classes: Sequence[int]
 ) -> Variables:

@@ -1,98 +1,343 @@
-"""Linear probe: can a fresh head read the forgotten class off the frozen features?
+"""Probes: can a fresh classifier read the forgotten class off the frozen features?
 
 A model that only hides a class (masks its logit, say) keeps features that separate it;
 so, to a degree, do retrained and even random nets, which is why theirs are the measure.
+Both sides count: features that tell the class apart less than those of retraining show
+that somebody worked on them. All images are test images, because the training images of
+the class are those that some methods teach wrongly.
 """
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.model_selection import StratifiedKFold
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from fuprune.audit.membership import area_under, roc_curve
+from fuprune.audit.evidence import FURTHER, HEADLINE, TWO_SIDED
+from fuprune.audit.measurements import (
+    RANDOM,
+    Findings,
+    Measurements,
+    ModelOutputs,
+    Notify,
+    by_role,
+    everyone,
+)
+from fuprune.audit.options import AuditOptions, ProbeOptions
+from fuprune.audit.sampling import paired_error, placement_error, placements
+from fuprune.audit.verdict import ANGULAR, Draft
+from fuprune.errors import InputError
 
-# Images of a forgotten class that the few-shot probe is given.
-SHOTS = 2
+FEATURES = "features"
+
+# Share of the other group on the right side of each image: [M], [N].
+Placements = tuple[np.ndarray, np.ndarray]
 
 
-class Probe(NamedTuple):
-    """What a fresh head recovers of the forgotten classes."""
+class Probes(NamedTuple):
+    """What fresh classifiers recover from one model."""
 
-    accuracy: float  # on their test images, among all classes
-    area: float  # one-vs-rest AUC, forgotten test images against all others
-    few_shot_accuracy: float  # the accuracy if only a few of their images are at hand
+    placements: dict[tuple[str, str], Placements]  # (classifier, layer) -> placements
+    few_shot: np.ndarray  # [T'] how often each forgotten test image is recognised
 
 
-def linear_probe(
-    features,
-    labels,
-    test_features,
-    test_labels,
-    classes: Sequence[int],
-    *,
-    generator: np.random.Generator,
-    shots: int = SHOTS,
-    companions: int = 30,
-    draws: int = 20,
-) -> Probe:
-    """Fits a linear head on training features of all classes, the forgotten included.
+def find_probe(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """Probes by depth and by classifier, their mean, and a few-shot probe."""
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    seed = int(generator.integers(2**31))
+    rows = _chosen_images(measurements, options.probe.max_images, seed)
+    everybody = {**dict(everyone(measurements)), RANDOM: measurements.random_init}
+    layers = _layers(measurements, list(everybody.values()), options.probe.depths)
+    found = {}
+    for name, model in everybody.items():
+        notify(f"probes, {name}")
+        found[name] = _probe(measurements, model, layers, rows, options.probe, seed)
+    names = [*measurements.judged, RANDOM]
+    judged = measurements._replace(judged=dict.fromkeys(names))
+    classifiers = options.probe.classifiers
+    every = [(c, layer) for c in classifiers for layer in layers]
+    tests = [
+        _area_draft(
+            judged,
+            found,
+            "probe_auc",
+            every,
+            "How well do fresh classifiers tell the forgotten class from the rest "
+            "(AUC, mean over depths and classifiers)?",
+            HEADLINE,
+        ),
+        _few_shot_draft(judged, found, options.probe),
+    ]
+    for classifier in classifiers:
+        tests.append(
+            _area_draft(
+                judged,
+                found,
+                f"probe_{classifier}_auc",
+                [(classifier, layer) for layer in layers],
+                "How well does "
+                f"{_WORDS[classifier]} tell the forgotten class from the rest (AUC, "
+                "mean over depths)?",
+            )
+        )
+    for classifier, layer in every:
+        tests.append(
+            _area_draft(
+                judged,
+                found,
+                f"probe_{classifier}_auc_at_{layer}",
+                [(classifier, layer)],
+                f"How well does {_WORDS[classifier]} tell the forgotten class from the "
+                f"rest by what leaves {layer}?",
+            )
+        )
+    areas = {
+        name: {
+            c: [float(probes.placements[c, layer][0].mean()) for layer in layers]
+            for c in classifiers
+        }
+        for name, probes in found.items()
+    }
+    detail = {
+        "probe": {
+            "layers": list(layers),
+            "classifiers": list(classifiers),
+            "areas": areas,
+        }
+    }
+    return Findings(tests, detail)
 
-    On easy data a head with all images separates the class in nearly any features. With
-    a few images of it among many others, the head needs features in which the class
-    lies together already: that is where a model that knew it stands out.
+
+_WORDS = {
+    "linear": "a fresh linear classifier",
+    "neighbours": "a vote among the nearest images",
+    "network": "a fresh small network",
+}
+
+
+def _layers(
+    measurements: Measurements, models: Sequence[ModelOutputs], depths: int
+) -> tuple[str, ...]:
+    """Layers that all models have, evenly spread over the depth, and the features."""
+    common = [
+        layer
+        for layer in measurements.layers
+        if all(layer in model.test.activations for model in models)
+    ]
+    if len(common) > depths:
+        places = np.linspace(0, len(common) - 1, depths + 1)[:-1] if depths else []
+        common = [common[int(round(place))] for place in places]
+    return (*common, FEATURES)
+
+
+def _chosen_images(measurements: Measurements, most: int, seed: int) -> np.ndarray:
+    """Rows of test images: at most `most`, forgotten ones first, half of them all."""
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(measurements.test.labels))
+    forgotten = measurements.forgotten_test[order]
+    kept = order[forgotten][: most // 2]
+    others = order[~forgotten][: max(most - len(kept), 0)]
+    return np.sort(np.concatenate([kept, others]))
+
+
+def _probe(
+    measurements: Measurements,
+    model: ModelOutputs,
+    layers: Sequence[str],
+    rows: np.ndarray,
+    options: ProbeOptions,
+    seed: int,
+) -> Probes:
+    labels = measurements.test.labels[rows]
+    forgotten = np.isin(labels, measurements.classes)
+
+    def values(layer: str) -> np.ndarray:
+        test = model.test
+        return (test.features if layer == FEATURES else test.activations[layer])[rows]
+
+    placed = {}
+    for classifier in options.classifiers:
+        for layer in layers:
+            scores = held_out_scores(
+                values(layer), labels, forgotten, classifier, options, seed
+            )
+            placed[classifier, layer] = placements(
+                scores[forgotten], scores[~forgotten]
+            )
+    few = few_shot_recognition(
+        values(FEATURES), labels, measurements.classes, options, seed
+    )
+    return Probes(placed, few)
+
+
+def held_out_scores(
+    features, labels, forgotten, classifier: str, options: ProbeOptions, seed: int
+) -> np.ndarray:
+    """Scores of "forgotten" for every image, by classifiers that never saw it.
 
     Args:
-      features: `[N, D]` of training images.
-      labels: `[N]`.
-      test_features: `[M, D]`.
-      test_labels: `[M]`.
-      classes: the forgotten classes.
-      generator: draws the few-shot training images.
-      shots: images of each forgotten class in a few-shot probe.
-      companions: images of each other class in it.
-      draws: few-shot probes to average over.
+      features: `[N, D]`.
+      labels: `[N]`; every fold has its share of each class.
+      forgotten: `[N]` bool, what is to be told.
+      classifier: "linear", "neighbours" or "network".
+      options: folds and neighbours.
+      seed: of folds and of the network's start.
 
     Returns:
-      The recoverable accuracy, area, and few-shot accuracy.
+      `[N]`, larger for likelier images of the forgotten classes.
     """
-    features, test_features = np.asarray(features), np.asarray(test_features)
-    labels, test_labels = np.asarray(labels), np.asarray(test_labels)
-    forgotten = np.isin(test_labels, list(classes))
-    head = _fit(features, labels)
-    probabilities = head.predict_proba(test_features)
-    predicted = head.classes_[probabilities.argmax(axis=-1)]
-    mass = probabilities[:, np.isin(head.classes_, list(classes))].sum(axis=-1)
-    few = []
-    for _ in range(draws):
+    features = np.asarray(features, np.float64)
+    forgotten = np.asarray(forgotten)
+    scores = np.zeros(len(features))
+    folds = StratifiedKFold(options.folds, shuffle=True, random_state=seed)
+    # Problems this small lose far more to BLAS threads than they gain.
+    with threadpool_limits(1), warnings.catch_warnings():
+        # One that is stopped early is stopped at the same step for every model.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        # Classes with fewer images than folds are spread as far as they go.
+        warnings.simplefilter("ignore", UserWarning)
+        for fitted, scored in folds.split(features, labels):
+            if len(set(forgotten[fitted])) < 2:
+                continue
+            model = _make_classifier(classifier, options, seed)
+            model.fit(features[fitted], forgotten[fitted])
+            scores[scored] = model.predict_proba(features[scored])[:, 1]
+    return scores
+
+
+def _make_classifier(name: str, options: ProbeOptions, seed: int) -> Pipeline:
+    last: Any
+    if name == "linear":
+        last = LogisticRegression(class_weight="balanced", max_iter=100)
+    elif name == "neighbours":
+        last = KNeighborsClassifier(options.neighbours, weights="distance")
+    elif name == "network":
+        settings: dict[str, Any] = {"batch_size": 32, "max_iter": 20}
+        last = MLPClassifier(
+            (16,), learning_rate_init=0.01, random_state=seed, **settings
+        )
+    else:
+        raise InputError(f"the classifier is {name!r}; allowed: {sorted(_WORDS)}")
+    return make_pipeline(StandardScaler(), last)
+
+
+def few_shot_recognition(
+    features, labels, classes: Sequence[int], options: ProbeOptions, seed: int
+) -> np.ndarray:
+    """How often a head that saw a few images of a class recognises its other images.
+
+    On easy data a classifier with many images separates the class in nearly any
+    features. With a few images of it among more of the others, it needs features in
+    which the class lies together already: there a model that knew it stands out.
+
+    Args:
+      features: `[N, D]` of test images.
+      labels: `[N]`.
+      classes: the forgotten classes.
+      options: shots, companions and draws.
+      seed: of the draws, the same for every model.
+
+    Returns:
+      `[T']` for each forgotten image the share of draws that recognise it, among those
+      that were not taught it; NaN if there is none.
+    """
+    features, labels = np.asarray(features, np.float64), np.asarray(labels)
+    generator = np.random.default_rng(seed)
+    right, asked = np.zeros(len(labels)), np.zeros(len(labels))
+    forgotten = np.isin(labels, list(classes))
+    for _ in range(options.draws):
         rows = np.concatenate(
             [
                 generator.permutation(np.flatnonzero(labels == c))[
-                    : shots if c in classes else companions
+                    : options.shots if c in classes else options.companions
                 ]
                 for c in np.unique(labels)
             ]
         )
-        guess = _fit(features[rows], labels[rows]).predict(test_features[forgotten])
-        few.append(np.mean(guess == test_labels[forgotten]))
-    return Probe(
-        accuracy=float(np.mean((predicted == test_labels)[forgotten])),
-        area=area_under(roc_curve(mass[forgotten], mass[~forgotten])),
-        few_shot_accuracy=float(np.mean(few)),
+        held_out = forgotten.copy()
+        held_out[rows] = False
+        if not held_out.any():
+            continue
+        head = make_pipeline(
+            StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=100)
+        )
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            guess = head.fit(features[rows], labels[rows]).predict(features[held_out])
+        right[held_out] += guess == labels[held_out]
+        asked[held_out] += 1
+    with np.errstate(invalid="ignore"):
+        return (right / asked)[forgotten]
+
+
+def _area_draft(
+    measurements: Measurements,
+    found: dict[str, Probes],
+    name: str,
+    places: Sequence[tuple[str, str]],
+    question: str,
+    family: str = FURTHER,
+) -> Draft:
+    """The test of an area, or of a mean of areas over the same images."""
+
+    def mean_placements(probes: Probes) -> Placements:
+        pairs = [probes.placements[place] for place in places]
+        return (
+            np.mean([pair[0] for pair in pairs], axis=0),
+            np.mean([pair[1] for pair in pairs], axis=0),
+        )
+
+    pairs = {model: mean_placements(probes) for model, probes in found.items()}
+    values, retrained = by_role(measurements, pairs)
+    return Draft(
+        name,
+        {model: float(pair[0].mean()) for model, pair in values.items()},
+        [float(pair[0].mean()) for pair in retrained],
+        kind="probe",
+        question=question,
+        higher_is=TWO_SIDED,
+        family=family,
+        resolution=placement_error(retrained),
+        bounds=(0.0, 1.0),
+        scale=ANGULAR,
     )
 
 
-def _fit(features, labels):
-    head = make_pipeline(
-        StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=300)
+def _few_shot_draft(
+    measurements: Measurements, found: dict[str, Probes], options: ProbeOptions
+) -> Draft:
+    shares = {name: probes.few_shot for name, probes in found.items()}
+    known = ~np.isnan(np.stack(list(shares.values()))).any(axis=0)
+    values, retrained = by_role(
+        measurements, {name: share[known] for name, share in shares.items()}
     )
-    # Problems this small lose far more to BLAS threads than they gain.
-    with threadpool_limits(1), warnings.catch_warnings():
-        # A head stopped early is stopped at the same step for every model.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return head.fit(np.asarray(features, np.float64), labels)
+
+    def mean(share: np.ndarray) -> float | None:
+        return float(share.mean()) if share.size else None
+
+    return Draft(
+        "probe_few_shot_accuracy",
+        {model: mean(share) for model, share in values.items()},
+        [mean(share) for share in retrained],
+        kind="probe",
+        question=(
+            f"How much of the class does a head recover from {options.shots} images of "
+            "it?"
+        ),
+        higher_is=TWO_SIDED,
+        family=HEADLINE,
+        resolution=paired_error(retrained),
+        bounds=(0.0, 1.0),
+        scale=ANGULAR,
+    )

@@ -1,11 +1,13 @@
-"""Relearn time: how many steps until the forgotten class is back?
+"""Relearning: how does the forgotten class come back when it is taught again?
 
-A model that kept what it knew of a class needs fewer steps than one that never saw it.
-The class's column of the last layer is first set to zero in every model alike, so that
-a logit pinned far down cannot pass for forgetting.
+A model that kept what it knew of a class regains it faster than one that never saw it.
+The whole curve is judged (its area, and the accuracy at fixed steps), over several
+choices of images and learning rates. A model that is not back when the steps are over
+has no time of return, and is never given one.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -13,87 +15,359 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.audit.evidence import BETTER, FURTHER, HEADLINE, TWO_SIDED
+from fuprune.audit.measurements import (
+    RAW,
+    Findings,
+    Measurements,
+    Notify,
+    by_role,
+    every_model,
+)
+from fuprune.audit.options import AuditOptions, Model, RelearnOptions
 from fuprune.audit.outputs import (
     Variables,
-    compute_outputs,
     find_head,
+    forward,
     with_forgotten_columns_reset,
 )
-from fuprune.audit.training import init_state, rate, sgd_step
+from fuprune.audit.sampling import paired_error
+from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
+from fuprune.audit.verdict import ANGULAR, LOGARITHMIC, Draft
+from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
+
+IMAGES = ("all", "forgotten", "retained")
 
 
-class Relearned(NamedTuple):
-    """The way back of one model."""
+class Setting(NamedTuple):
+    """One way of teaching a model again."""
 
-    steps: int  # the first evaluation at or above the level; the cap if never
-    reached: bool
-    curve: list[tuple[int, float]]  # (step, accuracy on the forgotten test images)
+    images: str  # which classes: "all", "forgotten" or "retained"
+    images_per_class: int
+    learning_rate: float
+
+    @property
+    def name(self) -> str:
+        """As it stands in the name of a test."""
+        return f"{self.images}_{self.images_per_class}_at_{self.learning_rate:g}"
 
 
-def relearn_time(
-    model: nn.Module,
-    variables: Variables,
-    images: np.ndarray,
-    labels: np.ndarray,
-    rows: np.ndarray,
-    test_images: np.ndarray,
-    test_labels: np.ndarray,
-    preprocess: Callable[[np.ndarray], Any],
+class Curve(NamedTuple):
+    """What one model recognised while it was taught."""
+
+    steps: np.ndarray  # [L] when it was looked at, from 0 on
+    right: np.ndarray  # [L, M] bool, for each test image of the forgotten classes
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """`[L]`."""
+        return self.right.mean(axis=1)
+
+    def area_by_image(self) -> np.ndarray:
+        """`[M]` the mean over the steps of each image being recognised."""
+        area = np.trapezoid(self.right.astype(np.float64), self.steps, axis=0)
+        return area / max(self.steps[-1], 1)
+
+    def at(self, step: int) -> np.ndarray:
+        """`[M]` whether each image is recognised, at the last look up to `step`."""
+        return self.right[np.searchsorted(self.steps, step, side="right") - 1]
+
+    def steps_to(self, level: float) -> int | None:
+        """The first look at or above `level`; None if there was none."""
+        back = np.flatnonzero(self.accuracy >= level)
+        return int(self.steps[back[0]]) if back.size else None
+
+
+def find_relearn(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """Teaches every model again in every setting, from the same batches."""
+    asked = options.relearn
+    _check_options(asked)
+    settings = [
+        Setting(images, amount, learning_rate)
+        for images in asked.images
+        for amount in asked.images_per_class
+        for learning_rate in asked.learning_rates
+    ]
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    batches = {
+        setting: _batches(measurements, setting, options, generator)
+        for setting in settings
+    }
+    # One batch of test images is enough to see the class come back.
+    looked_at = np.flatnonzero(measurements.forgotten_test)[: options.batch_size]
+    test = Dataset(*(part[looked_at] for part in measurements.test))
+    curves: dict[str, dict[Setting, Curve]] = {}
+    for name, model in every_model(measurements):
+        notify(f"relearning, {name}")
+        curves[name] = {
+            setting: relearn(
+                model,
+                measurements.train,
+                batches[setting],
+                test,
+                measurements.preprocess,
+                classes=measurements.classes,
+                # Without images of the class, a column at zero could never return.
+                reset=setting.images != "retained",
+                learning_rate=setting.learning_rate,
+                every=asked.every,
+            )
+            for setting in settings
+        }
+    answers = measurements.judged[RAW].test.logits.argmax(axis=-1)
+    right = (answers == measurements.test.labels)[measurements.forgotten_test]
+    level = asked.level * float(right.mean())
+    tests = _drafts(measurements, curves, settings, asked, level)
+    return Findings(tests, {"relearn": _detail(curves, settings, level)})
+
+
+def _check_options(options: RelearnOptions) -> None:
+    unknown = [images for images in options.images if images not in IMAGES]
+    least = min((*options.images_per_class, options.steps, options.every), default=1)
+    if unknown or least < 1 or not options.images or not options.learning_rates:
+        raise InputError(
+            f"relearning has images {options.images}, {options.images_per_class} per "
+            f"class, rates {options.learning_rates}, {options.steps} steps and a look "
+            f"every {options.every}; images may be {IMAGES}, nothing may be empty, and "
+            "numbers must be 1 or more"
+        )
+
+
+def _batches(
+    measurements: Measurements,
+    setting: Setting,
+    options: AuditOptions,
+    generator: np.random.Generator,
+) -> np.ndarray:
+    """`[steps, B]` rows of training images, the same for every model."""
+    labels = np.asarray(measurements.train.labels)
+    chosen = []
+    for c in np.unique(labels):
+        forgotten = c in measurements.classes
+        if setting.images == ("retained" if forgotten else "forgotten"):
+            continue
+        of_class = generator.permutation(np.flatnonzero(labels == c))
+        chosen.append(of_class[: setting.images_per_class])
+    return batch_rows(
+        generator,
+        np.concatenate(chosen),
+        options.relearn.steps,
+        options.train_batch_size,
+    )
+
+
+def relearn(
+    model: Model,
+    train: Dataset,
+    batches: np.ndarray,
+    test: Dataset,
+    preprocess,
     *,
     classes: Sequence[int],
-    level: float,
-    learning_rate: float = 0.003,
-    every: int = 2,
-    batch_size: int = 256,
-) -> Relearned:
-    """Trains on all classes until the forgotten ones are back at `level`.
+    reset: bool,
+    learning_rate: float,
+    every: int,
+) -> Curve:
+    """Teaches one model and looks at it along the way.
 
     Steps are looped on the host over one jitted step: inside a device loop XLA's CPU
     convolutions are many times slower.
 
     Args:
-      model: the module.
-      variables: its variables; not changed.
-      images: `[N, ...]` training images, the forgotten classes among them.
-      labels: `[N]`.
-      rows: `[steps, B]` the batches, the same for every model.
-      test_images: `[M, ...]` of the forgotten classes.
-      test_labels: `[M]`.
+      model: the module and its variables, which are not changed.
+      train: `[N, ...]` images to draw from.
+      batches: `[steps, B]` rows of it.
+      test: `[M, ...]` images of the forgotten classes.
       preprocess: images -> what the model takes.
       classes: the forgotten classes.
-      level: the accuracy to reach.
+      reset: whether their columns of the last layer start from zero, so that a logit
+        pinned far down cannot pass for forgetting.
       learning_rate: fixed, with momentum 0.9.
-      every: steps between evaluations.
-      batch_size: of the evaluation.
+      every: steps between two looks, after the first few.
 
     Returns:
-      The steps needed, capped at `len(rows)`.
+      The curve, from before the first step to after the last.
     """
-    sample = jnp.asarray(preprocess(images[rows[0]]))
-    head = find_head(model, variables, sample)
-    state = init_state(with_forgotten_columns_reset(variables, head, classes))
+    module, variables = model
+    head = find_head(module, variables, preprocess(train.images[batches[0]]))
+    if reset:
+        variables = with_forgotten_columns_reset(variables, head, classes)
+    state = init_state(variables)
+    images, labels = jnp.asarray(preprocess(test.images)), jnp.asarray(test.labels)
     key = jax.random.key(0)
-
-    def accuracy() -> float:
-        logits = compute_outputs(
-            model, state.variables, test_images, preprocess, batch_size=batch_size
-        ).head_logits
-        return float(np.mean(logits.argmax(axis=-1) == test_labels))
-
-    curve = [(0, accuracy())]
-    for step, batch in enumerate(rows, start=1):
-        if curve[-1][1] >= level:
-            break
+    steps = looks(len(batches), every)
+    right = [_recognised(module, state.variables, images, labels)]
+    for step, batch in enumerate(batches, start=1):
         state = sgd_step(
-            model,
+            module,
             head,
             state,
-            jnp.asarray(preprocess(images[batch])),
-            jnp.asarray(labels[batch]),
+            jnp.asarray(preprocess(train.images[batch])),
+            jnp.asarray(train.labels[batch]),
             jax.random.fold_in(key, step),
             rate(learning_rate),
         )
-        if step % every == 0 or step == len(rows):
-            curve.append((step, accuracy()))
-    reached = curve[-1][1] >= level
-    return Relearned(curve[-1][0] if reached else len(rows), reached, curve)
+        if step in steps:
+            right.append(_recognised(module, state.variables, images, labels))
+    return Curve(np.asarray(steps), np.asarray(jax.device_get(right)))
+
+
+def looks(steps: int, every: int) -> list[int]:
+    """When a model is looked at: at 0, doubling up to `every`, then every so often."""
+    first = [2**i for i in range(every.bit_length()) if 2**i < every]
+    chosen = {0, *first, *range(every, steps, every), steps}
+    return sorted(step for step in chosen if step <= steps)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _recognised(module: nn.Module, variables: Variables, images, labels) -> jax.Array:
+    """`[M]` bool, by the logits as they leave the last dense layer."""
+    return forward(module, variables, images).head_logits.argmax(axis=-1) == labels
+
+
+def _drafts(
+    measurements: Measurements,
+    curves: Mapping[str, Mapping[Setting, Curve]],
+    settings: Sequence[Setting],
+    options: RelearnOptions,
+    level: float,
+) -> list[Draft]:
+    def draft(name, question, by_image, family=FURTHER) -> Draft:
+        values, retrained = by_role(
+            measurements, {model: by_image(curves[model]) for model in curves}
+        )
+        return Draft(
+            name,
+            {model: float(np.mean(one)) for model, one in values.items()},
+            [float(np.mean(one)) for one in retrained],
+            kind="relearn",
+            question=question,
+            higher_is=TWO_SIDED,
+            family=family,
+            resolution=paired_error(retrained),
+            bounds=(0.0, 1.0),
+            scale=ANGULAR,
+        )
+
+    taught = _teaching(settings)
+
+    def mean_area(of_model):
+        return np.mean([of_model[s].area_by_image() for s in taught], axis=0)
+
+    tests = [
+        draft(
+            "relearn_area",
+            "How much of the class is back while it is taught again (mean accuracy "
+            "over steps and settings)?",
+            mean_area,
+            HEADLINE,
+        )
+    ]
+    for step in options.fixed_steps:
+        if step <= options.steps:
+            tests.append(
+                draft(
+                    f"relearn_accuracy_at_{step}",
+                    f"How much of the class is back after {step} steps (mean over "
+                    "settings)?",
+                    lambda m, at=step: np.mean([m[s].at(at) for s in taught], axis=0),
+                )
+            )
+    for setting in settings:
+        tests.append(
+            draft(
+                f"relearn_area_{setting.name}",
+                f"How much is back with {setting.images_per_class} images per class, "
+                f"{_WORDS[setting.images]}, at a rate of {setting.learning_rate:g}?",
+                lambda m, s=setting: m[s].area_by_image(),
+            )
+        )
+    return [*tests, _steps_draft(measurements, curves, settings, options, level)]
+
+
+def _teaching(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings that means are taken over: those with images of the class.
+
+    Without such images only a column of the last layer can come back, which a masked
+    logit hides; mixed in, it would hide the rest of the curve, too.
+    """
+    return [s for s in settings if s.images != "retained"] or list(settings)
+
+
+_WORDS = {
+    "all": "of all classes",
+    "forgotten": "of the forgotten ones only",
+    "retained": "of the others only",
+}
+
+
+def _steps_draft(
+    measurements: Measurements,
+    curves: Mapping[str, Mapping[Setting, Curve]],
+    settings: Sequence[Setting],
+    options: RelearnOptions,
+    level: float,
+) -> Draft:
+    """Steps until the class is back; whoever is not back has no number."""
+    # The setting with the most images, of all classes if that was asked for.
+    setting = max(settings, key=lambda s: (s.images == "all", s.images_per_class))
+    steps = {model: of[setting].steps_to(level) for model, of in curves.items()}
+    values, retrained = by_role(measurements, steps)
+    late = [model for model, step in steps.items() if step is None]
+    notes = [
+        f"back means {level:.3f} accuracy on the forgotten test images; with "
+        f"{setting.name.replace('_', ' ')}"
+    ]
+    if late:
+        notes.append(f"not back within {options.steps} steps: {', '.join(late)}")
+    known = [step for step in retrained if step is not None]
+    return Draft(
+        "relearn_steps",
+        # A model that is back before the first step took less than one look.
+        {model: None if s is None else max(s, 1) for model, s in values.items()},
+        [None if step is None else max(step, 1) for step in retrained],
+        kind="relearn",
+        question="How many training steps until the forgotten class is back?",
+        unit="steps",
+        higher_is=BETTER,
+        resolution=float(options.every),
+        bounds=(0.0, None),
+        scale=LOGARITHMIC,
+        undecidable=(
+            None
+            if len(known) == len(retrained)
+            else "not all retrained models are back when the steps are over, so how "
+            "long they take is not known"
+        ),
+        notes=notes,
+    )
+
+
+def _detail(
+    curves: Mapping[str, Mapping[Setting, Curve]],
+    settings: Sequence[Setting],
+    level: float,
+) -> dict[str, Any]:
+    runs = [
+        {
+            "model": model,
+            **setting._asdict(),
+            "steps": curve.steps.tolist(),
+            "accuracy": curve.accuracy.tolist(),
+        }
+        for model, by_setting in curves.items()
+        for setting, curve in by_setting.items()
+    ]
+    means = {
+        model: {
+            "steps": by_setting[settings[0]].steps.tolist(),
+            "accuracy": np.mean(
+                [by_setting[s].accuracy for s in _teaching(settings)], axis=0
+            ).tolist(),
+        }
+        for model, by_setting in curves.items()
+    }
+    return {"level": level, "curves": means, "runs": runs}

@@ -16,9 +16,29 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from fuprune.audit.evidence import WORSE
+from fuprune.audit.measurements import (
+    Findings,
+    Measurements,
+    Notify,
+    Shadows,
+    by_role,
+    everyone,
+)
 from fuprune.audit.membership import log_probabilities
-from fuprune.audit.outputs import Head, Variables, find_head, init_variables
+from fuprune.audit.options import AuditOptions
+from fuprune.audit.outputs import (
+    Head,
+    Variables,
+    compute_outputs,
+    find_head,
+    init_variables,
+)
+from fuprune.audit.roc import Scores, attack_drafts
+from fuprune.audit.sampling import paired_error
 from fuprune.audit.training import batch_rows, init_state, next_state
+from fuprune.audit.verdict import ANGULAR, Draft
+from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch
 from fuprune.federated.cohort import (
@@ -37,6 +57,141 @@ from fuprune.models.layers import loops_are_fast
 TOP = 3
 # Log-probabilities below this are all "impossible" to an attacker.
 FLOOR = -30.0
+
+
+def find_shadow(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """Shokri's attack, learnt from shadow models, turned on every model."""
+    del options, key
+    shadows = measurements.shadows
+    if shadows is None:
+        return Findings([])
+    notify("shadow attack")
+    labels = measurements.test.labels
+    forgotten = measurements.forgotten_test
+    attack = fit_attack(shadows.logits, shadows.pool.labels, shadows.members)
+    scores = {
+        name: (
+            attack_scores(
+                attack, model.forgotten.logits, measurements.forgotten.labels
+            ),
+            attack_scores(attack, model.test.logits[forgotten], labels[forgotten]),
+        )
+        for name, model in everyone(measurements)
+    }
+    rates = {name: success_rate(*one) for name, one in scores.items()}
+    _, retrained = by_role(measurements, scores)
+    success = Draft(
+        "shadow_success_rate",
+        *by_role(measurements, rates),
+        kind="shadow",
+        question=(
+            "How often is an attacker with shadow models right about whether an image "
+            "of the forgotten class was trained on (0.5 is guessing)?"
+        ),
+        higher_is=WORSE,
+        resolution=_success_error(retrained),
+        bounds=(0.0, 1.0),
+        scale=ANGULAR,
+        notes=[f"{len(shadows.models)} shadow models of the raw model's architecture"],
+    )
+    area, curves = attack_drafts(
+        measurements,
+        "shadow",
+        scores,
+        kind="shadow",
+        attacker="an attacker with shadow models",
+    )
+    right = shadows.logits.argmax(axis=-1) == shadows.pool.labels
+    detail = {
+        "roc": curves,
+        "shadow_models": [
+            {
+                "members": int(inside.sum()),
+                "member_accuracy": float(hits[inside].mean()),
+                "non_member_accuracy": float(hits[~inside].mean()),
+            }
+            for hits, inside in zip(right, shadows.members, strict=True)
+        ],
+    }
+    return Findings([success, *area], detail)
+
+
+def _success_error(scores: list[Scores]) -> float:
+    """The error of a success rate: half the errors of its two rates, added."""
+    if not scores:
+        return 0.0
+    members, non_members = zip(*scores, strict=True)
+    return 0.5 * float(
+        np.hypot(
+            paired_error(np.stack(members) > 0),
+            paired_error(np.stack(non_members) > 0),
+        )
+    )
+
+
+def train_shadows(
+    measurements: Measurements,
+    retained: Dataset,
+    options: AuditOptions,
+    key: jax.Array,
+    notify: Notify,
+) -> Shadows:
+    """Trains the shadow models of an audit on halves of all images looked at.
+
+    Args:
+      measurements: without shadow models.
+      retained: training images of the other classes.
+      options: of the audit.
+      key: for members, initial weights and batches.
+      notify: told which models are being trained.
+
+    Returns:
+      The shadow models and their logits on the whole pool.
+    """
+    parts = (measurements.forgotten, measurements.test, retained)
+    pool = Dataset(
+        np.concatenate([part.images for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+    )
+    member_key, train_key = jax.random.split(key)
+    members = balanced_members(
+        np.random.default_rng(np.asarray(jax.random.key_data(member_key))),
+        options.shadow.models,
+        len(pool.labels),
+    )
+    module, _ = measurements.models["raw"]
+    models = [
+        (module, variables)
+        for variables in train_models_in_parallel(
+            module,
+            train_key,
+            pool.images,
+            pool.labels,
+            members,
+            measurements.preprocess,
+            steps=options.shadow.steps,
+            batch_size=options.train_batch_size,
+            learning_rate=options.shadow.learning_rate,
+            backend=options.shadow.backend,
+            on_step=notify,
+        )
+    ]
+    split = len(measurements.forgotten.labels)
+    targets = np.concatenate(
+        [np.arange(split), split + np.flatnonzero(measurements.forgotten_test)]
+    )
+    logits = [
+        compute_outputs(
+            *model,
+            pool.images,
+            measurements.preprocess,
+            batch_size=options.batch_size,
+        ).logits
+        for model in models
+    ]
+    return Shadows(models, pool, members, np.stack(logits), targets)
 
 
 class ShadowContext(NamedTuple):
@@ -61,7 +216,7 @@ def balanced_members(
       `[S, N]` bool, each column with exactly S/2 true.
 
     Raises:
-      ValueError: S is odd or less than 2.
+      InputError: S is odd or less than 2.
     """
     if num_models < 2 or num_models % 2:
         raise InputError(
@@ -109,7 +264,7 @@ def train_models_in_parallel(
       S variables.
 
     Raises:
-      ValueError: the backend is unknown.
+      InputError: the backend is unknown.
     """
     # The mesh is this process's own, so several processes do not rule out a host loop.
     backend, _ = resolve_backend(
@@ -259,8 +414,14 @@ def attack_scores(attack: Pipeline, logits, labels) -> np.ndarray:
     return attack.decision_function(attack_features(logits, labels))
 
 
-def success_rate(member_scores, non_member_scores) -> float:
-    """The attack's balanced accuracy at its own threshold: 0.5 is guessing."""
+def success_rate(member_scores, non_member_scores) -> float | None:
+    """The attack's balanced accuracy at its own threshold: 0.5 is guessing.
+
+    An attack that says the same of every image is right half of the time, too, but that
+    is no result: it returns None.
+    """
     caught = np.mean(np.asarray(member_scores) > 0)
     spared = np.mean(np.asarray(non_member_scores) <= 0)
+    if caught + spared == 1 and caught in (0, 1):
+        return None
     return float((caught + spared) / 2)

@@ -5,7 +5,7 @@ for all models of an architecture.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,21 +15,22 @@ import optax
 
 from fuprune.audit.outputs import Head, Variables, training_logits
 
-MOMENTUM = 0.9
+# The learning rate is applied outside, where it can be traced.
+_MOMENTUM = optax.trace(decay=0.9)
 
 
 class TrainState(NamedTuple):
     """What one step hands to the next."""
 
     variables: Variables
-    velocity: Any  # like variables["params"]
+    momentum: optax.OptState
 
 
 def init_state(variables: Variables) -> TrainState:
     """A training state with its own copy of the variables and no momentum yet."""
     return TrainState(
         variables=jax.tree.map(jnp.array, dict(variables)),
-        velocity=jax.tree.map(jnp.zeros_like, variables["params"]),
+        momentum=_MOMENTUM.init(variables["params"]),
     )
 
 
@@ -50,13 +51,12 @@ def next_state(
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return losses.mean(), updated
 
-    gradient, updated = jax.grad(loss, has_aux=True)(state.variables["params"])
-    velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, state.velocity, gradient)
-    params = jax.tree.map(
-        lambda p, v: p - learning_rate * v, state.variables["params"], velocity
-    )
-    variables = {**state.variables, **updated, "params": params}
-    return TrainState(variables, velocity)
+    params = state.variables["params"]
+    gradient, updated = jax.grad(loss, has_aux=True)(params)
+    updates, momentum = _MOMENTUM.update(gradient, state.momentum)
+    updates = optax.tree.scale(-learning_rate, updates)
+    params = optax.apply_updates(params, updates)
+    return TrainState({**state.variables, **updated, "params": params}, momentum)
 
 
 def rate(learning_rate: float) -> jax.Array:

@@ -30,7 +30,7 @@ DATASET_CLASSES = {
     **{"cifar100": 100, "svhn_cropped": 10},
 }
 # What a run names when it would take a CPU more than a day.
-REDUCED_CONFIG = "configs/cifar10_resnet_cpu.py"
+REDUCED_CONFIG = "cifar10_resnet_cpu"
 # Partitions whose number of clients is known once the data are loaded.
 _COUNTED_LATER = ("natural", "file")
 
@@ -195,15 +195,12 @@ def _check_together(config: Config) -> None:
         )
     for name in ("train", "fine_tune"):
         part = config[name]
-        # A warm-up takes one round at least, and the cosine another.
-        if (
-            part.schedule == "warmup_cosine"
-            and max(part.warmup_rounds, 1) >= part.rounds
+        if part.schedule == "warmup_cosine" and part.warmup_rounds >= max(
+            part.rounds, 1
         ):
             raise ConfigError(
                 f"{name}.warmup_rounds is {part.warmup_rounds}; allowed: less than "
-                f"{name}.rounds, which is {part.rounds} and has to be 2 or more with "
-                "warmup_cosine."
+                f"{name}.rounds, which is {part.rounds}."
             )
     if "amnesiac" in methods(config) and not train.history_bytes:
         raise ConfigError(

@@ -17,11 +17,13 @@ MODELS = (
 METHODS = (
     *("class_pruning", "retrain", "fisher", "influence", "ascent", "amnesiac"),
     *("regrow", "relabel", "prune_relabel", "mask_logit", "zero_class_row"),
-    *("fine_tune_only", "prune_random", "prune_lowest", "prune_then_drop_row"),
+    *("fine_tune_only", "retrain_short", "prune_random", "prune_lowest"),
+    "prune_then_drop_row",
 )
 AUDIT_TESTS = (
     *("accuracy", "membership", "shadow", "likelihood_ratio"),
-    *("probe", "relearn", "distance"),
+    *("unlearned_shadow", "difference", "interpolated"),
+    *("probe", "relearn", "distance", "weights"),
 )
 
 
@@ -296,9 +298,9 @@ SECTIONS = (
         ("shadow_learning_rate", 0.05, RATE, "of training each, at its start"),
         ("relearn_level", 0.9, at_most(1),
          "share of the raw accuracy that counts as relearned"),
-        ("relearn_max_steps", 150, STEPS, "after which relearning is given up"),
-        ("relearn_every", 2, STEPS, "steps between two looks at it"),
-        ("relearn_learning_rate", 0.003, RATE, "of relearning"),
+        ("relearn_max_steps", 24, STEPS, "of relearning, in each of its settings"),
+        ("relearn_every", 4, STEPS, "steps between two looks at it"),
+        ("relearn_learning_rate", 0.01, RATE, "of relearning"),
     ),
     _section("runtime", "the machine; of these only dtype can change a result",
         ("backend", "auto", one_of("auto", "loop", "map", "vmap", "wide", "shard_map"),

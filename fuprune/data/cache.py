@@ -76,7 +76,7 @@ def write(
       origin: The files it was made from; when one changes, the copy is stale.
 
     Returns:
-      The directory written to; None where none could be, which is only a pity.
+      The directory written to, or None if no directory could be written.
     """
     note = {
         "format": _FORMAT,

@@ -1,4 +1,4 @@
-"""Where data lies on disk: the data directory and the home of decoded copies."""
+"""Where data is on disk: the data directory, and the directories of decoded copies."""
 
 import hashlib
 import os

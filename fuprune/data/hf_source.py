@@ -114,7 +114,7 @@ def _load_from_hub(datasets: Any, name: str) -> Any:
     path, _, configuration = name.partition(":")
     offline = datasets.config.HF_HUB_OFFLINE
     reason = None if offline else network.why_unreachable(_HUB)
-    # What does not answer is not asked again and again: the cache has it, or nobody.
+    # A host that does not answer is not tried again; the cache answers at once.
     datasets.config.HF_HUB_OFFLINE = offline or reason is not None
     try:
         return datasets.load_dataset(path, configuration or None)

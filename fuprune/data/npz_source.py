@@ -5,6 +5,7 @@ without compression (`np.savez`) are mapped, not read, so that a process which n
 some of the images holds only those in memory.
 """
 
+import math
 import pathlib
 import struct
 import zipfile
@@ -40,9 +41,30 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
     """
     assert size is None
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: _read_member(archive, name, path) for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        # Opened here, because NumPy leaves a damaged file open.
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is one array, as np.save writes it")
+            with archive:
+                arrays = {
+                    name: _read_member(archive, name, path) for name in archive.files
+                }
+    # What zipfile and NumPy raise on damaged files, NotImplementedError for methods of
+    # compression that zipfile does not know.
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        OverflowError,
+        MemoryError,
+        KeyError,
+        NotImplementedError,
+        RuntimeError,
+        struct.error,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         text = str(error).splitlines() or [type(error).__name__]
         raise DamagedDataError(
             f"{path}: is not an .npz file of plain arrays ({text[0][:200]})."
@@ -81,9 +103,15 @@ def _read_member(archive, name: str, path: pathlib.Path) -> np.ndarray:
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
             return archive[name]
+        start = file.tell()
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         if dtype.hasobject or 0 in shape or not shape:
             return archive[name]
+        # Magic and version are 8 bytes before the header. A header that says more
+        # than the member holds would map what lies behind it.
+        header_bytes = file.tell() - start + 8
+        if header_bytes + math.prod(shape) * dtype.itemsize != member.file_size:
+            raise ValueError(f"{name} is not as long as its header says")
         return np.memmap(
             file,
             dtype=dtype,

@@ -179,8 +179,8 @@ def pathological_partition(
         )
     if num_clients * share < num_classes:
         raise InputError(
-            f"{num_clients} clients with {share} classes each leave some of "
-            f"{num_classes} classes to nobody: give more clients or more classes per "
+            f"{num_clients} clients with {share} classes each cannot hold "
+            f"all {num_classes} classes: give more clients or more classes per "
             "client."
         )
     rng = np.random.default_rng(seed)
@@ -235,7 +235,7 @@ def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarra
 
     Returns:
       K int32 arrays of example indices, each ascending. No example is listed twice;
-      some may be held by nobody.
+      some may belong to no client.
     """
     try:
         lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()

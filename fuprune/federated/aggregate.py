@@ -161,9 +161,8 @@ def coordinate_median(updates, weights):
         ordered = _sorted_voters_first(leaf, live)
         below = jnp.take(ordered, low, axis=0, mode="clip")
         above = jnp.take(ordered, high, axis=0, mode="clip")
-        # Halved before they are added, so that large values do not overflow; a single
-        # middle is taken as it is, because half of the smallest number is zero.
-        middle = jnp.where(low == high, below, 0.5 * below + 0.5 * above)
+        # Halved before they are added, so that large values do not overflow.
+        middle = 0.5 * below + 0.5 * above
         return jnp.where(voters > 0, middle, 0).astype(_result(leaf))
 
     return jax.tree.map(median, updates)

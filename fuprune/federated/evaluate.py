@@ -29,9 +29,7 @@ class Evaluation(NamedTuple):
     @property
     def per_class(self) -> np.ndarray:
         """[U] accuracy of each class; NaN where the split has no such class."""
-        totals = self.confusion.sum(axis=1)
-        with np.errstate(invalid="ignore"):
-            return np.diagonal(self.confusion) / totals
+        return class_accuracies(self.confusion)
 
     @property
     def accuracy(self) -> float:
@@ -40,15 +38,41 @@ class Evaluation(NamedTuple):
 
     def accuracy_on(self, classes: Sequence[int]) -> float:
         """Accuracy on the examples of `classes`: the U-set when those are forgotten."""
-        rows = self.confusion[list(classes)]
-        hits = np.diagonal(self.confusion)[list(classes)].sum()
-        return float(hits / max(rows.sum(), 1))
+        return accuracy_on(self.confusion, classes)
 
     def accuracy_without(self, classes: Sequence[int]) -> float:
         """Accuracy on the examples of all other classes: the R-set."""
         forgotten = set(classes)
         rest = [u for u in range(len(self.confusion)) if u not in forgotten]
         return self.accuracy_on(rest)
+
+
+def confusion_matrix(labels, predictions, num_classes: int) -> jax.Array:
+    """Counts [U, U]: row is the true class, column the predicted one.
+
+    Args:
+      labels: [N] true classes; an example labelled U or more, padding, is not counted.
+      predictions: [N] predicted classes, below U.
+      num_classes: U, static.
+    """
+    labels = jnp.asarray(labels)
+    real = labels < num_classes
+    cells = jnp.where(real, labels, 0) * num_classes + jnp.asarray(predictions)
+    counts = jnp.zeros(num_classes**2, jnp.int32).at[cells].add(real)
+    return counts.reshape(num_classes, num_classes)
+
+
+def class_accuracies(confusion: np.ndarray) -> np.ndarray:
+    """[U] accuracy of each class; NaN where there are no examples of it."""
+    totals = confusion.sum(axis=1)
+    return np.where(totals > 0, np.diagonal(confusion) / np.maximum(totals, 1), np.nan)
+
+
+def accuracy_on(confusion: np.ndarray, classes: Sequence[int]) -> float:
+    """Share right of the examples of `classes`; 0 if there are none."""
+    chosen = list(classes)
+    hits = np.diagonal(confusion)[chosen].sum()
+    return float(hits / max(confusion[chosen].sum(), 1))
 
 
 def make_evaluator(
@@ -98,17 +122,18 @@ def make_evaluator(
         results = [
             batch_result(variables, x, y) for x, y in zip(images, labels, strict=True)
         ]
-        cells, losses = _fetch(results)
-        confusion = np.sum(cells.reshape(-1, num_classes**2), axis=0, dtype=np.int64)
+        matrices, losses = _fetch(results)
+        matrices = matrices.reshape(-1, num_classes, num_classes)
+        confusion = np.asarray(matrices).sum(axis=0, dtype=np.int64)
         loss = float(np.sum(losses, dtype=np.float64) / max(size, 1))
-        return Evaluation(confusion.reshape(num_classes, num_classes), loss)
+        return Evaluation(confusion, loss)
 
     return evaluate
 
 
 @keep_compiled
 def _make_count(model, num_classes, preprocess, mesh):
-    """Confusion cells [U * U] and summed loss of one batch, compiled."""
+    """Confusion matrix [U, U] and summed loss of one batch, compiled."""
 
     def count(variables, images, labels):
         logits = model.apply(variables, preprocess(None, images), train=False)
@@ -123,9 +148,8 @@ def _make_count(model, num_classes, preprocess, mesh):
         picked = jax.nn.log_softmax(logits)
         safe = jnp.minimum(labels, num_classes - 1)
         loss = -jnp.take_along_axis(picked, safe[:, None], axis=1)[:, 0]
-        cell = safe * num_classes + jnp.argmax(logits, axis=-1)
-        cells = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(real)
-        return cells, jnp.sum(jnp.where(real, loss, 0.0))
+        matrix = confusion_matrix(labels, jnp.argmax(logits, axis=-1), num_classes)
+        return matrix, jnp.sum(jnp.where(real, loss, 0.0))
 
     if mesh is None:
         return jax.jit(count)
@@ -144,11 +168,11 @@ def _make_count(model, num_classes, preprocess, mesh):
 
 
 def _fetch(results):
-    """Stacked cells and losses of all batches on every host."""
-    cells, losses = (jnp.stack(x) for x in zip(*results, strict=True))
-    if not cells.is_fully_addressable:
-        return multihost_utils.process_allgather((cells, losses), tiled=True)
-    return jax.device_get((cells, losses))
+    """Stacked matrices and losses of all batches on every host."""
+    matrices, losses = (jnp.stack(x) for x in zip(*results, strict=True))
+    if not matrices.is_fully_addressable:
+        return multihost_utils.process_allgather((matrices, losses), tiled=True)
+    return jax.device_get((matrices, losses))
 
 
 def _place(x, sharding):

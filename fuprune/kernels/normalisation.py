@@ -51,10 +51,9 @@ def batch_norm_in_jax(
 ) -> Normalised:  # fmt: skip
     """What `batch_norm` computes, written in JAX."""
     places = _checked(inputs, places, width)
-    weight = _weight(inputs, mask)
-    mean, variance = _moments(inputs, weight)
-    factor = scale * jax.lax.rsqrt(variance + epsilon)
-    outputs = _widen(inputs * factor + (bias - mean * factor), places, width)
+    mean, variance = moments(inputs, mask)
+    outputs = normalise(inputs, mean, variance, scale, bias, epsilon)
+    outputs = _widen(outputs, places, width)
     if residual is not None:
         residual_places = _checked(residual, residual_places, width)
         outputs = outputs + _widen(residual, residual_places, width)
@@ -150,15 +149,40 @@ def _weight(inputs, mask):
     return (mask != 0).astype(inputs.dtype)
 
 
-def _moments(inputs, weight):
-    """Mean and variance [C] of the examples [N, H, W, C] whose weight [N] is not 0."""
-    pixels = jnp.maximum(jnp.sum(weight) * inputs.shape[1] * inputs.shape[2], 1.0)
+def moments(inputs, mask=None):
+    """Mean and biased variance [C] of a batch, float32 at least.
+
+    Args:
+      inputs: [N, H, W, C].
+      mask: [N], or [N, C] where channels differ in it, nonzero for the examples that
+        count; None if all do. Where none does, the mean is 0 and the variance 1.
+    """
+    values = _at_least_float32(inputs)
+    if mask is None:
+        mean = jnp.mean(values, axis=(0, 1, 2))
+        square = jnp.mean(values * values, axis=(0, 1, 2))
+        return mean, jnp.maximum(square - mean * mean, 0.0)
+    chosen = mask != 0
+    number = jnp.sum(chosen, axis=0, dtype=values.dtype)
+    pixels = jnp.maximum(number * inputs.shape[1] * inputs.shape[2], 1.0)
     # Selected, not multiplied: what padding holds, even an infinity, stays out.
-    kept = jnp.where((weight != 0)[:, None, None, None], inputs, 0.0)
+    selected = chosen.reshape(len(chosen), 1, 1, -1)
+    kept = jnp.where(selected, values, 0.0)
     mean = jnp.sum(kept, axis=(0, 1, 2)) / pixels
     square = jnp.sum(kept * kept, axis=(0, 1, 2)) / pixels
     variance = jnp.maximum(square - mean * mean, 0.0)
-    return mean, jnp.where(jnp.sum(weight) > 0, variance, 1.0)
+    return mean, jnp.where(number > 0, variance, 1.0)
+
+
+def normalise(inputs, mean, variance, scale, bias, epsilon):
+    """Inputs [..., C] with those moments taken out, scaled and shifted; same type."""
+    factor = scale * jax.lax.rsqrt(variance + epsilon)
+    outputs = _at_least_float32(inputs) * factor + (bias - mean * factor)
+    return outputs.astype(inputs.dtype)
+
+
+def _at_least_float32(values):
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
 # The primitives, with G independent problems on the leading axis of every operand.

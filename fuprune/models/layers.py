@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.errors import InputError
+from fuprune.kernels import normalisation
 
 BATCH_NORM_MOMENTUM = 0.9
 NORM_EPSILON = 1e-5
@@ -100,8 +101,7 @@ class Norm(nn.Module):
         shape = (len(self.outputs),)
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
-        alive = jax.lax.stop_gradient((scale != 0) | (bias != 0))
-        scale, bias = jnp.where(alive, scale, 0.0), jnp.where(alive, bias, 0.0)
+        scale, bias, alive = without_dead_channels(scale, bias)
         if self.kind == "group":
             mean, variance = self._group_moments(inputs, alive)
         else:
@@ -112,10 +112,8 @@ class Norm(nn.Module):
             if not train:
                 mean, variance = running_mean.value, running_variance.value
             elif self.implementation == "onednn" and inputs.dtype == jnp.float32:
-                # Imported here for the same reason as in `convolution`.
-                from fuprune.kernels.normalisation import implementation
-
-                outputs, mean, variance = implementation(self.implementation)(
+                norm = normalisation.implementation(self.implementation)
+                outputs, mean, variance = norm(
                     inputs,
                     scale,
                     bias,
@@ -130,11 +128,12 @@ class Norm(nn.Module):
                 self._record(mean, variance, mask)
                 return outputs
             else:
-                mean, variance = _batch_moments(inputs, real)
+                mean, variance = normalisation.moments(inputs, real)
                 self._record(mean, variance, mask)
-        factor = scale * jax.lax.rsqrt(variance + NORM_EPSILON)
-        outputs = at_least_float32(inputs) * factor + (bias - mean * factor)
-        outputs = place(outputs.astype(inputs.dtype), self.outputs, onto)
+        outputs = normalisation.normalise(
+            inputs, mean, variance, scale, bias, NORM_EPSILON
+        )
+        outputs = place(outputs, self.outputs, onto)
         if residual is not None:
             outputs = outputs + place(residual, held, onto)
         return nn.relu(outputs) if relu else outputs
@@ -179,20 +178,10 @@ class Norm(nn.Module):
         )
 
 
-def _batch_moments(inputs, mask):
-    """Mean and variance, [C], of the real examples."""
-    values = at_least_float32(inputs)
-    if mask is None:
-        mean = jnp.mean(values, axis=(0, 1, 2))
-        square = jnp.mean(values * values, axis=(0, 1, 2))
-    else:
-        size = jnp.sum(mask != 0) * (inputs.shape[1] * inputs.shape[2])
-        # Selected, not multiplied: what a padded example holds, even an infinity, must
-        # not reach the statistics.
-        kept = jnp.where((mask != 0)[:, None, None, None], values, 0.0)
-        mean = jnp.sum(kept, axis=(0, 1, 2)) / size
-        square = jnp.sum(kept * kept, axis=(0, 1, 2)) / size
-    return mean, jnp.maximum(square - mean * mean, 0.0)
+def without_dead_channels(scale, bias):
+    """Scale and bias that pass no gradient to dead channels, and which are alive."""
+    alive = jax.lax.stop_gradient((scale != 0) | (bias != 0))
+    return jnp.where(alive, scale, 0.0), jnp.where(alive, bias, 0.0), alive
 
 
 class ConvNorm(nn.Module):
@@ -232,6 +221,48 @@ class ConvNorm(nn.Module):
             self.norm, self.wiring.outputs, self.wiring.width, self.conv, name="norm"
         )
         return norm(outputs, train=train, **norm_options)
+
+
+class ConvolutionalNetwork(nn.Module):
+    """What the networks of the zoo have in common.
+
+    Attributes:
+      depth: layers with weights; which there are is the subclass's affair.
+      num_classes: columns of the logits.
+      input_shape: (H, W, C) of one image.
+      norm: "batch" or "group".
+      channels: `((layer, ids), ...)`, kept original channels of each cut layer.
+      conv: implementation of the convolution, "xla" or "onednn".
+      dtype: type the convolutions compute in.
+    """
+
+    depth: int
+    num_classes: int
+    input_shape: tuple[int, int, int] = (32, 32, 3)
+    norm: str = "batch"
+    channels: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    conv: str = "xla"
+    dtype: Any = jnp.float32
+
+    def __call__(self, images, train: bool = False, mask=None):
+        """Maps normalised images [B, H, W, C] to float32 logits [B, num_classes].
+
+        Args:
+          images: [B, H, W, C] float.
+          train: whether batch statistics are of this batch, and recorded.
+          mask: [B], nonzero for real examples; padding enters no statistic.
+        """
+        return self.head(self.features(images, train, mask))
+
+    @nn.nowrap
+    def typed(self, images):
+        """The images in the type the network computes in, if their shape is right."""
+        if images.shape[1:] != tuple(self.input_shape):
+            raise InputError(
+                f"images have shape {images.shape[1:]}, the model was made for"
+                f" {tuple(self.input_shape)}; create it with that input_shape."
+            )
+        return images.astype(self.dtype)
 
 
 def at_least_float32(values):

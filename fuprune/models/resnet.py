@@ -6,37 +6,22 @@ zero, and is dropped from everything that would read it. No shape ever decides h
 shortcut is formed; the wiring does, before any array exists.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fuprune.errors import InputError
-from fuprune.models.layers import ConvNorm, Wiring, at_least_float32, wire
+from fuprune.models.layers import (
+    ConvNorm,
+    ConvolutionalNetwork,
+    Wiring,
+    at_least_float32,
+    wire,
+)
 
 STAGE_WIDTHS = (16, 32, 64)
 
 
-class ResNet(nn.Module):
-    """A CIFAR ResNet of depth 6n + 2: a stem and three stages of n blocks.
-
-    Attributes:
-      depth: 6n + 2 for some n >= 1.
-      num_classes: columns of the logits.
-      input_shape: (H, W, C) of one image.
-      norm: "batch" or "group".
-      channels: `((layer, ids), ...)`, kept original channels of each cut layer.
-      conv: implementation of the convolution, "xla" or "onednn".
-      dtype: type the convolutions compute in.
-    """
-
-    depth: int
-    num_classes: int
-    input_shape: tuple[int, int, int] = (32, 32, 3)
-    norm: str = "batch"
-    channels: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    conv: str = "xla"
-    dtype: Any = jnp.float32
+class ResNet(ConvolutionalNetwork):
+    """A CIFAR ResNet of depth 6n + 2, n >= 1: a stem and three stages of n blocks."""
 
     def setup(self):
         """Builds one submodule per layer, named as in `wiring`."""
@@ -48,26 +33,11 @@ class ResNet(nn.Module):
                 setattr(self, layer, module)
         self.head = nn.Dense(self.num_classes)
 
-    def __call__(self, images, train: bool = False, mask=None):
-        """Maps normalised images [B, H, W, C] to float32 logits [B, num_classes].
-
-        Args:
-          images: [B, H, W, C] float.
-          train: whether batch statistics are of this batch, and recorded.
-          mask: [B], nonzero for real examples; padding enters no statistic.
-        """
-        return self.head(self.features(images, train, mask))
-
     def features(self, images, train: bool = False, mask=None):
         """Maps images [B, H, W, C] to what the head reads, float32 [B, D]."""
-        if images.shape[1:] != tuple(self.input_shape):
-            raise InputError(
-                f"images have shape {images.shape[1:]}, the model was made for"
-                f" {tuple(self.input_shape)}; create it with that input_shape."
-            )
         wires = self.wiring()
         call = {"train": train, "mask": mask}
-        stream = self.stem(images.astype(self.dtype), relu=True, **call)
+        stream = self.stem(self.typed(images), relu=True, **call)
         held = wires["stem"].outputs
         for first, second, reader in self.blocks():
             branch = getattr(self, first)(stream, relu=True, **call)

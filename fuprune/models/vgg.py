@@ -5,14 +5,18 @@ image too small for five pools is pooled until it is one pixel.
 """
 
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fuprune.errors import InputError
-from fuprune.models.layers import ConvNorm, Wiring, at_least_float32, wire
+from fuprune.models.layers import (
+    ConvNorm,
+    ConvolutionalNetwork,
+    Wiring,
+    at_least_float32,
+    wire,
+)
 
 HIDDEN_UNITS = 512
 # Convolutions in each of the five stages, each stage ending in a pool.
@@ -25,26 +29,8 @@ STAGE_DEPTHS = {
 STAGE_WIDTHS = (64, 128, 256, 512, 512)
 
 
-class VGG(nn.Module):
-    """A CIFAR VGG with norms.
-
-    Attributes:
-      depth: 11, 13, 16 or 19.
-      num_classes: columns of the logits.
-      input_shape: (H, W, C) of one image.
-      norm: "batch" or "group".
-      channels: `((layer, ids), ...)`, kept original channels of each cut layer.
-      conv: implementation of the convolution, "xla" or "onednn".
-      dtype: type the convolutions compute in.
-    """
-
-    depth: int
-    num_classes: int
-    input_shape: tuple[int, int, int] = (32, 32, 3)
-    norm: str = "batch"
-    channels: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    conv: str = "xla"
-    dtype: Any = jnp.float32
+class VGG(ConvolutionalNetwork):
+    """A CIFAR VGG with norms, of depth 11, 13, 16 or 19."""
 
     def setup(self):
         """Builds one submodule per layer, named as in `wiring`."""
@@ -55,24 +41,9 @@ class VGG(nn.Module):
         self.hidden = nn.Dense(HIDDEN_UNITS)
         self.head = nn.Dense(self.num_classes)
 
-    def __call__(self, images, train: bool = False, mask=None):
-        """Maps normalised images [B, H, W, C] to float32 logits [B, num_classes].
-
-        Args:
-          images: [B, H, W, C] float.
-          train: whether batch statistics are of this batch, and recorded.
-          mask: [B], nonzero for real examples; padding enters no statistic.
-        """
-        return self.head(self.features(images, train, mask))
-
     def features(self, images, train: bool = False, mask=None):
         """Maps images [B, H, W, C] to what the head reads, float32 [B, 512]."""
-        if images.shape[1:] != tuple(self.input_shape):
-            raise InputError(
-                f"images have shape {images.shape[1:]}, the model was made for"
-                f" {tuple(self.input_shape)}; create it with that input_shape."
-            )
-        values = images.astype(self.dtype)
+        values = self.typed(images)
         for stage in self._stages():
             for layer, _ in stage:
                 module = getattr(self, layer)

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.kernels.normalisation import moments, normalise
 from fuprune.models.layers import (
     BATCH_NORM_MOMENTUM,
     NORM_EPSILON,
     convolution,
     place,
+    without_dead_channels,
 )
 from fuprune.models.resnet import ResNet, shifted
 
@@ -133,18 +135,11 @@ def _convolve(model, layer, values, kernels):
 def _normalise(inputs, norm, real):
     """`layers.Norm` on merged channels; norm's leaves [N, C], real [N, B] bool."""
     number, channels = norm["scale"].shape
-    alive = jax.lax.stop_gradient((norm["scale"] != 0) | (norm["bias"] != 0))
-    scale = jnp.where(alive, norm["scale"], 0.0).reshape(-1)
-    bias = jnp.where(alive, norm["bias"], 0.0).reshape(-1)
-    values = inputs.astype(jnp.float32)
+    scale, bias, _ = without_dead_channels(norm["scale"], norm["bias"])
+    scale, bias = scale.reshape(-1), bias.reshape(-1)
     chosen = jnp.repeat(real.T, channels, axis=1)  # [B, N * C]
-    size = jnp.sum(chosen, axis=0) * (inputs.shape[1] * inputs.shape[2])
-    kept = jnp.where(chosen[:, None, None, :], values, 0.0)
-    mean = jnp.sum(kept, axis=(0, 1, 2)) / size
-    square = jnp.sum(kept * kept, axis=(0, 1, 2)) / size
-    variance = jnp.maximum(square - mean * mean, 0.0)
-    factor = scale * jax.lax.rsqrt(variance + NORM_EPSILON)
-    outputs = (values * factor + (bias - mean * factor)).astype(inputs.dtype)
+    mean, variance = moments(inputs, chosen)
+    outputs = normalise(inputs, mean, variance, scale, bias, NORM_EPSILON)
     shape = (number, channels)
     return outputs, {"mean": mean.reshape(shape), "var": variance.reshape(shape)}
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fuprune.errors import FupruneError
 from fuprune.report.joined_report import join
 from fuprune.report.run_report import build
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             written = build(given.runs[0])
         else:
             written = join(given.runs, given.output or _beside(given.runs))
-    except (ValueError, OSError) as error:
+    except (FupruneError, OSError) as error:
         print(f"fuprune.report: {error}", file=sys.stderr)
         return 2
     print(written)

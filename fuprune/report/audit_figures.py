@@ -1,141 +1,124 @@
-"""The figures of an audit: where models lie against retraining, and ROC curves.
+"""The figures of an audit: where models lie against retraining, and curves.
 
-Each function returns the framed drawing, or `None` when the audit holds nothing for it.
-The audit's free-form `detail` is read with the same distrust as any other file.
+Each function returns the framed drawing, or None when the audit holds nothing for it.
+The curves are in the audit's `detail`, whose keys `audit.evidence` describes.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fuprune.audit.evidence import AuditReport, Evidence
-from fuprune.report import bars, charts, formats, page, palette
-from fuprune.report.audit_tables import audited_models
+from fuprune.report import charts, formats, judgement, marks, page, roles
+from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.markup import Markup
-from fuprune.report.run_files import Run, mapping, number, sequence
-from fuprune.report.run_tables import forward_order
-from fuprune.report.tables import chip
-from fuprune.report.verdict import interval_text, main_method, shown, test_title
+from fuprune.report.table_forms import chip
 
 
 def strip_figures(
-    run: Run, kinds: Sequence[str], styles: Mapping[str, str]
+    tests: Sequence[Evidence], tested: str | None, styles: Mapping[str, str]
 ) -> list[Markup]:
     """Where each model lies against retraining, one line per test."""
-    if run.audit is None:
-        return []
-    main = main_method(run)
-    tests = [test for test in run.audit.tests if test.kind in kinds]
-    return [_strip(test, main, styles) for test in tests]
+    return [_strip(test, tested, styles) for test in tests]
 
 
-def _strip(test: Evidence, main: str | None, styles: Mapping[str, str]) -> Markup:
-    names = sorted(test.values, key=lambda name: name != main)
+def _strip(test: Evidence, tested: str | None, styles: Mapping[str, str]) -> Markup:
+    names = sorted(test.values, key=lambda name: name != tested)
     dots = [
-        (formats.method_name(name), styles.get(name, "o0"), test.values[name])
+        charts.Dot(formats.in_words(name), styles.get(name, "o0"), value)
         for name in names
+        if (value := test.values[name]) is not None
     ]
     described = [
-        f"{formats.method_name(name)} {shown(test, test.values[name])} "
+        f"{formats.in_words(name)} {value_text(test, test.values[name])} "
         f"({test.verdicts[name]})"
         for name in names
     ]
-    values = [value for _, _, value in dots] + list(test.retrained)
-    low, high = test.interval or (None, None)
-    # An open side reaches to the end of the line.
-    ends = (
-        None
-        if test.interval is None
-        else (
-            low if low is not None else min([*values, high if high is not None else 0]),
-            high if high is not None else max([*values, low if low is not None else 0]),
+    retrained = roles.known(test.retrained)
+    interval = None
+    if test.interval is not None:
+        low, high = test.interval
+        everything = [
+            *(dot.value for dot in dots),
+            *retrained,
+            *roles.known([low, high]),
+        ]
+        # An open side reaches to the end of the line.
+        interval = (
+            min(everything, default=0.0) if low is None else low,
+            max(everything, default=0.0) if high is None else high,
         )
-    )
-    label = (
-        f"{test_title(test)}. Retrained interval: {interval_text(test)}. "
-        f"{formats.listing(described, 30)}."
-    )
     caption = f"Retrained: {interval_text(test)}."
-    if main in test.values:
-        caption = (
-            f"{formats.method_name(main)}: {shown(test, test.values[main])}. {caption}"
-        )
-        caption = caption[:1].upper() + caption[1:]
-    notes = [note for note in test.notes if isinstance(note, str)]
-    if notes:
-        caption += " " + " ".join(_sentence(note) for note in notes)
+    verdict = None
+    if tested in test.values:
+        value = value_text(test, test.values[tested])
+        caption = f"{formats.capital(formats.in_words(tested))}: {value}. {caption}"
+        verdict = chip(test.verdicts[tested])
+    least = judgement.difference_text(test)
+    if least != formats.MISSING:
+        caption += f" Smallest visible difference: {least}."
+    for note in test.notes:
+        caption += f" {formats.capital(note.strip().rstrip('.'))}."
     return page.figure(
-        bars.interval_strip(
-            ends,
+        charts.strip(
+            interval,
             dots,
-            test.retrained,
-            label,
-            shown=lambda value: shown(test, value),
+            retrained,
+            f"{test_title(test)}. Retrained interval: {interval_text(test)}. "
+            f"{formats.listing(described, 30)}.",
+            written=lambda value: value_text(test, value),
             logarithmic=test.unit in ("nats", "distance"),
         ),
         test_title(test),
         caption,
-        question=formats.shorten(test.question, 300),
-        verdict=chip(test.verdicts[main]) if main in test.verdicts else None,
+        question=test.question,
+        verdict=verdict,
     )
-
-
-def _sentence(note: str) -> str:
-    note = formats.shorten(note, 300).strip()
-    return note[:1].upper() + note[1:] + ("" if note.endswith(".") else ".")
 
 
 def strip_legend(
-    run: Run, kinds: Sequence[str], styles: Mapping[str, str]
-) -> Markup | None:
-    """Explains the dots of the strips of some kinds of test."""
-    if run.audit is None:
-        return None
-    tests = [test for test in run.audit.tests if test.kind in kinds]
+    audit: AuditReport,
+    tests: Sequence[Evidence],
+    tested: str | None,
+    styles: Mapping[str, str],
+) -> Markup:
+    """Explains the dots of the strips of some tests."""
     entries = [
-        (formats.method_name(name), styles.get(name, "o0"))
-        for name in audited_models(run.audit)
+        (formats.in_words(name), "dot", styles.get(name, "o0"))
+        for name in roles.audited_models(audit, tested)
         if any(name in test.values for test in tests)
     ]
-    return page.dot_legend([("where retrained models lie", "range"), *entries])
+    return page.legend([("where retrained models lie", "range", ""), *entries])
 
 
-def roc_figures(run: Run, styles: Mapping[str, str]) -> Markup | None:
-    """ROC curves of every attack, with a logarithmic false-positive axis."""
-    if run.audit is None:
-        return None
-    attacks = mapping(run.audit.detail.get("roc"))
-    return page.grid(
-        [_roc(name, mapping(curves), styles) for name, curves in attacks.items()]
-    )
+def roc_figures(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
+    """ROC curves of every attack, with logarithmic axes."""
+    attacks = audit.detail.get("roc", {})
+    return page.grid([_roc(name, curves, styles) for name, curves in attacks.items()])
 
 
-def _roc(
-    attack: str, curves: Mapping[str, Any], styles: Mapping[str, str]
-) -> Markup | None:
-    series = []
-    for name, curve in curves.items():
-        points = _points(curve, "false_positives", "true_positives")
-        if points:
-            series.append(_series(name, _stairs(points), styles))
+def _roc(attack: str, curves: Mapping, styles: Mapping[str, str]) -> Markup | None:
+    series = [
+        _series(
+            name, stairs(_points(curve, "false_positives", "true_positives")), styles
+        )
+        for name, curve in curves.items()
+    ]
     if not series:
         return None
     # Below one false alarm among the non-members there is nothing to be seen.
     rates = [x for line in series for x, _ in line.points if x > 0]
-    least = min(
-        max(10.0 ** math.floor(math.log10(min(rates, default=1e-3))), 1e-4), 0.1
-    )
-    areas = [f"{line.label} {_area(line.points):.2f}" for line in series]
-    title = formats.method_name(attack)
+    decade = 10.0 ** math.floor(math.log10(min(rates, default=1e-3)))
+    least = min(max(decade, 1e-4), 0.1)
+    title = formats.in_words(attack)
     return page.figure(
         charts.line_chart(
-            charts.on_top(series),
-            charts.Axis("false alarms", least, 1, _rate, logarithmic=True),
-            charts.Axis("found", least, 1, _rate, logarithmic=True),
-            f"ROC curves of the attack {title}. Areas: {formats.listing(areas, 30)}.",
+            series,
+            marks.Axis("false alarms", least, 1, _rate, logarithmic=True),
+            marks.Axis("found", least, 1, _rate, logarithmic=True),
+            f"ROC curves of the attack {title} on {len(series)} models.",
             diagonal=True,
         ),
-        title[:1].upper() + title[1:],
+        formats.capital(title),
         "Training images found (upwards) against false alarms, both on a logarithmic "
         "scale: the lower left shows what a careful attacker learns.",
         legend=page.line_legend(series, "guessing"),
@@ -145,31 +128,20 @@ def _roc(
 def _series(
     name: str, points: Sequence[tuple[float, float]], styles: Mapping[str, str]
 ) -> charts.Series:
-    return charts.Series(
-        formats.method_name(name),
-        "gold" if palette.is_retrain(name) else styles.get(name, "o0"),
-        tuple(points),
-        family=formats.method_name(palette.family(name)),
-    )
+    style = "gold" if roles.is_retrained(name) else styles.get(name, "o0")
+    kind = formats.in_words(roles.family(name))
+    return charts.Series(formats.in_words(name), style, points, family=kind)
 
 
 def _rate(value: float) -> str:
     return f"{100 * value:g}%"
 
 
-def _points(curve: Any, across: str, up: str) -> tuple[tuple[float, float], ...]:
-    columns = [
-        [number(value) for value in sequence(mapping(curve).get(key))]
-        for key in (across, up)
-    ]
-    if len(columns[0]) != len(columns[1]):
-        return ()
-    return tuple(
-        (x, y) for x, y in zip(*columns, strict=True) if x is not None and y is not None
-    )
+def _points(curve: Mapping, across: str, up: str) -> list[tuple[float, float]]:
+    return list(zip(curve[across], curve[up], strict=True))
 
 
-def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Keeps the height until the next false alarm: nothing lies between two points."""
     steps = list(points[:1])
     for (_, before), (across, up) in zip(points, points[1:], strict=False):
@@ -177,25 +149,71 @@ def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return steps
 
 
-def _area(points: Sequence[tuple[float, float]]) -> float:
-    return sum(
-        (right[0] - left[0]) * (right[1] + left[1]) / 2
-        for left, right in zip(points, points[1:], strict=False)
+def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:
+    """Accuracy on the forgotten class while it is taught again.
+
+    The first figure is each model's mean over everything that was tried; one more per
+    choice of images follows, with the mean over the learning rates and amounts.
+    """
+    detail = audit.detail.get("relearn", {})
+    level = detail.get("level")
+    drawn = []
+    if detail.get("curves"):
+        points = {
+            name: _points(curve, "steps", "accuracy")
+            for name, curve in detail["curves"].items()
+        }
+        title = "The class, taught again"
+        drawn.append(_relearn_chart(points, level, styles, title, "mean over all"))
+    runs = detail.get("runs", [])
+    kinds = dict.fromkeys((run["images"], run["images_per_class"]) for run in runs)
+    for kind, amount in kinds if len(kinds) > 1 else ():
+        chosen = [
+            r for r in runs if (r["images"], r["images_per_class"]) == (kind, amount)
+        ]
+        rates = formats.listing(
+            [f"{rate:g}" for rate in dict.fromkeys(r["learning_rate"] for r in chosen)]
+        )
+        title = f"With {_IMAGES.get(kind, kind)}, {amount} per class"
+        points = {
+            name: _mean_curve([run for run in chosen if run["model"] == name])
+            for name in dict.fromkeys(run["model"] for run in chosen)
+        }
+        caption = f"learning rates {rates}"
+        drawn.append(_relearn_chart(points, level, styles, title, caption))
+    return drawn
+
+
+_IMAGES = {
+    "all": "images of all classes",
+    "forgotten": "forgotten images only",
+    "retained": "retained images only",
+}
+
+
+def _mean_curve(runs: Sequence[Mapping]) -> list[tuple[float, float]]:
+    """The mean accuracy at those steps at which every run was looked at."""
+    by_step: dict[float, list[float]] = {}
+    for run in runs:
+        for step, accuracy in zip(run["steps"], run["accuracy"], strict=True):
+            by_step.setdefault(step, []).append(accuracy)
+    return sorted(
+        (step, sum(found) / len(found))
+        for step, found in by_step.items()
+        if len(found) == len(runs)
     )
 
 
-def relearn_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
-    """Accuracy on the forgotten class while it is taught again."""
-    if run.audit is None:
-        return None
-    detail = mapping(run.audit.detail.get("relearn"))
-    series = []
-    for name, curve in mapping(detail.get("curves")).items():
-        points = _points(curve, "steps", "accuracy")
-        if points:
-            series.append(_series(name, points, styles))
-    if not series:
-        return None
+def _relearn_chart(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    level: float | None,
+    styles: Mapping[str, str],
+    title: str,
+    condition: str,
+) -> Markup:
+    series = [
+        _series(name, points, styles) for name, points in curves.items() if points
+    ]
     last = max(x for line in series for x, _ in line.points)
     ends = [
         f"{line.label} {formats.percent(line.points[-1][1])} "
@@ -204,76 +222,111 @@ def relearn_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
     ]
     return page.figure(
         charts.line_chart(
-            charts.on_top(series),
-            charts.Axis("training steps", 0, max(last, 1)),
-            charts.Axis("accuracy", 0, 1, lambda value: formats.percent(value, 0)),
+            series,
+            marks.Axis("training steps", 0, max(last, 1)),
+            marks.Axis("accuracy", 0, 1, lambda share: formats.percent(share, 0)),
             "Lines of accuracy on the forgotten class while it is taught again: "
             f"{formats.listing(ends, 30)}.",
-            guide=number(detail.get("level")),
+            guide=level,
         ),
-        "The class, taught again",
-        "Accuracy on test images of the forgotten class. A line left of the retrained "
-        "ones comes back faster than it should.",
-        legend=page.line_legend(series, "counts as back"),
+        title,
+        f"Accuracy on test images of the forgotten class ({condition}). A line above "
+        "the retrained ones comes back faster than it should.",
+        legend=page.line_legend(series, "counts as back" if level else ""),
     )
 
 
-def cka_figure(run: Run, styles: Mapping[str, str]) -> Markup | None:
-    """Likeness of each layer to retraining, along the depth of the network."""
-    if run.audit is None:
-        return None
-    tables = mapping(run.audit.detail.get("cka"))
-    layers = forward_order(
-        run, dict.fromkeys(key for table in tables.values() for key in mapping(table))
-    )
-    series = []
-    for name, table in tables.items():
-        points = tuple(
-            (float(position), value)
-            for position, value in (
-                (position, number(mapping(table).get(layer)))
-                for position, layer in enumerate(layers)
-            )
-            if value is not None
+def probe_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:
+    """How well fresh classifiers find the class at each depth, one figure for each."""
+    detail = audit.detail.get("probe", {})
+    layers = detail.get("layers", [])
+    return [
+        _depth_chart(
+            {
+                name: list(enumerate(areas[classifier]))
+                for name, areas in detail["areas"].items()
+                if classifier in areas
+            },
+            layers,
+            styles,
+            "AUC",
+            f"The class inside, by depth: {_CLASSIFIERS.get(classifier, classifier)}",
+            "How well a fresh classifier tells images of the forgotten class from "
+            "others by the features at each depth; 0.5 is guessing. Above the "
+            "retrained lines something was kept, below them more was erased than "
+            "retraining erases, which is a trace, too.",
         )
-        if points:
-            series.append(_series(name, points, styles))
-    if not series:
-        return None
-    low = min(value for line in series for _, value in line.points)
-    means = [
-        f"{line.label} {sum(v for _, v in line.points) / len(line.points):.2f}"
-        for line in series
+        for classifier in detail.get("classifiers", [])
     ]
-    return page.figure(
-        charts.line_chart(
-            charts.on_top(series),
-            charts.Axis("layer, first to last", 0, max(len(layers) - 1, 1)),
-            charts.Axis(
-                "linear CKA", max(0.0, math.floor(10 * low) / 10), 1.0, "{:g}".format
-            ),
-            "Lines of linear CKA to retrained models by layer. Means: "
-            f"{formats.listing(means, 30)}.",
-        ),
+
+
+_CLASSIFIERS = {
+    "linear": "linear probe",
+    "knn": "nearest neighbours",
+    "k_nn": "nearest neighbours",
+    "mlp": "small network",
+}
+
+
+def cka_figure(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
+    """Likeness of each layer to retraining, along the depth of the network."""
+    found = audit.detail.get("cka", {})
+    layers = list(dict.fromkeys(layer for table in found.values() for layer in table))
+    if not layers:
+        return None
+    points = {
+        name: [(float(layers.index(layer)), value) for layer, value in table.items()]
+        for name, table in found.items()
+    }
+    return _depth_chart(
+        points,
+        layers,
+        styles,
+        "linear CKA",
         "Likeness to retraining, layer by layer",
         "Linear CKA of the activations on forgotten images; 1 is alike. The retrained "
         "lines show how alike two retrained models are.",
+    )
+
+
+def _depth_chart(
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    layers: Sequence[str],
+    styles: Mapping[str, str],
+    unit: str,
+    title: str,
+    caption: str,
+) -> Markup:
+    series = [_series(name, sorted(line), styles) for name, line in points.items()]
+    low = min((value for line in series for _, value in line.points), default=0.0)
+    ends = [f"{s.label} {s.points[-1][1]:.2f}" for s in series if s.points]
+    # A number per layer: its name, which is long, is in the caption's first and last.
+    where = f"{layers[0]} (0) to {layers[-1]} ({len(layers) - 1})" if layers else ""
+    return page.figure(
+        charts.line_chart(
+            series,
+            marks.Axis(f"layer: {where}", 0, max(len(layers) - 1, 1)),
+            marks.Axis(unit, max(0.0, math.floor(10 * low) / 10), 1.0, "{:.2g}".format),
+            f"Lines of {unit} by layer. At the last: {formats.listing(ends, 30)}.",
+        ),
+        title,
+        caption,
         legend=page.line_legend(series),
     )
 
 
 def shadow_sentence(audit: AuditReport) -> str:
     """Says how good the shadow models behind an attack were."""
-    rows = [mapping(row) for row in sequence(audit.detail.get("shadow_models"))]
-    inside = [number(row.get("member_accuracy")) for row in rows]
-    outside = [number(row.get("non_member_accuracy")) for row in rows]
-    known = [(a, b) for a, b in zip(inside, outside, strict=True) if None not in (a, b)]
-    if not known:
+    rows = audit.detail.get("shadow_models", [])
+    if not rows:
         return ""
-    means = [sum(column) / len(known) for column in zip(*known, strict=True)]
+    inside, outside = (
+        sum(row[key] for row in rows) / len(rows)
+        for key in ("member_accuracy", "non_member_accuracy")
+    )
     return (
-        f"The {formats.plural(len(known), 'shadow model')} reached "
-        f"{formats.percent(means[0])} on their own training images and "
-        f"{formats.percent(means[1])} on others; the wider that gap, the more an "
+        f"The {formats.plural(len(rows), 'shadow model')} reached "
+        f"{formats.percent(inside)} on their own training images and "
+        f"{formats.percent(outside)} on others; the wider that gap, the more an "
         "attacker can learn."
     )

@@ -1,98 +1,112 @@
-"""The tables of an audit: verdicts, and the figures behind them.
+"""The tables of an audit: verdicts first, then the numbers behind them.
 
-Each function returns a `Table`, or `None` when the run holds nothing for it.
+Each function returns a `Table`, or None when there is nothing for it.
 """
 
-from collections.abc import Sequence
-
 from fuprune.audit.evidence import AuditReport, Evidence
-from fuprune.report import formats, palette
-from fuprune.report.run_files import Run
-from fuprune.report.run_tables import role
-from fuprune.report.tables import Cell, Column, Table, cell
-from fuprune.report.verdict import interval_text, main_method, shown, tally, test_title
+from fuprune.report import formats, judgement, roles
+from fuprune.report.judgement import interval_text, test_title, value_text
+from fuprune.report.table_forms import Cell, Column, Table, cell
 
 
-def tally_table(run: Run) -> Table | None:
-    """Counts the verdicts of every audited model."""
-    if run.audit is None or not run.audit.tests:
-        return None
-    main = main_method(run)
+def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
+    """The headline's verdict on every audited model, and the count of all tests."""
     rows = []
-    for name in audited_models(run.audit):
-        if name == palette.RANDOM:
-            continue
-        counts = tally(run.audit, name)
+    for name in _judged_models(audit, tested):
+        summary, warned = judgement.summary(audit, name), roles.warning(name)
         rows.append(
             (
-                cell(
-                    name,
-                    formats.method_name(name),
-                    "highlight" if name == main else "",
-                ),
-                _audited_role(name, main),
-                *(cell(amount) for amount in counts),
+                model_cell(name, tested),
+                cell(", ".join(filter(None, (roles.role(name, tested), warned)))),
+                Cell("", "", "", summary.verdict),
+                *(cell(amount) for amount in judgement.counts(audit, name)),
             )
         )
+    if not rows or not audit.tests:
+        return None
+    columns = (
+        Column("Model", numeric=False),
+        Column("Role", numeric=False, words=True),
+        Column("Headline", numeric=False),
+        Column("failed", group="All tests"),
+        Column("not told apart", group="All tests"),
+        Column("passed", group="All tests"),
+        Column("cannot tell", group="All tests"),
+    )
     return Table(
         "tally",
-        "Verdicts of every model",
-        (
-            Column("Model", numeric=False),
-            Column("Role", numeric=False),
-            Column("Pass"),
-            Column("Fail"),
-            Column("Cannot tell"),
-        ),
+        "Verdicts on every model",
+        columns,
         tuple(rows),
-        "The raw model should fail: a test that it passes has no power here.",
+        "The raw model knows the class and should fail: where it does not, the test "
+        "has no power here and cannot tell.",
     )
 
 
-def _audited_role(name: str, main: str | None) -> Cell:
-    return cell("before forgetting") if name == palette.RAW else role(name, main)
-
-
-def audited_models(audit: AuditReport) -> list[str]:
-    """Lists the method under test, other candidates, the rest, the raw model last."""
-    main = palette.main_method(audit.candidates)
-    names = sorted(audit.candidates, key=lambda name: name != main)
-    for test in audit.tests:
-        names += [name for name in test.values if name not in names]
-    last = [name for name in (palette.RANDOM, palette.RAW) if name in names]
-    return [name for name in names if name not in last] + last
-
-
-def verdict_table(run: Run) -> Table | None:
-    """Gives the verdict of every candidate in every test with its figure."""
-    names = [] if run.audit is None else audited_models(run.audit)
+def _judged_models(audit: AuditReport, tested: str | None) -> list[str]:
     # The untrained net is a yardstick of the probe, and stands in that table.
-    names = [name for name in names if name != palette.RANDOM]
-    if run.audit is None or not names:
+    models = roles.audited_models(audit, tested)
+    return [name for name in models if name != roles.RANDOM]
+
+
+def model_cell(name: str, tested: str | None) -> Cell:
+    """A model's name, tinted if it is the method under test."""
+    is_tested = tested is not None and roles.family(name) == tested
+    return cell(name, formats.in_words(name), "highlight" if is_tested else "")
+
+
+def verdict_table(
+    audit: AuditReport, tested: str | None, *, whole: bool = False
+) -> Table | None:
+    """The verdict on every model in every test, those that could see first.
+
+    Args:
+      audit: the audit.
+      tested: the method under test.
+      whole: give each membership test its row even if none of them has power;
+        otherwise one row stands for all.
+    """
+    names = _judged_models(audit, tested)
+    if not names or not audit.tests:
         return None
     # A phone shows two columns: the test and the method it is about.
     first, *others = names
-    columns = [
-        Column("Test", numeric=False),
-        Column(formats.method_name(first)),
-        Column("Retrained interval"),
-        *(Column(formats.method_name(name)) for name in others),
-    ]
-    rows = tuple(
-        (
-            cell(test.name, test_title(test)),
-            _judged(test, first),
-            cell(interval_text(test)),
-            *(_judged(test, name) for name in others),
+    powerless = "" if whole else judgement.powerless_membership(audit)
+    rows = []
+    for test in judgement.ordered(audit):
+        if powerless and test.kind in judgement.MEMBERSHIP_KINDS:
+            continue
+        rows.append(
+            (
+                cell(test.name, test_title(test)),
+                _judged(test, first),
+                cell(interval_text(test)),
+                cell(judgement.difference_text(test)),
+                *(_judged(test, name) for name in others),
+            )
         )
-        for test in run.audit.tests
+    if powerless:
+        tests = judgement.of_kinds(audit, judgement.MEMBERSHIP_KINDS)
+        title = cell(f"All {formats.plural(len(tests), 'membership test')}")
+        blank = Cell("", "", "", "cannot tell")
+        rows.append((title, blank, cell(None), cell(None), *[blank] * len(others)))
+    columns = (
+        Column("Test", numeric=False),
+        Column(formats.in_words(first)),
+        Column("Where retrained models lie"),
+        Column("Smallest visible difference"),
+        *(Column(formats.in_words(name)) for name in others),
     )
+    if not any(getattr(test, "smallest_difference", None) for test in audit.tests):
+        columns = (*columns[:3], *columns[4:])
+        rows = [(*row[:3], *row[4:]) for row in rows]
     return Table(
         "verdicts",
-        "Every test, every model",
-        tuple(columns),
-        rows,
-        "A model passes a test when it lies where one more retrained model would.",
+        "What was tested, and what could be seen",
+        columns,
+        tuple(rows),
+        "Tests that tell the raw model from retraining come first. A model fails when "
+        "it lies where a retrained model hardly would; otherwise it is not told apart.",
     )
 
 
@@ -100,99 +114,40 @@ def _judged(test: Evidence, name: str) -> Cell:
     if name not in test.values:
         return cell(None)
     value = test.values[name]
-    return cell(value, shown(test, value), verdict=test.verdicts[name])
+    return cell(value, value_text(test, value), "", test.verdicts[name])
 
 
-def evidence_table(run: Run, kinds: Sequence[str], name: str, title: str):
-    """Gives the figures of some kinds of test, a row per model.
-
-    Args:
-      run: The run.
-      kinds: Kinds of evidence.
-      name: File name of the table.
-      title: Its heading.
-
-    Returns:
-      The table, or `None` if no such test was made.
-    """
-    if run.audit is None:
-        return None
-    tests = [test for test in run.audit.tests if test.kind in kinds]
-    if not tests:
-        return None
-    main = main_method(run)
-    names = [
-        model
-        for model in audited_models(run.audit)
-        if any(model in test.values for test in tests)
-    ]
-    rows = [
-        (
-            cell(
-                model,
-                formats.method_name(model),
-                "highlight" if model == main else "",
-            ),
-            *(_judged(test, model) for test in tests),
-        )
-        for model in names
-    ]
-    seeds = max(len(test.retrained) for test in tests)
-    rows += [
-        (
-            cell(f"retrained, seed {seed + 1}"),
-            *(
-                cell(test.retrained[seed], shown(test, test.retrained[seed]))
-                if seed < len(test.retrained)
-                else cell(None)
-                for test in tests
-            ),
-        )
-        for seed in range(seeds)
-    ]
-    rows.append(
-        (
-            cell("retrained, interval"),
-            *(cell(interval_text(test)) for test in tests),
-        )
-    )
-    columns = (
-        Column("Model", numeric=False),
-        *(Column(test_title(test)) for test in tests),
-    )
-    return Table(name, title, columns, tuple(rows))
-
-
-def audit_table(run: Run) -> Table | None:
-    """Lists every figure of the audit, one per row, for other programs."""
-    if run.audit is None or not run.audit.tests:
-        return None
+def numbers_table(audit: AuditReport) -> Table | None:
+    """Every number of the audit, one per row, for other programs."""
     rows = []
-    for test in run.audit.tests:
+    for test in audit.tests:
         low, high = test.interval or (None, None)
-        measured = [(name, test.values[name]) for name in test.values]
-        measured += [
-            (f"retrained {seed + 1}", value)
-            for seed, value in enumerate(test.retrained)
-        ]
+        measured = list(test.values.items())
+        measured += [(f"retrained {n + 1}", v) for n, v in enumerate(test.retrained)]
         for name, value in measured:
+            adjusted = getattr(test, "adjusted_p_values", {}).get(name)
             rows.append(
                 (
                     cell(test.name),
                     cell(test.kind),
+                    cell("headline" if judgement.leads(test) else "further"),
                     cell(name),
-                    cell(value, shown(test, value)),
-                    cell(low, shown(test, low)),
-                    cell(high, shown(test, high)),
+                    cell(value, value_text(test, value)),
+                    cell(low, value_text(test, low)),
+                    cell(high, value_text(test, high)),
+                    cell(adjusted, formats.number(adjusted)),
                     cell(test.verdicts.get(name, "")),
                     cell(test.unit),
                 )
             )
-    names = ("Test", "Kind", "Model", "Value", "Low", "High", "Verdict", "Unit")
-    numeric = ("Value", "Low", "High")
+    if not rows:
+        return None
+    names = ("Test", "Kind", "Family", "Model", "Value", "Low", "High")
+    names += ("Adjusted p", "Verdict", "Unit")
+    numeric = ("Value", "Low", "High", "Adjusted p")
     return Table(
         "audit",
-        "Every figure of the audit",
+        "Every number of the audit",
         tuple(Column(name, numeric=name in numeric) for name in names),
         tuple(rows),
     )

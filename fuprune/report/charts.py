@@ -1,12 +1,27 @@
-"""Charts over two axes: lines, and columns of dots for many classes."""
+"""The charts of a report: lines, bars, strips, columns of dots, heat maps, matrices."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fuprune.report import formats
-from fuprune.report.drawing import WIDTH, fit, letters, path, rect, short, svg
-from fuprune.report.markup import Markup, element
+from fuprune.report.marks import (
+    WIDTH,
+    Axis,
+    Frame,
+    axes,
+    fitted,
+    letters,
+    mark,
+    path,
+    shade_level,
+    shaded,
+    short,
+    svg,
+)
+from fuprune.report.markup import Child, Markup
 
 _MOST_POINTS = 400
 
@@ -16,19 +31,26 @@ class Series(NamedTuple):
 
     label: str
     style: str  # CSS class that sets colour and dash
-    points: tuple[tuple[float, float], ...]
-    spread: tuple[float, ...] = ()  # standard deviation at each point, if known
+    points: Sequence[tuple[float, float]]
+    spread: Sequence[float] = ()  # standard deviation at each point, if known
     family: str = ""  # one name in the legend for several seeds; the label if empty
 
 
-class Axis(NamedTuple):
-    """One axis: what it shows and how its numbers are written."""
+class Bar(NamedTuple):
+    """One horizontal bar."""
 
+    value: float | None
+    style: str
+    written: str  # at the right; may be empty
     title: str
-    low: float
-    high: float
-    shown: Callable[[float], str] = formats.number
-    logarithmic: bool = False
+
+
+class Dot(NamedTuple):
+    """One model on a strip."""
+
+    name: str
+    style: str
+    value: float
 
 
 def line_chart(
@@ -39,221 +61,246 @@ def line_chart(
     *,
     guide: float | None = None,
     diagonal: bool = False,
-    height: float = 290,
 ) -> Markup:
     """Draws lines over two axes.
 
     Args:
-      series: Lines; those drawn last lie on top.
-      horizontal: The axis below.
-      vertical: The axis at the left.
-      label: Text alternative.
-      guide: Height of a dotted horizontal line, such as a target.
-      diagonal: Draw the line of equal coordinates, as in a ROC plot.
-      height: Height of the drawing.
-
-    Returns:
-      The drawing.
+      series: lines; the method under test and retraining are drawn on top.
+      horizontal: the axis below.
+      vertical: the axis at the left.
+      label: text alternative.
+      guide: height of a dotted horizontal line, such as a target.
+      diagonal: draw the line of equal coordinates, as in a ROC plot.
     """
-    frame = _Frame(48, 14, WIDTH - 12, height - 46, horizontal, vertical)
-    marks: list[Markup] = [_axes(frame)]
+    frame = Frame(48, 14, WIDTH - 12, 244, horizontal, vertical)
+    marks: list[Child] = [axes(frame)]
     if diagonal:
-        low = max(horizontal.low, vertical.low)
-        high = min(horizontal.high, vertical.high)
+        low, high = horizontal.low, horizontal.high
         steps = [low + (high - low) * step / 40 for step in range(41)]
         if horizontal.logarithmic:
             steps = [low * (high / low) ** (step / 40) for step in range(41)]
         marks.append(path([frame.at(step, step) for step in steps], "guide"))
     if guide is not None and vertical.low <= guide <= vertical.high:
-        left, y = frame.at(horizontal.low, guide)
-        marks.append(path([(left, y), (frame.right, y)], "guide"))
-    for line in series:
-        marks.extend(_line(frame, line))
-    return svg(WIDTH, height, label, *marks)
-
-
-def on_top(series: Sequence[Series]) -> list[Series]:
-    """Orders lines so that the method under test and retraining are drawn last."""
+        ends = [frame.at(x, guide) for x in (horizontal.low, horizontal.high)]
+        marks.append(path(ends, "guide"))
     order = {"main": 2, "gold": 1}
-    return sorted(series, key=lambda line: order.get(line.style, 0))
+    for line in sorted(series, key=lambda one: order.get(one.style, 0)):
+        marks.append(_line(frame, line))
+    return svg(WIDTH, 290, label, *marks)
 
 
-def _line(frame: "_Frame", line: Series) -> list[Markup]:
+def _line(frame: Frame, line: Series) -> Child:
     stride = max(1, math.ceil(len(line.points) / _MOST_POINTS))
     # Counted from the end so that the last point, the result, is always drawn.
     kept = sorted(range(len(line.points) - 1, -1, -stride))
     points = [frame.at(*line.points[position]) for position in kept]
     marks = []
-    if line.spread and len(line.spread) == len(line.points) and len(points) > 1:
-        upper = [
-            frame.at(line.points[p][0], line.points[p][1] + line.spread[p])
-            for p in kept
+    if line.spread and len(points) > 1:
+        edges = [
+            [
+                frame.at(line.points[p][0], line.points[p][1] + sign * line.spread[p])
+                for p in kept
+            ]
+            for sign in (1, -1)
         ]
-        lower = [
-            frame.at(line.points[p][0], line.points[p][1] - line.spread[p])
-            for p in kept
-        ]
-        corners = " ".join(f"{short(x)},{short(y)}" for x, y in upper + lower[::-1])
-        marks.append(
-            element("polygon", {"points": corners, "class": f"band {line.style}"})
-        )
-    title = element("title", None, line.label)
+        outline = edges[0] + edges[1][::-1]
+        corners = " ".join(f"{short(x)},{short(y)}" for x, y in outline)
+        marks.append(mark("polygon", f"band {line.style}", points=corners))
     if len(points) > 1:
-        marks.append(path(points, f"line {line.style}", title))
+        marks.append(path(points, f"line {line.style}", line.label))
     if points:
-        x, y = points[-1]
-        marks.append(
-            element(
-                "circle",
-                {
-                    "cx": short(x),
-                    "cy": short(y),
-                    "r": 3,
-                    "class": f"dot {line.style}",
-                },
-                element(
-                    "title",
-                    None,
-                    f"{line.label}: {frame.vertical.shown(line.points[-1][1])} at "
-                    f"{frame.horizontal.shown(line.points[-1][0])}",
-                ),
-            )
-        )
+        across, up = line.points[-1]
+        written = f"{frame.vertical.written(up)} at {frame.horizontal.written(across)}"
+        (x, y), hint = points[-1], f"{line.label}: {written}"
+        marks.append(mark("circle", f"dot {line.style}", hint, cx=x, cy=y, r=3))
     return marks
 
 
-def column_dots(
-    names: Sequence[str],
-    groups: Sequence[tuple[str, str, Sequence[float | None]]],
+def bar_rows(
+    rows: Sequence[tuple[str, Sequence[Bar]]],
     label: str,
     *,
+    high: float,
     emphasised: Sequence[bool] = (),
+    label_width: float = 96,
+    value_width: float = 46,
+    bar_height: float = 9,
 ) -> Markup:
-    """Draws one narrow column per class with a dot per model, for many classes.
+    """Draws rows of horizontal bars, several to a row.
 
     Args:
-      names: Class names, shown on hover.
-      groups: Model name, CSS class and its values in [0, 1], one per class.
-      label: Text alternative.
-      emphasised: Which columns are marked.
-
-    Returns:
-      A wide drawing that the page lets scroll.
+      rows: row label and its bars, from top to bottom.
+      label: text alternative.
+      high: the value that fills the width.
+      emphasised: which row labels stand out.
+      label_width: room for row labels.
+      value_width: room for the numbers at the right.
+      bar_height: thickness of one bar.
     """
-    step = max(6.0, 760.0 / max(1, len(names)))
-    width = 48 + step * len(names) + 8
-    height = 240.0
-    vertical = Axis("accuracy", 0, 1, lambda v: formats.percent(v, 0))
-    frame = _Frame(44, 10, width - 8, height - 24, Axis("", 0, len(names)), vertical)
-    marks = [_axes(frame, horizontal_ticks=False)]
-    for position, name in enumerate(names):
-        x, _ = frame.at(position + 0.5, 0)
-        if position < len(emphasised) and emphasised[position]:
-            marks.append(
-                rect(
-                    x - step / 2,
-                    frame.top,
-                    step,
-                    frame.bottom - frame.top,
-                    "outline",
-                    element("title", None, name),
-                )
-            )
-            marks.append(letters(x, height - 8, fit(name, 60), "middle", "strong"))
-        for model, style, values in groups:
-            value = values[position] if position < len(values) else None
-            if value is None:
-                continue
-            _, y = frame.at(0, value)
-            marks.append(
-                element(
-                    "circle",
-                    {
-                        "cx": short(x),
-                        "cy": short(y),
-                        "r": 2.4,
-                        "class": f"dot {style}",
-                    },
-                    element(
-                        "title", None, f"{name}, {model}: {formats.percent(value)}"
-                    ),
-                )
-            )
-    return svg(width, height, label, *marks, style="wide")
+    marks: list[Child] = []
+    y, room = 4.0, WIDTH - label_width - value_width
+    for position, (name, bars) in enumerate(rows):
+        height = max(len(bars) * (bar_height + 2), 13)
+        style = "strong" if [*emphasised[position:], False][0] else "tick"
+        middle, text = y + height / 2 + 3, fitted(name, label_width - 10)
+        marks.append(letters(label_width - 8, middle, text, "end", style))
+        top = y + (height - len(bars) * (bar_height + 2)) / 2
+        for bar in bars:
+            box: dict = {"x": label_width, "y": top, "height": bar_height, "rx": 1.5}
+            marks.append(mark("rect", "track", width=room, **box))
+            if bar.value is not None and high > 0:
+                length = max(room * min(max(bar.value / high, 0.0), 1.0), 1.5)
+                style = f"fill {bar.style}"
+                marks.append(mark("rect", style, bar.title, width=length, **box))
+            x, baseline = WIDTH - value_width + 6, top + bar_height / 2 + 3.5
+            marks.append(letters(x, baseline, bar.written, "start", "small"))
+            top += bar_height + 2
+        y += height + 6
+    return svg(WIDTH, y + 2, label, *marks)
 
 
-class _Frame(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
-    horizontal: Axis
-    vertical: Axis
+def strip(
+    interval: tuple[float, float] | None,
+    dots: Sequence[Dot],
+    retrained: Sequence[float],
+    label: str,
+    *,
+    written: Callable[[float], str] = formats.number,
+    logarithmic: bool = False,
+) -> Markup | None:
+    """Draws models on one line against the interval of retrained models.
 
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        across = _position(self.horizontal, x)
-        up = _position(self.vertical, y)
-        return (
-            self.left + (self.right - self.left) * across,
-            self.bottom - (self.bottom - self.top) * up,
+    Args:
+      interval: lower and upper end of where one more retrained model would lie.
+      dots: the models, the one under test first.
+      retrained: values of the single retrained models.
+      label: text alternative.
+      written: how a number is written.
+      logarithmic: spread small values apart if they span more than a factor of 50.
+    """
+    everything = [*(dot.value for dot in dots), *retrained, *(interval or ())]
+    if not everything:
+        return None
+    low, high = min(everything), max(everything)
+    scale = math.log if logarithmic and low > 0 and high / low > 50 else float
+    left, right = 14.0, WIDTH - 14
+
+    def at(value: float) -> float:
+        span = scale(high) - scale(low) or 1.0
+        return left + (right - left) * (scale(value) - scale(low)) / span
+
+    levels = _levels([at(dot.value) for dot in dots])
+    middle = 20.0 + 10 * max(0, -min(levels, default=0))
+    height = middle + 32 + 10 * max(0, max(levels, default=0))
+    marks: list[Child] = [path([(left - 8, middle), (right + 8, middle)], "axis")]
+    if interval is not None:
+        start, end = at(interval[0]), at(interval[1])
+        pad = 2.0 if end - start < 4 else 0.0
+        box = {"x": start - pad, "width": end - start + 2 * pad, "y": middle - 11}
+        hint = f"retrained: {written(interval[0])} to {written(interval[1])}"
+        marks.append(mark("rect", "range", hint, height=22, rx=3, **box))
+    for value in retrained:
+        ends = [(at(value), middle - 8), (at(value), middle + 8)]
+        marks.append(path(ends, "tickmark"))
+    # The method under test comes first and must not disappear under a control.
+    for dot, level in reversed([*zip(dots, levels, strict=True)]):
+        place = {"cx": at(dot.value), "cy": middle + 10.0 * level}
+        radius = 5.5 if dot.style == "main" else 4.5
+        hint = f"{dot.name}: {written(dot.value)}"
+        marks.append(mark("circle", f"dot {dot.style}", hint, r=radius, **place))
+    marks.append(letters(left - 6, height - 8, written(low), "start", "small"))
+    if high > low:
+        marks.append(letters(right + 6, height - 8, written(high), "end", "small"))
+    return svg(WIDTH, height, label, *marks, style="strip")
+
+
+def _levels(places: Sequence[float]) -> list[int]:
+    """Moves dots that would cover each other up or down, the first staying put."""
+    levels: list[int] = []
+    for place in places:
+        pairs = zip(levels, places, strict=False)
+        taken = {level for level, other in pairs if abs(other - place) < 9.5}
+        free = (level for level in (0, -1, 1, -2, 2, -3, 3, -4) if level not in taken)
+        levels.append(next(free, 4))
+    return levels
+
+
+def heat_rows(
+    rows: Sequence[tuple[str, Sequence[float], Sequence[bool]]], label: str
+) -> Markup:
+    """Draws one row of shaded cells per layer, with some cells marked as cut.
+
+    Args:
+      rows: layer name, its values (first cell first) and which cells are marked.
+      label: text alternative.
+    """
+    width, left, height = 860.0, 150.0, 11.0
+    widest = max((len(values) for _, values, _ in rows), default=1) or 1
+    # Never wider than a person finds comfortable, or three channels become three bars.
+    step = min((width - left - 50) / widest, 16.0)
+    highest = max((max(values, default=0) for _, values, _ in rows), default=0) or 1
+    marks: list[Child] = []
+    y = 4.0
+    for name, values, marked in rows:
+        marks.append(letters(left - 8, y + height - 2, name, "end", "tick"))
+        shares = [math.sqrt(max(value, 0) / highest) for value in values]
+        places = [(left + position * step, y) for position in range(len(values))]
+        marks.append(shaded(places, shares, step * 0.92, height))
+        cut = [x for (x, _), flag in zip(places, marked, strict=True) if flag]
+        under = "".join(
+            f"M{short(x)} {short(y + height + 2)}h{short(step * 0.92)}" for x in cut
         )
+        if cut:
+            amount = f"\N{MINUS SIGN}{len(cut)} of {len(values)}"
+            x = left + len(values) * step + 6
+            marks.append(mark("path", "cutmark", d=under))
+            marks.append(letters(x, y + height - 2, amount, style="cut"))
+        y += height + 6
+    return svg(width, y + 2, label, *marks, style="wide")
 
 
-def _position(axis: Axis, value: float) -> float:
-    low, high = axis.low, axis.high
-    if axis.logarithmic:
-        value = max(value, low)
-        low, high, value = math.log(low), math.log(high), math.log(value)
-    share = (value - low) / (high - low) if high > low else 0.5
-    return min(max(share, 0.0), 1.0)
+def matrix(
+    shares: np.ndarray, names: Sequence[str], marked: Sequence[int], label: str
+) -> Markup:
+    """Draws a confusion matrix.
 
-
-def _axes(frame: _Frame, horizontal_ticks: bool = True) -> Markup:
-    marks = []
-    for value in _ticks(frame.vertical, 5):
-        _, y = frame.at(frame.horizontal.low, value)
-        marks.append(path([(frame.left, y), (frame.right, y)], "grid"))
+    Args:
+      shares: [U, U] in [0, 1], rows of true classes, columns of answers.
+      names: [U] class names, written at the edge when there are few.
+      marked: forgotten classes, whose rows and columns are outlined.
+      label: text alternative.
+    """
+    size = len(shares)
+    few = size <= 12
+    slanted = few and max(map(len, names), default=0) > 3
+    left, top = (62.0 if few else 22.0), 8.0
+    step = (WIDTH - left - 6) / size
+    side, bottom = step * size, top + step * size
+    where = [
+        (left + c * step, top + r * step) for r in range(size) for c in range(size)
+    ]
+    flat = [float(share) for share in shares.ravel()]
+    gap = 1.0 if few else 0.0
+    marks: list[Child] = [shaded(where, flat, step - gap, step - gap)]
+    for (x, y), share in zip(where, flat, strict=True) if few else ():
+        if share >= 0.005:
+            style = "cell on" if shade_level(share) > 4 else "cell off"
+            place = x + step / 2, y + step / 2 + 3.5
+            marks.append(letters(*place, f"{100 * share:.0f}", "middle", style))
+    for index in marked:
+        row, column = top + index * step, left + index * step
+        marks.append(mark("rect", "outline", x=left, y=row, width=side, height=step))
+        marks.append(mark("rect", "outline", x=column, y=top, width=step, height=side))
+    for index, name in enumerate(names) if few else ():
+        style, middle = "strong" if index in marked else "tick", (index + 0.5) * step
+        text = fitted(name, left - 8)
+        marks.append(letters(left - 6, top + middle + 3.5, text, "end", style))
+        anchor, turn = ("end", -42) if slanted else ("middle", 0)
+        x, y = left + middle + 3 * slanted, bottom + 13
+        marks.append(letters(x, y, text, anchor, style, turn))
+    if not few:
         marks.append(
-            letters(frame.left - 6, y + 3.5, frame.vertical.shown(value), "end", "tick")
+            letters(left, bottom + 14, "answer, class 0 first", "start", "tick")
         )
-    if horizontal_ticks:
-        for value in _ticks(frame.horizontal, 6):
-            x, _ = frame.at(value, frame.vertical.low)
-            marks.append(path([(x, frame.bottom), (x, frame.bottom + 4)], "axis"))
-            marks.append(
-                letters(
-                    x,
-                    frame.bottom + 16,
-                    frame.horizontal.shown(value),
-                    "middle",
-                    "tick",
-                )
-            )
-        marks.append(
-            letters(
-                (frame.left + frame.right) / 2,
-                frame.bottom + 35,
-                frame.horizontal.title,
-                "middle",
-                "axis-title",
-            )
-        )
-    marks.append(
-        path([(frame.left, frame.bottom), (frame.right, frame.bottom)], "axis")
-    )
-    return element("g", None, *marks)
-
-
-def _ticks(axis: Axis, wanted: int) -> list[float]:
-    if axis.high <= axis.low:
-        return [axis.low]
-    if axis.logarithmic:
-        first = math.ceil(math.log10(axis.low) - 1e-9)
-        last = math.floor(math.log10(axis.high) + 1e-9)
-        return [10.0**power for power in range(first, last + 1)]
-    rough = (axis.high - axis.low) / wanted
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
-    first = math.ceil(axis.low / step - 1e-9)
-    last = math.floor(axis.high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+        marks.append(letters(14, top + side / 2, "true class", "middle", "tick", -90))
+    return svg(WIDTH, bottom + (48 if slanted else 22), label, *marks, style="square")

@@ -4,7 +4,7 @@ One place decides the digits, so that the page, the Markdown and the figures agr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 MISSING = "\N{EN DASH}"
 
@@ -58,6 +58,16 @@ def size(value: float | None) -> str:
     return f"{value:.1f} TB"
 
 
+def count(value: float | None) -> str:
+    """Formats a large count: `812`, `36.0 thousand`, `1.2 million`."""
+    if value is None:
+        return MISSING
+    for unit, name in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if value >= 10 * unit or value >= unit >= 1e6:
+            return f"{value / unit:.1f} {name}"
+    return number(round(value))
+
+
 def times(value: float | None) -> str:
     """Formats a ratio such as a speed-up."""
     if value is None:
@@ -80,9 +90,25 @@ def listing(names: Sequence[str], limit: int = 6) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def method_name(method: str) -> str:
+def in_words(identifier: str) -> str:
     """Turns an identifier such as `fine_tune_only` into words."""
-    return method.replace("_", " ")
+    return identifier.replace("_", " ")
+
+
+def capital(words: str) -> str:
+    """Starts a sentence."""
+    return words[:1].upper() + words[1:]
+
+
+def spread(
+    values: Sequence[float | None], written: Callable[[float], str] = percent
+) -> str:
+    """Formats the smallest and the largest of some values: `86.1% to 86.9%`."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return MISSING
+    low, high = written(min(found)), written(max(found))
+    return low if low == high else f"{low} to {high}"
 
 
 def shorten(value: str, limit: int = 160) -> str:

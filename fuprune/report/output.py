@@ -11,19 +11,12 @@ _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_]*\.(html|md|csv)")
 
 
 def report_folder(workdir: Path) -> Path:
-    """Makes `workdir/report`, refusing one that leads elsewhere.
-
-    Args:
-      workdir: The run's directory.
-
-    Returns:
-      The folder.
+    """Makes `workdir/report`.
 
     Raises:
-      ValueError: If `report` is a link out of the run or is not a folder.
+      InputError: `report` is a link out of the run, or is not a folder.
     """
-    home = workdir.resolve()
-    folder = home / "report"
+    folder = workdir.resolve() / "report"
     if folder.resolve() != folder:
         raise InputError(
             f"{str(folder)!r} is a link to {str(folder.resolve())!r}, outside the run; "
@@ -33,16 +26,10 @@ def report_folder(workdir: Path) -> Path:
 
 
 def make_folder(folder: Path) -> Path:
-    """Makes a folder for the files of a report.
-
-    Args:
-      folder: Where it should be.
-
-    Returns:
-      The folder, with links resolved.
+    """Makes a folder for the files of a report and returns it with links resolved.
 
     Raises:
-      ValueError: If a file is in its place.
+      InputError: a file is in its place.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,20 +40,17 @@ def make_folder(folder: Path) -> Path:
     return folder.resolve()
 
 
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
+def write_files(folder: Path, contents: Mapping[str, str]) -> None:
     """Writes files whole or not at all.
 
-    A reader never sees half a page, and a link lying in the folder is replaced instead
-    of followed.
-
     Args:
-      folder: An existing folder.
-      files: File names, without any path, and their text.
+      folder: an existing folder.
+      contents: file names, without any path, and their text.
 
     Raises:
-      ValueError: If a name could lead out of the folder.
+      InputError: a name could lead out of the folder.
     """
-    for name, content in files.items():
+    for name, content in contents.items():
         if not _FILE_NAME.fullmatch(name):
             raise InputError(
                 f"{name!r} is not a report file name; use letters, digits and '_' with "

@@ -8,8 +8,8 @@ import importlib.resources
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fuprune.report import charts, drawing
-from fuprune.report.markup import Child, Markup, element
+from fuprune.report import charts, marks
+from fuprune.report.markup import Child, Markup, element, join, text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -87,41 +87,27 @@ def line_legend(series: Sequence[charts.Series], guide: str = "") -> Markup:
     """Lists lines beside a sample of each, those of one family once.
 
     Args:
-      series: The lines.
-      guide: What the dotted line is, if there is one.
-
-    Returns:
-      The list.
+      series: the lines.
+      guide: what the dotted line is, if there is one.
     """
     families: dict[tuple[str, str], int] = {}
     for line in series:
         entry = line.family or line.label, line.style
         families[entry] = families.get(entry, 0) + 1
     entries = [
-        (name if amount == 1 else f"{name} ({amount})", drawing.swatch(style))
+        (name if amount == 1 else f"{name} ({amount})", "line", style)
         for (name, style), amount in families.items()
     ]
-    return _legend(entries + ([(guide, drawing.swatch("guide"))] if guide else []))
+    return legend(entries + ([(guide, "guide", "")] if guide else []))
 
 
-def fill_legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Lists names beside a sample of their fill."""
-    return _legend(
-        [(name, drawing.swatch(style, filled=True)) for name, style in entries]
-    )
-
-
-def dot_legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Lists names beside a sample of their dot."""
-    return _legend([(name, drawing.dot_swatch(style)) for name, style in entries])
-
-
-def _legend(entries: Sequence[tuple[str, Markup]]) -> Markup:
-    return element(
-        "ul",
-        {"class": "legend"},
-        *(element("li", None, sample, name) for name, sample in entries),
-    )
+def legend(entries: Sequence[tuple[str, str, str]]) -> Markup:
+    """Lists names beside their sample: name, kind of `marks.swatch`, CSS class."""
+    items = [
+        element("li", None, marks.swatch(kind, style), name)
+        for name, kind, style in entries
+    ]
+    return element("ul", {"class": "legend"}, *items)
 
 
 def missing(*explanation: Child) -> Markup:
@@ -144,84 +130,50 @@ def document(
     """Puts the page together.
 
     Args:
-      title: Its heading.
-      eyebrow: The small line above the heading.
-      facts: Name and value of what identifies the run, shown under the heading.
-      sections: The body, in order.
-      footer: The last line.
-
-    Returns:
-      A complete HTML document.
+      title: its heading.
+      eyebrow: the small line above the heading.
+      facts: name and value of what identifies the run, under the heading.
+      sections: the body, in order.
+      footer: the last line.
     """
-    style = (
-        importlib.resources.files("fuprune.report")
-        .joinpath("page.css")
-        .read_text(encoding="utf-8")
+    items = [
+        element("li", None, element("a", {"href": f"#{part.anchor}"}, part.contents))
+        for part in sections
+    ]
+    known = [
+        element("li", None, name, " ", element("b", None, value))
+        for name, value in facts
+        if value
+    ]
+    return _PAGE.format(
+        policy=_POLICY,
+        title=text(title),
+        style=style_sheet(),
+        links=element("ol", None, *items),
+        eyebrow=text(eyebrow),
+        facts=element("ul", {"class": "facts"}, *known),
+        sections=join(part.body for part in sections),
+        footer=join([footer]),
     )
-    links = element(
-        "ol",
-        None,
-        *(
-            element(
-                "li", None, element("a", {"href": f"#{part.anchor}"}, part.contents)
-            )
-            for part in sections
-        ),
-    )
-    head = element(
-        "head",
-        None,
-        element("meta", {"charset": "utf-8"}),
-        element("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
-        element(
-            "meta",
-            {"name": "viewport", "content": "width=device-width, initial-scale=1"},
-        ),
-        element("meta", {"name": "color-scheme", "content": "light dark"}),
-        element("meta", {"name": "referrer", "content": "no-referrer"}),
-        element("title", None, title),
-        element("style", None, Markup(style)),
-    )
-    top = element(
-        "header",
-        {"class": "top"},
-        element("p", {"class": "eyebrow"}, eyebrow),
-        element("h1", None, title),
-        element(
-            "ul",
-            {"class": "facts"},
-            *(
-                element("li", None, name, " ", element("b", None, value))
-                for name, value in facts
-                if value
-            ),
-        ),
-        element(
-            "details",
-            {"class": "contents"},
-            element("summary", None, "Contents"),
-            links,
-        ),
-    )
-    body = element(
-        "body",
-        None,
-        element(
-            "div",
-            {"class": "layout"},
-            element(
-                "nav",
-                {"class": "side", "aria-label": "Contents"},
-                element("p", {"class": "mark"}, "fuprune"),
-                links,
-            ),
-            element(
-                "main",
-                None,
-                top,
-                *(part.body for part in sections),
-                element("footer", None, footer),
-            ),
-        ),
-    )
-    return f"<!DOCTYPE html>\n{element('html', {'lang': 'en'}, head, body)}\n"
+
+
+def style_sheet() -> str:
+    """The style sheet that every drawing and table relies on."""
+    folder = importlib.resources.files("fuprune.report")
+    return folder.joinpath("page.css").read_text(encoding="utf-8")
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title><style>{style}</style></head>
+<body><div class="layout">
+<nav class="side" aria-label="Contents"><p class="mark">fuprune</p>{links}</nav>
+<main><header class="top"><p class="eyebrow">{eyebrow}</p><h1>{title}</h1>{facts}
+<details class="contents"><summary>Contents</summary>{links}</details></header>
+{sections}
+<footer>{footer}</footer></main></div></body></html>
+"""

@@ -1,64 +1,116 @@
-"""The report of one run: verdict first, then one section per question.
+"""The report of one run: the first screen, then one section per question.
 
 `build` reads what a run wrote and nothing else, so a report can be made again at any
 time, and the same files give the same bytes.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from fuprune.report import (
     audit_figures,
     audit_tables,
-    formats,
+    figures,
+    judgement,
     output,
     page,
-    pictures,
-    run_figures,
-    run_tables,
+    prose,
+    roles,
+    speed,
+    table_forms,
     tables,
 )
 from fuprune.report.markup import Child, Markup, element
-from fuprune.report.questions import (
-    ACCURACY,
-    AUDIT_QUESTIONS,
-    DISTANCE,
-    MEMBERSHIP,
-    RELEARN,
-    Question,
+from fuprune.report.reading import Run, read_run
+from fuprune.report.table_forms import Table
+
+
+class Question(NamedTuple):
+    """A question that some of the audit's tests answer."""
+
+    anchor: str
+    contents: str
+    question: str
+    lead: str
+    kinds: tuple[str, ...]  # of evidence
+
+
+ACCURACY = Question(
+    "accuracy",
+    "Is it gone from the answers?",
+    "Is the class gone from the answers, and is the rest intact?",
+    "The first look, and the weakest evidence: how often the model is right on test "
+    "images of the forgotten class (U-set) and of the others (R-set), and whether its "
+    "mistakes are spread over the classes as retraining spreads them.",
+    ("accuracy",),
 )
-from fuprune.report.run_files import Run, mapping, read_run, setting, words
-from fuprune.report.verdict import forgotten, verdict
+MEMBERSHIP = Question(
+    "membership",
+    "Can membership be told?",
+    "Could somebody still tell whether an image of the class was in training?",
+    "An attacker sees the model's output for an image of the forgotten class and "
+    "guesses whether that very image was trained on. A model that forgot gives away no "
+    "more than one that never saw the class. AUC is 50% for pure guessing; TPR is the "
+    "share of training images found at a given rate of false alarms.",
+    judgement.MEMBERSHIP_KINDS,
+)
+PROBE = Question(
+    "probe",
+    "Is it still inside?",
+    "Is the class still there inside, only hidden at the output?",
+    "The features are frozen, and fresh classifiers are taught to recognise the "
+    "forgotten class from them. Retrained models never saw the class, yet their "
+    "features tell it apart to some degree: that degree is the yardstick.",
+    ("probe",),
+)
+RELEARN = Question(
+    "relearn",
+    "How quickly does it return?",
+    "How quickly does the class come back when it is taught again?",
+    "If a few training steps bring the class back faster than they do in a retrained "
+    "model, something of it was kept.",
+    ("relearn",),
+)
+DISTANCE = Question(
+    "distance",
+    "Does it behave like retraining?",
+    "Does it behave like a model that never saw the class?",
+    "Answers, inner activations and weights, compared with those of retrained models. "
+    "Retrained models differ among themselves, too; only more than that counts.",
+    ("distance", "weights", "connectivity"),
+)
+QUESTIONS = (RELEARN, PROBE, DISTANCE, MEMBERSHIP)
 
 
 def build(workdir: str | Path) -> Path:
     """Writes the report of a run into `workdir/report`.
 
     Args:
-      workdir: The run's directory. Missing files are said in the page, not an error.
+      workdir: the run's directory. Missing files are said in the page, not an error.
 
     Returns:
-      The path of `report.html`; beside it lie `report.md` and one CSV per table.
+      The path of `report.html`; beside it are `report.md` and one CSV per table.
 
     Raises:
-      ValueError: If the directory is not a run, or its `report` leads elsewhere.
+      InputError: the directory is not a run, or its `report` leads elsewhere.
     """
     run = read_run(workdir)
     folder = output.report_folder(Path(workdir))
     every_table = _tables(run)
-    files = {"report.html": html_page(run), "report.md": _markdown(run, every_table)}
+    contents = {"report.html": html_page(run), "report.md": _markdown(run, every_table)}
     for table in every_table:
-        files.setdefault(f"{table.name}.csv", tables.to_csv(table))
-    output.write_files(folder, files)
+        contents.setdefault(f"{table.name}.csv", table_forms.to_csv(table))
+    output.write_files(folder, contents)
     return folder / "report.html"
 
 
 def html_page(run: Run) -> str:
     """Composes the page of a run."""
-    styles = run_figures.run_styles(run)
+    styles = roles.model_styles(run.record, run.audit)
     sections = [
-        _verdict_section(run),
+        _first_section(run),
         _accuracy_section(run, styles),
         _speed_section(run, styles),
         *_audit_sections(run, styles),
@@ -81,249 +133,255 @@ def html_page(run: Run) -> str:
 
 def title(run: Run) -> str:
     """Names the run: `Forgetting class 9: resnet20 on cifar10`."""
-    subject = " on ".join(name for name in (run.model, run.dataset) if name)
-    return f"Forgetting {forgotten(run)}" + (f": {subject}" if subject else "")
+    names = (roles.model_name(run.record), run.record.dataset)
+    subject = " on ".join(name for name in names if name)
+    named = f"Forgetting {roles.forgotten(run.record)}"
+    return f"{named}: {subject}" if subject else named
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    partition = mapping(run.config.get("partition"))
-    train = mapping(run.config.get("train"))
+    keys = {
+        "seed": "seed",
+        "clients": "partition.clients",
+        "per round": "train.cohort",
+        "partition": "partition.kind",
+        "bias": "partition.bias",
+        "algorithm": "train.algorithm",
+        "pruning rate": "prune.rate",
+    }
+    found = {name: roles.setting(run.record, key) for name, key in keys.items()}
     return [
         ("run", run.name),
-        ("seed", words(run.config.get("seed"))),
-        ("clients", words(partition.get("clients"))),
-        ("a round", words(train.get("cohort"))),
-        ("partition", words(partition.get("kind"))),
-        ("bias", words(partition.get("bias"))),
-        ("algorithm", words(train.get("algorithm"))),
-        ("pruning rate", words(setting(run, "prune.rate"))),
-        ("commit", run.commit[:12]),
+        *((name, str(value)) for name, value in found.items() if value is not None),
+        ("commit", run.record.provenance.commit[:12]),
     ]
 
 
-def _verdict_section(run: Run) -> page.Section:
-    result = verdict(run)
-    judged = [audit_tables.tally_table(run), audit_tables.verdict_table(run)]
-    # A page made while the run goes on says so before anything else.
-    readable = [note for note in run.notes if not note.endswith("is not there.")]
-    absent = [
-        note.removesuffix(" is not there.")
-        for note in run.notes
-        if note.endswith("is not there.")
+def first_screen_card(screen: prose.FirstScreen) -> Markup:
+    """The first screen as a card: headline, then question and answer."""
+    answers = [
+        [
+            element("dt", None, answer.question),
+            element("dd", None, element("b", None, answer.short), " ", answer.details),
+        ]
+        for answer in screen.answers
     ]
+    return element(
+        "div",
+        {"class": f"card verdict {screen.tone}"},
+        element("h2", None, screen.headline),
+        element("dl", None, *answers),
+    )
+
+
+def _first_section(run: Run) -> page.Section:
     body: list[Child] = [
-        element(
-            "div",
-            {"class": f"card verdict {result.tone}"},
-            element("h2", None, result.headline),
-            element(
-                "dl",
-                None,
-                *(
-                    [element("dt", None, topic), element("dd", None, sentences)]
-                    for topic, sentences in result.findings
-                ),
-            ),
-        ),
-        page.missing(*(f"{note} " for note in readable)) if readable else None,
-        page.missing(f"Not in this run's directory: {formats.listing(absent)}.")
-        if absent
-        else None,
+        first_screen_card(prose.first_screen(run.record, run.audit)),
+        # A page made while the run goes on says so before any evidence.
+        page.missing(" ".join(run.notes)) if run.notes else None,
     ]
-    for table in judged:
-        if table is not None:
-            body += [tables.to_html(table), page.note(table.note)]
-    if judged[0] is not None:
-        body.append(
+    if run.audit is not None:
+        tested = roles.tested_method(run.record, run.audit)
+        whole = audit_tables.verdict_table(run.audit, tested, whole=True)
+        body += [
+            _in_page(audit_tables.tally_table(run.audit, tested)),
+            _in_page(audit_tables.verdict_table(run.audit, tested)),
+            _folded("Every single membership test", whole)
+            if judgement.powerless_membership(run.audit)
+            else None,
             element(
                 "details",
                 None,
                 element("summary", None, "How a verdict is reached"),
-                element("p", {"class": "note"}, _HOW_JUDGED),
-            )
-        )
+                page.note(_HOW_JUDGED),
+            ),
+        ]
     return page.Section(
-        "verdict", "Verdict", element("section", {"id": "verdict"}, *body)
+        "verdict", "Verdict", element("section", {"id": "verdict"}, body)
     )
 
 
 _HOW_JUDGED = (
-    "Several models were retrained from scratch without the class, each with its own "
-    "seed. For each test they give an interval in which one more retrained model would "
-    "lie (95% unless set otherwise). A model inside it passes, a model outside fails. "
-    "When there are too few retrained models, or when even the raw model, which "
-    "certainly knows the class, lies inside, the test cannot tell. With many tests, "
-    "now and then a model that truly forgot fails one by chance. There is no overall "
-    "score, so that no failure is averaged away."
+    "Several models are retrained from scratch without the class, each with its own "
+    "seed. For each test they say where one more retrained model would lie. A model "
+    "that lies elsewhere, counting the sampling error of the test images, fails; one "
+    "that does not is not told apart, which may mean that it forgot or that the test "
+    "is too weak. If even the raw model, which certainly knows the class, is not told "
+    "apart, or if there are too few retrained models, the test cannot tell. There is "
+    "no overall score, so that no failure is averaged away."
 )
 
 
 def _accuracy_section(run: Run, styles: Mapping[str, str]) -> page.Section:
-    bars = run_figures.class_bars(run, styles)
-    many = len(run.class_names) > run_figures.FEW_CLASSES
+    bars = figures.class_figure(run.record, styles)
     body: list[Child] = [
-        _shown(run_tables.paper_table(run)),
-        bars if many else None,
-        *_evidence(run, ACCURACY, styles, None if many else bars, fitting=4),
-        _titled("Which class is answered", run_figures.confusion_figures(run)),
-        _folded("Accuracy of each class as a table", run_tables.class_table(run)),
+        _in_page(tables.paper_table(run.record)),
+        *_evidence(run, ACCURACY, styles, [bars], fitting=4),
+        _titled("Which class is answered", figures.confusion_figures(run.record)),
+        _folded("Accuracy of each class as a table", tables.class_table(run.record)),
     ]
-    if not run.stages:
-        body.append(page.missing("results.json holds no stages, so no accuracies."))
+    if not run.record.stages:
+        body.append(page.missing("There are no accuracies yet."))
+    return _section(ACCURACY, *body)
+
+
+def _section(question: Question, *body: Child) -> page.Section:
     return page.section(
-        ACCURACY.anchor, ACCURACY.contents, ACCURACY.question, ACCURACY.lead, *body
+        question.anchor, question.contents, question.question, question.lead, *body
     )
 
 
 def _speed_section(run: Run, styles: Mapping[str, str]) -> page.Section:
-    curves = run_figures.recovery_figure(run, styles)
+    record = run.record
+    curves = figures.recovery_figure(record, run.curves, styles)
+    main, *others = [tables.speed_table(record, target) for target in speed.TARGETS]
     body: list[Child] = [
-        page.grid([curves, run_figures.rounds_figure(run, styles)]),
-        _shown(run_tables.methods_table(run, errors=False)),
+        curves,
+        _in_page(main),
+        _folded("The same for other targets", *others),
+        _in_page(tables.methods_table(record)),
     ]
-    if not run.methods:
-        body.append(page.missing("results.json lists no methods yet."))
-    for row in run.methods:
-        if row.error:
-            name = formats.method_name(row.method)
-            body.append(page.missing(f"{name} did not finish: {row.error}"))
-    if len(run.methods) == 1:
+    if not record.methods:
+        body.append(page.missing("No method has finished yet."))
+    if len({row.method for row in record.methods}) == 1:
         body.append(
             page.missing(
                 "Only one method was run, so there is nothing to compare it with: no "
                 "retraining, no baseline, no control."
             )
         )
-    if curves is None:
-        body.append(
-            page.missing(
-                "metrics.jsonl holds no rounds of an unlearning phase with R-set "
-                "accuracy, so there are no curves."
-            )
-        )
     return page.section(
         "speed",
-        "How fast was it?",
-        "How fast was it, compared with training again?",
-        "After the cut the federation fine-tunes without the class until the remaining "
-        "classes are as good as the target. The honest comparison is retraining from "
-        "scratch, and the sobering one is a control that cuts nothing.",
+        "At what price?",
+        "What did it cost, compared with training again?",
+        "After the cut the federation fine-tunes without the class. The honest "
+        "comparison is retraining from scratch, and the sobering one is a control that "
+        "cuts nothing.",
         *body,
-        _folded("Time of each phase", run_tables.time_table(run)),
     )
 
 
 def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
     if run.audit is None:
-        return [
-            page.section(
-                "audit",
-                "What was not tested",
-                "What was not tested?",
-                "",
-                page.missing(
-                    "There is no readable audit.json. Membership inference, linear "
-                    "probe, relearn time and distance to retraining are unknown for "
-                    "this run; run the audit phase and build the report again."
-                ),
-            )
-        ]
-    beside = {
-        RELEARN.anchor: audit_figures.relearn_figure(run, styles),
-        DISTANCE.anchor: audit_figures.cka_figure(run, styles),
+        explanation = page.missing(
+            "There is no readable audit. Relearning, probes, distance to retraining "
+            "and membership inference are unknown for this run; run the audit phase "
+            "and build the report again."
+        )
+        name = "What was not tested"
+        return [page.section("audit", name, f"{name}?", "", explanation)]
+    beside: dict[str, list[Markup | None]] = {
+        RELEARN.anchor: [*audit_figures.relearn_figures(run.audit, styles)],
+        PROBE.anchor: [*audit_figures.probe_figures(run.audit, styles)],
+        DISTANCE.anchor: [audit_figures.cka_figure(run.audit, styles)],
     }
-    below: dict[str, list[Child]] = {
-        MEMBERSHIP.anchor: [
-            _titled("ROC curves", audit_figures.roc_figures(run, styles)),
-            _noted(audit_figures.shadow_sentence(run.audit)),
-        ],
-    }
-    known = {
-        kind for question in (ACCURACY, *AUDIT_QUESTIONS) for kind in question.kinds
-    }
-    kinds = tuple(dict.fromkeys(test.kind for test in run.audit.tests))
-    questions = list(AUDIT_QUESTIONS)
-    others = tuple(kind for kind in kinds if kind not in known)
+    known = {kind for question in (ACCURACY, *QUESTIONS) for kind in question.kinds}
+    others = tuple(
+        dict.fromkeys(t.kind for t in run.audit.tests if t.kind not in known)
+    )
+    sections = [
+        _membership_section(run, styles)
+        if question is MEMBERSHIP
+        else _section(
+            question, *_evidence(run, question, styles, beside[question.anchor])
+        )
+        for question in QUESTIONS
+        if judgement.of_kinds(run.audit, question.kinds)
+    ]
     if others:
-        questions.append(
-            Question("other", "Other evidence", "What else was measured?", "", others)
+        rest = Question(
+            "other", "Other evidence", "What else was measured?", "", others
         )
-    sections = []
-    for entry in questions:
-        evidence = _evidence(run, entry, styles, beside.get(entry.anchor))
-        sections.append(
-            page.section(
-                entry.anchor,
-                entry.contents,
-                entry.question,
-                entry.lead,
-                *evidence,
-                None
-                if _evidence_table(run, entry)
-                else page.missing("This run's audit did not ask it."),
-                *below.get(entry.anchor, []),
-            )
-        )
+        sections.append(_section(rest, *_evidence(run, rest, styles, [])))
     return sections
+
+
+def _membership_section(run: Run, styles: Mapping[str, str]) -> page.Section:
+    assert run.audit is not None
+    curves = [
+        _titled("ROC curves", audit_figures.roc_figures(run.audit, styles)),
+        page.note(audit_figures.shadow_sentence(run.audit)),
+    ]
+    powerless = judgement.powerless_membership(run.audit)
+    if not powerless:
+        return _section(MEMBERSHIP, *_evidence(run, MEMBERSHIP, styles, []), *curves)
+    folded = element(
+        "details",
+        None,
+        element("summary", None, "The attacks, one by one"),
+        *_evidence(run, MEMBERSHIP, styles, []),
+        *curves,
+    )
+    return _section(MEMBERSHIP, page.missing(powerless), folded)
 
 
 def _evidence(
     run: Run,
     question: Question,
     styles: Mapping[str, str],
-    beside: Markup | None = None,
+    beside: list[Markup | None],
     fitting: int = 2,
 ) -> list[Child]:
-    """Shows a question's strips, `fitting` of them next to a larger figure."""
-    strips = audit_figures.strip_figures(run, question.kinds, styles)
-    table = _evidence_table(run, question)
-    if table is None:
-        return [page.grid([beside])]
+    """A question's figures and its tests; `fitting` of them go beside a lone figure."""
+    drawn = [figure for figure in beside if figure is not None]
+    tests = judgement.of_kinds(run.audit, question.kinds)
+    if run.audit is None or not tests:
+        return [page.grid(drawn)]
+    tested = roles.tested_method(run.record, run.audit)
+    strips = audit_figures.strip_figures(tests, tested, styles)
+    alone = len(drawn) == 1
     return [
-        page.grid([beside, page.stack(strips[:fitting])]) if beside else None,
-        page.grid(strips[fitting:] if beside else strips),
-        audit_figures.strip_legend(run, question.kinds, styles),
-        _folded("The figures as a table", table),
+        page.grid([drawn[0], page.stack(strips[:fitting])]) if alone else None,
+        None if alone else page.grid(drawn),
+        page.grid(strips[fitting:] if alone else strips),
+        audit_figures.strip_legend(run.audit, tests, tested, styles),
     ]
 
 
-def _evidence_table(run: Run, question: Question) -> tables.Table | None:
-    return audit_tables.evidence_table(
-        run, question.kinds, f"evidence_{question.anchor}", question.question
-    )
-
-
-def _tables(run: Run) -> list[tables.Table]:
-    """Lists every table of a run that has content, for the Markdown and CSV files."""
+def _tables(run: Run) -> list[Table]:
+    """Every table of a run that has content, for the Markdown and CSV files."""
+    record, audit = run.record, run.audit
+    tested = roles.tested_method(record, audit)
     found = [
-        audit_tables.tally_table(run),
-        audit_tables.verdict_table(run),
-        run_tables.methods_table(run),
-        run_tables.paper_table(run),
-        run_tables.class_table(run),
-        *run_tables.layer_tables(run),
-        run_tables.privacy_table(run),
-        run_tables.privacy_curve_table(run),
-        run_tables.time_table(run),
-        *(_evidence_table(run, entry) for entry in (ACCURACY, *AUDIT_QUESTIONS)),
-        audit_tables.audit_table(run),
-        run_tables.settings_table(run),
-        run_tables.versions_table(run),
+        audit_tables.tally_table(audit, tested) if audit else None,
+        audit_tables.verdict_table(audit, tested, whole=True) if audit else None,
+        *(tables.speed_table(record, target) for target in speed.TARGETS),
+        tables.methods_table(record),
+        tables.paper_table(record),
+        tables.class_table(record),
+        *tables.layer_tables(record),
+        _privacy_table(run),
+        tables.privacy_curve_table(record),
+        audit_tables.numbers_table(audit) if audit else None,
+        _settings_table(run),
+        _versions_table(run),
     ]
     return [table for table in found if table is not None]
 
 
+def _privacy_table(run: Run) -> Table | None:
+    title = "The privacy accountant's numbers"
+    return tables.key_value_table("privacy", title, run.record.privacy)
+
+
+def _settings_table(run: Run) -> Table | None:
+    settings = run.record.provenance.config
+    return tables.key_value_table("settings", "Every setting", settings)
+
+
+def _versions_table(run: Run) -> Table | None:
+    versions = run.record.provenance.versions
+    return tables.key_value_table("versions", "Versions", versions)
+
+
 def _cut_section(run: Run) -> page.Section:
     body: list[Child] = [
-        *run_figures.score_figures(run),
-        pictures.feature_map_figure(run),
-        *run_figures.width_figures(run),
-        _folded("The layers as a table", *run_tables.layer_tables(run)),
+        *figures.score_figures(run.record),
+        figures.feature_map_figure(run.record, run.feature_maps),
+        _folded("The layers as a table", *tables.layer_tables(run.record)),
     ]
     if not any(body):
         body = [page.missing("No pruning plan was recorded, so nothing was cut.")]
-    elif run.feature_maps is None:
-        body.append(page.missing("No feature maps were saved (feature_maps.npz)."))
     return page.section(
         "cut",
         "What was cut?",
@@ -336,8 +394,9 @@ def _cut_section(run: Run) -> page.Section:
 
 
 def _privacy_section(run: Run) -> page.Section | None:
-    if not run.privacy and not run.privacy_curve:
+    if not run.record.privacy and not run.record.privacy_curve:
         return None
+    numbers = page.stack([_in_page(_privacy_table(run))])
     return page.section(
         "privacy",
         "What leaves a client?",
@@ -345,103 +404,71 @@ def _privacy_section(run: Run) -> page.Section | None:
         "Clients send only sums of activations per class. With noise, the sums are "
         "(\N{GREEK SMALL LETTER EPSILON}, \N{GREEK SMALL LETTER DELTA})-differentially "
         "private: the smaller epsilon, the less can be learnt about one image.",
-        page.grid(
-            [
-                run_figures.privacy_figure(run),
-                page.stack([_shown(run_tables.privacy_table(run))]),
-            ]
-        ),
-        _folded("The curve as a table", run_tables.privacy_curve_table(run)),
+        page.grid([figures.privacy_figure(run.record), numbers]),
+        _folded("The curve as a table", tables.privacy_curve_table(run.record)),
     )
 
 
 def _rerun_section(run: Run) -> page.Section:
-    body: list[Child] = []
-    if run.command:
-        body += [
-            element("h3", None, "The command"),
-            element("pre", {"class": "wrapping"}, shlex.join(run.command)),
-        ]
-    body += [
-        element("h3", None, "This page, from the files alone"),
-        element(
-            "pre",
-            {"class": "wrapping"},
-            f"python -m fuprune.report {shlex.quote(run.name)}",
-        ),
+    provenance = run.record.provenance
+    commands = [
+        ("This page, from the files alone", f"python -m fuprune.report {run.name}")
     ]
-    if run.commit:
+    if provenance.command:
+        commands.insert(0, ("The command", shlex.join(provenance.command)))
+    body: list[Child] = [
+        [element("h3", None, heading), element("pre", {"class": "wrapping"}, command)]
+        for heading, command in commands
+    ]
+    if provenance.commit:
+        commit = element("code", None, provenance.commit)
         body.append(
-            page.note("Code at commit ", element("code", None, run.commit), ".")
+            page.note("Code at commit ", commit, f", on {provenance.platform}.")
         )
-    seeds = _seeds(run)
-    if seeds:
-        body.append(page.note(f"Seeds: {seeds}."))
-    if not run.config:
-        body.append(page.missing("There is no readable config.json."))
+    audit = run.audit.settings if run.audit is not None else {}
+    name = "Settings of the audit"
     body += [
-        _folded("Every setting", run_tables.settings_table(run)),
-        _folded("Versions", run_tables.versions_table(run)),
-        _folded("Settings of the audit", _audit_settings(run)),
+        _folded("Every setting", _settings_table(run)),
+        _folded("Versions", _versions_table(run)),
+        _folded(name, tables.key_value_table("audit_settings", name, audit)),
     ]
     return page.section(
         "rerun",
         "How to run it again",
         "How can this be run again?",
         "Everything that decided the outcome: command, settings, seeds, versions. The "
-        "tables of this page lie beside it as Markdown (report.md) and CSV.",
+        "tables of this page are beside it as Markdown (report.md) and CSV.",
         *body,
     )
 
 
-def _seeds(run: Run) -> str:
-    found = [("run", words(run.config.get("seed")))]
-    for key, value in run.config.items():
-        for inner, number in mapping(value).items():
-            if "seed" in inner:
-                found.append((f"{key}.{inner}", words(number)))
-    return ", ".join(f"{name} {value}" for name, value in found if value)
-
-
-def _audit_settings(run: Run) -> tables.Table | None:
-    if run.audit is None or not run.audit.settings:
-        return None
-    return run_tables.key_value_table(
-        "audit_settings", "Settings of the audit", run.audit.settings
-    )
-
-
-def _shown(table: tables.Table | None) -> Child:
+def _in_page(table: Table | None) -> Child:
     if table is None:
         return None
-    return [tables.to_html(table), page.note(table.note) if table.note else None]
+    return [table_forms.to_html(table), page.note(table.note) if table.note else None]
 
 
-def _folded(summary: str, *found: tables.Table | None) -> Markup | None:
-    shown = [_shown(table) for table in found if table is not None]
-    if not shown:
+def _folded(summary: str, *found: Table | None) -> Markup | None:
+    content = [_in_page(table) for table in found if table is not None]
+    if not content:
         return None
-    return element("details", None, element("summary", None, summary), *shown)
+    return element("details", None, element("summary", None, summary), *content)
 
 
 def _titled(heading: str, body: Markup | None) -> Child:
     return None if body is None else [element("h3", None, heading), body]
 
 
-def _noted(sentence: str) -> Markup | None:
-    return page.note(sentence) if sentence else None
-
-
-def _markdown(run: Run, every_table: Sequence[tables.Table]) -> str:
-    result = verdict(run)
-    lines = [f"# {tables.markdown_text(title(run))}", ""]
-    lines += [f"**{tables.markdown_text(result.headline)}**", ""]
+def _markdown(run: Run, every_table: list[Table]) -> str:
+    text = table_forms.markdown_text
+    screen = prose.first_screen(run.record, run.audit)
+    lines = [f"# {text(title(run))}", "", f"**{text(screen.headline)}**", ""]
     lines += [
-        f"- **{topic}**: {tables.markdown_text(sentences)}"
-        for topic, sentences in result.findings
+        f"- **{answer.question}** {text(' '.join(answer[1:]))}"
+        for answer in screen.answers
     ]
     if run.notes:
-        lines += ["", *(f"> {tables.markdown_text(note)}" for note in run.notes)]
-    # One figure per row is for programs, and stands in audit.csv.
-    parts = [tables.to_markdown(t) for t in every_table if t.name != "audit"]
+        lines += ["", *(f"> {text(note)}" for note in run.notes)]
+    # One number per row is for programs, and is in audit.csv.
+    parts = [table_forms.to_markdown(t) for t in every_table if t.name != "audit"]
     return "\n".join([*lines, "", *parts])

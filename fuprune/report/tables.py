@@ -1,199 +1,304 @@
-"""Tables that come out three times: in the page, as Markdown and as CSV.
+"""The tables of one run: methods, speed, stages, classes, layers, settings.
 
-A cell has the text a person reads and, where it is a number, the full value that goes
-into the CSV. Each form escapes what it must: tags, pipes, spreadsheet formulas.
+Each function returns a `Table`, or None when the record holds nothing for it.
 """
 
-import csv
-import io
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from fuprune.report import formats
-from fuprune.report.markup import Markup, element, printable
+from fuprune.report import formats, roles, speed
+from fuprune.report.table_forms import Cell, Column, Table, cell
+from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-
-
-class Cell(NamedTuple):
-    """One value of a table."""
-
-    text: str
-    value: float | str | None = None  # for the CSV; `None` means `text`
-    kind: str = ""  # "muted", or "highlight" in a row's first cell to tint the row
-    verdict: str = ""  # "pass", "fail" or "cannot tell", shown beside the text
+# Rows of a cut that are no layer of channels.
+UNCUT_ROWS = ("total", "head", "hidden")
+COST_FORMATS = (formats.number, formats.seconds, formats.count, formats.size)
 
 
-class Column(NamedTuple):
-    """Heading of a column; neighbours with the same `group` share a heading above."""
-
-    title: str
-    numeric: bool = True
-    group: str = ""
-    words: bool = False  # holds sentences: give it room and let it wrap
-
-
-class Table(NamedTuple):
-    """A titled table with a file name of its own."""
-
-    name: str  # file name without its ending; a constant of the program
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str = ""
-
-
-def cell(
-    value: object, shown: str | None = None, kind: str = "", verdict: str = ""
-) -> Cell:
-    """Makes a cell of a raw value and the text it is shown as."""
-    if value is None:
-        return Cell(shown or formats.MISSING, "", kind or "muted", verdict)
-    if isinstance(value, (int, float)):
-        return Cell(shown if shown is not None else str(value), value, kind, verdict)
-    return Cell(shown if shown is not None else str(value), str(value), kind, verdict)
-
-
-def chip(verdict: str) -> Markup:
-    """Renders a verdict as a coloured word."""
-    tone = verdict if verdict in ("pass", "fail") else "unknown"
-    return element("span", {"class": f"chip {tone}"}, verdict)
-
-
-def to_html(table: Table, caption: bool = True) -> Markup:
-    """Renders a table inside a container that scrolls when it is wider."""
-    heads = []
-    if any(column.group for column in table.columns):
-        heads.append(element("tr", None, *_group_heads(table.columns)))
-    heads.append(
-        element(
-            "tr",
-            None,
-            *(
-                element(
-                    "th",
-                    {"scope": "col", "class": "number" if column.numeric else None},
-                    column.title,
-                )
-                for column in table.columns
-            ),
+def methods_table(record: RunRecord) -> Table | None:
+    """Every method and seed: what it reached, and all that it spent."""
+    if not record.methods:
+        return None
+    tested = roles.tested_method(record)
+    order = list(dict.fromkeys(row.method for row in record.methods))
+    rows = [
+        (
+            cell(row.name, formats.in_words(row.name), _tint(row.method == tested)),
+            cell(roles.role(row.method, tested)),
+            *_cells(row, ("u_accuracy", "r_accuracy"), formats.percent),
+            cell(row.rounds),
+            *_cells(row.times, ("own", "training"), formats.seconds),
+            cell(row.images, formats.count(row.images)),
+            cell(row.upload_bytes, formats.size(row.upload_bytes)),
+            cell(_remark(row)),
         )
-    )
-    body = [
-        element(
-            "tr",
-            {"class": "highlight" if row and row[0].kind == "highlight" else None},
-            *map(_html_cell, row, table.columns, range(len(row))),
-        )
-        for row in table.rows
+        for row in sorted(record.methods, key=lambda row: order.index(row.method))
     ]
-    return element(
-        "div",
-        {
-            "class": "scroll",
-            "tabindex": "0",
-            "role": "region",
-            "aria-label": f"Table: {table.title}",
-        },
-        element(
-            "table",
-            None,
-            element("caption", None, table.title) if caption else None,
-            element("thead", None, *heads),
-            element("tbody", None, *body),
-        ),
+    columns = (
+        Column("Method", numeric=False),
+        Column("Role", numeric=False),
+        Column("U-set", group="Accuracy"),
+        Column("R-set", group="Accuracy"),
+        Column("Rounds"),
+        Column("own work", group="Time"),
+        Column("training", group="Time"),
+        Column("Images"),
+        Column("Uploaded"),
+        Column("Remark", numeric=False, words=True),
+    )
+    if not any(map(_remark, record.methods)):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return Table(
+        "methods",
+        "Every method, and all that it spent",
+        columns,
+        tuple(rows),
+        "U-set: test images of the forgotten classes; R-set: of all others. Time is "
+        "the method's own work (capture, scoring, surgery, noise) and the federated "
+        "rounds that it ran, evaluation included. Images: forward and backward passes "
+        "by all clients. Uploaded: by one client that takes part in everything.",
     )
 
 
-def _group_heads(columns: Sequence[Column]) -> list[Markup]:
-    heads = []
-    start = 0
-    for position in range(1, len(columns) + 1):
-        if position == len(columns) or columns[position].group != columns[start].group:
-            group = columns[start].group
-            span = {"colspan": position - start}
-            heads.append(
-                element("th", span | {"scope": "colgroup", "class": "group"}, group)
-                if group
-                else element("td", span)
+def _remark(row: MethodRow) -> str:
+    warning = roles.warning(row.method)
+    return f"did not finish: {row.error}" if row.error else formats.capital(warning)
+
+
+def _tint(highlighted: bool) -> str:
+    return "highlight" if highlighted else ""
+
+
+def speed_table(record: RunRecord, target: str) -> Table | None:
+    """When each method came to a target, and how much sooner than retraining.
+
+    Args:
+      record: the run.
+      target: a key of `speed.TARGETS`.
+    """
+    tested = roles.tested_method(record)
+    retrained = speed.reached(roles.rows_of(record, roles.RETRAIN), target)
+    rows, accuracy = [], None
+    for method in dict.fromkeys(row.method for row in record.methods):
+        found = speed.reached(roles.rows_of(record, method), target)
+        if found is None:
+            continue
+        accuracy = found.accuracy
+        # Retraining is not compared with itself.
+        base = None if method == roles.RETRAIN else retrained
+        faster = speed.speedups(found, base)
+        warning = roles.warning(method)
+        name = formats.in_words(method) + (f" ({warning})" if warning else "")
+        rows.append(
+            (
+                cell(method, name, _tint(method == tested)),
+                *reached_cells(found),
+                *(cell(ratio, formats.times(ratio)) for ratio in faster),
             )
-            start = position
-    return heads
-
-
-def _html_cell(entry: Cell, column: Column, position: int) -> Markup:
-    classes = " ".join(
-        name
-        for name, wanted in (
-            ("number", column.numeric),
-            ("words", column.words),
-            ("muted", entry.kind == "muted"),
         )
-        if wanted
+    if not rows:
+        return None
+    costs = ("rounds", "time", "images", "upload")
+    return Table(
+        f"speed_{target}",
+        f"Speed to {speed.TARGETS[target]}: {formats.percent(accuracy)} on the R-set",
+        (
+            Column("Method", numeric=False),
+            *(Column(cost, group="Spent until then") for cost in costs),
+            *(Column(cost, group="Times less than retraining") for cost in costs),
+        ),
+        tuple(rows),
+        "Mean over seeds, on one evaluation grid that starts at round 0. Time is own "
+        "work and training together. Learning-rate schedules end with each method's "
+        "budget, so a shorter budget alone brings the crossing forward: retrain short "
+        "is the control for that.",
     )
-    attributes = {"class": classes or None}
-    shown = [entry.text, " ", chip(entry.verdict)] if entry.verdict else [entry.text]
-    if position == 0:
-        return element("th", attributes | {"scope": "row"}, *shown)
-    return element("td", attributes, *shown)
 
 
-def to_markdown(table: Table) -> str:
-    """Renders a table as GitHub-flavoured Markdown with its title and note."""
-    titles = [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
-    lines = [
-        f"## {markdown_text(table.title)}",
-        "",
-        "| " + " | ".join(map(markdown_text, titles)) + " |",
-        "|" + "|".join("---:" if c.numeric else "---" for c in table.columns) + "|",
+def reached_cells(found: speed.Reached | None) -> list[Cell]:
+    """Rounds, time, images and bytes until a target; seeds that were late are said."""
+    if found is None:
+        return [cell(None)] * len(speed.COSTS)
+    if found.rounds is None:
+        return [cell(None, "not reached"), *[cell(None)] * (len(speed.COSTS) - 1)]
+    values = [getattr(found, cost) for cost in speed.COSTS]
+    made = [cell(v, write(v)) for v, write in zip(values, COST_FORMATS, strict=True)]
+    if found.late:
+        late = f"{made[0].text} ({found.late} of {found.seeds} not reached)"
+        made[0] = made[0]._replace(text=late)
+    return made
+
+
+def paper_table(record: RunRecord) -> Table | None:
+    """The table of the paper's form: raw, after-pruned, fine-tuned, re-trained."""
+    cuts = {
+        row.name: (row, roles.pruned_stages(record, row.name))
+        for row in record.methods
+        if roles.pruned_stages(record, row.name)
+    }
+    if not cuts:
+        return None
+    tested = roles.tested_method(record)
+    retrained = next(iter(roles.rows_of(record, roles.RETRAIN)), None)
+    longest = max(len(stages) for _, stages in cuts.values())
+    headings = (
+        ["After-pruned"]
+        if longest == 1
+        else [f"After {_ordinal(position)} class" for position in range(longest)]
+    )
+    columns = [Column("Method", numeric=False)]
+    for group in ("Raw model", *headings, "Fine-tuned", "Re-trained"):
+        columns += [Column("U-set", group=group), Column("R-set", group=group)]
+    rows = []
+    for name, (final, stages) in cuts.items():
+        title = cell(name, formats.in_words(name), _tint(final.method == tested))
+        models = [roles.raw_stage(record), *stages]
+        models += [None] * (longest - len(stages)) + [final, retrained]
+        rows.append((title, *(c for model in models for c in _accuracy_pair(model))))
+    return Table(
+        "paper_form",
+        "In the form of the paper's Tables 2 and 3",
+        tuple(columns),
+        tuple(rows),
+        "Re-trained is the run's own retraining without the class, first seed.",
+    )
+
+
+def _ordinal(position: int) -> str:
+    names = ("first", "second", "third", "fourth", "fifth")
+    return names[position] if position < len(names) else f"{position + 1}th"
+
+
+def _accuracy_pair(model: StageRow | MethodRow | None) -> list[Cell]:
+    pair = (model.u_accuracy, model.r_accuracy) if model else (None, None)
+    return [cell(value, formats.percent(value, 2)) for value in pair]
+
+
+def class_table(record: RunRecord) -> Table | None:
+    """The accuracy of each class in each stage."""
+    stages = [stage for stage in record.stages if stage.per_class]
+    if not stages:
+        return None
+    columns = [Column("Class", numeric=False)]
+    columns += [Column(roles.stage_title(stage)) for stage in stages]
+    tints = [
+        _tint(index in record.classes) for index in range(len(stages[0].per_class))
     ]
-    lines += [
-        "| " + " | ".join(markdown_text(_with_verdict(entry)) for entry in row) + " |"
-        for row in table.rows
+    rows = [
+        (
+            cell(roles.class_label(record, index), None, tints[index]),
+            *(cell(value, formats.percent(value)) for value in values),
+        )
+        for index, values in enumerate(
+            zip(*(stage.per_class for stage in stages), strict=False)
+        )
     ]
-    if table.note:
-        lines += ["", markdown_text(table.note)]
-    return "\n".join(lines) + "\n"
+    return Table(
+        "classes",
+        "Accuracy of each class, stage by stage",
+        tuple(columns),
+        tuple(rows),
+        "Forgotten classes are tinted.",
+    )
 
 
-def _with_verdict(entry: Cell) -> str:
-    if entry.verdict and entry.text:
-        return f"{entry.text} ({entry.verdict})"
-    return entry.text or entry.verdict
+def layer_tables(record: RunRecord) -> list[Table]:
+    """Every layer's width, parameters and cost before and after each cut."""
+    unit, cuts = roles.cuts_to_show(record)
+    return [
+        _layer_table(record, unit, cut, "layers" if i == 0 else f"layers_{i + 1}")
+        for i, cut in enumerate(cuts)
+    ]
 
 
-def markdown_text(value: str) -> str:
-    """Escapes text for a line of Markdown."""
-    value = " ".join(printable(value).split())
-    for character in "\\`*_[]|":
-        value = value.replace(character, "\\" + character)
-    return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def cut_title(record: RunRecord, unit: str, cut: CutRow) -> str:
+    """Whose cut it is, and for which class where there are several."""
+    several = len(record.cuts[unit]) > 1
+    which = f", class {roles.class_label(record, cut.class_id)}" if several else ""
+    return f"{formats.in_words(unit)}{which}"
 
 
-def to_csv(table: Table) -> str:
-    """Renders a table as CSV with unrounded numbers."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    titles = [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
-    judged = [any(row[p].verdict for row in table.rows) for p in range(len(titles))]
-    header = []
-    for title, has_verdict in zip(titles, judged, strict=True):
-        header += [_csv_text(title)] + [_csv_text(f"{title} verdict")] * has_verdict
-    writer.writerow(header)
-    for row in table.rows:
-        values = []
-        for entry, has_verdict in zip(row, judged, strict=True):
-            values += [_csv_value(entry)] + [_csv_text(entry.verdict)] * has_verdict
-        writer.writerow(values)
-    return buffer.getvalue()
+def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
+    names = {
+        "channels": "Channels",
+        "parameters": "Parameters",
+        "flops": "FLOPs per image",
+    }
+    fields = [f"{kind}_{when}" for kind in names for when in ("before", "after")]
+    columns = [
+        Column(when, group=group)
+        for group in names.values()
+        for when in ("before", "after")
+    ]
+    rows = [
+        (
+            cell(row.layer, None, _tint(row.layer == "total")),
+            *_cells(row, fields, formats.number),
+            cell(row.spared),
+        )
+        for row in cut.layers
+    ]
+    return Table(
+        name,
+        f"Every layer before and after the cut ({cut_title(record, unit, cut)})",
+        (Column("Layer", numeric=False), *columns, Column("Spared")),
+        tuple(rows),
+        "Spared channels were due to go but kept so that the layer is not emptied.",
+    )
 
 
-def _csv_value(entry: Cell) -> object:
-    value = entry.text if entry.value is None else entry.value
-    return _csv_text(value) if isinstance(value, str) else value
+def _cells(row: Any, fields: Iterable[str], written: Callable[..., str]) -> list[Cell]:
+    """Some numbers of a row, all written in one way."""
+    return [cell(getattr(row, field), written(getattr(row, field))) for field in fields]
 
 
-def _csv_text(value: str) -> str:
-    """Defuses text that a spreadsheet would take for a formula."""
-    value = printable(value)
-    return "'" + value if value.startswith(_FORMULA_STARTS) else value
+def privacy_curve_table(record: RunRecord) -> Table | None:
+    """Accuracy against epsilon."""
+    titles = {
+        "r_accuracy": "R-set accuracy",
+        "u_accuracy": "U-set accuracy",
+        "overlap": "Same channels cut",
+        "fine_tuned_r_accuracy": "R-set, fine-tuned",
+        "fine_tuned_u_accuracy": "U-set, fine-tuned",
+    }
+    rows = [
+        (cell(point.epsilon), *_cells(point, titles, formats.percent))
+        for point in record.privacy_curve
+    ]
+    columns = (Column("Epsilon"), *map(Column, titles.values()))
+    if not rows:
+        return None
+    return Table("privacy_curve", "Accuracy against epsilon", columns, tuple(rows))
+
+
+def key_value_table(name: str, title: str, values: Mapping[str, Any]) -> Table | None:
+    """Lists nested values, one dotted key per row.
+
+    None if there are none.
+    """
+    if not values:
+        return None
+    return Table(
+        name,
+        title,
+        (Column("Key", numeric=False), Column("Value", numeric=False, words=True)),
+        tuple((cell(key), _value_cell(value)) for key, value in _flat(values)),
+    )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _value_cell(value: Any) -> Cell:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return cell(formats.shorten(", ".join(map(str, value)) or "(none)", 300))
+    if isinstance(value, bool | dict) or value is None:
+        return cell(str(value) if value != {} else "(none)")
+    if isinstance(value, float):
+        return cell(value, f"{value:g}")
+    return cell(value if isinstance(value, int) else formats.shorten(str(value), 300))

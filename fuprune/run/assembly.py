@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fuprune.audit import AuditOptions, RelearnOptions, ShadowOptions
 from fuprune.config import ConfigError, audit_tests
 from fuprune.config import classes as classes_to_forget
 from fuprune.data import normalisation, partition, sources
@@ -20,10 +21,13 @@ from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
 from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.objective import classification
+from fuprune.federated.objective import Objective, classification
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.models import zoo
 from fuprune.run.machine import Runtime, check_memory, place_federation
+from fuprune.unlearning.history import ServerStep
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 
 
@@ -227,16 +231,21 @@ def make_algorithm(
     schedule: str,
     rounds: int,
     warmup: int = 0,
+    objective: Objective | None = None,
     keep_updates: bool = False,
+    objective: Any = None,
 ) -> FedAlgorithm:
-    """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy."""
+    """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy.
+
+    `objective` replaces the config's cross-entropy if it is given.
+    """
     train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
         backend=runtime.backend,
         mesh=runtime.mesh,
         bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
-        objective=classification(train.label_smoothing),
+        objective=objective or classification(train.label_smoothing),
         aggregation=Aggregation(
             rule=train.aggregation,
             clip_norm=train.clip_norm,
@@ -278,11 +287,36 @@ def _optimizer(train, learning_rate) -> optax.GradientTransformation:
     )
 
 
-def server_factor(config) -> float:
-    """What the server multiplies a mean update by, momentum and schedule aside."""
-    if config.train.algorithm == "fed_sgd":
-        return -config.train.learning_rate
-    return config.train.server_learning_rate
+def server_step(config) -> ServerStep:
+    """How the server of the pre-training steps, for the recorded updates."""
+    train = config.train
+    is_sgd = train.algorithm == "fed_sgd"
+    name = "optimizer" if is_sgd else "server_optimizer"
+    obstacle = ""
+    if train.aggregation not in ("mean", "clipped_mean"):
+        obstacle = f"train.aggregation={train.aggregation}"
+    elif train[name] != "sgd":
+        obstacle = f"train.{name}={train[name]}"
+    clipped = train.aggregation == "clipped_mean"
+    clip_norm = train.clip_norm if clipped else float("inf")
+    if not is_sgd:
+        return ServerStep(
+            train.server_learning_rate, clip_norm=clip_norm, obstacle=obstacle
+        )
+    rate = learning_rate_schedule(
+        train.schedule,
+        peak=train.learning_rate,
+        rounds=train.rounds,
+        warmup=train.warmup_rounds,
+    )
+    return ServerStep(
+        lambda number: -float(np.asarray(rate(number))),
+        train.momentum,
+        train.nesterov,
+        train.weight_decay,
+        clip_norm,
+        obstacle,
+    )
 
 
 def participants(config) -> int:
@@ -293,35 +327,28 @@ def participants(config) -> int:
 def method_options(
     config, method: str, federation: Federation, runtime: Runtime, classes
 ) -> dict[str, Any]:
-    """Keyword options of an unlearning method, from the config."""
-    prune = config.prune
-    clients = dict(
-        preprocess=federation.prepare, backend=runtime.backend, mesh=runtime.mesh
-    )
-    pruning = dict(
+    """Keyword options of an unlearning method: its sections of the config, and more."""
+    wanted = METHODS[method]
+    number = participants(config)
+    options: dict[str, Any] = dict(
         num_classes=federation.num_classes,
-        rate=prune.rate,
-        scope=prune.scope,
-        min_channels=prune.min_channels,
-        idf=prune.idf,
-        weighting=prune.weighting,
-        recapture=prune.recapture,
-        surgery=prune.surgery,
-        capture_clients=prune.capture_clients or participants(config),
-        **clients,
+        preprocess=federation.prepare,
+        backend=runtime.backend,
+        mesh=runtime.mesh,
     )
-    if method in ("class_pruning", "prune_then_drop_row"):
-        return {**pruning, "order": prune.order, **_privacy_options(config, classes)}
-    if method in ("prune_random", "prune_lowest"):
-        return pruning
-    if method == "prune_relabel":
-        pruning |= {"order": prune.order, **_privacy_options(config, classes)}
-        return {**pruning, "answer": config.relabel.answer}
-    sections = {"fisher": config.fisher, "influence": config.influence}
-    sections |= {"ascent": config.ascent, "relabel": config.relabel}
-    if method in sections:
-        return {**sections[method].to_dict(), **clients}
-    return config.regrow.to_dict() if method == "regrow" else {}
+    for section in wanted.sections:
+        if section == "privacy":
+            options |= _privacy_options(config, classes)
+        else:
+            options |= config[section].to_dict()
+    if "prune" in wanted.sections:
+        number = config.prune.capture_clients or number
+    if "participants" in wanted.options:
+        # Drawn from the seed alone: every method that reads clients reads the same.
+        key = jax.random.fold_in(jax.random.key(config.seed), number)
+        options["participants"] = choose_participants(key, federation.data, number)
+    options.pop("capture_clients", None)
+    return {name: x for name, x in options.items() if name in wanted.options}
 
 
 def _privacy_options(config, classes) -> dict[str, Any]:
@@ -365,21 +392,25 @@ def privacy_curve_options(
     return options
 
 
-def audit_options(config) -> dict[str, Any]:
-    """Keyword options of `audit.audit`, from the config."""
+def audit_options(config) -> AuditOptions:
+    """The audit's options, from the config."""
     audit = config.audit
-    return dict(
+    return AuditOptions(
         kinds=audit_tests(config),
-        max_examples=audit.max_examples,
-        num_shadows=audit.shadows,
         confidence=audit.confidence,
-        shadow_steps=audit.shadow_steps,
-        shadow_learning_rate=audit.shadow_learning_rate,
-        relearn_every=audit.relearn_every,
-        relearn_steps=audit.relearn_max_steps,
-        relearn_learning_rate=audit.relearn_learning_rate,
-        relearn_level=audit.relearn_level,
+        max_examples=audit.max_examples,
         train_batch_size=audit.batch_size,
+        shadow=ShadowOptions(
+            models=audit.shadows,
+            steps=audit.shadow_steps,
+            learning_rate=audit.shadow_learning_rate,
+        ),
+        relearn=RelearnOptions(
+            learning_rates=(audit.relearn_learning_rate,),
+            steps=audit.relearn_max_steps,
+            every=audit.relearn_every,
+            level=audit.relearn_level,
+        ),
     )
 
 

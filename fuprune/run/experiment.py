@@ -33,6 +33,7 @@ from fuprune.run.record import (
     RunRecord,
     TrainedOutcome,
     UnlearnedOutcome,
+    UnlearnedUnits,
     add_outcomes,
 )
 from fuprune.run.training import (
@@ -112,6 +113,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     if "audit" in configuration.phases(config):
         model = assembly.make_model(config, federation, machine)
         models.check(config, model, [unit.name for unit in units.unlearn_units(config)])
+    hopeless = units.hopeless_methods(config, federation, machine)
     main = machine.is_main
     if stored.exists():
         provenance = files.read_provenance(workdir)
@@ -136,6 +138,8 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             board = logs.TensorBoardLog(workdir / "tensorboard")
             stack.callback(board.close)
             on_row = (*on_row, board)
+        for method, reason in hopeless.items():
+            progress.note(f"Warning: {method} will stop: {reason}.")
         yield Run(
             config,
             workdir,
@@ -189,6 +193,10 @@ def _run_phases(this: Run) -> RunRecord | None:
         if units.cut_outcome(this) is not None:
             finish_unit(this, "feature_maps", FeatureMapsRow, units.feature_maps)
         record = _write_record(this)
+        if this.runtime.is_main:
+            names = [unit.name for unit in units.unlearn_units(config)]
+            offset = this.metrics.offset()
+            files.finish(this.workdir, "unlearn", UnlearnedUnits(names), offset=offset)
     if "audit" in wanted:
         finish_unit(this, "audit", AuditOutcome, units.audit)
     if record is None and (this.workdir / "results.json").exists():

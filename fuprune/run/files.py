@@ -18,17 +18,13 @@ from fuprune import config as configuration
 from fuprune import typed_json
 from fuprune.audit.evidence import AuditReport
 from fuprune.config import ConfigError
-from fuprune.errors import FupruneError
+from fuprune.errors import FupruneError, MissingFileError
 from fuprune.files import write_whole
 from fuprune.run.record import CurveRow, PhaseClock, Provenance, RunRecord
 from fuprune.typed_json import FormatError
 
 LARGEST_FILE = 256 * 1024 * 1024  # bytes; no run writes a larger one
 Outcome = TypeVar("Outcome")
-
-
-class MissingFileError(FupruneError):
-    """A file that a run has not written, or not yet."""
 
 
 class WorkdirBusyError(FupruneError):

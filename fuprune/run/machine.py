@@ -31,6 +31,7 @@ from fuprune.federated.cohort import (
     on_mesh,
     resolve_backend,
 )
+from fuprune.models.layers import loops_are_fast
 from fuprune.run import processes
 from fuprune.run.processes import RuntimeSetupError
 from fuprune.run.record import Provenance
@@ -108,7 +109,7 @@ def start(
     if not several and not devices and cohort:
         used = used[:cohort]
     chosen, _ = resolve_backend(
-        backend, loops_are_fast=conv == "onednn", device_count=len(used)
+        backend, loops_are_fast=loops_are_fast(conv), device_count=len(used)
     )
     # Only `shard_map` computes on a mesh; the host loop finds its devices by itself.
     mesh = make_client_mesh(used) if chosen == "shard_map" and len(used) > 1 else None

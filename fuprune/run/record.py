@@ -190,6 +190,12 @@ class UnlearnedOutcome(NamedTuple):
     error: str | None
 
 
+class UnlearnedUnits(NamedTuple):
+    """Outcome of the phase as a whole: there is nothing left of it to do."""
+
+    names: list[str]
+
+
 class AuditOutcome(NamedTuple):
     """Outcome of the audit; its findings are in audit.json."""
 

@@ -16,11 +16,13 @@ import numpy as np
 
 from fuprune.config import ConfigError
 from fuprune.data.dataset import Dataset
-from fuprune.errors import FupruneError
+from fuprune.errors import FupruneError, InputError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models import zoo
+from fuprune.models.layers import loops_are_fast
 from fuprune.run import assembly, checkpoint, files, logs, processes, progress
 from fuprune.run import machine as runtime
 from fuprune.run.record import Provenance, StageRow
@@ -111,9 +113,8 @@ def stopping(this: Run) -> bool:
 
 def choice_split(this: Run) -> tuple[str, Dataset]:
     """The split that targets and early stops are judged on, and its name."""
-    data = this.config.data
-    validation = getattr(this.federation, "validation", None)
-    if data.get("choose_on", "test") == "validation" and validation is not None:
+    validation = this.federation.validation
+    if this.config.data.choose_on == "validation" and len(validation.labels):
         return "validation", validation
     return "test", this.federation.test
 
@@ -181,7 +182,7 @@ def _evaluator(this: Run, model, split: Dataset):
 def backend_of(this: Run) -> str:
     """How this run iterates over clients."""
     return resolve_backend(
-        this.runtime.backend, loops_are_fast=this.runtime.conv == "onednn"
+        this.runtime.backend, loops_are_fast=loops_are_fast(this.runtime.conv)
     )[0]
 
 
@@ -208,7 +209,9 @@ def train_unit(
     budget: Budget,
     *,
     key: jax.Array,
+    objective: Objective | None = None,
     store: update_history.UpdateHistory | None = None,
+    objective: Any = None,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
 
@@ -223,7 +226,9 @@ def train_unit(
       data: every client's.
       budget: when to stop, and how to train.
       key: of cohorts and batches.
+      objective: what to minimise; None is the config's cross-entropy.
       store: where clients' updates are recorded; None records none.
+      objective: what to minimise instead of the config's cross-entropy.
     """
     config = this.config
     algorithm = assembly.make_algorithm(
@@ -235,7 +240,9 @@ def train_unit(
         schedule=budget.schedule,
         rounds=budget.rounds,
         warmup=budget.warmup,
+        objective=objective,
         keep_updates=store is not None,
+        objective=objective,
     )
     state = algorithm.init(runtime.replicate(variables, this.runtime))
     judge = make_judge(this, model)
@@ -275,7 +282,7 @@ def train_unit(
                     step.info,
                     step.cohort,
                     round_number=number,
-                    scale=assembly.server_factor(config),
+                    server=assembly.server_step(config),
                 )
             _log(this, unit, step.record)
             seconds, clock = time.monotonic() - clock, time.monotonic()
@@ -339,7 +346,7 @@ def _restore(this: Run, unit: str, model, state, store, params):
 
     def make_target(saved):
         if saved["model"] != spec:
-            raise FupruneError(
+            raise InputError(
                 f"the checkpoint in {where} is of another model; delete {this.workdir} "
                 "to start afresh."
             )

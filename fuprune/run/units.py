@@ -45,7 +45,8 @@ from fuprune.run.training import (
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
-from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.methods import METHODS, options_of
+from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -54,6 +55,7 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     tree_bytes,
 )
+from fuprune.unlearning.recovery import recovery_key
 
 
 class UnlearnUnit(NamedTuple):
@@ -92,7 +94,8 @@ def privacy_units(config) -> list[tuple[str, float]]:
 
 def budget_name(method: str) -> str:
     """What a method trains with: see `make_budget`."""
-    return {"retrain": "training", "retrain_short": "short"}.get(method, "fine_tune")
+    otherwise = "training" if method == "retrain" else "fine_tune"
+    return getattr(METHODS[method], "budget", otherwise)
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
@@ -121,7 +124,9 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
     )
     if name == "fine_tune":
         return fine_tune
-    scratch = fine_tune._replace(learning_rate=train.learning_rate, stops=False)
+    scratch = fine_tune._replace(
+        learning_rate=train.learning_rate, warmup=train.warmup_rounds, stops=False
+    )
     if name == "short":
         warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
         return scratch._replace(schedule="warmup_cosine", warmup=warmup)
@@ -136,6 +141,32 @@ def target_accuracy(this: Run) -> float | None:
     if wanted >= 0:
         return wanted or None
     return outcome_of(this, "pretrain", TrainedOutcome).r_accuracy
+
+
+def hopeless_methods(config, federation, machine) -> dict[str, str]:
+    """Methods that will have to stop, and why; known before anything is trained.
+
+    A method that scores a class needs participants that hold it.
+    """
+    classes = configuration.classes(config)
+    reasons = {}
+    for method in configuration.methods(config):
+        if "rate" not in options_of(method):
+            continue  # it scores no class
+        options = assembly.method_options(
+            config, method, federation, machine, classes=classes
+        )
+        chosen = options.get("participants")
+        if chosen is None:
+            continue
+        missing = missing_classes(federation.data, chosen, classes)
+        if missing:
+            reasons[method] = (
+                f"none of its {len(chosen)} participants holds class "
+                f"{', '.join(map(str, missing))}; raise unlearn.participants or lower "
+                "partition.bias"
+            )
+    return reasons
 
 
 def pretrain(this: Run, name: str) -> TrainedOutcome:
@@ -193,32 +224,28 @@ class _Stopwatch:
         self._this.timings.append({"phase": self._unit, "own_seconds": seconds})
 
 
-def _fine_tune(
-    this: Run, name: str, budget: Budget, seed: int, watch: _Stopwatch
-) -> FineTune:
-    """What a method is given to train with.
+def _fine_tune(this: Run, name: str, budget: Budget, watch: _Stopwatch) -> FineTune:
+    """What a method is given to train with: a unit of the run, within the budget."""
 
-    The cohorts and batches come from the run and the seed alone: all methods see the
-    same ones in the same order.
-    """
-
-    def tune(model, variables, data, key=None) -> FitResult:
-        del key
+    def tune(model, variables, data, key, objective=None) -> FitResult:
         jax.block_until_ready(variables)
         watch.log()
         fit = train_unit(
-            this,
-            name,
-            model,
-            variables,
-            data,
-            budget,
-            key=jax.random.fold_in(key_for(this, "fine_tune"), seed),
+            this, name, model, variables, data, budget, key=key, objective=objective
         )
         watch.start()
         return fit
 
     return tune
+
+
+def _method_key(this: Run, seed: int) -> jax.Array:
+    """The key of every method with this seed.
+
+    All derive their fine-tuning's share of it alike (`recovery_key`), so that with one
+    seed they see the same cohorts and batches in the same order.
+    """
+    return jax.random.fold_in(key_for(this, "unlearn"), seed)
 
 
 def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
@@ -228,11 +255,9 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     options = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
-    if method == "amnesiac":
+    if "history" in options_of(method):
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
-    from_scratch = budget != "fine_tune"
-    purpose = f"{method}_{unit.seed}" if from_scratch else f"unlearn/{method}"
     how = make_budget(this.config, budget, target_accuracy(this))
     outcome = UnlearnedOutcome(
         unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
@@ -244,8 +269,8 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             variables,
             this.federation.data,
             this.classes,
-            key=key_for(this, purpose),
-            fine_tune=_fine_tune(this, name, how, unit.seed, watch),
+            key=_method_key(this, unit.seed),
+            fine_tune=_fine_tune(this, name, how, watch),
             **options,
         )
     except UnlearnError as error:
@@ -339,7 +364,7 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         variables,
         this.federation.data,
         this.classes,
-        key=key_for(this, "unlearn/class_pruning"),
+        key=_method_key(this, 0),
         epsilon=epsilon,
         **assembly.privacy_curve_options(
             config, this.federation, this.runtime, this.classes
@@ -350,8 +375,9 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
     if config.privacy.curve_fine_tune:
         left = drop_classes(this.federation.data, this.classes)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
-        tune = _fine_tune(this, name, budget, 0, watch)
-        fit = tune(cut.model, cut.variables, left, None)
+        tune = _fine_tune(this, name, budget, watch)
+        key = recovery_key(_method_key(this, 0))
+        fit = tune(cut.model, cut.variables, left, key)
         tuned = measure(this, name, Stage("tuned", cut.model, fit.state.variables))
     return PrivacyPoint(
         epsilon,
@@ -397,7 +423,7 @@ def audit(this: Run, name: str) -> AuditOutcome:
             this.classes,
             key_for(this, "audit"),
             on_step=on_step,
-            **assembly.audit_options(config),
+            options=assembly.audit_options(config),
         )
     if this.runtime.is_main:
         write_whole(this.workdir / "audit.json", report.to_json())

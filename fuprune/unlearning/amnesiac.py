@@ -1,8 +1,10 @@
 """Amnesiac unlearning: subtract what the clients that held the class ever added.
 
 After Graves et al. (2021), with federated rounds in place of batches. It needs the
-`UpdateHistory` of the training. It is exact where later updates do not depend on the
-ones taken out; in a deep network they do, and fine-tuning has to mend the rest.
+`UpdateHistory` of the training. What is left is exactly the model that the server would
+have made of the other clients' recorded updates, its momentum, weight decay and
+schedule included. Those updates were themselves computed on models that knew the class;
+fine-tuning has to mend the rest.
 """
 
 import jax
@@ -11,7 +13,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.history import UpdateHistory
+from fuprune.unlearning.history import UpdateHistory, effect_of
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -38,7 +40,8 @@ def amnesiac(
     """Subtract the recorded updates of clients that held `classes`, then fine-tune.
 
     No client is asked for anything: the server has the history. BatchNorm statistics
-    stay as they are until the fine-tuning.
+    stay as they are until the fine-tuning. A subtracted update takes with it all that
+    it did in later rounds through the server's momentum and weight decay.
 
     Args:
       model: a Flax module.
@@ -57,32 +60,57 @@ def amnesiac(
       much of the training was undone: where every client holds the class, all of it.
 
     Raises:
-      UnlearnError: without a history.
+      UnlearnError: without a history, or where the server's step was not linear in
+        the updates (a median or trimmed mean, Adam), so that no client has a part that
+        could be subtracted.
     """
     if history is None or not history.entries:
         raise UnlearnError(
             "amnesiac needs the recorded updates of the training and there are none; "
             "train with train.history_bytes above 0."
         )
+    if history.obstacle:
+        raise UnlearnError(
+            f"amnesiac cannot subtract what a client added under {history.obstacle}, "
+            "because the server's step is not a sum over clients there; train with "
+            "train.aggregation=mean or clipped_mean and sgd on the server."
+        )
     classes = check_classes(classes, head_classes(variables, head))
-    # Hundreds of differences add up here; in float32 their rounding would too.
-    params = jax.tree.map(lambda x: np.array(x, np.float64), variables["params"])
-    guilty = [bool(set(entry.classes) & set(classes)) for entry in history.entries]
-    lost: dict[int, float] = {}
-    for entry, is_guilty in zip(history.entries, guilty, strict=True):
-        if is_guilty:
-            params = jax.tree.map(np.subtract, params, entry.contribution)
-            lost[entry.round_number] = lost.get(entry.round_number, 0.0) + entry.share
-    for entry, is_guilty in zip(history.entries, guilty, strict=True):
-        if renormalise and not is_guilty and entry.round_number in lost:
-            share = lost[entry.round_number]
-            extra = share / (1.0 - share)
-            params = jax.tree.map(
-                lambda w, c, extra=extra: w + extra * c, params, entry.contribution
+    guilty = {
+        (entry.round_number, entry.client)
+        for entry in history.entries
+        if set(entry.classes) & set(classes)
+    }
+    affected = {round_number for round_number, _ in guilty}
+
+    def change(entries):
+        """Minus the guilty terms of a round's mean; the others scaled up, if asked."""
+        if entries[0].round_number not in affected:
+            return None
+        parts = {(e.round_number, e.client): e for e in entries}
+        lost = sum(e.share for name, e in parts.items() if name in guilty)
+        factors = {
+            name: -1.0 if name in guilty else lost / (1.0 - lost)
+            for name in parts
+            if name in guilty or renormalise
+        }
+        terms = [
+            jax.tree.map(
+                lambda x, f=factor: f * np.asarray(x, np.float64),
+                parts[name].contribution,
             )
-    params = jax.tree.map(
-        lambda x, old: jnp.asarray(x, old.dtype), params, variables["params"]
-    )
+            for name, factor in factors.items()
+        ]
+        return jax.tree.map(lambda *leaves: sum(leaves), *terms)
+
+    params = variables["params"]
+    gain = effect_of(history, change)
+    if gain is not None:
+        params = jax.tree.map(
+            lambda w, x: jnp.asarray(np.asarray(w, np.float64) + x, w.dtype),
+            params,
+            gain,
+        )
     subtracted = {**variables, "params": params}
     fit = recover(model, subtracted, data, classes, key=key, fine_tune=fine_tune)
     notes = {
@@ -90,8 +118,8 @@ def amnesiac(
         "history_limit": history.max_bytes,
         "updates_recorded": len(history.entries),
         "updates_dropped": history.dropped,
-        "updates_subtracted": sum(guilty),
-        "rounds_affected": len(lost),
+        "updates_subtracted": len(guilty),
+        "rounds_affected": len(affected),
     }
     stages = (Stage("subtracted", model, subtracted),)
     return UnlearnResult(model, fit.state.variables, stages, fit, 0, notes)

@@ -6,6 +6,8 @@ example stops counting once its loss has reached a cap, and the rounds stop once
 mean has.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,7 @@ from fuprune.unlearning.client_sums import (
     on_server,
 )
 from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -59,6 +62,7 @@ def ascent(
     local_epochs: int = 1,
     batch_size: int = 32,
     clip_norm: float = 1.0,
+    participants: Sequence[int] | None = None,
     preprocess: Preprocess = to_float,
     backend: str = "auto",
     mesh=None,
@@ -84,6 +88,7 @@ def ascent(
       local_epochs: passes of a client over its forgotten examples in a round.
       batch_size: of those passes.
       clip_norm: longest gradient of a batch, in L2.
+      participants: ids of the clients that are read; None for all.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
       mesh: likewise.
@@ -95,7 +100,7 @@ def ascent(
     if not loss_cap > 0:
         raise InputError(f"loss_cap is {loss_cap}, but must be positive.")
     classes = check_classes(classes, head_classes(variables, head))
-    forgotten = keep_classes(data, classes)
+    forgotten = keep_classes(participating(data, participants), classes)
     options = client_sum_options(
         model, preprocess=preprocess, backend=backend, mesh=mesh
     )

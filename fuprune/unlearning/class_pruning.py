@@ -33,6 +33,7 @@ from fuprune.unlearning.activations import (
     collect,
     merge_activations,
 )
+from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -122,8 +123,8 @@ def class_pruning(
     *,
     key: jax.Array,
     fine_tune: FineTune,
-    num_classes: int,
     rate: float,
+    num_classes: int | None = None,
     scope: str = "global",
     order: str = "highest",
     min_channels: int = 1,
@@ -140,6 +141,7 @@ def class_pruning(
     clip: float | None = None,
     protect: Protect | None = None,
     privacy: Mapping[str, Any] | None = None,
+    head: str = "head",
 ) -> UnlearnResult:
     """Forget `classes` by cutting their channels, then fine-tune without them.
 
@@ -151,8 +153,8 @@ def class_pruning(
       classes: U', removed one after another.
       key: chooses the participants and seeds the fine-tuning.
       fine_tune: see `protocol.FineTune`.
-      num_classes: |U|.
       rate: R, the share of channels cut for each class.
+      num_classes: |U|; as many as the head has by default.
       scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
       order: `highest` (the paper), `lowest` (the released code) or `random`.
       min_channels: never leave a layer fewer.
@@ -169,6 +171,7 @@ def class_pruning(
       clip: see `class_activations`.
       protect: turns the uploads into what the server sees (secure summation, noise).
       privacy: the accountant's statement about `protect`, for the notes.
+      head: name of the last layer, where `num_classes` is not given.
 
     Returns:
       The fine-tuned model, with a stage per class cut.
@@ -177,6 +180,7 @@ def class_pruning(
         raise InputError(
             f"surgery is {surgery!r}, but must be one of {', '.join(SURGERIES)}."
         )
+    num_classes = num_classes or head_classes(variables, head)
     classes = check_classes(classes, num_classes)
     capture_key, protect_key, plan_key, tune_key = jax.random.split(key, 4)
     if participants is None:

@@ -5,6 +5,8 @@ fine-tuning alone, or by cutting other channels. What a method does better than 
 and only that, is its own merit.
 """
 
+import functools
+
 import jax
 
 from fuprune.data.federated import FederatedDataset
@@ -17,7 +19,7 @@ from fuprune.unlearning.protocol import (
     Variables,
     check_classes,
 )
-from fuprune.unlearning.recovery import recover
+from fuprune.unlearning.recovery import objective_option, recover
 
 
 def mask_logit(
@@ -81,56 +83,15 @@ def fine_tune_only(
     return UnlearnResult(model, fit.state.variables, fit=fit)
 
 
-def prune_random(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    classes: tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    num_classes: int | None = None,
-    head: str = "head",
-    **pruning,
-) -> UnlearnResult:
-    """Cut as many channels as the paper's method, at random; options are its own."""
-    num_classes = num_classes or head_classes(variables, head)
-    return class_pruning(
-        model,
-        variables,
-        data,
-        classes,
-        key=key,
-        fine_tune=fine_tune,
-        num_classes=num_classes,
-        **{**pruning, "order": "random"},
-    )
+def _prune_in_order(order: str, /, *arguments, **pruning) -> UnlearnResult:
+    """The paper's method with another order of cuts, whatever the options say of it."""
+    return class_pruning(*arguments, **{**pruning, "order": order})
 
 
-def prune_lowest(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    classes: tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    num_classes: int | None = None,
-    head: str = "head",
-    **pruning,
-) -> UnlearnResult:
-    """Cut the channels with the lowest TF-IDF, as the authors' released code does."""
-    num_classes = num_classes or head_classes(variables, head)
-    return class_pruning(
-        model,
-        variables,
-        data,
-        classes,
-        key=key,
-        fine_tune=fine_tune,
-        num_classes=num_classes,
-        **{**pruning, "order": "lowest"},
-    )
+# As many channels as the paper's method, at random; and those with the lowest TF-IDF,
+# as the authors' released code does.
+prune_random = functools.partial(_prune_in_order, "random")
+prune_lowest = functools.partial(_prune_in_order, "lowest")
 
 
 def prune_then_drop_row(
@@ -141,7 +102,6 @@ def prune_then_drop_row(
     *,
     key: jax.Array,
     fine_tune: FineTune,
-    num_classes: int | None = None,
     head: str = "head",
     **pruning,
 ) -> UnlearnResult:
@@ -151,17 +111,16 @@ def prune_then_drop_row(
     classes only, and no gradient reaches it. It shows how much of what pruning
     achieves on the class the head alone would have.
     """
-    num_classes = num_classes or head_classes(variables, head)
     dropped: list[Stage] = []
 
-    def drop_then_tune(model, variables, data, key):
+    def drop_then_tune(model, variables, data, key, objective=None):
         variables = set_rows(
             variables, classes, kernel=0.0, bias=MASKED_LOGIT, head=head
         )
         dropped.append(Stage("dropped", model, variables))
-        return fine_tune(model, variables, data, key)
+        return fine_tune(model, variables, data, key, **objective_option(objective))
 
-    classes = check_classes(classes, num_classes)
+    classes = check_classes(classes, head_classes(variables, head))
     result = class_pruning(
         model,
         variables,
@@ -169,7 +128,7 @@ def prune_then_drop_row(
         classes,
         key=key,
         fine_tune=drop_then_tune,
-        num_classes=num_classes,
+        head=head,
         **pruning,
     )
     return result._replace(stages=(*result.stages, *dropped))

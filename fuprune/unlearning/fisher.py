@@ -6,7 +6,7 @@ remaining data do not care. `variant="paper"` is Eq. 1 with its Newton step;
 `variant="golatkar"` is what Golatkar et al. (2020) released.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ from fuprune.unlearning.client_sums import (
     on_server,
 )
 from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -127,8 +128,9 @@ def fisher_information(
     total, num_examples = make_fisher_sum(model, **options)(variables, data)
     if not num_examples:
         raise UnlearnError(
-            "no client holds an example of the classes that remain, so there is no "
-            "Fisher information; forget fewer classes."
+            "no participant holds an example of the classes that remain, so there is "
+            "no Fisher information; forget fewer classes or let more clients take "
+            "part (unlearn.participants)."
         )
     diagonal = jax.tree.map(lambda x: x / num_examples, total)
     _check_finite(diagonal, "the Fisher information")
@@ -149,6 +151,7 @@ def fisher(
     reset_row: bool = True,
     damping: float = 0.1,
     max_examples: int = 0,
+    participants: Sequence[int] | None = None,
     chunk: int = 8,
     preprocess: Preprocess = to_float,
     backend: str = "auto",
@@ -175,7 +178,8 @@ def fisher(
       reset_row: `golatkar` only: the forgotten classes' row of the head starts from
         zero.
       damping: `paper` only: added to F in the Newton step.
-      max_examples: images used over all clients; 0 for all.
+      max_examples: images used over all participants; 0 for all.
+      participants: ids of the clients that are read; None for all.
       chunk: see `make_fisher_sum`.
       preprocess: likewise.
       backend: likewise.
@@ -193,7 +197,8 @@ def fisher(
         if not (np.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value}, but must be positive.")
     classes = check_classes(classes, head_classes(variables, head))
-    remaining = limit_examples(drop_classes(data, classes), max_examples)
+    read = drop_classes(participating(data, participants), classes)
+    remaining = limit_examples(read, max_examples)
     options: dict[str, Any] = dict(preprocess=preprocess, backend=backend, mesh=mesh)
     information = fisher_information(
         model, variables, remaining, chunk=chunk, **options

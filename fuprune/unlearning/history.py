@@ -2,20 +2,41 @@
 
 Amnesiac unlearning needs it. The price is one copy of the parameters for every client
 of every round, so the store is bounded: the oldest rounds go first, and how many went
-is remembered. Entries live in host memory.
+is remembered. Entries live in host memory. A client's part is recorded as the server
+used it, and beside it how the server made a step of the parts: where that is linear,
+the effect of a part on the final model can be computed exactly.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from fuprune.data.federated import Cohort
 from fuprune.errors import InputError
+from fuprune.federated.aggregate import update_norms
 from fuprune.federated.server import RoundInfo
 from fuprune.unlearning.protocol import tree_bytes
+
+
+class ServerStep(NamedTuple):
+    """How the server makes a step of the mean update d, with parameters w.
+
+    With m the momentum's trace: d' = d + weight_decay * w, m <- d' + momentum * m, and
+    w <- w + scale * m (Nesterov: w + scale * (d' + momentum * m)), as `optax.sgd`.
+    """
+
+    # 1 for FedAvg as it is, the server's learning rate otherwise, and minus it for
+    # FedSGD, whose updates are gradients; a function of the step's number, from 0, if
+    # there is a schedule.
+    scale: float | Callable[[int], Any] = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip_norm: float = float("inf")  # of each update, before the mean
+    obstacle: str = ""  # what makes the step nonlinear, such as "train.optimizer=adam"
 
 
 class Entry(NamedTuple):
@@ -25,7 +46,8 @@ class Entry(NamedTuple):
     client: int
     share: float  # of the client in the round's mean
     classes: tuple[int, ...]  # held by the client, increasing
-    contribution: Any  # params-shaped NumPy, what was added to the parameters
+    contribution: Any  # params-shaped NumPy: share times update, a term of the mean
+    scale: float  # of the server's step
 
 
 class UpdateHistory(NamedTuple):
@@ -35,6 +57,11 @@ class UpdateHistory(NamedTuple):
     entries: tuple[Entry, ...] = ()
     used_bytes: int = 0
     dropped: int = 0  # entries given up for want of room, all older than those kept
+    steps: int = 0  # that the server took, the dropped ones too
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    obstacle: str = ""
 
 
 def empty(max_bytes: int) -> UpdateHistory:
@@ -51,7 +78,7 @@ def record(
     weights=None,
     *,
     round_number: int | None = None,
-    scale: float = 1.0,
+    server: ServerStep | None = None,
 ) -> UpdateHistory:
     """The history with one more round in it.
 
@@ -59,38 +86,97 @@ def record(
       history: of the rounds before.
       info: of the round, from an algorithm made with `keep_updates=True`.
       cohort: that took part.
-      weights: [M] of the clients in the mean; by default the number of their examples,
-        and 0 for those turned away.
+      weights: [M] of the clients in the mean; by default those that the round used,
+        which in FedSGD are the images drawn, not the images held.
       round_number: by default one more than the last.
-      scale: what the server multiplies the mean update by before it adds it: 1 for
-        FedAvg as it is, the server's learning rate otherwise, and minus the learning
-        rate for FedSGD, whose updates are gradients. With momentum or an adaptive
-        server optimiser no number is exact.
+      server: how it stepped, the same in every round; by default it adds the mean.
     """
     if info.updates is None:
         raise InputError(
             "the round kept no updates to record; make the algorithm with "
             "keep_updates=True."
         )
+    weights = info.weights if weights is None else weights
+    if weights is None:
+        raise InputError("the round kept no weights to record; pass weights.")
+    server = server or ServerStep()
     if round_number is None:
         round_number = history.entries[-1].round_number + 1 if history.entries else 1
-    if weights is None:
-        weights = jnp.where(info.rejected, 0, cohort.lengths)
+    factors = np.ones(len(weights))
+    if np.isfinite(server.clip_norm):
+        norms = np.asarray(_to_host(update_norms(info.updates)), np.float64)
+        factors = np.where(norms > server.clip_norm, server.clip_norm / norms, 1.0)
     updates, weights, clients = _to_host((info.updates, weights, cohort.clients))
     held = _classes_held(cohort)
     total = float(np.sum(weights))
+    scale = server.scale(history.steps) if callable(server.scale) else server.scale
     new = []
     for i, weight in enumerate(weights):
         if weight > 0:
             share = float(weight) / total
             contribution = jax.tree.map(
-                lambda x, i=i, share=share: np.asarray(scale * share * x[i], x.dtype),
+                lambda x, i=i, part=share * factors[i]: np.asarray(
+                    part * x[i], x.dtype
+                ),
                 updates,
             )
             new.append(
-                Entry(round_number, int(clients[i]), share, held[i], contribution)
+                Entry(
+                    round_number,
+                    int(clients[i]),
+                    share,
+                    held[i],
+                    contribution,
+                    float(scale),
+                )
             )
+    history = history._replace(
+        # A round in which nobody had weight leaves the server where it was.
+        steps=history.steps + bool(new),
+        momentum=float(server.momentum),
+        nesterov=bool(server.nesterov),
+        weight_decay=float(server.weight_decay),
+        obstacle=server.obstacle,
+    )
     return _fit_in(history, new)
+
+
+def effect_of(history: UpdateHistory, change) -> Any:
+    """What the final parameters gain if each round's mean update is changed.
+
+    The server's step is linear in mean update, parameters and momentum, so that the
+    change follows the same recursion from zero. Float64: hundreds of differences add
+    up, and in float32 their rounding would too.
+
+    Args:
+      history: of the training, without an `obstacle`.
+      change: entries of one round, a tuple -> tree like the parameters, or None.
+
+    Returns:
+      A tree like the parameters, float64; None if no round changes.
+    """
+    rounds: dict[int, list[Entry]] = {}
+    for entry in history.entries:
+        rounds.setdefault(entry.round_number, []).append(entry)
+    gain, trace = None, None
+    for entries in rounds.values():
+        added = change(tuple(entries))
+        if gain is None and added is None:
+            continue
+        if gain is None:
+            gain = jax.tree.map(lambda x: np.zeros(x.shape), entries[0].contribution)
+            trace = gain
+        decayed = jax.tree.map(lambda x: history.weight_decay * x, gain)
+        if added is not None:
+            decayed = jax.tree.map(np.add, decayed, added)
+
+        def accumulate(d, m):
+            return d + history.momentum * m
+
+        trace = jax.tree.map(accumulate, decayed, trace)
+        ahead = jax.tree.map(accumulate, decayed, trace) if history.nesterov else trace
+        gain = jax.tree.map(lambda w, u, s=entries[0].scale: w + s * u, gain, ahead)
+    return gain
 
 
 def _to_host(tree):
@@ -136,6 +222,12 @@ def as_arrays(history: UpdateHistory) -> dict[str, np.ndarray]:
         classes[i, : len(entry.classes)] = entry.classes
     arrays = {
         "bounds": np.array([history.max_bytes, history.dropped], np.int64),
+        "steps": np.array(history.steps, np.int64),
+        "server": np.array(
+            [history.momentum, history.nesterov, history.weight_decay], np.float64
+        ),
+        "obstacle": np.array(history.obstacle),
+        "scales": np.array([e.scale for e in entries], np.float64),
         "rounds": np.array([e.round_number for e in entries], np.int32),
         "clients": np.array([e.client for e in entries], np.int32),
         "shares": np.array([e.share for e in entries], np.float64),
@@ -172,10 +264,22 @@ def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
                 float(arrays["shares"][i]),
                 tuple(int(c) for c in arrays["classes"][i] if c >= 0),
                 jax.tree.unflatten(treedef, leaves),
+                float(arrays["scales"][i]),
             )
         )
     used = sum(tree_bytes(e.contribution) for e in entries)
-    return UpdateHistory(max_bytes, tuple(entries), used, dropped)
+    momentum, nesterov, weight_decay = (float(x) for x in arrays["server"])
+    return UpdateHistory(
+        max_bytes,
+        tuple(entries),
+        used,
+        dropped,
+        int(arrays["steps"]),
+        momentum,
+        bool(nesterov),
+        weight_decay,
+        str(arrays["obstacle"]),
+    )
 
 
 def _is_shape(node) -> bool:

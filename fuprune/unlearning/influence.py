@@ -6,7 +6,7 @@ solved by conjugate gradients on the server; a client only ever uploads one grad
 and, for each iteration, one Hessian-vector product.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ from fuprune.unlearning.client_sums import (
     on_server,
 )
 from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -116,6 +117,7 @@ def influence(
     tolerance: float = 1e-3,
     curvature: str = "gauss_newton",
     max_examples: int = 0,
+    participants: Sequence[int] | None = None,
     chunk: int = 64,
     preprocess: Preprocess = to_float,
     backend: str = "auto",
@@ -141,7 +143,8 @@ def influence(
       curvature: `hessian` is the second derivative itself, which a deep network need
         not have positive definite; `gauss_newton` is its part that always is (and all
         of it for a linear model).
-      max_examples: remaining images used for I, over all clients; 0 for all.
+      max_examples: remaining images used for I, over all participants; 0 for all.
+      participants: ids of the clients that are read; None for all.
       chunk: images at a time.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
@@ -159,12 +162,14 @@ def influence(
     options = client_sum_options(
         model, preprocess=preprocess, backend=backend, mesh=mesh
     )
-    forgotten, remaining = keep_classes(data, classes), drop_classes(data, classes)
+    read = participating(data, participants)
+    forgotten, remaining = keep_classes(read, classes), drop_classes(read, classes)
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
     if not num_remaining:
         raise UnlearnError(
-            "no client holds an example of the classes that remain, so there is no "
-            "second derivative; forget fewer classes."
+            "no participant holds an example of the classes that remain, so there is "
+            "no second derivative; forget fewer classes or let more clients take "
+            "part (unlearn.participants)."
         )
     params, rest = split_params(on_server(variables))
     flat, unravel = ravel_pytree(params)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset, sample_cohort
+from fuprune.errors import InputError
 
 
 def choose_participants(
@@ -66,7 +67,7 @@ def participating(
         return data
     ids = np.asarray(participants, np.int64).reshape(-1)
     if not ids.size or ids.min() < 0 or ids.max() >= data.num_clients:
-        raise ValueError(
+        raise InputError(
             f"participants are {ids.tolist()}, but must be one or more client ids from "
             f"0 to {data.num_clients - 1}."
         )

@@ -88,9 +88,9 @@ def private_cut(
     )
 
 
-def _as_it_is(model, variables, data, key) -> FitResult:
+def _as_it_is(model, variables, data, key, objective=None) -> FitResult:
     """A fine-tune of no rounds."""
-    del model, data, key
+    del model, data, key, objective
     return FitResult(ServerState(variables, (), jnp.int32(0)), [], None)
 
 

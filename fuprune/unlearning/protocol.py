@@ -27,9 +27,24 @@ class FineTune(Protocol):
     """Federated training on what remains, with the caller's budget and target."""
 
     def __call__(
-        self, model: nn.Module, variables: Variables, data: FederatedDataset, key: Any
+        self,
+        model: nn.Module,
+        variables: Variables,
+        data: FederatedDataset,
+        key: Any,
+        objective: Any = None,
     ) -> FitResult:
-        """Train `variables` on `data`."""
+        """Train `variables` on `data`.
+
+        Args:
+          model: a Flax module.
+          variables: where to start.
+          data: every client's examples to train on.
+          key: of cohorts and batches.
+          objective: what to minimise in place of the cross-entropy, a pure function as
+            `federated.fed_avg` takes it; None for the cross-entropy. A method that has
+            no use for it leaves it out, so that a caller need not take it.
+        """
         ...
 
 

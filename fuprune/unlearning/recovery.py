@@ -4,6 +4,8 @@ Every method that fine-tunes does it here, under a key derived in the same way, 
 methods started with one key see the same cohorts and the same batches.
 """
 
+from typing import Any
+
 import jax
 
 from fuprune.data.federated import FederatedDataset, drop_classes
@@ -19,9 +21,21 @@ def recover(
     *,
     key: jax.Array,
     fine_tune: FineTune,
+    objective: Any = None,
 ) -> FitResult:
     """Fine-tune without `classes`; `key` is the one the method was given."""
-    return fine_tune(model, variables, drop_classes(data, classes), recovery_key(key))
+    return fine_tune(
+        model,
+        variables,
+        drop_classes(data, classes),
+        recovery_key(key),
+        **objective_option(objective),
+    )
+
+
+def objective_option(objective: Any) -> dict[str, Any]:
+    """The keyword for `fine_tune`, or none: most callers' take four arguments."""
+    return {} if objective is None else {"objective": objective}
 
 
 def recovery_key(key: jax.Array) -> jax.Array:

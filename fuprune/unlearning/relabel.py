@@ -1,20 +1,32 @@
 """Forgetting by teaching the forgotten images the answer of a model that never knew.
 
 A retrained model, which has no class for these images, gives them the nearest of the
-others. Here each client asks the trained model for that answer, gives it to its own
-forgotten images as their label, and the federation fine-tunes on everything. Features
-that told the class apart lose their use and are pulled into the neighbours'. It is not
-in the paper; labels never leave their client. `prune_relabel` cuts first, as the paper
-does, and lets this be the fine-tuning.
+others. Here each participant asks the trained model for that answer, gives it to its
+own forgotten images as their label, and the federation fine-tunes with them. Features
+that told the class apart lose their use and are pulled into the neighbours'. Labels
+never leave their client. `prune_relabel` cuts first, as the paper does, and lets this
+be the fine-tuning.
+
+The idea is not ours: relabelling to the nearest wrong class is Boundary Shrink (Chen et
+al., "Boundary Unlearning", CVPR 2023), which finds that class by an adversarial step
+where this takes the second-best logit; random labels are older still (Graves et al.,
+"Amnesiac Machine Learning", AAAI 2021). Both train on the forgotten images, and so does
+this, for the whole fine-tuning.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.federated import FederatedDataset, keep_classes, whole_cohort
+from fuprune.data.federated import (
+    FederatedDataset,
+    drop_classes,
+    keep_classes,
+    whole_cohort,
+)
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess, gather_batch
@@ -27,13 +39,14 @@ from fuprune.federated.cohort import (
 from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import (
     FineTune,
     UnlearnResult,
     Variables,
     check_classes,
 )
-from fuprune.unlearning.recovery import recovery_key
+from fuprune.unlearning.recovery import objective_option, recovery_key
 
 ANSWERS = ("nearest", "random")
 
@@ -47,6 +60,7 @@ def relabel(
     key: jax.Array,
     fine_tune: FineTune,
     answer: str = "nearest",
+    participants: Sequence[int] | None = None,
     batch_size: int = 64,
     preprocess: Preprocess = to_float,
     backend: str = "auto",
@@ -55,15 +69,19 @@ def relabel(
 ) -> UnlearnResult:
     """Fine-tune with the forgotten images under the labels of other classes.
 
+    The forgotten images are trained on for the whole fine-tuning.
+
     Args:
       model: any Flax model.
       variables: its trained variables.
-      data: every client's data; the forgotten images are trained on, with new labels.
+      data: every client's data; the participants' forgotten images are trained on,
+        with new labels, and the other clients' are left out.
       classes: to forget.
       key: of random answers and the fine-tuning.
       fine_tune: see `protocol.FineTune`.
       answer: `nearest`, the trained model's best answer among the other classes, or
         `random`, any of them.
+      participants: ids of the clients that relabel; None for all.
       batch_size: images at a time when the model is asked.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
@@ -80,6 +98,7 @@ def relabel(
         num_classes,
         key=key,
         answer=answer,
+        participants=participants,
         batch_size=batch_size,
         preprocess=preprocess,
         backend=backend,
@@ -99,6 +118,7 @@ def prune_relabel(
     fine_tune: FineTune,
     num_classes: int | None = None,
     answer: str = "nearest",
+    participants: Sequence[int] | None = None,
     batch_size: int = 64,
     preprocess: Preprocess = to_float,
     backend: str = "auto",
@@ -114,15 +134,19 @@ def prune_relabel(
     num_classes = num_classes or head_classes(variables, head)
     classes = check_classes(classes, num_classes)
     clients: dict[str, Any] = dict(
-        batch_size=batch_size, preprocess=preprocess, backend=backend, mesh=mesh
+        participants=participants,
+        batch_size=batch_size,
+        preprocess=preprocess,
+        backend=backend,
+        mesh=mesh,
     )
     taught, notes = _relabelled(
         model, variables, data, classes, num_classes, key=key, answer=answer, **clients
     )
 
-    def tune_on_everything(model, variables, data, key):
+    def tune_on_everything(model, variables, data, key, objective=None):
         del data  # what is left without the classes
-        return fine_tune(model, variables, taught, key)
+        return fine_tune(model, variables, taught, key, **objective_option(objective))
 
     result = class_pruning(
         model,
@@ -147,6 +171,7 @@ def _relabelled(
     *,
     key,
     answer: str,
+    participants: Sequence[int] | None,
     batch_size: int,
     preprocess: Preprocess,
     backend: str,
@@ -157,7 +182,7 @@ def _relabelled(
         raise InputError(
             f"answer is {answer!r}, but must be one of {', '.join(ANSWERS)}."
         )
-    forgotten = keep_classes(data, classes)
+    forgotten = keep_classes(participating(data, participants), classes)
     others = np.setdiff1d(np.arange(num_classes), classes)
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
     if answer == "nearest":
@@ -183,7 +208,9 @@ def _relabelled(
     labels = np.array(jax.device_get(data.labels))
     for row, length, given in zip(rows, lengths, answers, strict=True):
         labels[row[:length]] = given[:length]
-    taught = data._replace(labels=jax.device_put(labels, data.labels.sharding))
+    relabelled = data._replace(labels=jax.device_put(labels, data.labels.sharding))
+    # What still has the label belongs to clients that do not take part.
+    taught = drop_classes(relabelled, classes)
     counts = np.bincount(
         [a for n, given in zip(lengths, answers, strict=True) for a in given[:n]],
         minlength=num_classes,

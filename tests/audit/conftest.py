@@ -11,7 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.audit.audit import AuditData, audit
+from fuprune.audit import (
+    AuditData,
+    AuditOptions,
+    ProbeOptions,
+    RelearnOptions,
+    ShadowOptions,
+    audit,
+)
 from fuprune.audit.shadow import train_models_in_parallel
 from fuprune.data.dataset import Dataset
 
@@ -99,16 +106,18 @@ def report(world):
     return run_audit(world)
 
 
-def run_audit(world, retrained=None, **options):
-    settings = {
-        "train_batch_size": 32,
-        "batch_size": 128,
-        "num_shadows": 2,
-        "shadow_steps": 60,
-        "relearn_every": 1,
-        "relearn_learning_rate": 0.002,
-        **options,
-    }
+OPTIONS = AuditOptions(
+    train_batch_size=32,
+    batch_size=128,
+    shadow=ShadowOptions(models=2, steps=60, fine_tune_steps=10),
+    relearn=RelearnOptions(
+        images_per_class=(50,), learning_rates=(0.003,), steps=20, every=2
+    ),
+    probe=ProbeOptions(depths=1, draws=5, companions=20),
+)
+
+
+def run_audit(world, retrained=None, on_step=None, options=OPTIONS, **changes):
     return audit(
         {
             "mask_logit": (world.model, world.masked),
@@ -122,5 +131,6 @@ def run_audit(world, retrained=None, **options):
         world.data,
         (FORGOTTEN,),
         jax.random.key(0),
-        **settings,
+        options=options._replace(**changes),
+        on_step=on_step,
     )

@@ -14,7 +14,7 @@ def random(shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-@pytest.mark.parametrize("measure", [*distance.DISTANCES.values()])
+@pytest.mark.parametrize("measure", [one for one, *_ in distance.DISTANCES.values()])
 @hypothesis.given(logits)
 def test_identical_models_have_no_distance(measure, values):
     np.testing.assert_array_equal(measure(values, values), 0)
@@ -38,7 +38,7 @@ def test_opposite_answers_are_as_far_apart_as_can_be():
     assert distance.jensen_shannon(one, other)[0] == pytest.approx(np.log(2))
 
 
-@pytest.mark.parametrize("measure", [*distance.DISTANCES.values()])
+@pytest.mark.parametrize("measure", [one for one, *_ in distance.DISTANCES.values()])
 def test_masked_logits_keep_distances_finite(measure):
     masked = np.array([[-np.inf, 1.0, 0.0]])
     assert np.isfinite(measure(masked, random((1, 3)))).all()

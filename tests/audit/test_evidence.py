@@ -4,7 +4,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from fuprune.audit import AuditReport, Evidence
+from fuprune.audit.evidence import AuditReport, Evidence, Headline
 
 
 def make_report(**changes):
@@ -19,8 +19,20 @@ def make_report(**changes):
         interval=[None, 0.05],
         verdicts={"a": "fail", "raw": "fail"},
         notes=["a note"],
+        family="headline",
+        sampling_error=0.01,
+        smallest_difference=0.07,
+        p_values={"a": 0.003, "raw": None},
+        adjusted_p_values={"a": 0.006, "raw": None},
     )
-    return AuditReport([3], ["a"], [evidence._replace(**changes)], {"roc": {}}, {})
+    return AuditReport(
+        [3],
+        ["a"],
+        [evidence._replace(**changes)],
+        {"roc": {}},
+        {},
+        {"a": Headline("fail", 1, ["u_accuracy"], 0.006)},
+    )
 
 
 def test_report_survives_json():
@@ -28,6 +40,15 @@ def test_report_survives_json():
     again = AuditReport.from_json(report.to_json())
     assert again == report
     assert isinstance(again.tests[0], Evidence)
+
+
+def test_a_model_without_a_result_has_null_for_a_value():
+    report = make_report(
+        values={"a": None, "raw": 0.9},
+        retrained=[None, 0.1],
+        verdicts={"a": "cannot tell", "raw": "not told apart at this power"},
+    )
+    assert AuditReport.from_json(report.to_json()) == report
 
 
 def test_numbers_json_has_no_word_for_are_refused():
@@ -51,6 +72,11 @@ def test_numbers_json_has_no_word_for_are_refused():
         lambda plain: plain["tests"][0]["verdicts"].pop("a"),
         lambda plain: plain["tests"][0]["values"].update(a="0.1"),
         lambda plain: plain["tests"][0].update(interval=[0.1]),
+        lambda plain: plain["tests"][0].update(family="other"),
+        lambda plain: plain["tests"][0]["p_values"].update(a=1.5),
+        lambda plain: plain["tests"][0]["adjusted_p_values"].pop("a"),
+        lambda plain: plain["headlines"]["a"].update(verdict="perhaps"),
+        lambda plain: plain["headlines"]["a"].pop("failed"),
     ],
 )
 def test_anything_else_is_refused(spoil):

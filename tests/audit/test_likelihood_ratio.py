@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fuprune.audit import likelihood_ratio, membership
+from fuprune.audit import likelihood_ratio, roc
 
 
 def gaussian_world(shift, num_references, num_images=4000):
@@ -18,8 +18,8 @@ def gaussian_world(shift, num_references, num_images=4000):
 
 
 def area(ratios, trained):
-    roc = membership.roc_curve(ratios[trained], ratios[~trained])
-    return membership.area_under(roc), membership.true_positives_at(roc, 0.01)
+    curve = roc.roc_curve(ratios[trained], ratios[~trained])
+    return roc.area_under(curve), roc.true_positives_at(curve, 0.01)
 
 
 def test_online_ratio_reaches_the_closed_form_of_two_gaussians():
@@ -67,3 +67,19 @@ def test_one_reference_is_enough_for_the_offline_order():
 def test_missing_references_are_reported():
     with pytest.raises(ValueError, match="no reference model"):
         likelihood_ratio.online_scores([1.0], [[0.0]], [[True]])
+
+
+def test_every_model_is_attacked_with_the_same_number_of_references():
+    generator = np.random.default_rng(0)
+    scores = generator.normal(0, 1, 6)
+    references = list(generator.normal(0, 1, (4, 6)))
+    by_hand = np.zeros(6)
+    for left_out in range(4):
+        three = [one for i, one in enumerate(references) if i != left_out]
+        by_hand += likelihood_ratio.offline_scores(scores, three) / 4
+    found = likelihood_ratio.mean_offline_scores(scores, references, 3)
+    np.testing.assert_allclose(found, by_hand)
+    np.testing.assert_allclose(
+        likelihood_ratio.mean_offline_scores(scores, references[:3], 3),
+        likelihood_ratio.offline_scores(scores, references[:3]),
+    )

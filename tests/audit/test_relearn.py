@@ -2,55 +2,117 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.audit.relearn import relearn_time
+from fuprune.audit.relearn import Curve, looks, relearn
 from fuprune.audit.training import batch_rows, sgd_step
-from tests.audit.conftest import FORGOTTEN
+from fuprune.data.dataset import Dataset
+from tests.audit.conftest import FORGOTTEN, OPTIONS, run_audit
 
 
 @pytest.fixture(scope="module")
 def relearned(world):
     train, test, preprocess = world.data
-    rows = batch_rows(np.random.default_rng(0), np.arange(len(train.labels)), 60, 32)
+    rows = batch_rows(np.random.default_rng(0), np.arange(len(train.labels)), 30, 32)
     chosen = test.labels == FORGOTTEN
 
     def run(variables, **options):
-        options = {"level": 0.9, "every": 1, "learning_rate": 0.002, **options}
-        return relearn_time(
-            world.model,
-            variables,
-            train.images,
-            train.labels,
-            rows,
-            test.images[chosen],
-            test.labels[chosen],
+        options = {"every": 2, "learning_rate": 0.002, "reset": True, **options}
+        return relearn(
+            (world.model, variables),
+            train,
+            options.pop("rows", rows),
+            Dataset(test.images[chosen], test.labels[chosen]),
             preprocess,
             classes=(FORGOTTEN,),
-            batch_size=64,
             **options,
         )
 
     return run
 
 
-def test_masked_logit_is_back_as_fast_as_the_raw_model(world, relearned):
+def area(curve):
+    return float(curve.area_by_image().mean())
+
+
+def test_masked_logit_comes_back_as_the_raw_model_does(world, relearned):
     raw, masked = relearned(world.raw), relearned(world.masked)
-    assert raw.reached and masked == raw
+    np.testing.assert_array_equal(raw.right, masked.right)
 
 
-def test_retrained_models_need_longer_than_the_raw_one(world, relearned):
+def test_retrained_models_come_back_more_slowly_than_the_raw_one(world, relearned):
     raw = relearned(world.raw)
-    assert all(relearned(v).steps > 1.5 * raw.steps for v in world.retrained[:3])
+    for variables in world.retrained[:3]:
+        assert area(relearned(variables)) < area(raw) - 0.2
 
 
-def test_level_out_of_reach_stops_at_the_cap(world, relearned):
-    found = relearned(world.raw, level=2.0, every=25)
-    assert (found.steps, found.reached) == (60, False)
-    assert [step for step, _ in found.curve] == [0, 25, 50, 60]
+def test_without_images_of_the_class_a_retrained_model_does_not_learn_it(
+    world, relearned
+):
+    labels = world.data.train.labels
+    rows = batch_rows(
+        np.random.default_rng(0), np.flatnonzero(labels != FORGOTTEN), 10, 32
+    )
+    assert area(relearned(world.honest, rows=rows, reset=False)) == 0
+    assert area(relearned(world.raw, rows=rows, reset=False)) > 0.5
 
 
-def test_level_already_met_takes_no_step(world, relearned):
-    found = relearned(world.raw, level=0.0)
-    assert (found.steps, found.reached) == (0, True)
+def test_area_is_the_mean_accuracy_over_the_steps():
+    right = np.array([[0, 0], [1, 0], [1, 1]], bool)
+    curve = Curve(np.array([0, 2, 4]), right)
+    # Trapezia: the first image 1 + 2, the second 0 + 1, over four steps.
+    np.testing.assert_allclose(curve.area_by_image(), [0.75, 0.25])
+    np.testing.assert_allclose(curve.accuracy, [0, 0.5, 1])
+    np.testing.assert_array_equal(curve.at(3), [True, False])
+
+
+def test_a_level_never_reached_has_no_time():
+    curve = Curve(np.array([0, 2, 4]), np.array([[0, 0], [1, 0], [1, 0]], bool))
+    assert curve.steps_to(0.5) == 2
+    assert curve.steps_to(0.9) is None
+
+
+def test_looks_are_close_at_first_and_end_with_the_last_step():
+    assert looks(10, 4) == [0, 1, 2, 4, 8, 10]
+    assert looks(3, 5) == [0, 1, 2, 3]
+    assert looks(4, 1) == [0, 1, 2, 3, 4]
+
+
+def test_capped_against_capped_cannot_tell(world):
+    """With too few steps nobody is back; the old way gave all of them the cap."""
+    found = run_audit(
+        world,
+        kinds=("relearn",),
+        options=OPTIONS._replace(
+            relearn=OPTIONS.relearn._replace(steps=2, images=("all",))
+        ),
+    )
+    (steps,) = [test for test in found.tests if test.name == "relearn_steps"]
+    assert set(steps.values.values()) == {None}
+    assert steps.retrained == [None] * 5
+    assert set(steps.verdicts.values()) == {"cannot tell"}
+
+
+def test_a_candidate_that_is_never_back_is_not_given_the_cap(world):
+    found = run_audit(
+        world,
+        kinds=("relearn",),
+        retrained=[world.raw, world.raw, world.raw],
+        options=OPTIONS._replace(
+            relearn=OPTIONS.relearn._replace(steps=9, images=("all",))
+        ),
+    )
+    (steps,) = [test for test in found.tests if test.name == "relearn_steps"]
+    late = [name for name, value in steps.values.items() if value is None]
+    assert late == ["honest"]
+    assert steps.verdicts["honest"] == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"images": ("some",)}, {"steps": 0}, {"images_per_class": (0,)}]
+)
+def test_wrong_settings_are_named(world, changes):
+    options = OPTIONS._replace(relearn=OPTIONS.relearn._replace(**changes))
+    with pytest.raises(ValueError, match="relearning has images"):
+        run_audit(world, kinds=("relearn",), options=options)
 
 
 def test_model_under_test_is_left_as_it_was(world, relearned):
@@ -59,11 +121,11 @@ def test_model_under_test_is_left_as_it_was(world, relearned):
     jax.tree.map(np.testing.assert_array_equal, before, world.raw)
 
 
-def test_step_is_compiled_once_for_all_models_of_an_architecture(world, relearned):
+def test_step_is_compiled_once_for_all_models_and_settings(world, relearned):
     relearned(world.raw)
     before = sgd_step._cache_size()
     relearned(world.masked, learning_rate=0.01)
-    relearned(world.honest)
+    relearned(world.honest, reset=False)
     assert sgd_step._cache_size() == before
 
 

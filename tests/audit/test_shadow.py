@@ -129,6 +129,12 @@ def test_attack_learnt_on_shadows_catches_a_model_that_memorised(noise):
     assert abs(guess - 0.5) < 0.12
 
 
+def test_an_attack_that_says_the_same_of_all_images_has_no_result():
+    assert shadow.success_rate([-1.0, -2.0], [-0.5, -3.0]) is None
+    assert shadow.success_rate([1.0, 2.0], [0.5, 3.0]) is None
+    assert shadow.success_rate([1.0, -2.0], [0.5, -3.0]) == 0.5
+
+
 def test_attack_features_do_not_depend_on_which_wrong_class_is_likely():
     logits = np.array([[3.0, 1.0, 0.0], [3.0, 0.0, 1.0]])
     features = shadow.attack_features(logits, [0, 0])

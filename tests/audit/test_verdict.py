@@ -1,17 +1,49 @@
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from scipy import stats
 
-from fuprune.audit.verdict import binomial_error, inside, judge, prediction_interval
+from fuprune.audit.evidence import HEADLINE
+from fuprune.audit.verdict import (
+    Draft,
+    excess,
+    headline,
+    holm,
+    interval,
+    judge,
+    make_null,
+    p_value,
+    reach,
+    settle,
+)
+
+
+def draft(retrained, values=None, **options):
+    options = {"higher_is": "two_sided", "positive_control": None, **options}
+    return Draft(
+        options.pop("name", "number"),
+        values or {},
+        retrained,
+        kind="k",
+        question="q?",
+        **options,
+    )
 
 
 def judged(values, retrained, **options):
     options = {"higher_is": "worse", "positive_control": None, **options}
-    return judge("figure", values, retrained, kind="k", question="q?", **options)
+    return judge("number", values, retrained, kind="k", question="q?", **options)
+
+
+def interval_of(retrained, confidence=0.95, **options):
+    bounds = options.pop("bounds", (None, None))
+    return interval(make_null(draft(retrained, **options)), 1 - confidence, bounds)
 
 
 def test_two_sided_interval_is_students_for_one_new_draw():
     # t(0.975, 2) = 4.302653; mean 2, deviation 1, sqrt(1 + 1/3).
-    low, high = prediction_interval([1.0, 2.0, 3.0])
+    low, high = interval_of([1.0, 2.0, 3.0])
     half = 4.302652729 * 1.0 * np.sqrt(4 / 3)
     np.testing.assert_allclose([low, high], [2 - half, 2 + half], rtol=1e-8)
 
@@ -19,28 +51,38 @@ def test_two_sided_interval_is_students_for_one_new_draw():
 def test_one_sided_interval_is_open_to_the_harmless_side():
     # t(0.95, 2) = 2.919986.
     half = 2.91998558 * np.sqrt(4 / 3)
-    low, high = prediction_interval([1.0, 2.0, 3.0], higher_is="worse")
+    low, high = interval_of([1.0, 2.0, 3.0], higher_is="worse")
     assert low is None
     np.testing.assert_allclose(high, 2 + half, rtol=1e-8)
-    low, high = prediction_interval([1.0, 2.0, 3.0], higher_is="better")
+    low, high = interval_of([1.0, 2.0, 3.0], higher_is="better")
     assert high is None
     np.testing.assert_allclose(low, 2 - half, rtol=1e-8)
 
 
 def test_interval_is_never_narrower_than_the_sample_resolves():
-    low, high = prediction_interval([0.5, 0.5, 0.5], resolution=0.1)
+    low, high = interval_of([0.5, 0.5, 0.5], resolution=0.1)
     np.testing.assert_allclose([low, high], [0.5 - 0.195996, 0.5 + 0.195996], rtol=1e-5)
-    assert prediction_interval([0.5, 0.5, 0.5]) == [0.5, 0.5]
+    assert interval_of([0.5, 0.5, 0.5]) == [0.5, 0.5]
 
 
-def test_interval_holds_what_noise_can_reach_and_keeps_to_the_bounds():
-    low, high = prediction_interval([0.0, 0.0], reachable=0.3, bounds=(0.0, 1.0))
-    assert (low, high) == (0.0, 0.3)
-    assert prediction_interval([0.0, 1.0], bounds=(0.0, 1.0)) == [0.0, 1.0]
+def test_angular_interval_stays_between_zero_and_one():
+    low, high = interval_of([0.9, 0.95, 0.99], scale="angular")
+    assert 0.5 < low < 0.9 and 0.99 < high <= 1.0
+    # Seven standard errors of 1% below a rate of 0.98 are further than above 0.5.
+    near, middle = (
+        make_null(draft([m - 1e-9, m + 1e-9], scale="angular", resolution=0.01))
+        for m in (0.98, 0.5)
+    )
+    assert excess(near, 0.91) / near.resolution < excess(middle, 0.43) / 0.01
+    assert interval_of([0.0, 0.0], scale="angular", resolution=0.02)[1] < 0.1
+
+
+def test_interval_keeps_to_the_bounds():
+    assert interval_of([0.0, 1.0], bounds=(0.0, 1.0)) == [0.0, 1.0]
 
 
 def test_logarithmic_interval_is_symmetric_in_ratios_and_positive():
-    low, high = prediction_interval([10.0, 20.0, 40.0], logarithmic=True)
+    low, high = interval_of([10.0, 20.0, 40.0], scale="log")
     assert low > 0
     np.testing.assert_allclose(low * high, 20.0**2, rtol=1e-9)
 
@@ -56,19 +98,185 @@ def test_leave_one_out_interval_covers_a_further_model_as_often_as_it_says(n):
             np.mean([distances[i, j] for j in range(n) if j != i]) for i in range(n)
         ]
         candidate = np.mean(distances[n, :n])
-        interval = prediction_interval(reference, leave_one_out=True, confidence=0.9)
-        covered += inside(candidate, interval)
+        null = make_null(draft(reference, leave_one_out=True))
+        covered += p_value(null, candidate) > 0.1
     assert abs(covered / 2000 - 0.9) < 0.025
 
 
-def test_inside_passes_and_outside_fails():
+NUMBERS = st.floats(-5, 5).map(lambda x: round(x, 3))
+
+
+@hypothesis.given(
+    st.lists(NUMBERS, min_size=2, max_size=6),
+    NUMBERS,
+    st.sampled_from(["worse", "better", "two_sided"]),
+    st.floats(0.0, 2.0),
+    st.sampled_from([0.6, 0.9, 0.95, 0.99]),
+)
+def test_a_value_is_outside_the_interval_just_when_its_p_value_is_small(
+    retrained, value, higher_is, resolution, confidence
+):
+    null = make_null(draft(retrained, higher_is=higher_is, resolution=resolution))
+    low, high = interval(null, 1 - confidence)
+    edge = min(abs(value - end) for end in (low, high) if end is not None)
+    hypothesis.assume(edge > 1e-6)
+    outside = (low is not None and value < low) or (high is not None and value > high)
+    assert outside == (p_value(null, value) < 1 - confidence)
+
+
+def test_p_values_of_further_draws_are_uniform():
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(1500):
+        *retrained, value = generator.normal(3, 2, 5)
+        found.append(p_value(make_null(draft(retrained)), value))
+    assert stats.kstest(found, "uniform").pvalue > 0.01
+
+
+def test_holm_matches_a_computation_by_hand():
+    # Sorted: 0.01 x 4, 0.02 x 3, 0.03 x 2, 0.4 x 1, each at least the one before.
+    assert holm([0.4, 0.01, 0.03, 0.02]) == pytest.approx([0.4, 0.04, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@hypothesis.given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_lies_between_no_correction_and_bonferroni(p_values):
+    adjusted = holm(p_values)
+    order = np.argsort(p_values, kind="stable")
+    assert (np.diff(np.asarray(adjusted)[order]) >= 0).all()
+    for p, corrected in zip(p_values, adjusted, strict=True):
+        assert p <= corrected <= max(p, min(1.0, len(p_values) * max(p, max(adjusted))))
+    assert adjusted[order[0]] == min(1.0, len(p_values) * p_values[order[0]])
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_a_retrained_model_fails_the_family_at_most_as_often_as_stated(n):
+    """Eight tests, correlated as tests of the same models are."""
+    generator = np.random.default_rng(n)
+    failures = 0
+    for _ in range(400):
+        common = generator.normal(0, 1, (n + 1, 1))
+        numbers = 0.6 * common + 0.8 * generator.normal(0, 1, (n + 1, 8))
+        tests = settle(
+            [
+                draft(
+                    list(numbers[:n, i]),
+                    {"honest": numbers[n, i]},
+                    name=f"test_{i}",
+                    family=HEADLINE,
+                )
+                for i in range(8)
+            ]
+        )
+        failures += headline(tests, "honest").verdict == "fail"
+    # 5% of 400 is 20; three deviations above it is 33.
+    assert failures <= 33
+
+
+def test_a_difference_of_the_stated_size_is_seen_four_times_in_five():
+    generator = np.random.default_rng(0)
+    seen = 0
+    for _ in range(1000):
+        retrained = generator.normal(0, 1, 10)
+        null = make_null(draft(list(retrained)))
+        value = generator.normal(null.mean + reach(null, 0.05, 0.8), 1)
+        seen += p_value(null, value) < 0.05
+    assert abs(seen / 1000 - 0.8) < 0.05
+
+
+def test_the_family_raises_the_smallest_difference():
+    def smallest(count):
+        tests = [
+            draft([1.0, 2.0, 3.0], {"a": 2.0}, name=f"test_{i}") for i in range(count)
+        ]
+        return settle(tests)[0].smallest_difference
+
+    assert smallest(8) > 1.5 * smallest(1)
+
+
+def test_a_test_that_sees_nothing_says_so():
+    found = judged({"a": 0.5}, [0.3, 0.7], scale="angular", bounds=(0.0, 1.0))
+    assert found.smallest_difference is None
+    assert any("no possible difference" in note for note in found.notes)
+
+
+def test_a_failure_alone_may_not_stand_in_a_family():
+    null = make_null(draft([0.4, 0.5, 0.6]))
+    value = 0.5 + reach(null, 0.02)
+    alone = draft([0.4, 0.5, 0.6], {"a": value}, family=HEADLINE)
+    assert settle([alone])[0].verdicts["a"] == "fail"
+    others = [
+        draft([0.4, 0.5, 0.6], {"a": 0.5}, name=f"test_{i}", family=HEADLINE)
+        for i in range(9)
+    ]
+    found = settle([alone, *others])[0]
+    assert found.verdicts["a"] == "not told apart at this power"
+    assert found.p_values["a"] == pytest.approx(0.02)
+    assert found.adjusted_p_values["a"] == pytest.approx(0.2)
+    # Tests outside the family cost it nothing.
+    further = [test._replace(family="further") for test in others]
+    assert settle([alone, *further])[0].verdicts["a"] == "fail"
+
+
+def test_a_pass_means_close_to_retraining_as_the_raw_model_measures_it():
+    values = {"near": 0.5, "raw": 9.0}
+    wide = judged(values, [0.1, 0.5, 0.9], positive_control="raw")
+    assert wide.verdicts["near"] == "pass"
+    blunt = judged({**values, "raw": 3.5}, [0.1, 0.5, 0.9], positive_control="raw")
+    assert blunt.verdicts == {"near": "not told apart at this power", "raw": "fail"}
+
+
+def test_erasing_more_than_retraining_fails_a_two_sided_test():
+    values = {"over_erased": 0.0, "honest": 0.62, "raw": 0.98}
+    found = judged(
+        values,
+        [0.6, 0.61, 0.63, 0.6, 0.62],
+        higher_is="two_sided",
+        positive_control="raw",
+    )
+    assert found.verdicts == {"over_erased": "fail", "honest": "pass", "raw": "fail"}
+
+
+def test_no_result_is_neither_a_failure_nor_a_pass():
+    found = judged({"a": None, "b": 0.5}, [0.4, None, 0.5, 0.6])
+    assert found.verdicts["a"] == "cannot tell"
+    assert found.p_values["a"] is None
+    assert "no result for a" in found.notes
+    assert found.interval == judged({"b": 0.5}, [0.4, 0.5, 0.6]).interval
+
+
+def test_the_headline_is_that_of_its_family():
+    def tests(words):
+        return [
+            judged({"a": 0.5}, [0.4, 0.5, 0.6], family=HEADLINE)._replace(
+                name=word, verdicts={"a": word}
+            )
+            for word in words
+        ]
+
+    apart = "not told apart at this power"
+    for words, expected in (
+        (["pass", "fail"], "fail"),
+        (["pass", "pass"], "pass"),
+        (["pass", apart], apart),
+        ([apart, "cannot tell"], apart),
+        (["cannot tell"], "cannot tell"),
+        ([], "cannot tell"),
+    ):
+        assert headline(tests(words), "a").verdict == expected
+    found = headline([*tests(["fail"]), judged({"a": 99.0}, [0.0, 1.0])], "a")
+    assert (found.tests, found.failed) == (1, ["fail"])
+
+
+def test_outside_fails_and_inside_is_not_told_apart():
     found = judged({"near": 0.5, "far": 9.0}, [0.4, 0.5, 0.6])
-    assert found.verdicts == {"near": "pass", "far": "fail"}
+    assert found.verdicts == {"near": "not told apart at this power", "far": "fail"}
 
 
 def test_only_the_bad_side_fails_a_one_sided_test():
     found = judged({"low": -9.0, "high": 9.0}, [0.4, 0.5, 0.6], higher_is="better")
-    assert found.verdicts == {"low": "fail", "high": "pass"}
+    assert found.verdicts == {"low": "fail", "high": "not told apart at this power"}
 
 
 @pytest.mark.parametrize("retrained", [[], [0.5]])
@@ -104,15 +312,16 @@ def test_undecidable_sample_cannot_tell_and_says_why():
     assert "too few images" in found.notes
 
 
-def test_binomial_error_is_positive_for_rates_of_zero_and_one():
-    assert binomial_error([0.0, 0.0], 36) == pytest.approx(0.0363, abs=1e-4)
-    assert binomial_error([1.0], 36) == pytest.approx(0.0363, abs=1e-4)
-    np.testing.assert_allclose(binomial_error([0.5], 10000), 0.005, rtol=1e-3)
-
-
 @pytest.mark.parametrize(
-    ("options", "word"), [({"higher_is": "bad"}, "bad"), ({"confidence": 1.0}, "1.0")]
+    ("options", "word"),
+    [({"higher_is": "bad"}, "bad"), ({"confidence": 1.0}, "1.0"), ({"margin": 2}, "2")],
 )
 def test_wrong_settings_are_named(options, word):
     with pytest.raises(ValueError, match=word):
-        prediction_interval([1.0, 2.0], **options)
+        judged({"a": 1.0}, [1.0, 2.0], **options)
+
+
+def test_excess_points_to_the_side_that_fails():
+    for higher_is, expected in (("worse", 1.0), ("better", -1.0), ("two_sided", 1.0)):
+        null = make_null(draft([1.0, 3.0], higher_is=higher_is))
+        assert excess(null, 3.0) == expected

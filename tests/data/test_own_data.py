@@ -173,6 +173,9 @@ def test_damaged_npz_files_are_named_in_one_line(tmp_path):
 
     path.write_bytes(b"no archive")
     message("not an .npz file")
+    with open(path, "wb") as file:
+        np.save(file, images)
+    message("it is one array")
     np.savez(path, images=images, labels=labels)
     path.write_bytes(path.read_bytes()[:500])
     message("not an .npz file")
@@ -182,6 +185,28 @@ def test_damaged_npz_files_are_named_in_one_line(tmp_path):
     message("not an .npz file of plain arrays")
     np.savez(path, images=images, labels=np.array(3))
     message("labels are int64 of shape ()")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@hypothesis.given(
+    place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255), cut=st.booleans()
+)
+def test_an_npz_with_any_byte_changed_loads_or_is_refused(
+    tmp_path_factory, save, place, byte, cut
+):
+    path = tmp_path_factory.mktemp("damaged") / "own.npz"
+    images, labels = arrays(shape=(2, 2, 1))
+    save(path, images=images, labels=labels)
+    blob = bytearray(path.read_bytes())
+    at = int(place * len(blob))
+    blob[at] = byte
+    path.write_bytes(blob[:at] if cut else blob)
+    try:
+        train = load(f"npz:{path}", split="train")
+    except DamagedDataError as error:
+        assert "\n" not in str(error) and str(path) in str(error)
+    else:
+        assert train.images.dtype == np.uint8 and train.labels.dtype == np.int32
 
 
 @pytest.mark.parametrize("name", ["npz:nowhere.npz", "folder:nowhere"])

@@ -279,7 +279,7 @@ def test_pathological_clients_have_k_classes_and_classes_equally_many_clients(
     [
         ({"classes_per_client": 4}, "classes_per_client is 4.*from 1 to 3"),
         ({"classes_per_client": 0}, "classes_per_client is 0"),
-        ({"num_clients": 1}, "1 clients with 2 classes each leave some of 3"),
+        ({"num_clients": 1}, "1 clients with 2 classes each cannot hold all 3"),
     ],
 )
 def test_senseless_pathological_partition_is_refused(arguments, message):

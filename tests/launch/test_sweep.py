@@ -59,7 +59,7 @@ def instead_of_training(sweep, monkeypatch):
 
 
 FINISH = """
-for name in ("units/pretrain.json", "results.json", "units/audit.json",
+for name in ("units/pretrain.json", "units/unlearn.json", "units/audit.json",
              "report/report.html"):
     path = workdir / name
     path.parent.mkdir(exist_ok=True)

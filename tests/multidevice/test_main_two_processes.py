@@ -75,11 +75,12 @@ def assert_same_run(one, other, *, models):
     for a, b in zip(first, second, strict=True):
         assert a.keys() == b.keys()
         for name in ("participants", "examples"):
-            assert a[name] == b[name]
-        for name in ("loss", "test_loss"):
-            assert a[name] == pytest.approx(b[name], rel=2e-3), (a, b)
-        for name in ("accuracy", "train_accuracy"):
-            assert a[name] == pytest.approx(b[name], abs=0.051), (a, b)
+            assert a.get(name) == b.get(name)  # round 0 has neither
+        for name in a:
+            if name.endswith("loss"):
+                assert a[name] == pytest.approx(b[name], rel=2e-3), (a, b)
+            elif name in ("accuracy", "validation_accuracy", "train_accuracy"):
+                assert a[name] == pytest.approx(b[name], abs=0.051), (a, b)
     for name in models:
         model, variables = fuprune.load(one / "models" / name)
         twin, others = fuprune.load(other / "models" / name)
@@ -177,7 +178,8 @@ def test_the_whole_method_is_the_same_on_two_processes(tmp_path):
         json.loads((tmp_path / name / "results.json").read_text())
         for name in ("alone", "pair")
     ]
-    assert results[0]["cut"] == results[1]["cut"]
+    removed = [r["cuts"]["class_pruning"][0]["removed"] for r in results]
+    assert removed[0] == removed[1]
     assert (tmp_path / "pair" / "report" / "report.html").exists()
     assert "[1] digits" not in output  # process 1 shows no progress
 

@@ -3,10 +3,12 @@
 import re
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 
-from fuprune.report import audit_figures, bars, cells, charts
-from fuprune.report.charts import Axis, Series
+from fuprune.report import audit_figures, charts, marks
+from fuprune.report.charts import Bar, Dot, Series
+from fuprune.report.marks import Axis
 
 
 def parsed(drawing) -> ElementTree.Element:
@@ -62,8 +64,8 @@ def test_a_logarithmic_axis_spaces_powers_evenly():
 
 
 def test_bars_are_as_long_as_their_values():
-    rows = [("a", [bars.Bar(0.5, "main", "", "half"), bars.Bar(1.0, "raw", "", "all")])]
-    root = parsed(bars.bar_rows(rows, "label", high=1.0))
+    rows = [("a", [Bar(0.5, "main", "", "half"), Bar(1.0, "raw", "", "all")])]
+    root = parsed(charts.bar_rows(rows, "label", high=1.0))
     widths = {
         rect.attrib["class"]: float(rect.attrib["width"]) for rect in root.iter("rect")
     }
@@ -72,14 +74,14 @@ def test_bars_are_as_long_as_their_values():
 
 
 def test_missing_values_have_no_bar():
-    rows = [("a", [bars.Bar(None, "main", "never", "none")])]
-    root = parsed(bars.bar_rows(rows, "label", high=1.0))
+    rows = [("a", [Bar(None, "main", "never", "none")])]
+    root = parsed(charts.bar_rows(rows, "label", high=1.0))
     assert [rect.attrib["class"] for rect in root.iter("rect")] == ["track"]
 
 
 def test_dots_at_one_place_do_not_hide_each_other():
-    dots = [(name, "o0", 0.5) for name in "abcde"]
-    root = parsed(bars.interval_strip((0.4, 0.6), dots, [0.45], "label"))
+    dots = [Dot(name, "o0", 0.5) for name in "abcde"]
+    root = parsed(charts.strip((0.4, 0.6), dots, [0.45], "label"))
     places = {(c.attrib["cx"], c.attrib["cy"]) for c in root.iter("circle")}
     assert len(places) == 5
 
@@ -87,8 +89,8 @@ def test_dots_at_one_place_do_not_hide_each_other():
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-9, 1e12])
 @pytest.mark.parametrize("interval", [None, (0.0, 0.0), (-1.0, 2.0)])
 def test_strips_take_any_values(value, interval):
-    drawn = bars.interval_strip(
-        interval, [("a", "main", value)], [], "label", logarithmic=True
+    drawn = charts.strip(
+        interval, [Dot("a", "main", value)], [], "label", logarithmic=True
     )
     assert "nan" not in drawn
     parsed(drawn)
@@ -96,16 +98,16 @@ def test_strips_take_any_values(value, interval):
 
 def test_cut_channels_are_marked_under_their_cells():
     rows = [("conv1", [0.9, 0.5, 0.1], [True, False, True])]
-    root = parsed(cells.heat_rows(rows, "label"))
+    root = parsed(charts.heat_rows(rows, "label"))
     marks = [p for p in root.iter("path") if p.attrib["class"] == "cutmark"]
     assert len(marks) == 1
     assert marks[0].attrib["d"].count("M") == 2
-    assert "−2" in [text.text for text in root.iter("text")]
+    assert "−2 of 3" in [text.text for text in root.iter("text")]
 
 
 def test_matrix_writes_percentages_and_outlines_the_forgotten_class():
     shares = [[0.9, 0.1], [1.0, 0.0]]
-    root = parsed(cells.matrix(shares, ["cat", "dog"], [1], "label"))
+    root = parsed(charts.matrix(np.array(shares), ["cat", "dog"], [1], "label"))
     shown = [text.text for text in root.iter("text")]
     assert {"90", "10", "100"} <= set(shown)
     outlines = [r for r in root.iter("rect") if r.attrib["class"] == "outline"]
@@ -113,5 +115,12 @@ def test_matrix_writes_percentages_and_outlines_the_forgotten_class():
 
 
 def test_a_roc_keeps_its_height_until_the_next_false_alarm():
-    steps = audit_figures._stairs([(0.0, 0.0), (0.0, 0.2), (0.5, 0.6), (1.0, 1.0)])
+    steps = audit_figures.stairs([(0.0, 0.0), (0.0, 0.2), (0.5, 0.6), (1.0, 1.0)])
     assert steps[-4:] == [(0.5, 0.2), (0.5, 0.6), (1.0, 0.6), (1.0, 1.0)]
+
+
+def test_pictures_are_small_images_inside_the_page():
+    assert marks.photograph(np.zeros((2, 2, 1), np.uint8)).startswith("data:image/png")
+    odd = np.array([[np.nan, np.inf], [-1.0, 2.0]])
+    assert marks.heat_map(odd, 2.0).startswith("data:image/png;base64,")
+    assert marks.heat_map(odd, 0.0).startswith("data:image/png;base64,")

@@ -1,31 +1,39 @@
 """Several runs beside the paper's tables, through the command line and the function."""
 
 import csv
-import json
 import subprocess
 import sys
 
 import pytest
 
-from fuprune.report import join, paper_numbers
+from fuprune.report import join, joined, paper, paper_numbers
 from fuprune.report.__main__ import main
-from tests.report.fixture import write_run
+from fuprune.report.reading import Run
+from tests.report.fixture import evidence, make_audit, make_record, write_run
 from tests.report.reading import Page
+
+CIFAR10 = [f"kind {n}" for n in range(10)]
+
+
+def cifar10(**changed):
+    defaults = {"dataset": "cifar10", "class_names": CIFAR10, "classes": (9,)}
+    return make_record(**(defaults | {"bias": 0.1} | changed))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     home = tmp_path_factory.mktemp("runs")
-    return [
-        *(write_run(home / f"seed{seed}", seed=seed) for seed in (0, 1, 2)),
-        write_run(home / "two", classes=(0, 9), seed=5),
-        write_run(home / "biased", bias=0.45, algorithm="fed_avg"),
-        write_run(home / "digits", dataset="digits", class_names=tuple("0123456789")),
-    ]
+    records = {
+        **{f"seed{n}": cifar10(seed=n, shift=0.01 * n) for n in range(3)},
+        "two": cifar10(classes=(0, 9)),
+        "biased": cifar10(bias=0.45, algorithm="fed_avg"),
+        "digits": make_record(),
+    }
+    return [write_run(home / name, record) for name, record in records.items()]
 
 
 @pytest.fixture(scope="module")
-def joined(runs, tmp_path_factory):
+def folder(runs, tmp_path_factory):
     return join(runs, tmp_path_factory.mktemp("joined") / "out").parent
 
 
@@ -34,35 +42,27 @@ def rows_of(folder, name):
         return list(csv.DictReader(lines))
 
 
-def results(run):
-    value = json.loads((run / "results.json").read_text())
-    return {row["method"]: row for row in value["methods"]}
+def ours(folder, name):
+    return [row for row in rows_of(folder, name) if row["Source"] == "ours"]
 
 
-def test_runs_that_differ_in_seed_are_averaged(joined, runs):
-    ours = next(
-        row
-        for row in rows_of(joined, "table_2")
-        if row["Source"] == "ours" and row["Data"] == "cifar10"
-    )
-    values = [results(run)["class_pruning"]["r_accuracy"] for run in runs[:3]]
-    assert float(ours["Fine-tuned R-set"]) == pytest.approx(sum(values) / 3)
-    assert ours["Experiment"] == "E1"
-    text = Page((joined / "report.html").read_text()).text
-    deviation = (sum((v - sum(values) / 3) ** 2 for v in values) / 2) ** 0.5
-    mean = f"{100 * sum(values) / 3:.2f} ± {100 * deviation:.2f}%"
-    assert mean in text
+def test_runs_that_differ_in_seed_are_averaged(folder):
+    row = ours(folder, "table_2")[0]
+    assert float(row["Fine-tuned R-set"]) == pytest.approx(0.87)
+    assert row["Experiment"] == "E1"
+    text = Page((folder / "report.html").read_text()).text
+    assert "87.00 ± 1.00%" in text
 
 
-def test_the_papers_number_stands_above_ours(joined):
-    rows = rows_of(joined, "table_2")
+def test_the_papers_number_is_above_ours(folder):
+    rows = rows_of(folder, "table_2")
     place = next(i for i, row in enumerate(rows) if row["Source"] == "ours")
     assert rows[place - 1]["Source"] == "paper"
     assert rows[place - 1]["Model"] == rows[place]["Model"] == "resnet20"
     assert float(rows[place - 1]["Re-trained R-set"]) == 0.8633
 
 
-def test_every_row_of_the_paper_is_there(joined):
+def test_every_row_of_the_paper_is_there(folder):
     for name, amount in (
         ("table_1", len(paper_numbers.TABLE_1)),
         ("table_2", len(paper_numbers.TABLE_2)),
@@ -70,75 +70,76 @@ def test_every_row_of_the_paper_is_there(joined):
         ("table_4", len(paper_numbers.TABLE_4)),
         ("table_5", len(paper_numbers.TABLE_5)),
     ):
-        rows = rows_of(joined, name)
+        rows = rows_of(folder, name)
         assert sum(row["Source"] == "paper" for row in rows) == amount, name
-    text = Page((joined / "report.html").read_text()).text
+    text = Page((folder / "report.html").read_text()).text
     assert "15 of 16 rows of the paper's table have no run here." in text
 
 
-def test_each_run_finds_its_table(joined):
-    def ours(name):
-        return [row for row in rows_of(joined, name) if row["Source"] == "ours"]
-
+def test_each_run_finds_its_table(folder):
     # FedAvg with biased clients alone; the even FedSGD run belongs to Table 2.
-    assert {(row["Data"], row["q"]) for row in ours("table_1")} == {("cifar10", "0.45")}
-    assert [(r["Data"], r["Model"]) for r in ours("table_2")] == [
+    biased = {(row["Data"], row["q"]) for row in ours(folder, "table_1")}
+    assert biased == {("cifar10", "0.45")}
+    assert [(r["Data"], r["Model"]) for r in ours(folder, "table_2")] == [
         ("cifar10", "resnet20"),
         ("digits", "resnet20"),
     ]
-    assert [row["Classes"] for row in ours("table_3_and_appendix")] == ["0+9"]
-    assert [row["Classes"] for row in ours("table_4")][:2] == ["9", "9"]
-    assert {row["Classes"] for row in ours("table_5")} == {"9", "0+9"}
+    (two,) = ours(folder, "table_3_and_appendix")
+    assert two["Classes"] == "0+9"
+    assert float(two["First class pruned R-set"]) == pytest.approx(0.3)
+    assert float(two["Last class pruned R-set"]) == pytest.approx(0.2)
+    assert float(two["Speed-up"]) == pytest.approx(130 / 12)
 
 
-def test_two_class_rows_show_first_and_last_cut(joined, runs):
-    stages = json.loads((runs[3] / "results.json").read_text())["stages"]
-    cuts = [
-        s for s in stages if s["method"] == "class_pruning" and "pruned" in s["stage"]
-    ]
-    row = next(
-        r for r in rows_of(joined, "table_3_and_appendix") if r["Source"] == "ours"
-    )
-    assert float(row["First class pruned R-set"]) == cuts[0]["r_accuracy"]
-    assert float(row["Last class pruned R-set"]) == cuts[1]["r_accuracy"]
+@pytest.mark.parametrize(
+    ("values", "written"), [([0.14, 0.16, 0.15], "35.00%"), ([0.5] * 3, "no result")]
+)
+def test_membership_is_the_difference_to_retraining_or_no_result(values, written):
+    test = evidence("shadow_success_rate", {"class_pruning": "pass"}, kind="shadow")
+    audit = make_audit(test._replace(retrained=values))
+    group = joined.Group("E1", (Run("a", cifar10(), [], audit, None, ()),))
+    rows = paper.membership_table([group]).rows
+    (found,) = [row for row in rows if row[3].text == "ours"]
+    assert found[4].text == written
 
 
-def test_membership_difference_is_to_the_mean_of_retraining(joined, runs):
-    audit = json.loads((runs[3] / "audit.json").read_text())
-    test = next(t for t in audit["tests"] if t["name"] == "shadow_success_rate")
-    expected = abs(test["values"]["class_pruning"] - sum(test["retrained"]) / 3)
-    row = next(
-        r
-        for r in rows_of(joined, "table_4")
-        if r["Source"] == "ours" and r["Classes"] == "0+9"
-    )
-    assert float(row["Difference of success rate"]) == pytest.approx(expected)
+def test_speed_is_told_for_each_target_with_all_costs(folder):
+    row = rows_of(folder, "figure_3")[0]
+    assert row["Target"] == "retrained"
+    assert float(row["Ours rounds"]) == 12
+    assert float(row["Retraining rounds"]) == 130
+    assert float(row["Times less than retraining images"]) == pytest.approx(130 / 12)
 
 
-def test_a_method_that_stopped_is_left_out_and_not_averaged(joined):
-    methods = {row["Method"] for row in rows_of(joined, "methods")}
-    assert "fisher" not in methods
-    assert {"class_pruning", "retrain", "mask_logit"} <= methods
+def test_relabelling_says_that_it_trains_on_the_forgotten_images(folder):
+    rows = {row["Method"]: row for row in rows_of(folder, "methods")}
+    assert "trains on the forgotten images" in rows["relabel"]["Remark"]
+    assert rows["class_pruning"]["Remark"] == ""
 
 
-def test_figure_3_has_one_panel_for_each_experiment(joined):
-    page = Page((joined / "report.html").read_text())
-    panels = [
-        a["aria-label"]
-        for a in page.all("svg")
-        if a.get("aria-label", "").startswith("Lines of R-set accuracy")
-    ]
-    assert len(panels) == 4
-    bands = [a for a in page.all("polygon") if "band" in a["class"]]
-    assert len(bands) == 6
+def test_a_method_that_stopped_is_left_out_and_not_averaged():
+    record = cifar10()
+    stopped = record.methods[0]._replace(error="no clients left")
+    record = record._replace(methods=[stopped, *record.methods[1:]])
+    group = joined.Group("E1", (Run("a", record, [], None, None, ()),))
+    names = [row[1].value for row in joined.methods_table([group]).rows]
+    assert "class_pruning" not in names and "mask_logit" in names
 
 
-def test_page_is_self_contained_and_deterministic(runs, joined, tmp_path):
-    page = Page((joined / "report.html").read_text())
+def test_figure_3_has_one_panel_for_each_experiment(folder):
+    page = Page((folder / "report.html").read_text())
+    labels = [a.get("aria-label", "") for a in page.all("svg")]
+    assert sum(label.startswith("Lines of R-set accuracy") for label in labels) == 4
+    bands = [a["class"] for a in page.all("polygon") if "band" in a["class"]]
+    assert "band gold" in bands
+
+
+def test_page_is_self_contained_and_deterministic(runs, folder, tmp_path):
+    page = Page((folder / "report.html").read_text())
     assert page.all("script") == []
     assert all(a["href"].startswith("#") for a in page.all("a"))
     again = join(runs, tmp_path / "again").parent
-    for path in joined.iterdir():
+    for path in folder.iterdir():
         assert (again / path.name).read_bytes() == path.read_bytes(), path.name
 
 
@@ -148,11 +149,10 @@ def test_command_line_joins_beside_the_runs(runs, capsys):
     assert written == str(runs[0].parent.resolve() / "joined" / "report.html")
 
 
-def test_command_line_rebuilds_a_single_run(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
-    assert main([str(run)]) == 0
-    assert capsys.readouterr().out.strip() == str(run / "report" / "report.html")
-    assert main([str(run), "--output", str(tmp_path / "out")]) == 0
+def test_command_line_rebuilds_a_single_run(runs, tmp_path, capsys):
+    assert main([str(runs[5])]) == 0
+    assert capsys.readouterr().out.strip() == str(runs[5] / "report" / "report.html")
+    assert main([str(runs[5]), "--output", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "table_2.csv").is_file()
 
 
@@ -168,12 +168,8 @@ def test_what_is_no_run_is_one_line_and_exit_2(tmp_path, capsys, given):
 
 
 def test_the_module_is_a_command(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "fuprune.report", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "fuprune.report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "is not a run" in done.stderr
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fuprune.report import build, join
-from tests.report.fixture import write_run
+from tests.report.fixture import make_record, write_run
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -61,7 +61,7 @@ def chromium(tmp_path, *arguments) -> str:
 @pytest.fixture(scope="module", params=["one run", "joined"])
 def address(request, tmp_path_factory):
     home = tmp_path_factory.mktemp("runs")
-    runs = [write_run(home / f"seed{seed}", seed=seed) for seed in (0, 1)]
+    runs = [write_run(home / f"seed{n}", make_record(seed=n)) for n in (0, 1)]
     made = build(runs[0]) if request.param == "one run" else join(runs, home / "out")
     return made.as_uri()
 

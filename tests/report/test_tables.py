@@ -5,8 +5,10 @@ import io
 
 import pytest
 
-from fuprune.report import formats, markup, output, tables
-from fuprune.report.tables import Column, Table, cell
+from fuprune.report import audit_tables, formats, markup, output, speed, table_forms
+from fuprune.report import tables as run_tables
+from fuprune.report.table_forms import Column, Table, cell
+from tests.report.fixture import evidence, make_audit, make_record
 from tests.report.reading import Page
 
 
@@ -17,43 +19,45 @@ def table(*values, columns=None):
 
 def test_html_escapes_every_cell_and_heading():
     evil = "<img src=x onerror=y>"
-    shown = tables.to_html(table(cell(evil), columns=(Column(evil, group=evil),)))
+    shown = table_forms.to_html(table(cell(evil), columns=(Column(evil, group=evil),)))
     page = Page(shown)
     assert page.all("img") == []
     assert page.text.count(evil) == 3
 
 
 def test_markdown_keeps_a_cell_in_its_cell():
-    text = tables.to_markdown(table(cell("a|b\nc <b> `x` [l](u)"), cell(1)))
+    text = table_forms.to_markdown(table(cell("a|b\nc <b> `x` [l](u)"), cell(1)))
     row = text.splitlines()[4]
     assert row == r"| a\|b c &lt;b&gt; \`x\` \[l\](u) | 1 |"
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
 def test_csv_defuses_formulas(start):
-    text = tables.to_csv(table(cell(f"{start}cmd()")))
+    text = table_forms.to_csv(table(cell(f"{start}cmd()")))
     value = next(csv.reader(io.StringIO(text.splitlines()[1])))[0]
     assert value == f"'{start}cmd()"
 
 
 def test_csv_holds_the_unrounded_number_and_the_verdict():
-    text = tables.to_csv(table(cell(0.123456, "12.3%", verdict="fail"), cell(None)))
+    text = table_forms.to_csv(
+        table(cell(0.123456, "12.3%", verdict="fail"), cell(None))
+    )
     rows = list(csv.reader(io.StringIO(text)))
     assert rows == [["c0", "c0 verdict", "c1"], ["0.123456", "fail", ""]]
 
 
 def test_negative_numbers_stay_numbers_in_csv():
-    assert tables.to_csv(table(cell(-1.5))).splitlines()[1] == "-1.5"
+    assert table_forms.to_csv(table(cell(-1.5))).splitlines()[1] == "-1.5"
 
 
 def test_neighbouring_columns_share_their_group_heading():
     columns = (Column("a"), Column("b", group="G"), Column("c", group="G"))
-    page = Page(tables.to_html(table(cell(1), cell(2), cell(3), columns=columns)))
+    page = Page(table_forms.to_html(table(cell(1), cell(2), cell(3), columns=columns)))
     assert [a.get("colspan") for a in page.all("th") if "colspan" in a] == ["2"]
 
 
 def test_verdicts_are_words_and_not_colour_alone():
-    page = Page(tables.to_html(table(cell("m"), cell(1.0, verdict="cannot tell"))))
+    page = Page(table_forms.to_html(table(cell("m"), cell(1.0, verdict="cannot tell"))))
     assert "cannot tell" in page.text
 
 
@@ -85,7 +89,6 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path):
     folder = tmp_path / "report"
     folder.mkdir()
     (folder / "a.html").symlink_to(victim)
-    (folder / ".a.html.part").symlink_to(victim)
     output.write_files(folder, {"a.html": "new"})
     assert victim.read_text() == "keep"
     assert (folder / "a.html").read_text() == "new"
@@ -113,3 +116,57 @@ def test_sentences_list_names():
     assert formats.listing(["a"]) == "a"
     assert formats.listing(["a", "b", "c"]) == "a, b and c"
     assert formats.listing(list("abcdefgh"), 4) == "a, b, c and 5 more"
+
+
+def row_of(table, name):
+    found = next(row for row in table.rows if row[0].value == name)
+    titles = [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
+    return dict(zip(titles, (entry.text for entry in found), strict=True))
+
+
+def test_the_speed_table_compares_rounds_time_images_and_bytes():
+    table = run_tables.speed_table(make_record(), "retrained")
+    ours = row_of(table, "class_pruning")
+    assert ours["Spent until then rounds"] == "12"
+    assert ours["Times less than retraining rounds"] == "10.8×"
+    assert ours["Times less than retraining upload"] == "10.8×"
+    assert row_of(table, "mask_logit")["Spent until then rounds"] == "not reached"
+    assert row_of(table, "retrain")["Times less than retraining rounds"] == "–"
+    assert "85.5% on the R-set" in table.title
+    assert run_tables.speed_table(make_record(), "configured") is None
+    assert set(speed.TARGETS) == {"retrained", "raw_masked", "configured"}
+
+
+def test_times_say_which_part_is_the_method_and_relabelling_is_marked():
+    table = run_tables.methods_table(make_record())
+    assert row_of(table, "class_pruning")["Time own work"] == "2.0 s"
+    assert row_of(table, "class_pruning")["Time training"] == "20.0 s"
+    assert row_of(table, "relabel")["Remark"].startswith("Trains on the forgotten")
+    named = [
+        row[0].text for row in run_tables.speed_table(make_record(), "retrained").rows
+    ]
+    assert "relabel (trains on the forgotten images)" in named
+
+
+def test_a_method_that_stopped_says_why():
+    record = make_record()
+    stopped = record.methods[0]._replace(error="no clients left", u_accuracy=None)
+    table = run_tables.methods_table(record._replace(methods=[stopped]))
+    assert row_of(table, "class_pruning")["Remark"] == "did not finish: no clients left"
+
+
+def test_a_constant_attacker_is_no_result():
+    test = evidence(
+        "shadow_success_rate", {"class_pruning": "cannot tell"}, kind="shadow"
+    )
+    test = test._replace(values={"class_pruning": None})
+    table = audit_tables.verdict_table(make_audit(test), "class_pruning", whole=True)
+    assert row_of(table, "shadow_success_rate")["class pruning"] == "no result"
+
+
+def test_one_row_stands_for_membership_tests_without_power():
+    table = audit_tables.verdict_table(make_audit(), "class_pruning")
+    assert [row[0].text for row in table.rows][-1] == "All 2 membership tests"
+    assert len(table.rows) == 5
+    whole = audit_tables.verdict_table(make_audit(), "class_pruning", whole=True)
+    assert len(whole.rows) == 6

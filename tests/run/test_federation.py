@@ -139,21 +139,23 @@ def test_images_that_do_not_fit_are_refused_in_one_line(own, monkeypatch):
     assert "\n" not in text and "shape (6, 5, 3) take 6 kB here, but 1 kB" in text
 
 
+@pytest.mark.slow
 def test_large_and_oblong_images_train(tmp_path):
     """Twice as wide as high, and larger than CIFAR's."""
     sources._read_once.cache_clear()
     rng = np.random.default_rng(0)
-    images = rng.integers(256, size=(24, 36, 72), dtype=np.uint8)
-    np.savez(tmp_path / "wide.npz", images=images, labels=np.arange(24) % 3)
+    images = rng.integers(256, size=(12, 36, 72), dtype=np.uint8)
+    np.savez(tmp_path / "wide.npz", images=images, labels=np.arange(12) % 2)
     config = settings(f"npz:{tmp_path}/wide.npz", partition__kind="iid")
     federation = make_federation(config, RUNTIME)
     algorithm = fed_avg(
-        TinyNet(num_classes=3),
+        TinyNet(num_classes=2),
         client_optimizer=optax.sgd(0.1),
-        batch_size=4,
+        batch_size=2,
+        backend="map",
         preprocess=federation.prepare_training,
     )
-    state = algorithm.init(tiny_variables(TinyNet(num_classes=3)))
+    state = algorithm.init(tiny_variables(TinyNet(num_classes=2)))
     cohort = sample_cohort(jax.random.key(0), federation.data, 2)
     state, info = algorithm.round(state, cohort, jax.random.key(1))
     assert np.isfinite(info.loss) and info.participants == 2

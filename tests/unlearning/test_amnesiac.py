@@ -1,6 +1,8 @@
 """Amnesiac unlearning: exact where updates do not depend on those taken out."""
 
 import chex
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,13 @@ import optax
 import pytest
 
 from fuprune.data.dataset import Dataset
-from fuprune.data.federated import drop_classes, federate, whole_cohort
+from fuprune.data.federated import drop_classes, federate, take_clients, whole_cohort
 from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.server import fed_avg
+from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning import history
 from fuprune.unlearning.amnesiac import amnesiac
 from fuprune.unlearning.protocol import UnlearnError
+from tests import reference_unlearning as reference
 from tests.unlearning.small import SoftmaxRegression, initial, remembering
 
 LINEAR = SoftmaxRegression(num_classes=3, use_bias=False)
@@ -45,7 +48,9 @@ def train(data, variables, keys, server_rate=1.0):
     for key in keys:
         cohort = whole_cohort(data)
         state, info = algorithm.round(state, cohort, key)
-        store = history.record(store, info, cohort, scale=server_rate)
+        store = history.record(
+            store, info, cohort, server=history.ServerStep(server_rate)
+        )
     return state.variables, store
 
 
@@ -99,6 +104,81 @@ def test_a_class_that_everybody_holds_takes_the_model_back_to_its_start(federati
         result = forget(trained, mixed, store, renormalise=renormalise)
         chex.assert_trees_all_close(result.variables, start, atol=1e-5)
         assert result.notes["updates_subtracted"] == 9
+
+
+@hypothesis.settings(max_examples=2, deadline=None)
+@hypothesis.example(
+    momentum=0.9,
+    nesterov=True,
+    weight_decay=0.05,
+    scheduled=True,
+    renormalise=False,
+    rule="mean",
+    batch_size=3,
+)
+@hypothesis.given(
+    momentum=st.sampled_from([0.0, 0.9]),
+    nesterov=st.booleans(),
+    weight_decay=st.sampled_from([0.0, 0.05]),
+    scheduled=st.booleans(),
+    renormalise=st.booleans(),
+    rule=st.sampled_from(["mean", "clipped_mean"]),
+    batch_size=st.sampled_from([None, 3]),
+)
+def test_what_is_left_is_what_the_server_makes_of_the_others(
+    federation, renormalise, rule, batch_size, scheduled, **step
+):
+    """FedSGD with uneven clients: momentum, decay and schedule are undone, too."""
+    data, start = federation
+    data = data._replace(lengths=jnp.array([8, 2, 5]))
+    rate = optax.cosine_decay_schedule(0.3, 6) if scheduled else lambda number: 0.3
+    algorithm = fed_sgd(
+        LINEAR,
+        server_optimizer=optax.chain(
+            optax.add_decayed_weights(step["weight_decay"]),
+            optax.sgd(rate, momentum=step["momentum"], nesterov=step["nesterov"]),
+        ),
+        batch_size=batch_size,
+        aggregation=Aggregation(rule, clip_norm=0.2, keep_updates=True),
+    )
+    server = history.ServerStep(lambda number: -float(rate(number)), **step)
+    if rule == "clipped_mean":
+        server = server._replace(clip_norm=0.2)
+    state, store, uploads = algorithm.init(start), history.empty(10**6), []
+    for number in range(6):
+        # The client with the class comes and goes, so that its traces must fade.
+        cohort = take_clients(data, [0, 1, 2] if number % 3 == 0 else [0, 1])
+        state, info = algorithm.round(state, cohort, jax.random.key(number))
+        store = history.record(store, info, cohort, server=server)
+        drawn = np.minimum(np.asarray(cohort.lengths), batch_size or 99)
+        (update,) = jax.tree.leaves(jax.device_get(info.updates))
+        uploads.append((update, drawn, np.asarray(cohort.clients)))
+    options = dict(
+        rates=[float(rate(number)) for number in range(6)],
+        clip_norm=0.2 if rule == "clipped_mean" else np.inf,
+        **step,
+    )
+    (begin,) = jax.tree.leaves(start)
+    (end,) = jax.tree.leaves(state.variables)
+    everyone = reference.replay_server(begin, uploads, without=(), **options)
+    np.testing.assert_allclose(end, everyone, atol=1e-5)
+    expected = reference.replay_server(
+        begin, uploads, without=(2,), renormalise=renormalise, **options
+    )
+    result = forget(state.variables, data, store, renormalise=renormalise)
+    (left,) = jax.tree.leaves(result.variables)
+    np.testing.assert_allclose(left, expected, atol=1e-5)
+    assert np.max(np.abs(left - end)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "obstacle", ["train.aggregation=median", "train.optimizer=adam"]
+)
+def test_a_server_that_does_not_add_updates_up_is_refused(federation, obstacle):
+    data, start = federation
+    trained, store = train(data, start, KEYS[:1])
+    with pytest.raises(UnlearnError, match=f"under {obstacle}.*clipped_mean"):
+        forget(trained, data, store._replace(obstacle=obstacle))
 
 
 def test_notes_show_what_the_history_cost_and_lost(federation):

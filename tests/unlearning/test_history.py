@@ -61,9 +61,12 @@ def averaging(**options):
 )
 def test_contributions_add_up_to_the_whole_training(federation, algorithm, scale):
     data, variables = federation
-    state, store = run(algorithm, data, variables, 3, scale=scale)
-    assert len(store.entries) == 9 and store.dropped == 0
-    total = jax.tree.map(lambda *x: sum(x), *(e.contribution for e in store.entries))
+    server = history.ServerStep(scale)
+    state, store = run(algorithm, data, variables, 3, server=server)
+    assert len(store.entries) == 9 and store.dropped == 0 and store.steps == 3
+    total = jax.tree.map(
+        lambda *x: scale * sum(x), *(e.contribution for e in store.entries)
+    )
     change = jax.tree.map(jnp.subtract, state.variables["params"], variables["params"])
     chex.assert_trees_all_close(total, change, atol=1e-5)
 
@@ -111,6 +114,8 @@ def test_clients_without_weight_leave_no_entry(federation):
     _, info = algorithm.round(algorithm.init(variables), cohort, jax.random.key(0))
     store = history.record(history.empty(10**7), info, cohort)
     assert [e.client for e in store.entries] == [0, 2, 3]
+    nobody = history.record(history.empty(10**7), info, cohort, jnp.zeros(4))
+    assert nobody.entries == () and nobody.steps == 0
     weights = jnp.array([1.0, 0.0, 0.0, 3.0])
     store = history.record(history.empty(10**7), info, cohort, weights)
     assert [(e.client, e.share) for e in store.entries] == [(0, 0.25), (3, 0.75)]
@@ -118,10 +123,14 @@ def test_clients_without_weight_leave_no_entry(federation):
 
 def test_arrays_give_the_same_history_back(federation):
     data, variables = federation
-    _, store = run(averaging(), data, variables, 3, max_bytes=7 * BYTES)
+    server = history.ServerStep(lambda number: -float(number), 0.9, True, 1e-3)
+    server = server._replace(obstacle="adam")
+    _, store = run(averaging(), data, variables, 3, max_bytes=7 * BYTES, server=server)
     arrays = history.as_arrays(store)
     assert all(isinstance(a, np.ndarray) and a.dtype != object for a in arrays.values())
     back = history.from_arrays(arrays, variables["params"])
+    assert back.momentum == 0.9 and back.nesterov and back.obstacle == "adam"
+    assert [e.scale for e in back.entries] == [-1.0] * 3 + [-2.0] * 3
     assert back._replace(entries=()) == store._replace(entries=())
     for old, new in zip(store.entries, back.entries, strict=True):
         assert old._replace(contribution=0) == new._replace(contribution=0)

@@ -8,18 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fuprune.config_keys import KEYS
+from fuprune.config_keys import METHODS as CONFIGURED
 
-from fuprune.data.federated import whole_cohort
+from fuprune.data.federated import keep_classes, whole_cohort
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
-from fuprune.unlearning.methods import (
-    METHODS,
-    READS_FORGOTTEN,
-    TRAINS_ON_FORGOTTEN,
-    options_of,
-    select,
-)
+from fuprune.unlearning.methods import BUDGETS, METHODS, options_of, select
 from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.recovery import recovery_key
 from tests.unlearning.small import (
@@ -27,6 +23,7 @@ from tests.unlearning.small import (
     initial,
     make_fine_tune,
     poisoned,
+    remembering,
     small_data,
 )
 
@@ -34,7 +31,6 @@ MODEL = SmallNet()
 CLASSES = (1, 3)
 KEY = jax.random.key(7)
 FINE_TUNE = make_fine_tune()
-UNTUNED = {"mask_logit", "zero_class_row"}
 OPTIONS = {
     "fisher": dict(chunk=8),
     "influence": dict(iterations=5, damping=1.0),
@@ -70,8 +66,10 @@ def updates(trained):
     return store
 
 
-def forget(name, data, variables, updates, fine_tune=FINE_TUNE, classes=CLASSES):
-    options = dict(OPTIONS.get(name, {}))
+def forget(
+    name, data, variables, updates, fine_tune=FINE_TUNE, classes=CLASSES, **options
+):
+    options = {**OPTIONS.get(name, {}), **options}
     if name == "amnesiac":
         options["history"] = updates
     return METHODS[name](
@@ -108,7 +106,7 @@ def test_result_is_a_model_of_all_classes(name, trained, outcomes):
     chex.assert_tree_all_finite(result.variables)
     logits = result.model.apply(result.variables, jnp.zeros((2, 6, 6, 1)))
     assert logits.shape == (2, 4)
-    assert (result.fit is None) == (name in UNTUNED)
+    assert (result.fit is not None) == METHODS[name].fine_tunes
     if result.fit is not None:
         assert int(result.fit.state.round_number) == 1
     assert result.upload_bytes >= 0
@@ -130,7 +128,7 @@ def test_same_key_gives_the_same_model(name, trained, updates, outcomes):
 @pytest.mark.parametrize("name", METHODS)
 def test_fine_tuning_gets_what_remains_under_one_key(name, outcomes):
     _, calls = outcomes(name)
-    if name in UNTUNED:
+    if not METHODS[name].fine_tunes:
         assert not calls
         return
     ((_, _, remaining, key),) = calls
@@ -138,13 +136,15 @@ def test_fine_tuning_gets_what_remains_under_one_key(name, outcomes):
     held = np.concatenate([row[:n] for row, n in zip(rows, lengths, strict=True)])
     labels = np.asarray(remaining.labels)[held]
     assert set(labels.tolist()) == {0, 2}
-    assert (len(labels) == 20) == (name not in TRAINS_ON_FORGOTTEN)
+    assert (len(labels) == 20) == (not METHODS[name].trains_on_forgotten)
     assert jnp.array_equal(
         jax.random.key_data(key), jax.random.key_data(recovery_key(KEY))
     )
 
 
-@pytest.mark.parametrize("name", [m for m in METHODS if m not in READS_FORGOTTEN])
+@pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if not method.reads_forgotten]
+)
 def test_forgotten_images_make_no_difference(name, trained, updates, outcomes):
     data, variables = trained
     clean, _ = outcomes(name)
@@ -161,6 +161,53 @@ def test_forgotten_images_are_read_where_the_definition_says_so(
     other = forget(name, poisoned(data, CLASSES), variables, updates)
     with pytest.raises(AssertionError):
         chex.assert_trees_all_close(clean.variables, other.variables, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in METHODS if "participants" in options_of(n)]
+)
+def test_only_participants_are_read(name, trained, updates, outcomes):
+    """Other images with clients that do not take part: the same model and notes."""
+    data, variables = trained
+    rows, lengths = np.asarray(data.rows), np.asarray(data.lengths)
+    images = np.array(data.images)
+    for client in (0, 3):
+        images[rows[client, : lengths[client]]] = 255
+    everyone, _ = outcomes(name)
+    some, other = (
+        forget(name, given, variables, updates, remembering([]), participants=(2, 1))
+        for given in (data, data._replace(images=jnp.asarray(images)))
+    )
+    chex.assert_trees_all_equal(some.variables, other.variables)
+    assert dict(some.notes) == dict(other.notes)
+    assert dict(some.notes) != dict(everyone.notes)
+
+
+def test_every_method_that_reads_forgotten_images_takes_participants():
+    for name, method in METHODS.items():
+        if method.reads_forgotten or name == "fisher":
+            assert "participants" in method.options, name
+
+
+def test_relabelled_images_are_the_participants_alone(trained, updates):
+    data, variables = trained
+    calls = []
+    tune = remembering(calls)
+    forget("relabel", data, variables, updates, tune, participants=(0,))
+    ((_, _, taught, _),) = calls
+    before = np.asarray(keep_classes(data, CLASSES).lengths)
+    left = np.asarray(data.lengths) - np.asarray(taught.lengths)
+    assert left.tolist() == [0, *before[1:]]
+
+
+def test_what_a_method_says_of_itself_can_be_true():
+    assert tuple(METHODS) == CONFIGURED
+    sections = {key.split(".")[0] for key in KEYS}
+    for method in METHODS.values():
+        assert method.budget in BUDGETS
+        assert set(method.sections) <= sections
+        assert method.reads_forgotten or not method.trains_on_forgotten
+    assert METHODS["retrain_short"].budget == "short"
 
 
 @pytest.mark.parametrize("classes", [(), (4,), (-1,), (0, 1, 2, 3)])
@@ -196,5 +243,5 @@ def test_the_page_on_methods_has_a_true_row_for_each(repository):
     rows = {row[0].strip("`"): row for row in rows if len(row) == 5}
     for name in METHODS:
         _, _, reads, tunes, _ = rows[name]
-        assert reads.startswith("yes") == (name in READS_FORGOTTEN), name
-        assert (tunes == "no") == (name in UNTUNED), name
+        assert reads.startswith("yes") == METHODS[name].reads_forgotten, name
+        assert (tunes != "no") == METHODS[name].fine_tunes, name

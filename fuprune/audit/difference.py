@@ -1,0 +1,117 @@
+"""Attackers who compare models: before and after, and between two known ends.
+
+Who keeps the raw model and receives the unlearned one sees on which images the two
+differ (Chen et al. 2021). Who also has one model trained without the class can say
+where between the two an answer lies (the interpolated score of IAM).
+"""
+
+import jax
+import numpy as np
+
+from fuprune.audit.evidence import HEADLINE, TWO_SIDED
+from fuprune.audit.measurements import (
+    RAW,
+    Findings,
+    Measurements,
+    ModelOutputs,
+    Notify,
+    everyone,
+    to_retraining,
+)
+from fuprune.audit.membership import split_targets, target_confidence
+from fuprune.audit.options import AuditOptions
+from fuprune.audit.roc import attack_drafts
+from fuprune.audit.sampling import paired_error
+from fuprune.audit.verdict import Draft
+
+
+def find_difference(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """Membership from the confidence lost between the raw and the other model.
+
+    The raw model alone gives some membership away, whichever model it is compared with;
+    so the area is held against that of retrained models. The raw model has no result:
+    it does not differ from itself.
+    """
+    del options, key
+    notify("attack with the model before and after")
+    before = target_confidence(measurements, measurements.judged[RAW])
+    scores = {}
+    for name, model in everyone(measurements):
+        after = target_confidence(measurements, model)
+        lost = confidence_lost(before, after)
+        scores[name] = split_targets(measurements, lost, after)
+    tests, curves = attack_drafts(
+        measurements,
+        "difference",
+        scores,
+        kind="difference",
+        attacker="an attacker who has the model before and after",
+        family=HEADLINE,
+        positive_control=None,
+    )
+    return Findings(tests, {"roc": curves})
+
+
+def confidence_lost(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """`[N]` how many logits of confidence each image has lost."""
+    return before - after
+
+
+def find_interpolated(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """How far from a retrained model towards the raw one the confidences lie."""
+    del options, key
+    notify("interpolated score")
+    if not measurements.retrained:
+        return Findings([])
+    split = len(measurements.forgotten.labels)
+
+    def confidence(model: ModelOutputs) -> np.ndarray:
+        return target_confidence(measurements, model)[:split]
+
+    inside = confidence(measurements.judged[RAW])
+    values, others = to_retraining(
+        measurements,
+        lambda model, other: interpolation_terms(
+            confidence(model), inside, confidence(other)
+        ),
+    )
+    test = Draft(
+        "interpolated_share",
+        {name: float(one.sum()) for name, one in values.items()},
+        [float(one.sum()) for one in others],
+        kind="interpolated",
+        question=(
+            "What share of the raw model's confidence on forgotten training images is "
+            "left (0 as one retrained model, 1 as the raw model)?"
+        ),
+        unit="fraction",
+        higher_is=TWO_SIDED,
+        # The share is a sum over images, so its error is that of a mean, times N.
+        resolution=split * paired_error(others, added=0.0),
+    )
+    return Findings([test])
+
+
+def interpolation_terms(confidence, inside, outside) -> np.ndarray:
+    """Each image's part of the interpolated share.
+
+    The share t is the least-squares answer to `confidence = outside + t * (inside -
+    outside)` over all images: exactly t for a model that is that interpolation.
+
+    Args:
+      confidence: `[N]` of the model.
+      inside: `[N]` of a model that was trained on the images.
+      outside: `[N]` of a model that was not.
+
+    Returns:
+      `[N]` terms whose sum is t; zeros if the two ends agree everywhere.
+    """
+    span = np.asarray(inside) - np.asarray(outside)
+    total = float(np.sum(span**2))
+    if total == 0:
+        return np.zeros(span.shape)
+    return (np.asarray(confidence) - np.asarray(outside)) * span / total

@@ -1,0 +1,208 @@
+"""ROC curves of membership attacks, and the tests that every attack yields.
+
+Scores are larger for likelier members. The curve, its area and its low false-positive
+end (Carlini et al. 2022) are computed here for every attack and every model; an attack
+that gives all images the same score has found nothing, and has no result.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fuprune.audit.evidence import FURTHER, TWO_SIDED, WORSE
+from fuprune.audit.measurements import Measurements, by_role, plain
+from fuprune.audit.sampling import area_error, paired_error
+from fuprune.audit.verdict import ANGULAR, Draft
+from fuprune.errors import InputError
+
+LOW_RATES = {"1": 0.01, "0.1": 0.001}
+
+# Scores of members [M] and of non-members [N].
+Scores = tuple[np.ndarray, np.ndarray]
+
+
+class Roc(NamedTuple):
+    """A receiver operating characteristic, from the strictest threshold on."""
+
+    false_positives: np.ndarray  # [T] rates, ascending from 0 to 1
+    true_positives: np.ndarray  # [T] rates, ascending from 0 to 1
+
+
+def roc_curve(members, non_members) -> Roc:
+    """The ROC of "score at or above a threshold means member".
+
+    Args:
+      members: `[M]` scores of training images.
+      non_members: `[N]` scores of images that were not trained on.
+
+    Returns:
+      One point per distinct score, and (0, 0).
+
+    Raises:
+      InputError: one of the two is empty or holds NaN.
+    """
+    members, non_members = (
+        np.asarray(scores, np.float64) for scores in (members, non_members)
+    )
+    for name, scores in (("members", members), ("non_members", non_members)):
+        if not scores.size or np.isnan(scores).any():
+            raise InputError(
+                f"{name} holds {scores.size} scores, {int(np.isnan(scores).sum())} of "
+                "them NaN; an attack needs at least one of each and numbers only"
+            )
+    thresholds = np.union1d(members, non_members)[::-1]
+    return Roc(
+        false_positives=_at_or_above(non_members, thresholds),
+        true_positives=_at_or_above(members, thresholds),
+    )
+
+
+def area_under(roc: Roc) -> float:
+    """The probability that a member outscores a non-member, ties counting one half."""
+    return float(np.trapezoid(roc.true_positives, roc.false_positives))
+
+
+def true_positives_at(roc: Roc, rate: float) -> float:
+    """The greatest true positive rate at a false positive rate of at most `rate`."""
+    allowed = roc.false_positives <= rate + 1e-12
+    return float(roc.true_positives[allowed].max())
+
+
+def thin(roc: Roc, points: int = 101) -> Roc:
+    """At most about `points` points of the curve, the ends and the low end kept.
+
+    Half are spread evenly over the curve's points and half over false positive rates on
+    a logarithmic scale, where the curve is read closely.
+    """
+    total = len(roc.false_positives)
+    if total <= points:
+        return roc
+    even = np.linspace(0, total - 1, points - points // 2)
+    rates = np.geomspace(1e-4, 1, points // 2)
+    low = np.searchsorted(roc.false_positives, rates, side="right") - 1
+    keep = np.unique(np.concatenate([np.round(even).astype(int), low]))
+    return Roc(*(rates[keep] for rates in roc))
+
+
+def is_constant(scores: Scores) -> bool:
+    """Whether an attack gives all images the same score, and so says nothing."""
+    both = np.concatenate(scores)
+    return bool(np.ptp(both) <= 1e-12 * max(1.0, float(np.abs(both).max())))
+
+
+def attack_drafts(
+    measurements: Measurements,
+    name: str,
+    scores: Mapping[str, Scores],
+    *,
+    kind: str,
+    attacker: str,
+    family: str = FURTHER,
+    low_rates: bool = False,
+    positive_control: str | None = "raw",
+    notes: tuple[str, ...] = (),
+) -> tuple[list[Draft], dict[str, Any]]:
+    """The tests of one attack that was turned on every model.
+
+    Args:
+      measurements: the models.
+      name: of the attack.
+      scores: model -> its scores; those of some candidates may be absent.
+      kind: of the evidence.
+      attacker: in words.
+      family: of the area; further tests are never in the headline.
+      low_rates: whether to ask for the images found at few false alarms.
+      positive_control: see `verdict.Draft`.
+      notes: remarks.
+
+    Returns:
+      The tests, and the thinned ROC curve of every model with a result.
+    """
+    rocs = {
+        model: None if is_constant(one) else roc_curve(*one)
+        for model, one in scores.items()
+    }
+    told = {n: o for n, o in measurements.judged.items() if n in scores}
+    roles = measurements._replace(judged=told)
+
+    def numbers(number: Callable[[Roc], float]):
+        return by_role(
+            roles,
+            {m: None if roc is None else number(roc) for m, roc in rocs.items()},
+        )
+
+    _, retrained = by_role(roles, dict(scores))
+    useful = [one for one in retrained if not is_constant(one)]
+    error = area_error(*zip(*useful, strict=True)) if useful else 0.0
+    tests = [
+        Draft(
+            f"{name}_auc",
+            *numbers(area_under),
+            kind=kind,
+            question=(
+                f"How well does {attacker} tell training from test images of the "
+                "forgotten class (AUC, 0.5 is guessing)?"
+            ),
+            # An area below that of retraining is a trace of the removal itself.
+            higher_is=TWO_SIDED,
+            family=family,
+            resolution=error,
+            bounds=(0.0, 1.0),
+            scale=ANGULAR,
+            positive_control=positive_control,
+            notes=notes,
+        )
+    ]
+    non_members = int(measurements.forgotten_test.sum())
+    for percent, rate in LOW_RATES.items() if low_rates else ():
+        found = [_found_at(one, rate) for one in useful]
+        alarms = rate * (1 - rate) / non_members
+        tests.append(
+            Draft(
+                f"{name}_tpr_at_{percent}_percent",
+                *numbers(lambda roc, r=rate: true_positives_at(roc, r)),
+                kind=kind,
+                question=(
+                    f"How many training images does {attacker} find at {percent}% "
+                    "false alarms?"
+                ),
+                higher_is=WORSE,
+                resolution=float(np.hypot(paired_error(found), np.sqrt(alarms))),
+                bounds=(0.0, 1.0),
+                scale=ANGULAR,
+                positive_control=positive_control,
+                undecidable=(
+                    None
+                    if non_members * rate >= 1
+                    else f"{non_members} non-members cannot resolve {percent}% false "
+                    "alarms; the value is at none"
+                ),
+                notes=notes,
+            )
+        )
+    return tests, {name: _curves(rocs)}
+
+
+def _found_at(scores: Scores, rate: float) -> np.ndarray:
+    """`[M]` which members lie above the threshold that allows this many alarms."""
+    members, non_members = scores
+    allowed = int(np.floor(rate * len(non_members) + 1e-9))
+    threshold = np.sort(non_members)[::-1][allowed] if len(non_members) else -np.inf
+    return (members > threshold).astype(np.float64)
+
+
+def _curves(rocs: Mapping[str, Roc | None]) -> dict[str, Any]:
+    return {
+        name: {
+            "false_positives": plain(thin(roc).false_positives),
+            "true_positives": plain(thin(roc).true_positives),
+        }
+        for name, roc in rocs.items()
+        if roc is not None
+    }
+
+
+def _at_or_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    below = np.searchsorted(np.sort(scores), thresholds, side="left")
+    return np.concatenate([[0.0], (scores.size - below) / scores.size])

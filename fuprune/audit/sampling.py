@@ -1,0 +1,111 @@
+"""Sampling errors: how much the choice of test images alone moves a number.
+
+All models answer for the same images, so errors are those of differences between
+models, image by image: what makes an image hard for every model cancels. Each function
+takes the n retrained models and returns the error of a further one against their mean,
+estimated by leaving each out in turn.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def paired_error(per_image, added: float = 2.0) -> float:
+    """The error of a mean over images, such as an accuracy.
+
+    Models that agree on all N images would have no error, yet the next image might set
+    them apart. So two images are added on which they differ by one, once each way.
+
+    Args:
+      per_image: `[n, N]` each model's number for each image.
+      added: the images added; 0 for numbers that hardly ever agree.
+
+    Returns:
+      The standard error of one more model's mean against the mean of these; 0 with
+      fewer than two models.
+    """
+    per_image = np.asarray(per_image, np.float64)
+    if len(per_image) < 2 or not per_image.shape[1]:
+        return 0.0
+    size = per_image.shape[1]
+    differences = _from_the_others(per_image)
+    squares = np.sum((differences - differences.mean(axis=1, keepdims=True)) ** 2, 1)
+    return _against_all(len(per_image)) * math.sqrt(
+        float(np.mean(squares + added)) / size**2
+    )
+
+
+def area_error(members, non_members) -> float:
+    """The error of an area under the ROC curve (DeLong et al. 1988).
+
+    The area is the mean, over members, of the share of non-members that each outscores
+    (its placement), and likewise over non-members; the variances of the two kinds of
+    placement differences add up. In each group half an image is added that is out of
+    order, so that perfect areas have an error, too.
+
+    Args:
+      members: `[n, M]` scores by each model.
+      non_members: `[n, N]`.
+
+    Returns:
+      The standard error of one more model's area against the mean of these; 0 with
+      fewer than two models.
+    """
+    pairs = [placements(*pair) for pair in zip(members, non_members, strict=True)]
+    return placement_error(pairs)
+
+
+def placement_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """`area_error` for areas, or means of areas, whose placements are known.
+
+    Args:
+      pairs: for each of n models, `[M]` and `[N]` placements, see `placements`; for a
+        mean of several areas over the same images, the mean of their placements.
+    """
+    if len(pairs) < 2:
+        return 0.0
+    variance = 0.0
+    for group in zip(*pairs, strict=True):
+        differences = _from_the_others(np.stack(group))
+        size = differences.shape[1]
+        centred = differences - differences.mean(axis=1, keepdims=True)
+        squares = np.sum(centred**2, axis=1)
+        variance += (float(np.mean(squares)) + 0.5) / size**2
+    return _against_all(len(pairs)) * math.sqrt(variance)
+
+
+def placements(members, non_members) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of the other group on the right side of each score, ties one half.
+
+    Args:
+      members: `[M]` scores.
+      non_members: `[N]` scores.
+
+    Returns:
+      `[M]` the share of non-members below each member, and `[N]` the share of members
+      above each non-member; the mean of either is the area under the ROC curve.
+    """
+    members, non_members = np.asarray(members), np.asarray(non_members)
+    below = _share_below(non_members, members)
+    above = 1 - _share_below(members, non_members)
+    return below, above
+
+
+def _share_below(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    ordered = np.sort(scores)
+    left = np.searchsorted(ordered, thresholds, side="left")
+    right = np.searchsorted(ordered, thresholds, side="right")
+    return (left + right) / (2 * len(ordered))
+
+
+def _from_the_others(values: np.ndarray) -> np.ndarray:
+    """`[n, N]` each row minus the mean of the other rows."""
+    n = len(values)
+    return (values - values.mean(axis=0)) * n / (n - 1)
+
+
+def _against_all(n: int) -> float:
+    """From the error against n - 1 others to the error against all n."""
+    return math.sqrt((1 + 1 / n) / (1 + 1 / (n - 1)))

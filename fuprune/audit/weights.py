@@ -1,0 +1,190 @@
+"""Weight space: the way from a model to the raw and to the retrained ones.
+
+Two models trained apart are far apart, and the straight line between them climbs over a
+barrier of loss; a model that was only touched up stays in the raw model's valley. That
+shows descent, not memory: every method that starts from the raw model may be near it.
+Only networks of the same shapes can be compared.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.audit.evidence import TWO_SIDED
+from fuprune.audit.measurements import (
+    RAW,
+    Findings,
+    Measurements,
+    Notify,
+    by_role,
+    every_model,
+)
+from fuprune.audit.membership import loss_score
+from fuprune.audit.options import AuditOptions, Model
+from fuprune.audit.outputs import Variables, compute_outputs
+from fuprune.audit.verdict import Draft
+
+_DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
+
+
+def find_weights(
+    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
+) -> Findings:
+    """Distance and linear connectivity to the raw and to the retrained models."""
+    del key
+    notify("distance in weight space")
+    models = dict(every_model(measurements))
+    retrained = [name for name in models if name not in measurements.judged]
+    chosen = np.flatnonzero(~measurements.forgotten_test)[: options.weights.max_images]
+    images, labels = (part[chosen] for part in measurements.test)
+
+    def loss(model: Model) -> float:
+        logits = compute_outputs(
+            *model, images, measurements.preprocess, batch_size=options.batch_size
+        ).logits
+        return float(-loss_score(logits, labels).mean())
+
+    losses = {name: loss(model) for name, model in models.items()}
+
+    def barrier(name: str, other: str) -> float | None:
+        if not comparable(models[name], models[other]):
+            return None
+        return loss_barrier(
+            models[name],
+            models[other],
+            loss,
+            (losses[name], losses[other]),
+            options.weights.points,
+        )
+
+    def distance(name: str, other: str) -> float | None:
+        if not comparable(models[name], models[other]):
+            return None
+        return relative_distance(models[name][1], models[other][1])
+
+    def to_retrained(number, name: str) -> float | None:
+        found = [number(name, other) for other in retrained if other != name]
+        return None if not found or None in found else float(np.mean(found))
+
+    tests = []
+    for quantity, words, unit, number in (
+        ("weight_distance", "far are the weights", "distance", distance),
+        ("loss_barrier", "high is the barrier of loss on the way", "nats", barrier),
+    ):
+        tests.append(
+            _draft(
+                measurements,
+                f"{quantity}_to_raw",
+                {name: number(name, RAW) for name in models},
+                f"How {words} to the raw model?",
+                unit,
+                control=None,
+                notes=[_DESCENT],
+            )
+        )
+        if retrained:
+            tests.append(
+                _draft(
+                    measurements,
+                    f"{quantity}_to_retrained",
+                    {name: to_retrained(number, name) for name in models},
+                    f"How {words} to retrained models?",
+                    unit,
+                    control=RAW,
+                    notes=[],
+                )
+            )
+    return Findings(tests)
+
+
+def _draft(
+    measurements: Measurements,
+    name: str,
+    numbers: dict[str, float | None],
+    question: str,
+    unit: str,
+    *,
+    control: str | None,
+    notes: list[str],
+) -> Draft:
+    missing = [model for model, value in numbers.items() if value is None]
+    if missing:
+        notes = [*notes, f"other shapes, so not comparable: {', '.join(missing)}"]
+    return Draft(
+        name,
+        *by_role(measurements, numbers),
+        kind="weights",
+        question=question,
+        unit=unit,
+        higher_is=TWO_SIDED,
+        bounds=(0.0, None),
+        leave_one_out=control is not None,
+        positive_control=control,
+        notes=notes,
+    )
+
+
+def comparable(model: Model, other: Model) -> bool:
+    """Whether two models have the same variables, name by name and shape by shape."""
+    return _shapes(model[1]) == _shapes(other[1])
+
+
+def _shapes(variables: Variables) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(dict(variables))
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
+
+
+def relative_distance(variables: Variables, other: Variables) -> float:
+    """L2 distance of the parameters, as a share of the other model's norm."""
+    difference = jax.tree.map(
+        lambda a, b: jnp.where(a == b, 0.0, a - b), variables["params"], other["params"]
+    )
+    # A masked logit has a bias of minus infinity, which is no distance.
+    return _norm(difference) / max(_norm(other["params"]), 1e-30)
+
+
+def _norm(tree: Any) -> float:
+    finite = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return float(np.sqrt(sum(np.sum(x[np.isfinite(x)] ** 2) for x in finite)))
+
+
+def loss_barrier(
+    model: Model,
+    other: Model,
+    loss,
+    ends: tuple[float, float],
+    points: int,
+) -> float:
+    """How far the loss between two models rises above the line between their losses.
+
+    All variables are interpolated, statistics of normalisation included (Frankle et al.
+    2020 call models without a barrier linearly connected).
+
+    Args:
+      model: one end.
+      other: the other end, of the same shapes.
+      loss: model -> mean loss.
+      ends: the losses of the two ends.
+      points: looked at between the ends, evenly spread.
+
+    Returns:
+      The barrier, 0 or more.
+    """
+    height = 0.0
+    for share in np.linspace(0, 1, points + 2)[1:-1]:
+        between = interpolate(model[1], other[1], float(share))
+        line = (1 - share) * ends[0] + share * ends[1]
+        height = max(height, loss((model[0], between)) - line)
+    return float(height)
+
+
+def interpolate(variables: Variables, other: Variables, share: float) -> Variables:
+    """Variables `share` of the way from one model to the other."""
+
+    def between(a, b):
+        # Equal infinities, as in two masked logits, stay what they are.
+        return jnp.where(a == b, a, (1 - share) * a + share * b)
+
+    return jax.tree.map(between, dict(variables), dict(other))

@@ -1,0 +1,323 @@
+"""The figures of one run: curves, bars, confusion, TF-IDF heat maps, feature maps.
+
+Each function returns the framed drawing, or None when there is nothing to draw.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fuprune.report import charts, formats, marks, page, roles, speed, tables
+from fuprune.report.markup import Markup, element
+from fuprune.report.reading import FeatureMaps
+from fuprune.run.record import CurveRow, CutRow, RunRecord, StageRow
+
+FEW_CLASSES = 20
+_MOST_MATRIX_CLASSES = 200
+_MOST_PICTURES = 10
+
+
+def recovery_curves(curves: Sequence[CurveRow]) -> dict[str, list[tuple[float, float]]]:
+    """R-set accuracy against rounds, for every unit of unlearning that logged it.
+
+    Returns:
+      Each unit's (round, accuracy) points in order of round; a round logged twice, as
+      after a restart, counts once.
+    """
+    found: dict[str, dict[float, float]] = {}
+    for row in curves:
+        if row.phase.startswith("unlearn/") and "r_accuracy" in row.values:
+            unit = row.phase.removeprefix("unlearn/")
+            found.setdefault(unit, {})[row.round_number] = row.values["r_accuracy"]
+    return {unit: sorted(points.items()) for unit, points in found.items()}
+
+
+def recovery_figure(
+    record: RunRecord, curves: Sequence[CurveRow], styles: Mapping[str, str]
+) -> Markup | None:
+    """Figure 3: R-set accuracy against rounds of fine-tuning and of retraining."""
+    series = []
+    for unit, points in recovery_curves(curves).items():
+        # Fine-tuning may log from its first round on; where it started is a stage.
+        cuts = roles.pruned_stages(record, unit)
+        if points[0][0] > 0 and cuts and cuts[-1].r_accuracy is not None:
+            points = [(0.0, cuts[-1].r_accuracy), *points]
+        kind = formats.in_words(roles.family(unit))
+        style = styles.get(unit, "o0")
+        name = formats.in_words(unit)
+        series.append(charts.Series(name, style, points, family=kind))
+    target = speed.reached(roles.rows_of(record, roles.RETRAIN), "retrained")
+    return recovery_chart(
+        series,
+        target.accuracy if target else None,
+        "Accuracy on the remaining classes, round by round",
+        "Rounds of fine-tuning after the cut or change; for retraining, rounds from "
+        "scratch. The paper's Figure 3.",
+    )
+
+
+def recovery_chart(
+    series: Sequence[charts.Series], target: float | None, title: str, caption: str
+) -> Markup | None:
+    """Frames accuracy-against-rounds lines; None without any."""
+    if not series:
+        return None
+    values = [value for line in series for _, value in line.points]
+    last = max(x for line in series for x, _ in line.points)
+    low = max(0.0, math.floor(10 * min(values)) / 10)
+    high = min(1.0, math.ceil(10 * max([*values, target or 0.0]) + 1e-9) / 10)
+    ends = [f"{line.label} {formats.percent(line.points[-1][1])}" for line in series]
+    return page.figure(
+        charts.line_chart(
+            series,
+            marks.Axis("rounds", 0, max(last, 1)),
+            marks.Axis("R-set accuracy", low, high, _whole_percent),
+            f"Lines of R-set accuracy over up to {formats.number(last)} rounds. "
+            f"At the end: {formats.listing(ends, 20)}.",
+            guide=target,
+        ),
+        title,
+        caption,
+        legend=page.line_legend(
+            series, f"retraining's own {formats.percent(target)}" if target else ""
+        ),
+    )
+
+
+def _whole_percent(share: float) -> str:
+    return formats.percent(share, 0)
+
+
+def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
+    """Accuracy of each class before, after, and for retraining."""
+    stages = [stage for stage in _compared_stages(record) if stage.per_class]
+    if not stages:
+        return None
+    names = [
+        roles.class_label(record, index) for index in range(len(stages[0].per_class))
+    ]
+    groups = [
+        (roles.stage_title(stage), styles.get(stage.method, "raw"), stage.per_class)
+        for stage in stages
+    ]
+    forgotten = [
+        f"{names[index]}: "
+        + ", ".join(f"{t} {formats.percent(values[index])}" for t, _, values in groups)
+        for index in record.classes
+    ]
+    label = (
+        f"Accuracy of {len(names)} classes for "
+        f"{formats.listing([title for title, _, _ in groups])}. "
+        f"Forgotten: {'; '.join(forgotten)}."
+    )
+    if len(names) > FEW_CLASSES:
+        order = sorted(
+            range(len(names)), key=lambda index: stages[0].per_class[index] or 0
+        )
+        series = [
+            charts.Series(t, style, [(n, values[c] or 0) for n, c in enumerate(order)])
+            for t, style, values in groups
+        ]
+        drawing = charts.line_chart(
+            series,
+            marks.Axis("classes, the raw model's worst first", 0, len(names) - 1),
+            marks.Axis("accuracy", 0, 1, _whole_percent),
+            label,
+        )
+    else:
+        rows = [
+            (name, [_class_bar(name, *group, index) for group in groups])
+            for index, name in enumerate(names)
+        ]
+        emphasised = [index in record.classes for index in range(len(names))]
+        # Tall enough to fill the room beside the strips.
+        height = min(max(540 / (len(names) * len(groups)), 7.0), 22.0)
+        drawing = charts.bar_rows(
+            rows, label, high=1.0, emphasised=emphasised, bar_height=height
+        )
+    return page.figure(
+        drawing,
+        "Accuracy of each class, before and after",
+        f"Forgotten: {'; '.join(forgotten)}. The others should stay.",
+        legend=page.legend([(title, "fill", style) for title, style, _ in groups]),
+    )
+
+
+def _class_bar(
+    name: str, title: str, style: str, values: Sequence[float | None], index: int
+) -> charts.Bar:
+    hint = f"{name}, {title}: {formats.percent(values[index])}"
+    return charts.Bar(values[index], style, formats.percent(values[index], 0), hint)
+
+
+def _compared_stages(record: RunRecord) -> list[StageRow]:
+    """The raw, the final and the retrained model, as far as they are there."""
+    stages = [
+        roles.raw_stage(record),
+        roles.final_stage(record, roles.tested_method(record)),
+        roles.final_stage(record, roles.RETRAIN),
+    ]
+    return [stage for stage in stages if stage is not None]
+
+
+def confusion_figures(record: RunRecord) -> Markup | None:
+    """Confusion matrices of the raw, cut, final and retrained model."""
+    raw, *others = _compared_stages(record) or [None]
+    stages = [raw, *roles.pruned_stages(record, roles.tested_method(record)), *others]
+    drawn = []
+    for stage in stages:
+        if stage is None or not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:
+            continue
+        counts = np.asarray(stage.confusion, dtype=np.float64)
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        names = [roles.class_name(record, index) for index in range(len(counts))]
+        label = (
+            f"Confusion matrix of {roles.stage_title(stage)}: "
+            f"R-set accuracy {formats.percent(stage.r_accuracy)}, "
+            f"U-set accuracy {formats.percent(stage.u_accuracy)}. "
+            + " ".join(_answers(record, shares, index) for index in record.classes)
+        )
+        drawing = charts.matrix(shares, names, record.classes, label)
+        drawn.append(page.figure(drawing, roles.stage_title(stage)))
+    return page.grid(drawn)
+
+
+def _answers(record: RunRecord, shares: np.ndarray, index: int) -> str:
+    order = np.argsort(-shares[index], kind="stable")[:3]
+    named = [
+        f"{roles.class_label(record, int(answer))} "
+        f"{_whole_percent(shares[index, answer])}"
+        for answer in order
+        if shares[index, answer] > 0
+    ]
+    subject = roles.class_label(record, index)
+    return f"Images of {subject} are answered {formats.listing(named)}."
+
+
+def score_figures(record: RunRecord) -> list[Markup]:
+    """Heat maps of TF-IDF scores per layer, one for each class that was cut."""
+    unit, cuts = roles.cuts_to_show(record)
+    return [
+        _score_figure(record, unit, cut) for cut in cuts if any(cut.scores.values())
+    ]
+
+
+def _score_figure(record: RunRecord, unit: str, cut: CutRow) -> Markup:
+    # A JSON object may come back in any order; the layers of a cut are a list.
+    places = {row.layer: place for place, row in enumerate(cut.layers)}
+    rows = []
+    for layer in sorted(cut.scores, key=lambda name: places.get(name, len(places))):
+        scores, gone = cut.scores[layer], set(cut.removed.get(layer, ()))
+        # After another cut the channels that are left keep their first numbers.
+        ids = cut.channels.get(layer, range(len(scores)))
+        ranked = sorted(zip(scores, ids, strict=True), key=lambda pair: -pair[0])
+        removed = [channel in gone for _, channel in ranked]
+        rows.append((layer, [score for score, _ in ranked], removed))
+    total = sum(len(values) for _, values, _ in rows)
+    gone = sum(sum(removed) for _, _, removed in rows)
+    most = max(rows, key=lambda row: sum(row[2]))
+    label = (
+        f"TF-IDF scores of {total} channels in {len(rows)} layers; {gone} were cut, "
+        f"most of them ({sum(most[2])}) in {most[0]}."
+    )
+    return page.figure(
+        charts.heat_rows(rows, label),
+        f"TF-IDF of every channel, by layer ({tables.cut_title(record, unit, cut)})",
+        "One cell is one channel, the most discriminative of each layer at the left; "
+        "stronger colour is a higher score, on one scale for all layers. A red line "
+        "under a cell marks a channel that was cut, and the red numbers count them.",
+        sideways=True,
+    )
+
+
+def privacy_figure(record: RunRecord) -> Markup | None:
+    """Accuracy and agreement of the cut against epsilon."""
+    points = sorted(record.privacy_curve, key=lambda point: point.epsilon)
+    if len(points) < 2 or points[0].epsilon <= 0:
+        return None
+    series = [
+        charts.Series(
+            title,
+            style,
+            [
+                (point.epsilon, getattr(point, field))
+                for point in points
+                if getattr(point, field) is not None
+            ],
+        )
+        for title, style, field in (
+            ("R-set accuracy", "main", "r_accuracy"),
+            ("U-set accuracy", "o0", "u_accuracy"),
+            ("same channels cut", "o1", "overlap"),
+            ("R-set, fine-tuned", "o2", "fine_tuned_r_accuracy"),
+            ("U-set, fine-tuned", "o3", "fine_tuned_u_accuracy"),
+        )
+    ]
+    series = [line for line in series if line.points]
+    low, high = points[0].epsilon, points[-1].epsilon
+    ends = [
+        f"{line.label} from {formats.percent(line.points[0][1])} to "
+        f"{formats.percent(line.points[-1][1])}"
+        for line in series
+    ]
+    return page.figure(
+        charts.line_chart(
+            series,
+            marks.Axis("epsilon", low, high, "{:g}".format, high / low > 20),
+            marks.Axis("", 0, 1, _whole_percent),
+            f"Lines against epsilon from {low:g} to {high:g}: {'; '.join(ends)}.",
+        ),
+        "What privacy costs",
+        "Stronger privacy (smaller epsilon) adds more noise to the class statistics "
+        "that leave a client.",
+        legend=page.line_legend(series),
+    )
+
+
+def feature_map_figure(record: RunRecord, maps: FeatureMaps | None) -> Markup | None:
+    """Figure 2: what the most and the least discriminative channel see."""
+    if maps is None or not len(maps.images):
+        return None
+    labels = [int(label) for label in maps.labels[:_MOST_PICTURES]]
+    names = [roles.class_name(record, label) for label in labels]
+    heads = [
+        element(
+            "th",
+            {"scope": "col", "class": "forgotten" if label in record.classes else None},
+            name,
+        )
+        for name, label in zip(names, labels, strict=True)
+    ]
+    pictures = map(marks.photograph, maps.images)
+    rows = [_picture_row("image", list(zip(pictures, names, strict=False)))]
+    chosen = record.feature_maps
+    for title, seen in (("most", maps.maps_most), ("least", maps.maps_least)):
+        highest = float(np.nan_to_num(seen, posinf=0.0).max(initial=0.0))
+        drawn = [marks.heat_map(one, highest) for one in seen[: len(names)]]
+        channel = f", channel {getattr(chosen, title)}" if chosen else ""
+        row_title = f"{title} discriminative{channel}"
+        rows.append(_picture_row(row_title, list(zip(drawn, names, strict=True))))
+    table = element(
+        "table",
+        {"class": "maps"},
+        element("thead", None, element("tr", None, element("td"), *heads)),
+        element("tbody", None, *rows),
+    )
+    where = f" of layer {chosen.layer}" if chosen else ""
+    return page.figure(
+        table,
+        f"What two channels{where} see in real images",
+        "Brighter is more active, on one scale per row. The most discriminative "
+        "channel should light up for the forgotten class (in red) and stay dark for "
+        "others. The paper's Figure 2.",
+        sideways=True,
+    )
+
+
+def _picture_row(title: str, pictures: Sequence[tuple[str, str]]) -> Markup:
+    cells = [
+        element("td", None, element("img", {"src": address, "alt": f"{title}: {name}"}))
+        for address, name in pictures
+    ]
+    return element("tr", None, element("th", {"scope": "row"}, title), *cells)

@@ -1,0 +1,363 @@
+"""Several runs as groups that differ only in their seed, and the tables over them."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from fuprune.report import formats, judgement, paper_numbers, roles, speed, tables
+from fuprune.report.reading import Run
+from fuprune.report.table_forms import Cell, Column, Table, cell
+from fuprune.run.record import MethodRow, StageRow
+
+# Settings that may differ between runs of one group: none changes what is measured.
+_IRRELEVANT = ("seed", "phases", "runtime", "report")
+
+
+class Group(NamedTuple):
+    """Runs of one setting."""
+
+    tag: str  # how tables refer to it: E1, E2, ...
+    runs: tuple[Run, ...]
+
+    @property
+    def dataset(self) -> str:
+        """Name of the data set."""
+        return self.runs[0].record.dataset
+
+    @property
+    def model(self) -> str:
+        """Name of the network."""
+        return roles.model_name(self.runs[0].record)
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The forgotten classes."""
+        return tuple(self.runs[0].record.classes)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there were before."""
+        return len(self.runs[0].record.class_names)
+
+    @property
+    def algorithm(self) -> str:
+        """How clients train: "fed_avg" or "fed_sgd"."""
+        return str(self.setting("train.algorithm") or "")
+
+    @property
+    def bias(self) -> float | None:
+        """The paper's q; for an even split, one over the number of classes."""
+        kind = self.setting("partition.kind")
+        if kind == "iid":
+            return 1 / self.num_classes if self.num_classes else None
+        return self.setting("partition.bias") if kind == "bias" else None
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every client holds every class alike, as in most of the paper."""
+        if self.bias is None or not self.num_classes:
+            return False
+        return abs(self.bias - 1 / self.num_classes) < 1e-6
+
+    @property
+    def forgets_last(self) -> bool:
+        """Whether it forgets the last class alone, as most of the paper does."""
+        return self.classes == (self.num_classes - 1,)
+
+    @property
+    def tested(self) -> str:
+        """The method that the group is about."""
+        found = (roles.tested_method(run.record, run.audit) for run in self.runs)
+        return next((name for name in found if name), "class_pruning")
+
+    def setting(self, dotted: str):
+        """A key of the first run's config."""
+        return roles.setting(self.runs[0].record, dotted)
+
+    def subject(self) -> str:
+        """Names the group: `E1: resnet20 on cifar10, class 9, q 0.1`."""
+        classes = "+".join(map(str, self.classes)) or "?"
+        named = f"{self.tag}: {self.model or '?'} on {self.dataset or '?'}"
+        bias = f", q {self.bias:g}" if self.bias is not None else ""
+        return f"{named}, class {classes}{bias}"
+
+    def scale(self) -> str:
+        """Says at what scale the group was run, in the settings' own words."""
+        parts = [
+            words.format(value)
+            for words, key in (
+                ("{} clients", "partition.clients"),
+                ("{} per round", "train.cohort"),
+                ("{}", "train.algorithm"),
+                ("{} local epochs", "train.local_epochs"),
+                ("q {}", "partition.bias"),
+                ("{} rounds", "train.rounds"),
+                ("R {}", "prune.rate"),
+                ("scope {}", "prune.scope"),
+                ("{} images per class", "data.limit"),
+            )
+            if (value := self.setting(key))
+        ]
+        names = [run.name for run in self.runs]
+        amount = formats.plural(len(names), "run")
+        return f"{', '.join(parts)}; {amount}: {formats.listing(names)}"
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Puts runs together that differ in nothing but their seed.
+
+    Args:
+      runs: runs in the order they were given.
+
+    Returns:
+      Groups in the order of their first run. A run without a config stands alone.
+    """
+    groups: dict[str, list[Run]] = {}
+    for position, run in enumerate(runs):
+        config = run.record.provenance.config
+        settings = {k: v for k, v in config.items() if k not in _IRRELEVANT}
+        # Where the data is does not matter; what it is does.
+        data = settings.get("data")
+        if isinstance(data, dict):
+            settings["data"] = {k: v for k, v in data.items() if k != "dir"}
+        key = json.dumps(settings, sort_keys=True) if settings else str(position)
+        groups.setdefault(key, []).append(run)
+    return [
+        Group(f"E{place}", tuple(members))
+        for place, members in enumerate(groups.values(), start=1)
+    ]
+
+
+def method_rows(group: Group, method: str) -> list[MethodRow]:
+    """Every result of a method: over runs, and over seeds inside a run."""
+    return [row for run in group.runs for row in roles.rows_of(run.record, method)]
+
+
+def raw_stages(group: Group) -> list[StageRow]:
+    """The models before forgetting."""
+    stages = [roles.raw_stage(run.record) for run in group.runs]
+    return [stage for stage in stages if stage is not None]
+
+
+def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
+    """The models after the cut for one class, one per run and seed that has it.
+
+    Args:
+      group: the runs.
+      method: name of the method.
+      position: which cut: 0 for the first class, -1 for the last.
+    """
+    return [
+        stages[position]
+        for run in group.runs
+        for row in roles.rows_of(run.record, method)
+        if (stages := roles.pruned_stages(run.record, row.name))
+    ]
+
+
+def mean_cell(
+    values: Iterable[float | None],
+    written: Callable[[float], str] = formats.number,
+    *,
+    spread: bool = True,
+) -> Cell:
+    """Makes a cell of the mean, with the standard deviation if there are several.
+
+    Args:
+      values: one per run; missing ones are left out.
+      written: how one number is written.
+      spread: write the standard deviation, too.
+
+    Returns:
+      `86.4%`, or `86.4 ± 0.3%` for two runs and more.
+    """
+    known = roles.known(list(values))
+    if not known:
+        return cell(None)
+    mean = sum(known) / len(known)
+    if len(known) == 1 or not spread:
+        return cell(mean, written(mean))
+    text, deviation = written(mean), standard_deviation(known)
+    unit = text[-1] if text[-1] in "%\N{MULTIPLICATION SIGN}" else ""
+    width = written(deviation) if unit == "%" else formats.number(deviation, 2)
+    both = f"{text.removesuffix(unit)} \N{PLUS-MINUS SIGN} {width.removesuffix(unit)}"
+    return cell(mean, f"{both}{unit}")
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 for one value."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def speedup(group: Group, method: str, target: str) -> list[float | None]:
+    """How many times less than retraining: rounds, seconds, images, bytes."""
+    found = speed.reached(method_rows(group, method), target)
+    retrained = speed.reached(method_rows(group, roles.RETRAIN), target)
+    return speed.speedups(found, retrained)
+
+
+def speed_table(groups: Sequence[Group]) -> Table | None:
+    """Figure 3 in numbers: what was spent until each target, beside retraining."""
+    rows = []
+    for group in groups:
+        for target in speed.TARGETS:
+            found = speed.reached(method_rows(group, group.tested), target)
+            retrained = speed.reached(method_rows(group, roles.RETRAIN), target)
+            short = speed.reached(method_rows(group, "retrain_short"), target)
+            if found is None:
+                continue
+            ratios = speedup(group, group.tested, target)
+            rows.append(
+                (
+                    cell(group.subject()),
+                    cell(group.tested, formats.in_words(group.tested)),
+                    cell(target, formats.in_words(target)),
+                    cell(found.accuracy, formats.percent(found.accuracy)),
+                    *tables.reached_cells(found)[:2],
+                    *tables.reached_cells(retrained)[:2],
+                    tables.reached_cells(short)[0],
+                    *(cell(ratio, formats.times(ratio)) for ratio in ratios),
+                    cell(_paper_speedup(group)),
+                )
+            )
+    if not rows:
+        return None
+    words = [Column(t, numeric=False) for t in ("Experiment", "Method", "Target")]
+    return Table(
+        "figure_3",
+        "Figure 3 in numbers: what was spent until a target",
+        (
+            *words,
+            Column("R-set"),
+            Column("rounds", group="Ours"),
+            Column("time", group="Ours"),
+            Column("rounds", group="Retraining"),
+            Column("time", group="Retraining"),
+            Column("rounds", group="Short retraining"),
+            *(
+                Column(cost, group="Times less than retraining")
+                for cost in ("rounds", "time", "images", "upload")
+            ),
+            Column("Paper's speed-up"),
+        ),
+        tuple(rows),
+        "Targets: retraining's own R-set accuracy, the masked raw model's, and the "
+        "one set in the config. The paper gives ranges over its models and no curves "
+        "in numbers.",
+    )
+
+
+def _paper_speedup(group: Group) -> str:
+    if not group.forgets_last:
+        found = [
+            row.numbers[-1]
+            for row in paper_numbers.TABLE_3_AND_APPENDIX
+            if same_cifar10(group, row.model, row.classes)
+        ]
+        return formats.times(found[0]) if found else ""
+    for row in paper_numbers.FIGURE_3 if group.is_even else ():
+        if row.dataset == group.dataset and group.model.startswith(row.family):
+            if row.low == row.high:
+                return formats.times(row.low)
+            return f"{row.low:g} to {formats.times(row.high)}"
+    return ""
+
+
+def same_cifar10(group: Group, model: str, classes: Iterable[int]) -> bool:
+    """Whether a group repeats a CIFAR-10 experiment of the paper."""
+    repeated = (group.dataset, group.model) == ("cifar10", model)
+    return repeated and sorted(group.classes) == sorted(classes)
+
+
+def methods_table(groups: Sequence[Group]) -> Table | None:
+    """Every method of every group: what it reached, spent, and how it was judged."""
+    rows = []
+    for group in groups:
+        names = (row.method for run in group.runs for row in run.record.methods)
+        for name in dict.fromkeys(names):
+            found = method_rows(group, name)
+            if found:
+                rows.append(_method_row(group, name, found))
+    if not rows:
+        return None
+    return Table(
+        "methods",
+        "Every method of every experiment",
+        (
+            Column("Experiment", numeric=False),
+            Column("Method", numeric=False),
+            Column("U-set", group="Accuracy"),
+            Column("R-set", group="Accuracy"),
+            Column("Rounds"),
+            Column("own work", group="Time"),
+            Column("training", group="Time"),
+            Column("Images"),
+            Column("Uploaded"),
+            Column("failed", group="Audit"),
+            Column("not told apart", group="Audit"),
+            Column("passed", group="Audit"),
+            Column("cannot tell", group="Audit"),
+            Column("Results"),
+            Column("Remark", numeric=False),
+        ),
+        tuple(rows),
+        "Mean \N{PLUS-MINUS SIGN} standard deviation over runs that differ only in "
+        "their seed. Audit: tests, summed over those runs.",
+    )
+
+
+def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, ...]:
+    audits = [
+        judgement.counts(run.audit, name)
+        for run in group.runs
+        if run.audit is not None and name in run.audit.candidates
+    ]
+    judged = [cell(sum(column)) for column in zip(*audits, strict=True)]
+    costs = (
+        ([row.times.own for row in found], formats.seconds),
+        ([row.times.training for row in found], formats.seconds),
+        ([row.images for row in found], formats.count),
+        ([row.upload_bytes for row in found], formats.size),
+    )
+    return (
+        cell(group.subject(), None, "highlight" if name == group.tested else ""),
+        cell(name, formats.in_words(name)),
+        mean_cell([row.u_accuracy for row in found], formats.percent),
+        mean_cell([row.r_accuracy for row in found], formats.percent),
+        mean_cell([row.rounds for row in found], spread=False),
+        *(mean_cell(values, written, spread=False) for values, written in costs),
+        *(judged or [cell(None)] * len(judgement.Counts._fields)),
+        cell(len(found)),
+        cell(roles.warning(name)),
+    )
+
+
+def runs_table(groups: Sequence[Group]) -> Table:
+    """Lists every run that went in."""
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            judged = "not audited"
+            if run.audit is not None and group.tested in run.audit.candidates:
+                summary = judgement.summary(run.audit, group.tested)
+                failed = f"{len(summary.failed)} of {summary.tests} failed"
+                judged = f"{summary.verdict}: {failed}"
+            rows.append(
+                (
+                    cell(run.name),
+                    cell(group.subject()),
+                    cell(str(roles.setting(run.record, "seed") or 0)),
+                    cell(group.scale()),
+                    cell(judged),
+                    cell(run.record.provenance.commit[:12]),
+                    cell(" ".join(run.notes)),
+                )
+            )
+    names = ("Run", "Experiment", "Seed", "Scale", "Audit", "Commit", "Notes")
+    wordy = ("Scale", "Notes", "Audit")
+    columns = [Column(n, numeric=False, words=n in wordy) for n in names]
+    return Table("runs", "Every run that went in", tuple(columns), tuple(rows))

@@ -1,0 +1,157 @@
+"""What an audit's tests say of a model, and which of them could have said anything.
+
+A test has power here if it tells the raw model, which certainly knows the class, from
+retraining. Everything on a page that counts or orders tests asks this file.
+"""
+
+from typing import NamedTuple
+
+from fuprune.audit.evidence import CANNOT_TELL, FAIL, PASS, AuditReport, Evidence
+from fuprune.report import formats, roles
+
+MEMBERSHIP_KINDS = ("membership", "shadow", "likelihood_ratio")
+NO_RESULT = "no result"
+_SPELLING = {
+    "u": "U-set",
+    "r": "R-set",
+    "auc": "AUC",
+    "tpr": "TPR",
+    "kl": "KL divergence",
+    "cka": "CKA",
+    "knn": "k-NN",
+    "mlp": "MLP",
+}
+
+
+class Counts(NamedTuple):
+    """How many tests had each of the verdicts on one model."""
+
+    failed: int
+    not_told_apart: int
+    passed: int
+    undecided: int
+
+
+class Summary(NamedTuple):
+    """The headline's family of tests, for one model."""
+
+    verdict: str  # one of `audit.evidence.VERDICTS`
+    tests: int  # in the family, with a result for this model
+    failed: list[Evidence]
+    family_wise: bool  # whether the error is held over the family as a whole
+
+
+def counts(audit: AuditReport, model: str) -> Counts:
+    """Counts the verdicts on one model, over all tests."""
+    verdicts = [test.verdicts[model] for test in audit.tests if model in test.verdicts]
+    failed, passed, undecided = map(verdicts.count, (FAIL, PASS, CANNOT_TELL))
+    rest = len(verdicts) - failed - passed - undecided
+    return Counts(failed, rest, passed, undecided)
+
+
+def summary(audit: AuditReport, model: str) -> Summary:
+    """The verdict on one model over the tests that make the headline."""
+    headline = getattr(audit, "headlines", {}).get(model)
+    if headline is not None:
+        failed = [test for test in audit.tests if test.name in headline.failed]
+        return Summary(headline.verdict, headline.tests, failed, True)
+    judged = [test for test in audit.tests if model in test.verdicts]
+    failed = [test for test in judged if test.verdicts[model] == FAIL]
+    decided = [test for test in judged if test.verdicts[model] != CANNOT_TELL]
+    verdict = CANNOT_TELL
+    if failed:
+        verdict = FAIL
+    elif decided:
+        verdict = decided[0].verdicts[model]
+    return Summary(verdict, len(judged), failed, False)
+
+
+def has_power(test: Evidence) -> bool:
+    """Whether the test tells the raw model, or any other, from retraining."""
+    verdicts = [v for name, v in test.verdicts.items() if name != roles.RANDOM]
+    return any(verdict != CANNOT_TELL for verdict in verdicts)
+
+
+def ordered(audit: AuditReport) -> list[Evidence]:
+    """The tests: the headline's first, and those without power last."""
+    return sorted(audit.tests, key=lambda test: (not has_power(test), not leads(test)))
+
+
+def leads(test: Evidence) -> bool:
+    """Whether a test counts for the headline."""
+    return getattr(test, "family", "headline") == "headline"
+
+
+def of_kinds(audit: AuditReport | None, kinds: tuple[str, ...]) -> list[Evidence]:
+    """The tests of some kinds, those with power first."""
+    tests = ordered(audit) if audit is not None else []
+    return [test for test in tests if test.kind in kinds]
+
+
+def most_telling(tests: list[Evidence]) -> list[Evidence]:
+    """Failures in the order in which they say that something of the class is left."""
+    return sorted(tests, key=lambda test: _TELLING.get(test.kind, len(_TELLING)))
+
+
+_TELLING = {"relearn": 0, "probe": 1, "shadow": 2, "likelihood_ratio": 3, "distance": 4}
+
+
+def powerless_membership(audit: AuditReport | None) -> str:
+    """One line for all membership tests if none has power; empty otherwise."""
+    tests = of_kinds(audit, MEMBERSHIP_KINDS)
+    if not tests or any(has_power(test) for test in tests):
+        return ""
+    if len(tests) == 1:
+        amount = "The membership test cannot tell"
+    else:
+        amount = f"None of the {len(tests)} membership tests can tell"
+    return (
+        f"{amount}: even the raw model, which was trained on the forgotten images, "
+        "gives an attacker no more than retrained models do."
+    )
+
+
+def value_text(test: Evidence, value: float | None) -> str:
+    """Writes a number in the unit of its test."""
+    if value is None:
+        return NO_RESULT
+    return (formats.percent if test.unit == "fraction" else formats.number)(value)
+
+
+def difference_text(test: Evidence) -> str:
+    """Writes the smallest difference that a test can see, where the audit says it."""
+    least = getattr(test, "smallest_difference", None)
+    if least is None:
+        return formats.MISSING
+    if test.unit == "fraction":
+        return f"{formats.number(100 * least, 2)} points"
+    return formats.number(least, 2)
+
+
+def interval_text(test: Evidence) -> str:
+    """Writes in words where one more retrained model would lie."""
+    if test.interval is None:
+        return "no interval"
+    low, high = test.interval
+    if low is None and high is None:
+        return "any"
+    if low is None:
+        return f"at most {value_text(test, high)}"
+    if high is None:
+        return f"at least {value_text(test, low)}"
+    return f"{value_text(test, low)} to {value_text(test, high)}"
+
+
+def test_words(test: Evidence) -> str:
+    """Names a test in words, for the middle of a sentence."""
+    return " ".join(_SPELLING.get(part, part) for part in test.name.split("_"))
+
+
+def test_title(test: Evidence) -> str:
+    """Names a test in words."""
+    return formats.capital(test_words(test))
+
+
+def retrained_models(audit: AuditReport) -> int:
+    """How many retrained models the audit compares with."""
+    return max((len(test.retrained) for test in audit.tests), default=0)

@@ -1,0 +1,357 @@
+"""The first screen in plain sentences: gone? at what price? how sure? what next?
+
+Every sentence is made from the record and the audit and carries its condition (data,
+models, seeds). A method that does no better than a trivial control is said to.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fuprune.audit.evidence import CANNOT_TELL, FAIL, AuditReport, Evidence
+from fuprune.report import formats, judgement, roles, speed
+from fuprune.report.judgement import interval_text, test_words, value_text
+from fuprune.run.record import MethodRow, RunRecord
+
+RECOMMENDED_SEEDS = 5  # retrained models; fewer leave small differences unseen
+_TONES = {"pass": "pass", FAIL: "fail"}
+_RANK = {FAIL: 0, CANNOT_TELL: 1}
+
+
+class FirstScreen(NamedTuple):
+    """What comes first on the page, in the terminal and in a notebook."""
+
+    tone: str  # "pass", "fail" or "unknown": the colour of the card
+    headline: str
+    answers: tuple["Answer", ...]
+
+
+class Answer(NamedTuple):
+    """One question of the first screen."""
+
+    question: str
+    short: str  # the answer in a few words
+    details: str  # sentences that support it
+
+
+def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
+    """Sums a run up for somebody who reads nothing else."""
+    tested = roles.tested_method(record, audit)
+    tone, headline = _headline(record, audit, tested)
+    answers = [
+        ("Gone?", _short_gone(audit, tested), _gone(record, audit, tested)),
+        ("At what price?", _short_price(record, tested), _price(record, tested)),
+        ("How sure?", _short_sure(audit), _sure(record, audit)),
+        ("What next?", "", _next(record, audit, tested)),
+    ]
+    written = [Answer(asked, short, " ".join(why)) for asked, short, why in answers]
+    kept = tuple(answer for answer in written if answer.short or answer.details)
+    return FirstScreen(tone, headline, kept)
+
+
+def as_text(screen: FirstScreen) -> str:
+    """The first screen for a terminal."""
+    lines = [" ".join(filter(None, answer)) for answer in screen.answers]
+    return "\n".join([screen.headline, *lines])
+
+
+def _headline(
+    record: RunRecord, audit: AuditReport | None, tested: str | None
+) -> tuple[str, str]:
+    target = roles.forgotten(record)
+    if audit is None or not audit.tests:
+        return "unknown", f"Not audited: nothing here shows that {target} is gone."
+    if tested is None or tested not in audit.candidates:
+        return "unknown", "Only controls were audited, so there is no method to judge."
+    summary = judgement.summary(audit, tested)
+    method = formats.capital(formats.in_words(tested))
+    kind = "headline test" if summary.family_wise else "test"
+    tests = formats.plural(summary.tests, kind)
+    tone = _TONES.get(summary.verdict, "unknown")
+    if summary.verdict == FAIL:
+        told = "can be told from a model that never saw"
+        return tone, (
+            f"{method} {told} {target}: it fails {len(summary.failed)} of {tests}."
+        )
+    if summary.verdict == "pass":
+        return tone, (
+            f"{method} passes all {tests}: it is as close to models that never saw "
+            f"{target} as the audit's margin asks."
+        )
+    if summary.verdict == CANNOT_TELL:
+        words = formats.in_words(tested)
+        return tone, f"This audit cannot tell whether {words} forgot {target}."
+    return tone, (
+        f"{method} is not told apart, at this power, from models that never saw "
+        f"{target}: it fails none of {tests}."
+    )
+
+
+def _short_gone(audit: AuditReport | None, tested: str | None) -> str:
+    if audit is None or tested not in audit.candidates:
+        return "Unknown."
+    return {
+        FAIL: "Not shown: something differs from retraining.",
+        "pass": "Yes, within the audit's margin.",
+        CANNOT_TELL: "Unknown.",
+    }.get(judgement.summary(audit, tested).verdict, "No trace was found.")
+
+
+def _gone(
+    record: RunRecord, audit: AuditReport | None, tested: str | None
+) -> Iterator[str]:
+    rows = roles.rows_of(record, tested)
+    lows = roles.known([row.u_accuracy for row in rows])
+    if lows:
+        yield _accuracy_sentence(
+            record,
+            f"On the {record.dataset} test images of {roles.forgotten(record)}",
+            rows,
+            "u_accuracy",
+        )
+        equal = [
+            control
+            for control in _controls(record)
+            if (u := _mean(roles.rows_of(record, control), "u_accuracy")) is not None
+            and u <= max(lows)
+        ]
+        if equal:
+            name, does = formats.in_words(equal[0]), roles.CONTROLS[equal[0]]
+            yield f"That alone shows little: {name}, which {does}, reaches it, too."
+    if audit is None or tested not in audit.candidates:
+        return
+    failed = judgement.most_telling(judgement.summary(audit, tested).failed)
+    if failed:
+        found = [
+            f"{test_words(test)} {value_text(test, test.values[tested])} "
+            f"(retrained: {interval_text(test)})"
+            for test in failed
+        ]
+        yield f"It fails {formats.listing(found, 4)}."
+    yield from _control_sentences(audit, tested)
+
+
+def _accuracy_sentence(
+    record: RunRecord, where: str, rows: Sequence[MethodRow], field: str
+) -> str:
+    method = formats.in_words(rows[0].method)
+    sentence = f"{where}, {method} is right on {_seeds(rows, field)}"
+    raw = roles.raw_stage(record)
+    value = getattr(raw, field) if raw is not None else None
+    if value is not None:
+        sentence += f", the raw model on {formats.percent(value)}"
+    retrained = roles.rows_of(record, roles.RETRAIN)
+    if _mean(retrained, field) is not None:
+        sentence += f", retraining on {_seeds(retrained, field)}"
+    return sentence + "."
+
+
+def _seeds(rows: Sequence[MethodRow], field: str) -> str:
+    values = roles.known([getattr(row, field) for row in rows])
+    return f"{formats.spread(values)} ({formats.plural(len(values), 'seed')})"
+
+
+def _mean(rows: Sequence[MethodRow], field: str) -> float | None:
+    values = roles.known([getattr(row, field) for row in rows])
+    return sum(values) / len(values) if values else None
+
+
+def _controls(record: RunRecord) -> list[str]:
+    """The controls of a run, the most trivial first."""
+    names = dict.fromkeys(row.method for row in record.methods)
+    return [control for control in roles.CONTROLS if control in names]
+
+
+def _control_sentences(audit: AuditReport, tested: str) -> Iterator[str]:
+    controls = [name for name in audit.candidates if roles.control_of(name)]
+    as_good = [name for name in controls if not _tests_lost(audit, name, tested)]
+    winning = [name for name in controls if _tests_lost(audit, tested, name)]
+    partly = [name for name in winning if name not in as_good]
+    beaten = [name for name in controls if name not in (*as_good, *winning)]
+
+    def listed(names: list[str]) -> str:
+        return formats.listing([formats.in_words(name) for name in names])
+
+    if as_good:
+        yield (
+            f"It loses to trivial controls: {listed(as_good)} "
+            f"{'has' if len(as_good) == 1 else 'have'} the same or a better verdict "
+            "in every test."
+            if winning
+            else f"It does no better than a trivial control: {listed(as_good)} "
+            f"{'has' if len(as_good) == 1 else 'have'} the same verdicts."
+        )
+    if len(partly) == 1:
+        won = formats.listing(_tests_lost(audit, tested, partly[0]), 3)
+        yield f"{formats.capital(listed(partly))} does better in {won}."
+    elif partly:
+        yield f"Better than it in some tests: {listed(partly)}."
+    if beaten:
+        yield f"It does better than {listed(beaten)}, and worse in no test."
+
+
+def _tests_lost(audit: AuditReport, loser: str, winner: str) -> list[str]:
+    """The tests in which one model has a worse verdict than another."""
+
+    def rank(test: Evidence, name: str) -> int:
+        return _RANK.get(test.verdicts[name], 2)
+
+    return [
+        test_words(test)
+        for test in audit.tests
+        if loser in test.verdicts
+        and winner in test.verdicts
+        and rank(test, loser) < rank(test, winner)
+    ]
+
+
+def _short_price(record: RunRecord, tested: str | None) -> str:
+    ours = _mean(roles.rows_of(record, tested), "r_accuracy")
+    base = _mean(roles.rows_of(record, roles.RETRAIN), "r_accuracy")
+    if ours is None or base is None:
+        return ""
+    points = 100 * (ours - base)
+    if abs(points) < 0.05:
+        return "No accuracy on the other classes."
+    amount = f"{abs(points):.1f} points of accuracy on the other classes"
+    return f"{amount}, {'less' if points < 0 else 'more'} than retraining."
+
+
+def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
+    rows = roles.rows_of(record, tested)
+    accuracy = _mean(rows, "r_accuracy")
+    if accuracy is None:
+        return
+    yield _accuracy_sentence(record, "On all other classes", rows, "r_accuracy")
+    yield from _speed_sentences(record, rows)
+    warning = roles.warning(rows[0].method)
+    if warning:
+        yield f"It {warning}."
+    rounds = max(row.rounds for row in rows)
+    better = []
+    for control in _controls(record):
+        found = roles.rows_of(record, control)
+        kept = _mean(found, "r_accuracy")
+        spent = max((row.rounds for row in found), default=0)
+        if kept is not None and kept > accuracy and spent <= rounds:
+            amount = formats.plural(spent, "round") if spent else "no rounds"
+            better.append(
+                f"{formats.in_words(control)} ({formats.percent(kept)}, {amount})"
+            )
+    if better:
+        yield (
+            f"On price it loses to {'a trivial control' if len(better) == 1 else ''}"
+            f"{'trivial controls' if len(better) > 1 else ''}: "
+            f"{formats.listing(better, 4)} {'keeps' if len(better) == 1 else 'keep'} "
+            "more accuracy for no more rounds."
+        )
+
+
+def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[str]:
+    retrained = speed.reached(roles.rows_of(record, roles.RETRAIN), "retrained")
+    found = speed.reached(rows, "retrained")
+    if not roles.rows_of(record, roles.RETRAIN):
+        yield "Nothing was retrained, so there is no speed to compare with."
+    if found is None:
+        return
+    goal = f"retraining's own {formats.percent(found.accuracy)}"
+    if found.rounds is None or found.late:
+        yield (
+            f"It does not reach {goal} within its "
+            f"{formats.plural(max(row.rounds for row in rows), 'round')}"
+            + (f" in {found.late} of {found.seeds} seeds." if found.rounds else ".")
+        )
+        return
+    own = sum(row.times.own for row in rows) / len(rows)
+    sentence = (
+        f"It reaches {goal} after {formats.number(round(found.rounds, 1))} rounds and "
+        f"{formats.seconds(found.seconds)} ({formats.seconds(own)} of it its own work)"
+    )
+    ratios = speed.speedups(found, retrained)
+    if retrained is not None and retrained.rounds is not None:
+        sentence += (
+            f"; retraining needs {formats.number(round(retrained.rounds, 1))} rounds "
+            f"and {formats.seconds(retrained.seconds)}"
+        )
+    if ratios[0] is not None:
+        sentence += f": {formats.times(ratios[0])} fewer rounds"
+        if ratios[1] is not None:
+            sentence += f", {formats.times(ratios[1])} less time"
+    yield sentence + "."
+    sooner = []
+    for control in _controls(record):
+        other = speed.reached(roles.rows_of(record, control), "retrained")
+        if other is None or other.rounds is None or other.late:
+            continue
+        if other.rounds <= found.rounds:
+            rounds = formats.number(round(other.rounds, 1))
+            sooner.append(f"{formats.in_words(control)} ({rounds})")
+    if sooner:
+        yield f"Controls that need no more rounds: {formats.listing(sooner, 4)}."
+
+
+def _short_sure(audit: AuditReport | None) -> str:
+    if audit is None or not audit.tests:
+        return "Not at all."
+    able = sum(judgement.has_power(test) for test in audit.tests)
+    tests = formats.plural(len(audit.tests), "test")
+    return f"{able} of {tests} could see a difference."
+
+
+def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
+    if audit is None or not audit.tests:
+        yield (
+            "Low accuracy on a class is weak evidence, because hiding one output gives "
+            "it, too."
+        )
+        return
+    seeds = judgement.retrained_models(audit)
+    images = audit.settings.get("forgotten_test_images")
+    on = f" on {images} forgotten test images" if images else ""
+    yield f"They compare with {formats.plural(seeds, 'retrained model')}{on}."
+    confidence = audit.settings.get("confidence", 0.95)
+    error = formats.percent(1 - confidence, 0)
+    if judgement.summary(audit, roles.RAW).family_wise:
+        yield (
+            "The headline's tests are judged together: a retrained model would fail "
+            f"any of them with at most {error} probability."
+        )
+    else:
+        yield (
+            f"Each test alone fails a retrained model with {error} probability, so "
+            f"among {len(audit.tests)} a false failure is likely."
+        )
+    powerless = judgement.powerless_membership(audit)
+    if powerless:
+        yield powerless
+    if seeds < RECOMMENDED_SEEDS:
+        yield "So few retrained models make only large differences visible."
+    if record.chosen_on == "test":
+        yield "Targets and stops were chosen on the test split, which flatters them."
+
+
+def _next(
+    record: RunRecord, audit: AuditReport | None, tested: str | None
+) -> Iterator[str]:
+    if audit is None or not audit.tests:
+        yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
+    if not roles.rows_of(record, roles.RETRAIN):
+        yield "Add retrain to unlearn.methods: everything is measured against it."
+    elif audit is not None and judgement.retrained_models(audit) < RECOMMENDED_SEEDS:
+        yield (
+            f"Retrain {RECOMMENDED_SEEDS} seeds "
+            f"(--config.unlearn.retrain_seeds={RECOMMENDED_SEEDS}) to see smaller "
+            "differences."
+        )
+    if record.methods and not _controls(record):
+        yield (
+            "Add controls (mask_logit, fine_tune_only) to unlearn.methods: without "
+            "them nobody knows whether a trivial change would do as well."
+        )
+    if tested is not None and len(roles.rows_of(record, tested)) == 1:
+        yield "Repeat it with other seeds before trusting the last digit."
+    if audit is not None and tested in audit.candidates:
+        if judgement.summary(audit, tested).verdict == FAIL:
+            yield (
+                "Do not call the class forgotten: choose a stronger method "
+                "(docs/methods.md) or retrain."
+            )

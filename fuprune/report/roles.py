@@ -1,0 +1,206 @@
+"""Which part each model plays in a run, where its rows are, and its colour.
+
+The raw model is grey, retraining is the reference line, and the method under test has
+the accent colour; the others share a colour-blind safe cycle with changing dashes.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fuprune.audit.evidence import AuditReport
+from fuprune.report import formats
+from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
+from fuprune.unlearning.methods import METHODS
+
+RAW = "raw"
+RETRAIN = "retrain"
+RANDOM = "random_init"
+# Ways to bring U-set accuracy to zero that nobody would call forgetting, and what each
+# of them does.
+CONTROLS = {
+    "mask_logit": "only hides the output",
+    "zero_class_row": "only clears the last layer's row of the class",
+    "fine_tune_only": "removes nothing",
+    "prune_random": "cuts channels at random",
+    "prune_lowest": "cuts the channels that matter least for the class",
+    "prune_then_drop_row": "also clears the last layer's row of the class",
+    "retrain_short": "trains again from scratch on a tenth of the rounds",
+}
+_PREFERRED = "class_pruning"
+_CYCLE = 12
+_SEED = re.compile(r"_seed\d+$")
+_RETRAINED = re.compile(r"^retrained(_\d+)?$")
+
+
+def family(name: str) -> str:
+    """Strips the number of a further seed: `retrain_seed2` is a `retrain`."""
+    return _RETRAINED.sub("retrained", _SEED.sub("", name))
+
+
+def is_retrained(name: str) -> bool:
+    """Whether a unit or an audited model is retraining, the reference of all."""
+    return family(name) in (RETRAIN, "retrained")
+
+
+def control_of(name: str) -> str | None:
+    """The control that a method is, with or without a variant's suffix."""
+    return next((control for control in CONTROLS if name.startswith(control)), None)
+
+
+def role(name: str, tested: str | None) -> str:
+    """What a model stands for in the comparison, in words."""
+    if name in (RAW, RANDOM):
+        return "before forgetting" if name == RAW else "untrained"
+    if is_retrained(name):
+        return "gold standard"
+    if tested is not None and family(name) == family(tested):
+        return "under test"
+    return "control" if control_of(name) else "baseline"
+
+
+def warning(method: str) -> str:
+    """What must stand beside the numbers of a method, wherever they stand."""
+    known = METHODS.get(family(method))
+    if known is not None and known.trains_on_forgotten:
+        return "trains on the forgotten images"
+    return ""
+
+
+def tested_method(record: RunRecord, audit: AuditReport | None = None) -> str | None:
+    """The method that a page is about: the paper's if it is there, or the first."""
+    names = [
+        *(audit.candidates if audit else ()),
+        *(row.name for row in record.methods),
+    ]
+    others = [name for name in names if not is_retrained(name) and not control_of(name)]
+    preferred = [name for name in others if name.startswith(_PREFERRED)]
+    return family(next(iter(preferred or others))) if others else None
+
+
+def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
+    """The method under test, other candidates, the rest, the raw model last."""
+    names = sorted(
+        audit.candidates, key=lambda name: family(name) != family(tested or "")
+    )
+    for test in audit.tests:
+        names += [name for name in test.values if name not in names]
+    last = [name for name in (RANDOM, RAW) if name in names]
+    return [name for name in names if name not in last] + last
+
+
+def styles(names: Iterable[str], tested: str | None) -> dict[str, str]:
+    """A CSS class for each model, one for all seeds of a method.
+
+    Args:
+      names: units and audited models, in their order of appearance.
+      tested: the method under test.
+    """
+    chosen: dict[str, str] = {}
+    fixed = {RAW: "raw", RANDOM: "random"}
+    others: dict[str, str] = {}
+    for name in names:
+        kind = family(name)
+        if tested is not None and kind == family(tested):
+            chosen[name] = "main"
+        elif is_retrained(name):
+            chosen[name] = "gold"
+        elif name in fixed:
+            chosen[name] = fixed[name]
+        else:
+            chosen[name] = others.setdefault(kind, f"o{len(others) % _CYCLE}")
+    return chosen
+
+
+def model_styles(record: RunRecord, audit: AuditReport | None) -> dict[str, str]:
+    """The colours of all models of a run, the same on the whole page."""
+    tested = tested_method(record, audit)
+    audited = audited_models(audit, tested) if audit else []
+    units = [row.name for row in record.methods]
+    return styles(dict.fromkeys([RAW, *units, *audited]), tested)
+
+
+def rows_of(record: RunRecord, method: str | None) -> list[MethodRow]:
+    """The results of one method that came to an end, one per seed."""
+    return [row for row in record.methods if row.method == method and row.error is None]
+
+
+def raw_stage(record: RunRecord) -> StageRow | None:
+    """The model before anything was forgotten."""
+    return next((stage for stage in record.stages if stage.stage == RAW), None)
+
+
+def pruned_stages(record: RunRecord, unit: str | None) -> list[StageRow]:
+    """The models of a unit between its cuts, in order."""
+    return [
+        stage
+        for stage in record.stages
+        if stage.method == unit and stage.stage.startswith("pruned")
+    ]
+
+
+def final_stage(record: RunRecord, method: str | None) -> StageRow | None:
+    """The last model of a method's first seed."""
+    stages = [
+        stage
+        for stage in record.stages
+        if family(stage.method) == method
+        and stage.stage != RAW
+        and not stage.stage.startswith("pruned")
+    ]
+    first = [stage for stage in stages if stage.method == stages[0].method]
+    return first[-1] if first else None
+
+
+def stage_title(stage: StageRow) -> str:
+    """Names a stage: `raw`, `class pruning, pruned 9`, `retrain`."""
+    if stage.stage == RAW:
+        return RAW
+    method, step = formats.in_words(stage.method), formats.in_words(stage.stage)
+    ended = not stage.stage.startswith("pruned")
+    return method if ended else f"{method}, {step}"
+
+
+def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:
+    """The unit whose cuts a page shows, and its cuts, one for each class."""
+    tested = tested_method(record)
+    unit = tested if tested in record.cuts else next(iter(record.cuts), "")
+    return unit, record.cuts.get(unit, [])
+
+
+def class_name(record: RunRecord, class_id: int) -> str:
+    """Names a class as the data set does; by its number if it has no name."""
+    names = record.class_names
+    return (names[class_id] if 0 <= class_id < len(names) else "") or str(class_id)
+
+
+def class_label(record: RunRecord, class_id: int) -> str:
+    """Names a class as the data set does, with its number where they differ."""
+    name = class_name(record, class_id)
+    return f"{name} ({class_id})" if name != str(class_id) else name
+
+
+def forgotten(record: RunRecord) -> str:
+    """Names what was to be forgotten: `class cat (3)`, `classes 0 and 9`."""
+    names = [class_label(record, class_id) for class_id in record.classes]
+    if not names:
+        return "the class"
+    return f"{'class' if len(names) == 1 else 'classes'} {formats.listing(names)}"
+
+
+def model_name(record: RunRecord) -> str:
+    """The network's name."""
+    return str(record.model.get("name", ""))
+
+
+def setting(record: RunRecord, dotted: str) -> Any:
+    """Looks up a key such as `partition.bias` in the run's config."""
+    value: Any = record.provenance.config
+    for key in dotted.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def known(values: Sequence[float | None]) -> list[float]:
+    """Those values that are there."""
+    return [value for value in values if value is not None]

@@ -1,0 +1,201 @@
+"""Tables that come out three times: in the page, as Markdown and as CSV.
+
+A cell has the text a person reads and, where it is a number, the full value that goes
+into the CSV. Each form escapes what it must: tags, pipes, spreadsheet formulas.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fuprune.report import formats
+from fuprune.report.markup import Markup, element, printable
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+class Cell(NamedTuple):
+    """One value of a table."""
+
+    text: str
+    value: float | str | None = None  # for the CSV; `None` means `text`
+    kind: str = ""  # "muted", or "highlight" in a row's first cell to tint the row
+    verdict: str = ""  # of the audit, a coloured word beside the text
+
+
+class Column(NamedTuple):
+    """Heading of a column; neighbours with the same `group` share a heading above."""
+
+    title: str
+    numeric: bool = True
+    group: str = ""
+    words: bool = False  # holds sentences: give it room and let it wrap
+
+
+class Table(NamedTuple):
+    """A titled table with a file name of its own."""
+
+    name: str  # file name without its ending; a constant of the program
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+
+def cell(
+    value: object, text: str | None = None, kind: str = "", verdict: str = ""
+) -> Cell:
+    """Makes a cell of a raw value and the text that a person reads."""
+    if value is None:
+        return Cell(text or formats.MISSING, "", kind or "muted", verdict)
+    exact = value if isinstance(value, int | float) else str(value)
+    return Cell(str(value) if text is None else text, exact, kind, verdict)
+
+
+def chip(verdict: str) -> Markup:
+    """Renders a verdict as a coloured word."""
+    tone = _TONES.get(verdict, "unknown")
+    return element("span", {"class": f"chip {tone}"}, verdict.split(" at this ")[0])
+
+
+_TONES = {"pass": "pass", "fail": "fail", "not told apart at this power": "apart"}
+
+
+def to_html(table: Table, caption: bool = True) -> Markup:
+    """Renders a table inside a container that scrolls when it is wider."""
+    heads = []
+    if any(column.group for column in table.columns):
+        heads.append(element("tr", None, *_group_heads(table.columns)))
+    heads.append(
+        element(
+            "tr",
+            None,
+            *(
+                element(
+                    "th",
+                    {"scope": "col", "class": "number" if column.numeric else None},
+                    column.title,
+                )
+                for column in table.columns
+            ),
+        )
+    )
+    body = [
+        element(
+            "tr",
+            {"class": "highlight" if row and row[0].kind == "highlight" else None},
+            *map(_html_cell, row, table.columns, range(len(row))),
+        )
+        for row in table.rows
+    ]
+    return element(
+        "div",
+        {
+            "class": "scroll",
+            "tabindex": "0",
+            "role": "region",
+            "aria-label": f"Table: {table.title}",
+        },
+        element(
+            "table",
+            None,
+            element("caption", None, table.title) if caption else None,
+            element("thead", None, *heads),
+            element("tbody", None, *body),
+        ),
+    )
+
+
+def _group_heads(columns: Sequence[Column]) -> list[Markup]:
+    heads = []
+    start = 0
+    for position in range(1, len(columns) + 1):
+        if position == len(columns) or columns[position].group != columns[start].group:
+            group = columns[start].group
+            span = {"colspan": position - start}
+            heads.append(
+                element("th", span | {"scope": "colgroup", "class": "group"}, group)
+                if group
+                else element("td", span)
+            )
+            start = position
+    return heads
+
+
+def _html_cell(entry: Cell, column: Column, position: int) -> Markup:
+    classes = " ".join(
+        name
+        for name, wanted in (
+            ("number", column.numeric),
+            ("words", column.words),
+            ("muted", entry.kind == "muted"),
+        )
+        if wanted
+    )
+    attributes = {"class": classes or None}
+    content = [entry.text, " ", chip(entry.verdict)] if entry.verdict else [entry.text]
+    if position == 0:
+        return element("th", attributes | {"scope": "row"}, *content)
+    return element("td", attributes, *content)
+
+
+def to_markdown(table: Table) -> str:
+    """Renders a table as GitHub-flavoured Markdown with its title and note."""
+    titles = [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
+    lines = [
+        f"## {markdown_text(table.title)}",
+        "",
+        "| " + " | ".join(map(markdown_text, titles)) + " |",
+        "|" + "|".join("---:" if c.numeric else "---" for c in table.columns) + "|",
+    ]
+    lines += [
+        "| " + " | ".join(markdown_text(_with_verdict(entry)) for entry in row) + " |"
+        for row in table.rows
+    ]
+    if table.note:
+        lines += ["", markdown_text(table.note)]
+    return "\n".join(lines) + "\n"
+
+
+def _with_verdict(entry: Cell) -> str:
+    if entry.verdict and entry.text:
+        return f"{entry.text} ({entry.verdict})"
+    return entry.text or entry.verdict
+
+
+def markdown_text(value: str) -> str:
+    """Escapes text for a line of Markdown."""
+    value = " ".join(printable(value).split())
+    for character in "\\`*_[]|":
+        value = value.replace(character, "\\" + character)
+    return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def to_csv(table: Table) -> str:
+    """Renders a table as CSV with unrounded numbers."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    titles = [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
+    judged = [any(row[p].verdict for row in table.rows) for p in range(len(titles))]
+    header = []
+    for title, has_verdict in zip(titles, judged, strict=True):
+        header += [_csv_text(title)] + [_csv_text(f"{title} verdict")] * has_verdict
+    writer.writerow(header)
+    for row in table.rows:
+        values = []
+        for entry, has_verdict in zip(row, judged, strict=True):
+            values += [_csv_value(entry)] + [_csv_text(entry.verdict)] * has_verdict
+        writer.writerow(values)
+    return buffer.getvalue()
+
+
+def _csv_value(entry: Cell) -> object:
+    value = entry.text if entry.value is None else entry.value
+    return _csv_text(value) if isinstance(value, str) else value
+
+
+def _csv_text(value: str) -> str:
+    """Defuses text that a spreadsheet would take for a formula."""
+    value = printable(value)
+    return "'" + value if value.startswith(_FORMULA_STARTS) else value

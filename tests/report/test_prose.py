@@ -1,0 +1,164 @@
+"""The first screen in words: no failure hidden, controls given their due."""
+
+import pytest
+
+from fuprune.report.judgement import (
+    has_power,
+    interval_text,
+    ordered,
+    powerless_membership,
+)
+from fuprune.report.prose import as_text, first_screen
+from tests.report.fixture import evidence, make_audit, make_record, method_row
+
+PRUNING = "class_pruning"
+
+
+def answers(record=None, audit=None):
+    return found(first_screen(record or make_record(), audit or make_audit()))
+
+
+def found(screen):
+    return {one.question: f"{one.short} {one.details}" for one in screen.answers}
+
+
+def judged(*tests):
+    return first_screen(make_record(), make_audit(*tests))
+
+
+def test_the_first_screen_answers_four_questions_in_order():
+    screen = first_screen(make_record(), make_audit())
+    asked = [answer.question for answer in screen.answers]
+    assert asked == ["Gone?", "At what price?", "How sure?", "What next?"]
+    assert as_text(screen).startswith(screen.headline)
+
+
+def test_one_failure_among_passes_is_the_headline():
+    tests = [evidence(f"test_{i}", {PRUNING: "pass"}) for i in range(9)]
+    result = judged(*tests, evidence("probe_auc", {PRUNING: "fail"}))
+    assert result.tone == "fail"
+    assert result.headline == (
+        "Class pruning can be told from a model that never saw class truck (3): it "
+        "fails 1 of 10 tests."
+    )
+    gone = found(result)["Gone?"]
+    assert "It fails probe AUC 50.0% (retrained: 10.0% to 20.0%)." in gone
+
+
+def test_nothing_decided_is_no_success():
+    result = judged(evidence("a", {PRUNING: "cannot tell"}))
+    assert result.tone == "unknown"
+    assert result.headline.startswith("This audit cannot tell whether class pruning")
+
+
+def test_a_run_without_an_audit_says_so_first():
+    screen = first_screen(make_record(), None)
+    assert screen.headline.startswith(
+        "Not audited: nothing here shows that class truck"
+    )
+    said = found(screen)
+    assert "Run the audit phase" in said["What next?"]
+    assert "Low accuracy on a class is weak evidence" in said["How sure?"]
+
+
+def test_controls_alone_give_no_verdict():
+    audit = make_audit(evidence("a", {"mask_logit": "pass"}))
+    screen = first_screen(make_record(methods=("mask_logit",)), audit)
+    assert "Only controls were audited" in screen.headline
+
+
+def test_accuracy_carries_data_and_seeds():
+    gone = answers()["Gone?"]
+    assert (
+        "On the digits test images of class truck (3), class pruning is right on 0.0% "
+        "(1 seed), the raw model on 90.0%, retraining on 0.0% (2 seeds)."
+    ) in gone
+    assert "mask logit, which only hides the output, reaches it, too" in gone
+
+
+@pytest.mark.parametrize(
+    ("control", "words"),
+    [
+        (("pass", "fail"), "It does no better than a trivial control: mask logit has"),
+        (("pass", "pass"), "It loses to trivial controls: mask logit has the same or"),
+        (("fail", "pass"), "Mask logit does better in relearn."),
+        (("fail", "fail"), "It does better than mask logit, and worse in no test."),
+    ],
+)
+def test_a_control_gets_its_due(control, words):
+    first, second = control
+    result = judged(
+        evidence("a", {PRUNING: "pass", "mask_logit": first}),
+        evidence("relearn", {PRUNING: "fail", "mask_logit": second}),
+    )
+    assert words in found(result)["Gone?"]
+
+
+def test_speed_is_told_in_rounds_and_seconds_with_own_work():
+    price = answers()["At what price?"]
+    assert (
+        "It reaches retraining's own 85.5% after 12 rounds and 22.0 s (2.0 s of it its "
+        "own work); retraining needs 130 rounds and 2.3 min: 10.8× fewer rounds, "
+        "6.36× less time."
+    ) in price
+    assert "Controls that need no more rounds: fine tune only (10)." in price
+
+
+def test_a_target_never_reached_is_said():
+    record = make_record()
+    late = method_row(PRUNING, reached=None)
+    record = record._replace(methods=[late, *record.methods[1:]])
+    price = answers(record)["At what price?"]
+    assert "It does not reach retraining's own 85.5% within its 20 rounds." in price
+
+
+def test_a_cheaper_and_better_control_is_named():
+    price = answers()["At what price?"]
+    assert "On price it loses to a trivial control: fine tune only (87.0%, 20" in price
+
+
+def test_training_on_the_forgotten_images_stands_beside_the_numbers():
+    record = make_record(methods=("relabel", "retrain"))
+    audit = make_audit(evidence("a", {"relabel": "pass"}))
+    price = found(first_screen(record, audit))["At what price?"]
+    assert "It trains on the forgotten images." in price
+
+
+def test_membership_without_power_is_one_line_with_its_reason():
+    line = powerless_membership(make_audit())
+    assert line.startswith(
+        "None of the 2 membership tests can tell: even the raw model"
+    )
+    assert line in answers()["How sure?"]
+    able = evidence("shadow_auc", {PRUNING: "pass", "raw": "fail"}, kind="shadow")
+    assert powerless_membership(make_audit(able)) == ""
+
+
+def test_tests_that_could_see_come_first():
+    audit = make_audit()
+    able = [has_power(test) for test in ordered(audit)]
+    assert able == sorted(able, reverse=True)
+    assert "4 of 6 tests could see a difference" in answers()["How sure?"]
+
+
+def test_few_seeds_and_missing_retraining_are_next_steps():
+    assert "--config.unlearn.retrain_seeds=5" in answers()["What next?"]
+    bare = answers(make_record(methods=(PRUNING,)))
+    assert "Add retrain to unlearn.methods" in bare["What next?"]
+    assert "Add controls" in bare["What next?"]
+    assert "Nothing was retrained" in bare["At what price?"]
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ((None, 0.5), "at most 50.0%"),
+        ((0.25, None), "at least 25.0%"),
+        ((0.25, 0.5), "25.0% to 50.0%"),
+        ((None, None), "any"),
+        (None, "no interval"),
+    ],
+)
+def test_intervals_read_as_words(interval, words):
+    test = evidence("a", {"x": "pass"}, interval=interval)
+    assert interval_text(test) == words

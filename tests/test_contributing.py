@@ -1,0 +1,76 @@
+"""The worked examples of CONTRIBUTING.md are followed to the letter."""
+
+import importlib.util
+import json
+import re
+
+import chex
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from fuprune.unlearning.protocol import UnlearnResult
+
+
+def example(repository, folder, name):
+    """The code that stands below its file's name, as a module."""
+    text = (repository / "CONTRIBUTING.md").read_text()
+    (code,) = re.findall(rf"<!-- {name} -->\n```python\n(.*?)```", text, re.DOTALL)
+    path = folder / name
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_method_of_the_example_keeps_the_contract(repository, tmp_path):
+    from tests.unlearning.small import SmallNet, initial, make_fine_tune, small_data
+
+    method = example(repository, tmp_path, "noisy_head.py").noisy_head
+    model, data, fine_tune = SmallNet(), small_data(), make_fine_tune()
+    variables = initial(model)
+
+    def forget():
+        return method(
+            model, variables, data, (1, 3), key=jax.random.key(7), fine_tune=fine_tune
+        )
+
+    result = forget()
+    assert isinstance(result, UnlearnResult) and result.fit is not None
+    chex.assert_tree_all_finite(result.variables)
+    chex.assert_trees_all_equal(result.variables, forget().variables)
+    json.dumps(dict(result.notes))
+    before = variables["params"]["head"]["kernel"]
+    (stage,) = result.stages
+    after = stage.variables["params"]["head"]["kernel"]
+    changed = np.any(np.asarray(before != after), axis=0)
+    assert changed.tolist() == [False, True, False, True]
+
+
+def test_continuous_integration_is_the_script_of_the_repository(repository):
+    text = (repository / ".github" / "workflows" / "ci.yml").read_text()
+    job = yaml.safe_load(text)["jobs"]["test"]
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == [".ci/run"]
+    project = (repository / "pyproject.toml").read_text()
+    named = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
+    assert job["strategy"]["matrix"]["python"] == named
+
+
+@pytest.mark.parametrize("name", ["bug.yml", "wish.yml", "config.yml"])
+def test_issue_templates_can_be_read(repository, name):
+    form = yaml.safe_load(
+        (repository / ".github" / "ISSUE_TEMPLATE" / name).read_text()
+    )
+    assert form.get("body") or "blank_issues_enabled" in form
+
+
+def test_targets_that_contributors_are_told_of_exist(repository):
+    text = (repository / "CONTRIBUTING.md").read_text()
+    makefile = (repository / "Makefile").read_text()
+    for target in set(re.findall(r"(?m)(?:^|`)make ([a-z-]+)", text)):
+        assert f"\n{target}:" in makefile, target
+    for path in set(re.findall(r"`((?:fuprune|tests)/[a-z_/]+\.(?:py|md))`", text)):
+        assert (repository / path).exists(), path
