@@ -17,7 +17,6 @@ from fuprune.models.adapt import adapt
 from fuprune.surgery import SlimNetwork
 from fuprune.unlearning.methods import METHODS, options_of
 from tests.surgery import networks
-from tests.tiny import tiny_dataset
 
 
 class Plain(nn.Module):
@@ -60,8 +59,11 @@ def run(name, model, variables, data, num_classes):
 
 
 def small_federation(shape=(6, 6, 1), classes=4, number=24):
-    data = tiny_dataset(number, shape=shape, num_classes=classes)
-    return federate(data, np.array_split(np.arange(number), 2))
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (number, *shape), dtype=np.uint8)
+    labels = np.arange(number, dtype=np.int32) % classes
+    parts = np.array_split(np.arange(number), 2)
+    return federate(fuprune.Dataset(images, labels), parts)
 
 
 def test_class_pruning_cuts_a_network_of_somebody_else_and_trains_it():
