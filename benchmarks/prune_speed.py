@@ -23,6 +23,7 @@ import optax
 
 from fuprune import surgery
 from fuprune.models import zoo
+from fuprune.surgery import cutting
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "prune_speed.json"
 
@@ -82,6 +83,7 @@ def measure(name, conv, options):
     candidates = {
         "masked": (model, surgery.mask(model, variables, plan)),
         "compacted": surgery.compact(model, variables, plan),
+        **traced(model, variables, plan),
     }
     runs = {
         name: make_run(*candidate, options) for name, candidate in candidates.items()
@@ -99,10 +101,18 @@ def measure(name, conv, options):
         "masked_seconds": medians["masked"],
         "compacted_seconds": medians["compacted"],
         "time_ratio": medians["compacted"] / medians["masked"],
+        "traced_seconds": medians.get("traced"),
         "flops_ratio": total.flops_after / total.flops_before,
         "parameters_ratio": total.parameters_after / total.parameters_before,
         "seconds": seconds,
     }
+
+
+def traced(model, variables, plan):
+    """The same cut by tracing, for convolutions that are plain XLA."""
+    if model.conv != "xla":
+        return {}
+    return {"traced": cutting.compact(model, variables, plan)}
 
 
 def make_run(model, variables, options):

@@ -17,6 +17,7 @@ import numpy as np
 from flax import traverse_util
 
 from fuprune.errors import InputError
+from fuprune.surgery import observe
 
 Variables = Mapping[str, Any]
 Head = tuple[str, ...]
@@ -83,6 +84,15 @@ def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Output
     Raises:
       ValueError: the model has neither a `features` method nor a dense layer.
     """
+    if not isinstance(model, nn.Module):
+        seen = observe(model, variables, images)
+        features = seen.logits if seen.features is None else seen.features
+        return Outputs(
+            logits=_float(seen.logits),
+            head_logits=_float(seen.head_logits),
+            features=_pooled(features),
+            activations={name: _pooled(x) for name, x in seen.outputs.items()},
+        )
     head = find_head(model, variables, images)
     calls: list[tuple[jax.Array, jax.Array]] = []
     with nn.intercept_methods(_recorder(head, calls)):
@@ -168,6 +178,12 @@ def find_head(model: nn.Module, variables: Variables, images) -> Head | None:
     Returns:
       The path, e.g. `("head",)`, or None if there is none with the logits' shape.
     """
+    if not isinstance(model, nn.Module):
+        found: list[Head | None] = []
+        jax.eval_shape(
+            lambda v, x: found.append(observe(model, v, x).head), variables, images
+        )
+        return found[0]
     calls: list[tuple[Head, tuple[int, ...]]] = []
 
     def record(next_function, args, kwargs, context):
@@ -247,6 +263,8 @@ def _is_captured(module: nn.Module, method_name: str) -> bool:
 
 
 def _mode(model: nn.Module, *, train: bool) -> dict[str, Any]:
+    if not isinstance(model, nn.Module):
+        return {"train": train}
     takes_train = "train" in inspect.signature(type(model).__call__).parameters
     return {"train": train} if takes_train else {}
 

@@ -1,25 +1,206 @@
-"""Networks made smaller: which channels go, and how they are taken out."""
+"""Networks made smaller: which channels go, and how they are taken out.
 
+The door to the room: `mask` and `compact` take networks of the zoo, which are cut by
+their wiring, and any other network, which is cut by tracing it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from fuprune.models import zoo
+from fuprune.models.adapt import adapt
+from fuprune.surgery import cutting, report, wiring
+from fuprune.surgery.cutting import Observed, capture, observe, trace_layers
+from fuprune.surgery.module import SlimModule, arrays_of
 from fuprune.surgery.plan import ORDERS, SCOPES, LayerReport, PrunePlan, make_plan
-from fuprune.surgery.wiring import (
-    compact,
-    compact_tree,
-    cut_optimizer_state,
-    mask,
-    mask_tree,
-    plan_report,
-)
+from fuprune.surgery.slim import PinnedNetwork, SlimNetwork, from_spec, spec
+from fuprune.surgery.trace import Layer, SurgeryError
+from fuprune.surgery.wiring import compact_tree, mask_tree
 
 __all__ = [
     "ORDERS",
+    "Observed",
     "SCOPES",
+    "Layer",
     "LayerReport",
+    "PinnedNetwork",
     "PrunePlan",
+    "SlimModule",
+    "SlimNetwork",
+    "SurgeryError",
+    "capture",
     "compact",
     "compact_tree",
     "cut_optimizer_state",
+    "explain",
+    "from_spec",
+    "kept_channels",
+    "layer_names",
     "make_plan",
     "mask",
     "mask_tree",
+    "observe",
+    "pin",
     "plan_report",
+    "spec",
+    "trace_layers",
 ]
+
+Variables = Mapping[str, Any]
+_NEEDS_VARIABLES = "this network is cut by tracing it; pass its variables as well."
+
+
+def _has_wiring(model: Any) -> bool:
+    return hasattr(model, "wiring")
+
+
+def mask(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> Any:
+    """Kills the channels a plan does not keep; every shape stays as it is.
+
+    Of a dead channel the filter, the scale, the bias and whatever reads it are zero;
+    its running mean is 0 and variance 1. The zoo's layers make it stay dead under any
+    optimizer, provided that the optimizer's moments are cut too (`cut_optimizer_state`)
+    or fresh. A layer that others wrote may revive its bias: train what `compact` gives.
+
+    Args:
+      model: a model of the zoo, a Linen or NNX module, or anything else that
+        `models.adapt` takes.
+      variables: its variables; of an NNX module None, for those it holds.
+      plan: the channels to keep.
+      example: images of the shape [B, H, W, C] that the network takes; found by trial
+        if it does not say.
+
+    Returns:
+      Variables, or for an NNX module given without any, a masked copy of the module.
+    """
+    if _has_wiring(model):
+        return wiring.mask(model, variables, plan)
+    if isinstance(model, nnx.Module) and variables is None:
+        masked = cutting.mask(_network(model), arrays_of(model), plan, example=example)
+        if isinstance(model, SlimModule):
+            return SlimModule(model.slim, masked)
+        return adapt(model).module(masked)
+    return cutting.mask(_network(model), variables, plan, example=example)
+
+
+def compact(
+    model: Any, variables: Any, plan: PrunePlan, *, example: Any = None
+) -> tuple[Any, Any]:
+    """Removes the channels a plan does not keep; the arguments are those of `mask`.
+
+    Returns:
+      A network with fewer channels and its variables: in evaluation the same function
+      as the masked ones, and in training the same gradients. A model of the zoo stays
+      one, an NNX module given without variables becomes a `SlimModule` (and its state),
+      and any other network a `SlimNetwork`.
+    """
+    if _has_wiring(model):
+        return wiring.compact(model, variables, plan)
+    if isinstance(model, nnx.Module) and variables is None:
+        small, cut = cutting.compact(
+            _network(model), arrays_of(model), plan, example=example
+        )
+        if not isinstance(small, SlimNetwork):
+            return model, nnx.state(model)
+        module = SlimModule(small, cut)
+        return module, nnx.state(module)
+    return cutting.compact(_network(model), variables, plan, example=example)
+
+
+def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> Any:
+    """Returns the network in which what `mask` kills stays dead in training.
+
+    A model of the zoo is one already. Arguments are those of `mask`.
+    """
+    if _has_wiring(model):
+        return model
+    return cutting.pin(_network(model), variables, plan, example=example)
+
+
+def _network(model):
+    return model.slim if isinstance(model, SlimModule) else adapt(model)
+
+
+def cut_optimizer_state(
+    model: Any,
+    plan: PrunePlan,
+    opt_state: Any,
+    how: str = "mask",
+    *,
+    variables: Variables | None = None,
+    example: Any = None,
+) -> Any:
+    """Cuts the moments inside any optax state as the parameters were cut.
+
+    Args:
+      model: the model before the cut.
+      plan: the channels to keep.
+      opt_state: state of an optax optimizer of the uncut parameters.
+      how: "mask" or "compact".
+      variables: those before the cut, for a network that is not of the zoo.
+      example: images, as in `mask`.
+    """
+    if _has_wiring(model):
+        return wiring.cut_optimizer_state(model, plan, opt_state, how)
+    if variables is None:
+        raise SurgeryError(
+            "variables are missing: this network is cut by tracing them."
+        )
+    return cutting.cut_optimizer_state(
+        _network(model), variables, plan, opt_state, how, example=example
+    )
+
+
+def plan_report(
+    model: Any,
+    plan: PrunePlan,
+    input_shape: tuple[int, int, int] | None = None,
+    *,
+    variables: Variables | None = None,
+) -> list[LayerReport]:
+    """Returns what a plan does to each layer and, in the last row, to the whole.
+
+    Args:
+      model: the model the plan is for.
+      plan: the channels to keep.
+      input_shape: (H, W, C) of an image; None for the one the model was made for.
+      variables: those before the cut, for a network that is not of the zoo.
+    """
+    if _has_wiring(model):
+        return wiring.plan_report(model, plan, input_shape)
+    if variables is None:
+        raise SurgeryError(
+            "variables are missing: this network is cut by tracing them."
+        )
+    example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
+    return report.plan_report(_network(model), variables, plan, example=example)
+
+
+def explain(
+    model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
+) -> str:
+    """Returns in words what a plan cuts of each layer, and what runs whole and why."""
+    network = _network(model)
+    return report.explain(network, variables, plan, example=example)
+
+
+def layer_names(
+    model: Any, variables: Any = None, *, example: Any = None
+) -> tuple[str, ...]:
+    """Returns the layers that a plan can cut, in forward order: convolutions."""
+    if _has_wiring(model):
+        return zoo.layer_names(model)
+    return tuple(trace_layers(_network(model), variables, example))
+
+
+def kept_channels(
+    model: Any, variables: Any = None, *, example: Any = None
+) -> dict[str, tuple[int, ...]]:
+    """Returns the channels each layer has, as ids in the uncut network."""
+    if _has_wiring(model):
+        wires = model.wiring()
+        return {layer: wires[layer].outputs for layer in zoo.layer_names(model)}
+    return cutting.kept_channels(_network(model), variables, example)

@@ -136,3 +136,28 @@ def _check_choices(values, rate, scope, order, min_channels):
                 f"scores of layer {layer!r} hold {score[~np.isfinite(score)][0]}, but"
                 " must be finite; look for a diverged model."
             )
+
+
+def check_kept(layer: str, keep: np.ndarray, size: int) -> None:
+    """Refuses kept channels that a layer of `size` channels does not have."""
+    if keep.ndim != 1 or not keep.size:
+        raise InputError(
+            f"plan keeps {keep.tolist()} of layer {layer!r}, but must keep a list of at"
+            " least one channel."
+        )
+    if not np.issubdtype(keep.dtype, np.integer):
+        raise InputError(
+            f"plan keeps channels of type {keep.dtype} in layer {layer!r}, but must"
+            " hold integers."
+        )
+    if keep.min() < 0 or keep.max() >= size:
+        outside = keep[(keep < 0) | (keep >= size)][0]
+        raise InputError(
+            f"plan keeps channel {outside} of layer {layer!r}, which has {size};"
+            " channels are positions in the layer as it is."
+        )
+    if np.any(np.diff(keep) <= 0):
+        raise InputError(
+            f"plan keeps {keep.tolist()} of layer {layer!r}, but channels must be"
+            " increasing; sort them and drop repeats."
+        )

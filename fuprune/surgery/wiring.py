@@ -17,7 +17,7 @@ from jax.core import Tracer
 from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
-from fuprune.surgery.plan import LayerReport, PrunePlan
+from fuprune.surgery.plan import LayerReport, PrunePlan, check_kept
 
 Variables = Mapping[str, Any]
 
@@ -124,7 +124,12 @@ def _compacted(model, plan):
     wiring = model.wiring()
     layers = zoo.layer_names(model)
     for layer, keep in plan.keep.items():
-        _check_kept(layer, np.asarray(keep), wiring if layer in layers else {})
+        if layer not in layers:
+            raise InputError(
+                f"plan names layer {layer!r}, which the model has not; make it from"
+                " scores of this model."
+            )
+        check_kept(layer, np.asarray(keep), len(wiring[layer].outputs))
     channels = []
     for layer in layers:
         ids = wiring[layer].outputs
@@ -133,36 +138,6 @@ def _compacted(model, plan):
         if len(ids) < wiring[layer].width:
             channels.append((layer, ids))
     return model.clone(channels=tuple(channels))
-
-
-def _check_kept(layer, keep, wiring):
-    if layer not in wiring:
-        raise InputError(
-            f"plan names layer {layer!r}, which the model has not; make it from scores"
-            " of this model."
-        )
-    size = len(wiring[layer].outputs)
-    if keep.ndim != 1 or not keep.size:
-        raise InputError(
-            f"plan keeps {keep.tolist()} of layer {layer!r}, but must keep a list of at"
-            " least one channel."
-        )
-    if not np.issubdtype(keep.dtype, np.integer):
-        raise InputError(
-            f"plan keeps channels of type {keep.dtype} in layer {layer!r}, but must"
-            " hold integers."
-        )
-    if keep.min() < 0 or keep.max() >= size:
-        outside = keep[(keep < 0) | (keep >= size)][0]
-        raise InputError(
-            f"plan keeps channel {outside} of layer {layer!r}, which has {size};"
-            " channels are positions in the layer as it is."
-        )
-    if np.any(np.diff(keep) <= 0):
-        raise InputError(
-            f"plan keeps {keep.tolist()} of layer {layer!r}, but channels must be"
-            " increasing; sort them and drop repeats."
-        )
 
 
 def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:

@@ -25,6 +25,7 @@ from fuprune.federated.cohort import (
     keep_compiled,
 )
 from fuprune.models.layers import loops_are_fast
+from fuprune.surgery import capture
 from fuprune.unlearning.privacy import clip_scale
 from fuprune.unlearning.protocol import UnlearnError
 
@@ -50,8 +51,17 @@ class Collected(NamedTuple):
 def pooled_convolutions(model, variables, images) -> dict[str, jax.Array]:
     """A_l = AvgPool(ReLU(O_l)) of every convolution (Eqs. 4-5): layer -> [B, C_l].
 
-    Layers are named by module path, without a trailing "conv".
+    Layers are named by module path, without a trailing "conv". Of a network that is not
+    of the zoo they are found by tracing.
     """
+    if not hasattr(model, "wiring"):
+        return {
+            name: jnp.mean(
+                jnp.maximum(output.astype(jnp.float32), 0.0),
+                axis=tuple(range(1, output.ndim - 1)),
+            )
+            for name, output in capture(model, variables, images).items()
+        }
     _, captured = model.apply(
         variables,
         images,

@@ -17,12 +17,14 @@ from fuprune.data.federated import FederatedDataset, drop_classes, take_clients
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess
-from fuprune.models.zoo import layer_names
 from fuprune.surgery import (
     PrunePlan,
     compact,
+    kept_channels,
+    layer_names,
     make_plan,
     mask,
+    pin,
     plan_report,
 )
 from fuprune.unlearning.activations import (
@@ -185,6 +187,7 @@ def class_pruning(
         number = capture_clients or data.num_clients
         participants = choose_participants(capture_key, data, number)
     cohort = take_clients(data, participants)
+    example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
     model_bytes = tree_bytes(variables)
     stages: list[Stage] = []
     notes: dict[str, Any] = {"cuts": [], "model_bytes": model_bytes}
@@ -211,7 +214,8 @@ def class_pruning(
                 seen = protect(collected, jax.random.fold_in(protect_key, number))
             merged = merge_activations(seen, weighting=weighting)
             # Forward order, by which ties are broken; trees come back in another.
-            activations = {layer: merged[layer] for layer in layer_names(model)}
+            names = layer_names(model, variables, example=example)
+            activations = {layer: merged[layer] for layer in names}
             notes["participants"] = len(collected.clients)
             notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
             absent = np.isnan(next(iter(activations.values()))).any(axis=1)
@@ -234,16 +238,26 @@ def class_pruning(
             idf=idf,
             seed=seed,
         )
-        notes["cuts"].append(_describe(model, variables, live, target, decision))
+        notes["cuts"].append(
+            _describe(model, variables, live, target, decision, example)
+        )
         plan = PrunePlan(
             {layer: live[layer][kept] for layer, kept in decision.plan.keep.items()},
             decision.plan.spared,
         )
         if surgery == "compact":
-            model, variables = compact(model, variables, plan)
-            activations = {k: a[:, plan.keep[k]] for k, a in activations.items()}
+            before = kept_channels(model, variables, example=example)
+            model, variables = compact(model, variables, plan, example=example)
+            after = kept_channels(model, variables, example=example)
+            # A depthwise layer loses more than its plan says: what nothing writes.
+            activations = {
+                layer: a[:, np.isin(before[layer], after[layer])]
+                for layer, a in activations.items()
+            }
         else:
-            variables = mask(model, variables, plan)
+            masked = mask(model, variables, plan, example=example)
+            model = pin(model, variables, plan, example=example)
+            variables = masked
         stages.append(Stage(f"pruned_{target}", model, variables))
     fit = fine_tune(model, variables, drop_classes(data, classes), tune_key)
     return UnlearnResult(
@@ -264,16 +278,17 @@ def _live_channels(variables: Variables, activations) -> dict[str, np.ndarray]:
     return live
 
 
-def _describe(model, variables, live, target: int, decision) -> dict[str, Any]:
+def _describe(model, variables, live, target: int, decision, example) -> dict[str, Any]:
     """The cut in JSON form; channels by their ids in the uncut network."""
-    widths = {layer: len(wired.outputs) for layer, wired in model.wiring().items()}
-    if any(len(positions) < widths[layer] for layer, positions in live.items()):
+    channels = kept_channels(model, variables, example=example)
+    if any(len(alive) < len(channels[layer]) for layer, alive in live.items()):
         # A masked network is told as the smaller one that it stands for.
-        model, _ = compact(model, variables, PrunePlan(live))
-    wiring = model.wiring()
+        whole = PrunePlan(live)
+        model, variables = compact(model, variables, whole, example=example)
+        channels = kept_channels(model, variables, example=example)
     scores, cut, ids = {}, {}, {}
     for layer, keep in decision.plan.keep.items():
-        original = np.asarray(wiring[layer].outputs)
+        original = np.asarray(channels[layer])
         scores[layer] = [float(s) for s in decision.scores[layer]]
         ids[layer] = original.tolist()
         cut[layer] = np.delete(original, keep).tolist()
@@ -282,5 +297,10 @@ def _describe(model, variables, live, target: int, decision) -> dict[str, Any]:
         "scores": scores,
         "channels": ids,
         "cut": cut,
-        "plan": [row._asdict() for row in plan_report(model, decision.plan)],
+        "plan": [
+            row._asdict()
+            for row in plan_report(
+                model, decision.plan, example.shape[1:], variables=variables
+            )
+        ],
     }

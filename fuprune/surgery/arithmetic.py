@@ -1,0 +1,441 @@
+"""Rules for primitives that compute: elementwise, products, reductions, windows.
+
+A rule gets an equation of a jaxpr and its operands, and returns its results, held, or
+the reason why it cannot: then the operands are made whole first, which is never wrong,
+only less slim. A rule also notes what it reads of the parameters among its operands.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.surgery.held import (
+    Held,
+    Origin,
+    in_full,
+    intersection,
+    is_static,
+    normal,
+    onto,
+    pick,
+    union,
+    whole,
+)
+
+
+class Notes(Protocol):
+    """What rules tell about parameters; see `trace.Findings`."""
+
+    def read(self, pair: tuple[int, int], kept: Any) -> None:
+        """The kept indices of a parameter's axis, (leaf, axis), are made use of."""
+
+    def overlook(self, pair: tuple[int, int]) -> None:
+        """This use of a parameter's axis does not care which indices are there."""
+
+    def is_channelwise(self, leaf: int) -> bool:
+        """Whether a parameter has one number per channel."""
+
+    def layer(self, leaf, axis, kind, source, result, channel) -> None:
+        """A layer was found: its kernel, what it reads, and what it gives."""
+
+    def biased(self, leaf: int, result: Held) -> None:
+        """The result of a layer after its bias."""
+
+
+Result = list[Held] | str
+Rule = Callable[[Any, Sequence[Held], Notes], Result]
+
+
+# Elementwise primitives.
+
+
+def elementwise(eqn, operands, notes) -> Result:
+    """Any function of corresponding entries; axes of size one stand for any size."""
+    name, shape = eqn.primitive.name, tuple(eqn.outvars[0].aval.shape)
+    if all(h.uniform for h in operands):
+        rest = static_value(eqn, [h.rest for h in operands])
+        data = eqn.primitive.bind(*(h.data for h in operands), **eqn.params)
+        return [whole(data, rest)._replace(uniform=rest is not None)]
+    # A uniform array is a number, whatever its shape.
+    operands = [
+        whole(np.asarray(h.rest), h.rest)._replace(uniform=True) if h.uniform else h
+        for h in operands
+    ]
+    kept, absorbed = _kept_together(name, operands, shape, notes)
+    if absorbed:
+        rest = np.zeros((), eqn.outvars[0].aval.dtype)[()]
+    else:
+        kept, rest = _rest_together(eqn, operands, kept, shape, notes)
+    arrays = [
+        onto(h, _where_wide(h, kept, shape)) if h.shape else h.data for h in operands
+    ]
+    if name == "select_n":
+        sizes = [n if k is None else len(k) for k, n in zip(kept, shape, strict=True)]
+        arrays = [jnp.broadcast_to(array, sizes) for array in arrays]
+    data = eqn.primitive.bind(*arrays, **eqn.params)
+    result = Held(data, shape, normal(kept, shape), rest)
+    result = result._replace(
+        origins=_origins_together(name, operands, result, absorbed, notes)
+    )
+    return [_follow_layer(name, operands, result, notes)]
+
+
+def _kept_together(name, operands, shape, notes):
+    """The kept indices of each axis, and whether a zero outside them is certain."""
+    zeros = {
+        # Zero times anything is zero; so is zero divided.
+        "mul": [h for h in operands if h.has_zero_rest and not h.is_full],
+        "and": [h for h in operands if h.has_zero_rest and not h.is_full],
+        "div": [h for h in operands[:1] if h.has_zero_rest and not h.is_full],
+    }.get(name, [])
+    deciding = operands
+    if name == "select_n" and _same_static_rest(operands[1:]):
+        deciding = operands[1:]  # whichever case is chosen, the rest is the same
+    kept: list[np.ndarray | None] = []
+    for axis, size in enumerate(shape):
+        wide = [h for h in deciding if h.shape and h.shape[axis] == size]
+        if zeros:
+            some = [h.kept[axis] for h in zeros if h.shape[axis] == size]
+            kept.append(functools.reduce(intersection, some, None))
+            continue
+        if all(h.kept[axis] is None for h in wide):
+            kept.append(None)
+            continue
+        some = [
+            h.kept[axis]
+            for h in wide
+            if h.kept[axis] is not None
+            or not (_follows(name, h, axis, shape, notes) or _is_thin(h, shape))
+        ]
+        kept.append(functools.reduce(union, some))
+    return kept, bool(zeros)
+
+
+def _rest_together(eqn, operands, kept, shape, notes):
+    """The rest of the result; kept is widened where it has none."""
+    name, cut = eqn.primitive.name, [i for i, k in enumerate(kept) if k is not None]
+    if not cut:
+        rests = [h.rest for h in operands]
+        if name == "mul" and any(is_static(r) and r == 0 for r in rests):
+            return kept, np.zeros((), eqn.outvars[0].aval.dtype)[()]
+        return kept, static_value(eqn, rests)
+    if name == "select_n" and _same_static_rest(operands[1:]):
+        return kept, operands[1].rest
+    rests = []
+    for h in operands:
+        follows = [
+            bool(h.shape)
+            and (h.kept[i] is not None or _follows(name, h, i, shape, notes))
+            for i in cut
+        ]
+        if (h.uniform and not h.shape) or (h.shape and all(follows)):
+            rests.append(h.rest)
+        elif not any(follows):
+            rests.append(in_full(h) if h.shape else h.data)
+        else:
+            return [None] * len(shape), None
+    if all(is_static(rest) for rest in rests):
+        rest = static_value(eqn, rests)
+    elif name == "mul" and any(is_static(r) and r == 0 for r in rests):
+        rest = np.zeros((), eqn.outvars[0].aval.dtype)[()]
+    elif name in ("select_n", "clamp"):
+        rest = None
+    else:
+        dtypes = [atom.aval.dtype for atom in eqn.invars]
+        rest = eqn.primitive.bind(
+            *(jnp.asarray(r, t) for r, t in zip(rests, dtypes, strict=True)),
+            **eqn.params,
+        )
+    return ([None] * len(shape), None) if rest is None else (kept, rest)
+
+
+def _follows(name, held, axis, shape, notes) -> bool:
+    """Whether parameters die along an axis with the channels they are applied to.
+
+    They do if nothing else is in the array that varies with the channel, as a norm's
+    bias, or if they were multiplied with a statistic of each example, as a group norm's
+    scale is.
+    """
+    if held.kept[axis] is not None or not is_static(held.rest):
+        return False
+    found = [(p, o) for p, o in held.origins.items() if o.axis == axis]
+    if not found or not all(notes.is_channelwise(leaf) for (leaf, _), _ in found):
+        return False
+    if all(origin.pure for _, origin in found):
+        return True
+    return name == "mul" and held.rest == 0 and _is_thin(held, shape)
+
+
+def _is_thin(held, shape) -> bool:
+    """Whether an array is small beside the result, so that computing its rest is."""
+    return bool(held.shape) and 2 * math.prod(held.shape) <= math.prod(shape)
+
+
+def _same_static_rest(operands) -> bool:
+    rests = [h.rest for h in operands]
+    return all(is_static(rest) and rest == rests[0] for rest in rests)
+
+
+def _where_wide(held, kept, shape):
+    return [
+        k if n == m else None for k, n, m in zip(kept, held.shape, shape, strict=True)
+    ]
+
+
+def _origins_together(name, operands, result, absorbed, notes):
+    """Notes the parameters that meet a cut axis; returns those that live on."""
+    origins = {}
+    for h in operands:
+        for pair, origin in h.origins.items():
+            axis = origin.axis
+            if h.shape[axis] != result.shape[axis]:
+                continue
+            pure = origin.pure and all(
+                _is_parameter_along(other, axis, result.shape) for other in operands
+            )
+            if pure:
+                origins[pair] = origin
+            elif result.kept[axis] is not None:
+                follows = absorbed or h.kept[axis] is not None
+                if follows or _follows(name, h, axis, result.shape, notes):
+                    notes.read(pair, result.kept[axis])
+            elif h.kept[axis] is None and is_static(result.rest) and 1 in result.shape:
+                origins[pair] = Origin(axis, False)
+    return origins
+
+
+def _is_parameter_along(held, axis, shape) -> bool:
+    if held.uniform or not held.shape or held.shape[axis] != shape[axis]:
+        return True
+    return any(o.axis == axis and o.pure for o in held.origins.values())
+
+
+def _follow_layer(name, operands, result, notes):
+    """A layer's product stays its product through casts, and until its bias."""
+    found = [h for h in operands if h.layer is not None]
+    if len(found) != 1:
+        return result
+    if name in ("convert_element_type", "copy"):
+        return result._replace(layer=found[0].layer)
+    others = [h for h in operands if h is not found[0]]
+    if name == "add" and all(
+        h.origins and all(o.pure for o in h.origins.values()) for h in others
+    ):
+        notes.biased(found[0].layer, result)
+    return result
+
+
+def static_value(eqn, rests) -> Any:
+    """What a primitive makes of numbers; None unless all are known."""
+    if not all(is_static(rest) for rest in rests):
+        return None
+    numbers = tuple(
+        np.asarray(rest, atom.aval.dtype)[()]
+        for rest, atom in zip(rests, eqn.invars, strict=True)
+    )
+    return _value(eqn.primitive, _Params(eqn.params), numbers)
+
+
+class _Params(dict):
+    """Parameters of an equation, to be compared by how they print."""
+
+    def __hash__(self):
+        return hash(str(self))
+
+    def __eq__(self, other):
+        return str(self) == str(other)
+
+
+@functools.lru_cache(maxsize=4096)
+def _value(primitive, params, numbers):
+    with jax.ensure_compile_time_eval():
+        return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))[()]
+
+
+# Primitives that multiply and add.
+
+
+def convolution(eqn, operands, notes) -> Result:
+    """A convolution, grouped or not: of each group the same places are computed."""
+    params, numbers = dict(eqn.params), eqn.params["dimension_numbers"]
+    if params["batch_group_count"] != 1:
+        return "its batch is grouped"
+    groups, feature = params["feature_group_count"], numbers.lhs_spec[1]
+    (columns, rows), channel = numbers.rhs_spec[:2], numbers.out_spec[1]
+    image = _zero_elsewhere(operands[0], (feature,))
+    kernel = _zero_elsewhere(operands[1], (rows, columns))
+    read_each = image.shape[feature] // groups
+    written_each = kernel.shape[columns] // groups
+    inputs = _indices(image, feature)
+    inputs = inputs[np.isin(inputs % read_each, _indices(kernel, rows))]
+    outputs = _indices(kernel, columns)
+    alive = np.intersect1d(inputs // read_each, outputs // written_each)
+    alive = alive if len(alive) else outputs[:1] // written_each
+    inputs = inputs[np.isin(inputs // read_each, alive)]
+    outputs = outputs[np.isin(outputs // written_each, alive)]
+    read = np.unique(inputs % read_each) if len(inputs) else np.zeros(1, int)
+    written = np.unique(outputs % written_each)
+    features = (alive[:, None] * read_each + read).ravel()
+    computed = (alive[:, None] * written_each + written).ravel()
+
+    params["feature_group_count"] = len(alive)
+    image_kept = _replaced(image.kept, feature, features)
+    kernel_kept = _replaced(_replaced(kernel.kept, rows, read), columns, computed)
+    data = eqn.primitive.bind(
+        onto(image, normal(image_kept, image.shape)),
+        onto(kernel, normal(kernel_kept, kernel.shape)),
+        **params,
+    )
+    data = pick(data, np.searchsorted(computed, outputs), channel)
+    for pair, origin in kernel.origins.items():
+        if origin.axis == rows:
+            notes.read(pair, normal([read], [read_each])[0])
+        if origin.axis == columns and groups > 1:
+            notes.read(pair, normal([outputs], [kernel.shape[columns]])[0])
+    shape = tuple(eqn.outvars[0].aval.shape)
+    kept = normal(_replaced((None,) * len(shape), channel, outputs), shape)
+    result = Held(data, shape, kept, np.zeros((), data.dtype)[()])
+    found = (operands[0], operands[1], columns, result, channel)
+    return [_found_layer(notes, "convolution", *found)]
+
+
+def dot_general(eqn, operands, notes) -> Result:
+    """A matrix product: what either side lacks of a contracted axis is not summed."""
+    (contracted, batched) = eqn.params["dimension_numbers"]
+    sides = [_zero_elsewhere(h, range(len(h.shape))) for h in operands]
+    kept = [list(h.kept) for h in sides]
+    for i, j in (*zip(*contracted, strict=True), *zip(*batched, strict=True)):
+        kept[0][i] = kept[1][j] = intersection(kept[0][i], kept[1][j])
+    arrays = [onto(h, k) for h, k in zip(sides, kept, strict=True)]
+    data = eqn.primitive.bind(*arrays, **eqn.params)
+    out_kept = [kept[0][i] for i in batched[0]]
+    free: list[list[int]] = []
+    for h, k, axes, batch in zip(sides, kept, contracted, batched, strict=True):
+        free.append([i for i in range(len(h.shape)) if i not in (*axes, *batch)])
+        out_kept += [k[i] for i in free[-1]]
+        for pair, origin in h.origins.items():
+            if origin.axis in axes:
+                notes.read(pair, k[origin.axis])
+    result = Held(
+        data,
+        tuple(eqn.outvars[0].aval.shape),
+        tuple(out_kept),
+        np.zeros((), data.dtype)[()],
+    )
+    for side, number in ((operands[1], 1), (operands[0], 0)):
+        if len(free[number]) == 1 and not batched[number] and side.origins:
+            channel = len(free[0]) if number else 0
+            found = (operands[1 - number], side, free[number][0], result, channel)
+            return [_found_layer(notes, "dense", *found)]
+    return [result]
+
+
+def _found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
+    for (leaf, axis), origin in kernel.origins.items():
+        if origin.axis == columns and origin.pure and not notes.is_channelwise(leaf):
+            notes.layer(leaf, axis, kind, source, result, channel)
+            return result._replace(layer=leaf)
+    return result
+
+
+def _zero_elsewhere(held, axes) -> Held:
+    """The array with nothing but zeros outside what is kept, cut along `axes` only."""
+    if held.is_full:
+        return held
+    kept = [k if i in axes else None for i, k in enumerate(held.kept)]
+    if not held.has_zero_rest:
+        kept = [None] * len(kept)
+    return held._replace(data=onto(held, kept), kept=tuple(kept))
+
+
+def _indices(held, axis) -> np.ndarray:
+    kept = held.kept[axis]
+    return np.arange(held.shape[axis]) if kept is None else kept
+
+
+def _replaced(kept, axis, indices) -> tuple:
+    return (*kept[:axis], indices, *kept[axis + 1 :])
+
+
+# Primitives that reduce.
+
+
+def reduce_sum(eqn, operands, notes) -> Result:
+    """A sum: of what is not stored it knows the number and the value."""
+    (held,), axes = operands, eqn.params["axes"]
+    for pair, origin in held.origins.items():
+        # Dead entries of a scale add nothing to a sum of scales.
+        if origin.axis in axes and held.has_zero_rest:
+            if notes.is_channelwise(pair[0]):
+                notes.overlook(pair)
+    result = _reduced(held, axes, jnp.sum(held.data, axes, held.data.dtype))
+    if held.is_full or held.has_zero_rest:
+        return [result._replace(rest=held.rest if held.has_zero_rest else None)]
+    rest = jnp.asarray(held.rest, held.data.dtype)
+    rest = rest if rest.ndim else rest.reshape((1,) * len(held.shape))
+    varies = [
+        n > 1 and k is not None for n, k in zip(rest.shape, held.kept, strict=True)
+    ]
+    if any(varies):
+        return "the rest varies along a cut axis"
+    # Every entry of `rest` stands for this many of the reduced ones.
+    number = math.prod(held.shape[i] // rest.shape[i] for i in axes)
+    stored = math.prod(held.data.shape[i] // rest.shape[i] for i in axes)
+    summed = jnp.sum(rest, axes)
+    result = result._replace(data=result.data + summed * (number - stored))
+    if is_static(held.rest):
+        total = held.rest * math.prod(held.shape[i] for i in axes)
+        return [result._replace(rest=np.asarray(total, held.data.dtype)[()])]
+    return [result._replace(rest=summed * number)]
+
+
+def reduce_extreme(eqn, operands, notes) -> Result:
+    """A maximum or minimum, over stored entries and the rest."""
+    del notes
+    (held,), axes = operands, eqn.params["axes"]
+    if held.is_full:
+        return [whole(eqn.primitive.bind(held.data, **eqn.params))]
+    if not is_static(held.rest):
+        return "the rest is not one number"
+    result = _reduced(held, axes, eqn.primitive.bind(held.data, **eqn.params))
+    if any(held.kept[i] is not None for i in axes):
+        extreme = jnp.minimum if "min" in eqn.primitive.name else jnp.maximum
+        rest = jnp.asarray(held.rest, held.data.dtype)
+        result = result._replace(data=extreme(result.data, rest))
+    return [result._replace(rest=held.rest)]
+
+
+def _reduced(held, axes, data) -> Held:
+    left = [i for i in range(len(held.shape)) if i not in axes]
+    origins = {
+        pair: Origin(left.index(origin.axis), origin.pure)
+        for pair, origin in held.origins.items()
+        if origin.axis in left
+    }
+    return Held(
+        data,
+        tuple(held.shape[i] for i in left),
+        tuple(held.kept[i] for i in left),
+        origins=origins,
+    )
+
+
+def reduce_window(eqn, operands, notes) -> Result:
+    """Pooling: the windows must lie in axes that are not cut."""
+    del notes
+    (held,), params = operands, eqn.params
+    if held.is_full:
+        return [whole(eqn.primitive.bind(held.data, **params))]
+    sizes = params["window_dimensions"]
+    if any(k is not None and n != 1 for k, n in zip(held.kept, sizes, strict=True)):
+        return "windows lie across a cut axis"
+    extreme = eqn.primitive.name in ("reduce_window_max", "reduce_window_min")
+    if not (held.has_zero_rest or (extreme and is_static(held.rest))):
+        return "the rest is summed over windows of different sizes"
+    data = eqn.primitive.bind(held.data, **params)
+    return [Held(data, tuple(eqn.outvars[0].aval.shape), held.kept, held.rest)]

@@ -1,0 +1,340 @@
+"""Surgery on any network by tracing: its layers, mask, and compact."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.models.adapt import adapt
+from fuprune.surgery import trace
+from fuprune.surgery.held import in_full, onto, same
+from fuprune.surgery.plan import PrunePlan, check_kept
+from fuprune.surgery.slim import (
+    PathCuts,
+    PinnedNetwork,
+    SlimNetwork,
+    cut_tree,
+    pathed,
+)
+from fuprune.surgery.trace import Layer, Path, Program, SurgeryError
+
+Variables = Mapping[str, Any]
+# Sides of images to try, for a network that does not say what it takes.
+SIDES = (32, 28, 8, 16, 64, 224, 96, 48, 24, 12, 20, 40, 80, 128, 160, 192, 256, 299)
+
+
+def mask(
+    model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
+) -> Variables:
+    """Kills the channels a plan does not keep; every shape stays as it is.
+
+    What `compact` would remove is filled with zeros, and variances with ones.
+
+    Args:
+      model: what `models.adapt` takes.
+      variables: its variables.
+      plan: the channels to keep.
+      example: images, or an array of their shape [B, H, W, C]; found by trial if the
+        network does not say what it takes.
+    """
+    _, relative = plan_cuts(adapt(model), variables, plan, example)
+    return cut_tree(relative, variables, fill=True)
+
+
+def compact(
+    model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
+) -> tuple[Any, Variables]:
+    """Removes the channels a plan does not keep; the arguments are those of `mask`.
+
+    Returns:
+      A `SlimNetwork` and its variables: the same function as the network with masked
+      variables, and the same gradients.
+    """
+    network = adapt(model)
+    slim, relative = plan_cuts(network, variables, plan, example)
+    if not relative:
+        return model, variables
+    return slim, cut_tree(relative, variables)
+
+
+def pin(
+    model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
+) -> PinnedNetwork:
+    """Returns the network in which what `mask` kills stays dead in training."""
+    slim, relative = plan_cuts(adapt(model), variables, plan, example)
+    return PinnedNetwork(adapt(model), relative, slim.input_shape)
+
+
+def trace_layers(
+    model: Any, variables: Variables, example: Any = None, *, dense: bool = False
+) -> dict[str, Layer]:
+    """Returns the layers whose channels a plan can cut, in forward order.
+
+    Layers are named by the path of their kernel, without "kernel" and a "conv" before
+    it. One whose channels are columns of the network's output is left out.
+
+    Args:
+      model: what `models.adapt` takes.
+      variables: its variables, or their shapes.
+      example: images, as in `mask`.
+      dense: whether dense layers are among them, or convolutions only.
+    """
+    network = adapt(model)
+    program, cuts = program_of(network, variables, example)
+    layers = layers_of(program, cuts)
+    chosen = {n: x for n, x in layers.items() if dense or x.kind == "convolution"}
+    return _without_outputs(program, cuts, chosen)
+
+
+def capture(
+    model: Any, variables: Variables, images: Any, *, dense: bool = False
+) -> dict[str, jax.Array]:
+    """Returns what each layer of `trace_layers` gives, bias included: [B, ..., C]."""
+    network = adapt(model)
+    layers = trace_layers(network, variables, images, dense=dense)
+    program, cuts = program_of(network, variables, images)
+    leaves = jax.tree.leaves(variables)
+    _, findings = trace.run(program, leaves, cuts, [images])
+    captured = {}
+    for name, layer in layers.items():
+        held, channel = findings.outputs[layer.leaf]
+        kept: list[Any] = [None] * len(held.shape)
+        kept[channel] = cuts.get((layer.leaf, layer.axis))
+        captured[name] = jnp.moveaxis(onto(held, kept), channel, -1)
+    return captured
+
+
+class Observed(NamedTuple):
+    """What a network does to a batch."""
+
+    logits: Any  # [B, U]
+    head: Path | None  # of the last dense layer, if it gives the logits
+    head_logits: Any  # [B, U], as they leave that layer
+    features: Any  # [B, ...] what that layer reads, or None
+    outputs: dict[str, Any]  # of all layers but that one, [B, ..., C]
+
+
+def observe(model: Any, variables: Variables, images: Any) -> Observed:
+    """Returns what a network and its layers give in evaluation."""
+    network = adapt(model)
+    program, cuts = program_of(network, variables, images)
+    leaves = jax.tree.leaves(variables)
+    results, findings = trace.run(program, leaves, cuts, [images])
+    logits = in_full(results[0])
+    outputs, head, head_logits, features = {}, None, logits, None
+    for name, layer in layers_of(program, cuts).items():
+        held, channel = findings.outputs[layer.leaf]
+        outputs[name] = jnp.moveaxis(in_full(held), channel, -1)
+        if layer.kind == "dense" and outputs[name].shape == logits.shape:
+            head, head_logits = layer.path[1:-1], outputs[name]
+            features = in_full(findings.inputs[layer.leaf])
+    if head is not None:
+        del outputs[layer_name(("params", *head, "kernel"))]
+    return Observed(logits, head, head_logits, features, outputs)
+
+
+def program_of(
+    network: Any, variables: Variables, example: Any = None
+) -> tuple[Program, trace.Cuts]:
+    """Returns the evaluation of an adapted network, uncut, and what is cut of it."""
+    images = _example(network, variables, example)
+    slim = network
+    if not isinstance(network, SlimNetwork):
+        slim = SlimNetwork(network, (), tuple(images.shape[1:]))
+
+    def call(variables, images):
+        return slim.base.apply(variables, images, train=False)
+
+    return slim.trace(call, variables, (images,))
+
+
+def layers_of(program: Program, cuts: trace.Cuts) -> dict[str, Layer]:
+    """Returns all layers, dense ones and those that write the output included."""
+    _, findings = trace.examine(program, cuts)
+    layers = {}
+    for leaf, (axis, kind) in findings.layers.items():
+        path = program.paths[leaf]
+        size = program.shapes[leaf].shape[axis]
+        channels = len(cuts.get((leaf, axis), range(size)))
+        layers[layer_name(path)] = Layer(path, kind, channels, leaf, axis)
+    return layers
+
+
+def layer_name(path: Path) -> str:
+    """Returns the name of the layer with a kernel at this path."""
+    inner = path[1:] if path[0] == "params" and len(path) > 1 else path
+    inner = inner[:-1] if len(inner) > 1 else inner
+    inner = inner[:-1] if len(inner) > 1 and inner[-1] == "conv" else inner
+    return "/".join(inner)
+
+
+def _without_outputs(program, cuts, layers) -> dict[str, Layer]:
+    """Leaves out the last layers, until what is left cuts no output."""
+    whole = _output_kept(program, cuts, {})
+
+    def harmless(chosen):
+        return same_kept(_output_kept(program, cuts, chosen), whole)
+
+    chosen, dropped = dict(layers), []
+    while chosen and not harmless(chosen):
+        dropped.append(chosen.popitem())
+    for name, layer in reversed(dropped[:-1]):
+        if harmless({**chosen, name: layer}):
+            chosen[name] = layer
+    return {name: layer for name, layer in layers.items() if name in chosen}
+
+
+def _output_kept(program, cuts, layers):
+    """What is kept of each output if the layers lose their first channel."""
+    planned = dict(cuts)
+    for layer in layers.values():
+        if layer.channels > 1:
+            size = program.shapes[layer.leaf].shape[layer.axis]
+            ids = np.asarray(cuts.get((layer.leaf, layer.axis), np.arange(size)))
+            planned[layer.leaf, layer.axis] = ids[1:]
+    results, _ = trace.examine(program, planned)
+    return [held.kept for held in results]
+
+
+def same_kept(first, second) -> bool:
+    """Whether two lists of held arrays keep the same indices."""
+    return all(
+        same(a, b)
+        for one, other in zip(first, second, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def plan_cuts(
+    network: Any, variables: Variables, plan: PrunePlan, example: Any = None
+) -> tuple[SlimNetwork, PathCuts]:
+    """Returns the slim network, and its cuts as positions in these variables."""
+    program, before = program_of(network, variables, example)
+    layers = layers_of(program, before)
+    planned = dict(before)
+    for pair in before:
+        if pair not in {(layer.leaf, layer.axis) for layer in layers.values()}:
+            del planned[pair]
+    for name, keep in plan.keep.items():
+        if name not in layers:
+            raise SurgeryError(
+                f"plan names layer {name!r}, which was not found; the network has"
+                f" {', '.join(layers)}."
+            )
+        layer = layers[name]
+        check_kept(name, np.asarray(keep), layer.channels)
+        size = program.shapes[layer.leaf].shape[layer.axis]
+        pair = (layer.leaf, layer.axis)
+        ids = np.asarray(planned.get(pair, np.arange(size)))[np.asarray(keep)]
+        if len(ids) < size:
+            planned[pair] = ids
+    cuts, _ = trace.find_cuts(program, planned)
+    _check_outputs(program, before, cuts, planned, layers)
+    images = program.jaxpr.jaxpr.invars[len(program.shapes)].aval
+    base = network.base if isinstance(network, SlimNetwork) else network
+    slim = SlimNetwork(base, pathed(cuts, program), tuple(images.shape[1:]))
+    relative = {
+        (leaf, axis): np.searchsorted(before[leaf, axis], ids)
+        if (leaf, axis) in before
+        else ids
+        for (leaf, axis), ids in cuts.items()
+        if len(ids)
+        < len(before.get((leaf, axis), range(program.shapes[leaf].shape[axis])))
+    }
+    return slim, pathed(relative, program)
+
+
+def _check_outputs(program, before, cuts, planned, layers):
+    whole = [held.kept for held in trace.examine(program, before)[0]]
+    if same_kept([held.kept for held in trace.examine(program, cuts)[0]], whole):
+        return
+    guilty = [
+        name
+        for name, layer in layers.items()
+        if (pair := (layer.leaf, layer.axis)) in planned
+        and not same_kept(
+            [h.kept for h in trace.examine(program, {pair: planned[pair]})[0]], whole
+        )
+    ]
+    raise SurgeryError(
+        f"plan cuts {', '.join(map(repr, guilty)) or 'layers'}, whose channels are"
+        " columns of the network's output; leave them out of the plan."
+    )
+
+
+def _example(network, variables, example) -> jax.ShapeDtypeStruct:
+    """The shape of a batch of images: given, said by the network, or found by trial."""
+    if example is not None:
+        shape = tuple(example.shape)
+        return jax.ShapeDtypeStruct(shape, jnp.result_type(example.dtype))
+    said = getattr(network, "input_shape", None)
+    if said is not None:
+        return jax.ShapeDtypeStruct((2, *said), jnp.float32)
+    kernels = [x for x in jax.tree.leaves(variables) if len(x.shape) == 4]
+    depths = sorted({int(x.shape[2]) for x in kernels} & set(range(1, 17)))
+    for depth in [3, 1, *depths]:
+        for side in SIDES:
+            images = jax.ShapeDtypeStruct((2, side, side, depth), jnp.float32)
+            try:
+                jax.eval_shape(
+                    lambda v, x: network.apply(v, x, train=False), variables, images
+                )
+            except Exception:  # Whatever the network says to a wrong shape.
+                continue
+            return images
+    raise SurgeryError(
+        "the network takes images of a size that was not found by trial; pass some:"
+        " compact(model, variables, plan, example=images)."
+    )
+
+
+def kept_channels(
+    model: Any, variables: Variables, example: Any = None
+) -> dict[str, tuple[int, ...]]:
+    """Returns the channels each layer has, as ids in the uncut network."""
+    network = adapt(model)
+    program, cuts = program_of(network, variables, example)
+    return {
+        name: tuple(
+            int(i)
+            for i in cuts.get(
+                (x.leaf, x.axis), np.arange(program.shapes[x.leaf].shape[x.axis])
+            )
+        )
+        for name, x in layers_of(program, cuts).items()
+    }
+
+
+def cut_optimizer_state(
+    model: Any,
+    variables: Variables,
+    plan: PrunePlan,
+    opt_state: Any,
+    how: str = "mask",
+    *,
+    example: Any = None,
+) -> Any:
+    """Cuts moments as `mask` or `compact` cut the parameters.
+
+    A moment is a leaf of the state whose path ends as that of a parameter and that has
+    its shape.
+    """
+    if how not in ("mask", "compact"):
+        raise SurgeryError(f"how is {how!r}, but must be one of mask, compact.")
+    _, relative = plan_cuts(adapt(model), variables, plan, example)
+    pairs, _ = jax.tree_util.tree_flatten_with_path(variables["params"])
+    shapes = {trace.names(path): tuple(leaf.shape) for path, leaf in pairs}
+    axes_of = {path[1:]: axes for path, _, axes in relative if path[0] == "params"}
+
+    def cut_leaf(path, leaf):
+        path = trace.names(path)
+        for start in range(len(path)):
+            inner = path[start:]
+            if inner in shapes and shapes[inner] == tuple(np.shape(leaf)):
+                one = ((("moment",), (), axes_of.get(inner, ())),)
+                return cut_tree(one, {"moment": leaf}, fill=how == "mask")["moment"]
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(cut_leaf, opt_state)

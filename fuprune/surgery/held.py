@@ -1,0 +1,184 @@
+"""Arrays of which only some indices are stored.
+
+A held array stands for a whole one. Along each axis it stores only the `kept` indices;
+everywhere else the whole array equals `rest`, nearly always one number. A channel that
+was cut is an index that is not kept, with rest 0 after its convolution, 0.5 after a
+sigmoid, and so on. `onto` is the only function that moves stored indices about.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+Kept = tuple[np.ndarray | None, ...]  # per axis increasing indices, None for all
+
+
+class Origin(NamedTuple):
+    """Where a parameter's axis has got to in an array made from it.
+
+    Index i of the array's axis depends on the parameter through index i of its own.
+    """
+
+    axis: int  # of the array
+    pure: bool  # whether nothing but parameters varies along this axis
+
+
+class Held(NamedTuple):
+    """An array held by the kept indices of each axis, and the rest."""
+
+    data: Any  # what is stored: shape[i], or len(kept[i]) where the axis is cut
+    shape: tuple[int, ...]  # of the whole array
+    kept: Kept
+    # The value elsewhere: a NumPy scalar, or an array that broadcasts to `shape`. Of an
+    # array that is held in full: the value its parameters would give a dead channel, or
+    # None if it has no such value.
+    rest: Any = None
+    # (leaf, axis of the leaf) -> Origin: the parameters this array is made of.
+    origins: Mapping[tuple[int, int], Origin] = {}
+    uniform: bool = False  # whether every entry equals `rest`
+    layer: int | None = None  # leaf of the kernel whose product this is, bias aside
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every index of every axis is stored."""
+        return all(kept is None for kept in self.kept)
+
+    @property
+    def has_zero_rest(self) -> bool:
+        """Whether the rest is known to be zero before anything runs."""
+        return is_static(self.rest) and not np.any(self.rest)
+
+
+def whole(data: Any, rest: Any = None) -> Held:
+    """Returns an array held in full."""
+    shape = tuple(np.shape(data))
+    return Held(data, shape, (None,) * len(shape), rest)
+
+
+def is_static(rest: Any) -> bool:
+    """Whether a rest is a number on the host, known while the network is traced."""
+    return isinstance(rest, np.generic | np.ndarray) and not np.ndim(rest)
+
+
+def normal(kept: Sequence[Any], shape: Sequence[int]) -> Kept:
+    """Returns kept indices with None wherever all are kept."""
+    return tuple(
+        None if indices is None or len(indices) == size else np.asarray(indices)
+        for indices, size in zip(kept, shape, strict=True)
+    )
+
+
+def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    """Whether two axes keep the same indices."""
+    return (a is None) == (b is None) and (a is None or np.array_equal(a, b))
+
+
+def union(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """Returns the indices that either keeps."""
+    return None if a is None or b is None else np.union1d(a, b)
+
+
+def intersection(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """Returns the indices that both keep, and one at least.
+
+    To hold an index too many is never wrong, while an array of size zero is a nuisance.
+    """
+    if a is None or b is None:
+        return b if a is None else a
+    both = np.intersect1d(a, b)
+    return both if len(both) else a[:1]
+
+
+def onto(held: Held, kept: Sequence[np.ndarray | None]) -> Any:
+    """Returns the data of `held` laid out on other kept indices, the rest filled in."""
+    data, missing = held.data, None
+    for axis, wanted in enumerate(kept):
+        if same(held.kept[axis], wanted):
+            continue
+        size = held.shape[axis]
+        stored = np.arange(size) if held.kept[axis] is None else held.kept[axis]
+        wanted = np.arange(size) if wanted is None else wanted
+        position = np.full(size, -1)
+        position[stored] = np.arange(len(stored))
+        data = pick(data, position[wanted], axis)
+        outside = position[wanted] < 0
+        if outside.any():
+            outside = outside.reshape([-1] + [1] * (len(held.shape) - axis - 1))
+            missing = outside if missing is None else missing | outside
+    if missing is None or held.has_zero_rest:
+        return data
+    rest = jnp.asarray(held.rest, data.dtype)
+    if rest.ndim:
+        laid = [k if n > 1 else None for k, n in zip(kept, rest.shape, strict=True)]
+        rest = onto(whole(rest), laid)
+    return jnp.where(missing, rest, data)
+
+
+def in_full(held: Held) -> Any:
+    """Returns the whole array."""
+    return onto(held, (None,) * len(held.shape))
+
+
+pick_p = Primitive("pick")
+
+
+def pick(array: Any, index: np.ndarray, axis: int) -> Any:
+    """Returns entries `index` of an axis, which are distinct, and 0 for negative ones.
+
+    It is both the gather that narrows and the padding that widens. The transpose of
+    one is the other, so that no gradient is a scatter.
+    """
+    if len(index) == array.shape[axis] and np.array_equal(index, np.arange(len(index))):
+        return array
+    return pick_p.bind(jnp.asarray(array), index=tuple(map(int, index)), axis=axis)
+
+
+def _pick(array, *, index, axis):
+    index = np.asarray(index, int)
+    real = np.flatnonzero(index >= 0)
+    shape = list(array.shape)
+    shape[axis] = len(index)
+    if not len(real):
+        return jnp.zeros(shape, array.dtype)
+    first, last = index[real[0]], index[real[-1]]
+    if last - first == real[-1] - real[0] == len(real) - 1:
+        part = jax.lax.slice_in_dim(array, int(first), int(last) + 1, axis=axis)
+        sides = [(0, 0, 0)] * array.ndim
+        sides[axis] = (int(real[0]), len(index) - 1 - int(real[-1]), 0)
+        return jax.lax.pad(part, jnp.zeros((), array.dtype), sides)
+    taken = jnp.take(array, np.maximum(index, 0), axis=axis, mode="clip")
+    if len(real) == len(index):
+        return taken
+    inside = (index >= 0).reshape([-1] + [1] * (array.ndim - axis - 1))
+    return jnp.where(inside, taken, jnp.zeros((), array.dtype))
+
+
+def _pick_shape(array, *, index, axis):
+    shape = list(array.shape)
+    shape[axis] = len(index)
+    return array.update(shape=tuple(shape), weak_type=False)
+
+
+def _pick_transpose(cotangent, array, *, index, axis):
+    inverse = np.full(array.aval.shape[axis], -1)
+    index = np.asarray(index, int)
+    inverse[index[index >= 0]] = np.flatnonzero(index >= 0)
+    return [pick(cotangent, inverse, axis)]
+
+
+def _pick_batch(arrays, dimensions, *, index, axis):
+    (array,), (dimension,) = arrays, dimensions
+    axis = axis + (dimension <= axis)
+    return pick_p.bind(array, index=index, axis=axis), dimension
+
+
+pick_p.def_impl(_pick)
+pick_p.def_abstract_eval(_pick_shape)
+ad.deflinear2(pick_p, _pick_transpose)
+batching.primitive_batchers[pick_p] = _pick_batch
+mlir.register_lowering(pick_p, mlir.lower_fun(_pick, multiple_results=False))

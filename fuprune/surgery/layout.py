@@ -1,0 +1,275 @@
+"""Rules for primitives that move entries about and compute nothing.
+
+See `arithmetic` for what a rule is.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.surgery.arithmetic import Result
+from fuprune.surgery.held import (
+    Held,
+    Origin,
+    is_static,
+    normal,
+    onto,
+    pick,
+    union,
+    whole,
+)
+
+
+def broadcast_in_dim(eqn, operands, notes) -> Result:
+    """Axes are added, or axes of size one widened."""
+    del notes
+    held, shape = operands[0], tuple(eqn.params["shape"])
+    places = eqn.params["broadcast_dimensions"]
+    if len(operands) > 1:
+        return "its shape is not static"
+    kept: list[np.ndarray | None] = [None] * len(shape)
+    rest_shape = [1] * len(shape)
+    for axis, place in enumerate(places):
+        if held.shape[axis] == shape[place]:
+            kept[place] = held.kept[axis]
+        if not is_static(held.rest) and held.rest is not None:
+            rest_shape[place] = np.shape(held.rest)[axis]
+    sizes = [n if k is None else len(k) for n, k in zip(shape, kept, strict=True)]
+    rest = held.rest
+    if rest is not None and not is_static(rest):
+        rest = jax.lax.broadcast_in_dim(rest, rest_shape, places)
+    origins = {
+        pair: Origin(places[origin.axis], origin.pure)
+        for pair, origin in held.origins.items()
+        if held.shape[origin.axis] == shape[places[origin.axis]]
+    }
+    data = jax.lax.broadcast_in_dim(held.data, sizes, places)
+    return [Held(data, shape, tuple(kept), rest, origins, held.uniform)]
+
+
+def transpose(eqn, operands, notes) -> Result:
+    """Axes change places."""
+    del notes
+    (held,), order = operands, eqn.params["permutation"]
+    rest = held.rest
+    if rest is not None and not is_static(rest):
+        rest = jnp.transpose(rest, order)
+    return [
+        Held(
+            jnp.transpose(held.data, order),
+            tuple(held.shape[i] for i in order),
+            tuple(held.kept[i] for i in order),
+            rest,
+            {
+                pair: Origin(order.index(origin.axis), origin.pure)
+                for pair, origin in held.origins.items()
+            },
+            held.uniform,
+        )
+    ]
+
+
+def reshape(eqn, operands, notes) -> Result:
+    """Runs of axes become other runs: they may join, or split where products allow."""
+    del notes
+    if len(operands) > 1 or eqn.params.get("dimensions") is not None:
+        return "its shape is not static"
+    return _reshaped(operands[0], tuple(eqn.params["new_sizes"]))
+
+
+def squeeze(eqn, operands, notes) -> Result:
+    """Axes of size one go."""
+    del notes
+    (held,), gone = operands, eqn.params["dimensions"]
+    return _reshaped(held, tuple(n for i, n in enumerate(held.shape) if i not in gone))
+
+
+def _reshaped(held, shape) -> Result:
+    kept: list[np.ndarray | None] = [None] * len(shape)
+    moved: dict[int, int] = {}  # axes that are the same before and after
+    for before, after in _runs(held.shape, shape):
+        real_before = [i for i in before if held.shape[i] != 1]
+        real_after = [j for j in after if shape[j] != 1]
+        if len(real_before) == len(real_after) == 1:
+            moved[real_before[0]] = real_after[0]
+            kept[real_after[0]] = held.kept[real_before[0]]
+        elif any(held.kept[i] is not None for i in before):
+            split = _split_indices(
+                [held.kept[i] for i in before],
+                [held.shape[i] for i in before],
+                [shape[j] for j in after],
+            )
+            if split is None:
+                return "a cut axis is split into groups of different sizes"
+            for j, indices in zip(after, split, strict=True):
+                kept[j] = indices
+    rest = held.rest
+    if rest is not None and not is_static(rest):
+        rest_shape = [1] * len(shape)
+        for i, n in enumerate(np.shape(rest)):
+            if n > 1 and i not in moved:
+                return "the rest varies along an axis that is joined or split"
+            if i in moved:
+                rest_shape[moved[i]] = n
+        rest = jnp.reshape(rest, rest_shape)
+    sizes = [n if k is None else len(k) for n, k in zip(shape, kept, strict=True)]
+    origins = {
+        pair: Origin(moved[origin.axis], origin.pure)
+        for pair, origin in held.origins.items()
+        if origin.axis in moved
+    }
+    data = jnp.reshape(held.data, sizes)
+    return [Held(data, shape, normal(kept, shape), rest, origins, held.uniform)]
+
+
+def _runs(before, after):
+    """The shortest runs of axes of equal size on both sides, in order."""
+    i = j = 0
+    while i < len(before) and j < len(after):
+        start, first = i, j
+        left, right = before[i], after[j]
+        i, j = i + 1, j + 1
+        while left != right:
+            if left < right:
+                left, i = left * before[i], i + 1
+            else:
+                right, j = right * after[j], j + 1
+        yield range(start, i), range(first, j)
+    # What is left on either side has size one.
+    yield range(i, len(before)), range(j, len(after))
+
+
+def _split_indices(kept, before, after):
+    """Kept indices of the axes `before` as those of `after`, if that is a product."""
+    indices = [
+        np.arange(n) if k is None else k for k, n in zip(kept, before, strict=True)
+    ]
+    grid = np.meshgrid(*indices, indexing="ij")
+    flat = np.ravel_multi_index(grid, before).ravel()
+    if not after:
+        return []
+    split = [np.unique(part) for part in np.unravel_index(flat, after)]
+    return split if math.prod(map(len, split)) == len(flat) else None
+
+
+def concatenate(eqn, operands, notes) -> Result:
+    """Arrays one after another; what each keeps is shifted to its place."""
+    del notes
+    axis, shape = eqn.params["dimension"], tuple(eqn.outvars[0].aval.shape)
+    rests = {h.rest if is_static(h.rest) else None for h in operands if not h.is_full}
+    if len(rests) > 1 or None in rests:
+        return "its parts have different rests"
+    kept: list = [
+        functools.reduce(union, [h.kept[i] for h in operands])
+        for i in range(len(shape))
+    ]
+    parts, indices, offset = [], [], 0
+    for h in operands:
+        kept[axis] = h.kept[axis]
+        parts.append(onto(h, kept))
+        own = np.arange(h.shape[axis]) if h.kept[axis] is None else h.kept[axis]
+        indices.append(own + offset)
+        offset += h.shape[axis]
+    kept[axis] = np.concatenate(indices)
+    data = jnp.concatenate(parts, axis)
+    rest = rests.pop() if rests else None
+    return [Held(data, shape, normal(kept, shape), rest)]
+
+
+def split(eqn, operands, notes) -> Result:
+    """The inverse of a concatenation."""
+    del notes
+    (held,), axis = operands, eqn.params["axis"]
+    if held.is_full:
+        parts = eqn.primitive.bind(held.data, **eqn.params)
+        return [whole(part) for part in parts]
+    if not is_static(held.rest):
+        return "the rest is not one number"
+    results, start = [], 0
+    for size, atom in zip(eqn.params["sizes"], eqn.outvars, strict=True):
+        stored = (
+            np.arange(held.shape[axis]) if held.kept[axis] is None else held.kept[axis]
+        )
+        inside = np.flatnonzero((stored >= start) & (stored < start + size))
+        kept = list(held.kept)
+        if held.kept[axis] is not None:
+            kept[axis] = stored[inside] - start
+        data = pick(held.data, inside, axis)
+        shape = tuple(atom.aval.shape)
+        results.append(Held(data, shape, normal(kept, shape), held.rest))
+        start += size
+    return results
+
+
+def pad(eqn, operands, notes) -> Result:
+    """Padding an axis with the rest itself costs nothing: indices are shifted."""
+    del notes
+    held, value = operands
+    sides, shape = eqn.params["padding_config"], tuple(eqn.outvars[0].aval.shape)
+    padded = [i for i, side in enumerate(sides) if any(side)]
+    plain = all(min(side) >= 0 and not side[2] for side in sides)
+    if held.is_full and not (value.uniform and plain and len(padded) == 1):
+        data = eqn.primitive.bind(held.data, value.data, **eqn.params)
+        return [whole(data)]
+    if held.is_full:
+        axis = padded[0]
+        kept = [None] * len(shape)
+        kept[axis] = np.arange(held.shape[axis]) + sides[axis][0]
+        return [Held(held.data, shape, normal(kept, shape), value.rest)]
+    if not (plain and value.uniform and is_static(held.rest)):
+        return "it pads by a value that is not static, or cuts"
+    if value.rest != held.rest:
+        return f"it pads by {value.rest}, and the rest is {held.rest}"
+    kept, left = list(held.kept), list(sides)
+    for axis, (low, _, _) in enumerate(sides):
+        if held.kept[axis] is not None:
+            kept[axis] = held.kept[axis] + low
+            left[axis] = (0, 0, 0)
+    fill = jnp.asarray(held.rest, held.data.dtype)
+    data = jax.lax.pad(held.data, fill, left)
+    return [Held(data, shape, normal(kept, shape), held.rest)]
+
+
+def slice_(eqn, operands, notes) -> Result:
+    """A static slice keeps the kept indices that lie in it."""
+    del notes
+    (held,), params = operands, eqn.params
+    shape = tuple(eqn.outvars[0].aval.shape)
+    starts, limits = list(params["start_indices"]), list(params["limit_indices"])
+    strides = list(params["strides"] or [1] * len(shape))
+    if not (held.is_full or is_static(held.rest)):
+        return "the rest is not one number"
+    data, kept = held.data, list(held.kept)
+    for axis, indices in enumerate(held.kept):
+        if indices is None:
+            continue
+        shifted = indices - starts[axis]
+        inside = (shifted >= 0) & (indices < limits[axis])
+        inside = np.flatnonzero(inside & (shifted % strides[axis] == 0))
+        if not len(inside):
+            return "it leaves nothing of a cut axis"
+        data = pick(data, inside, axis)
+        kept[axis] = shifted[inside] // strides[axis]
+        starts[axis], limits[axis], strides[axis] = 0, len(inside), 1
+    data = jax.lax.slice(data, starts, limits, strides)
+    rest = held.rest if not held.is_full or held.uniform else None
+    kept = normal(kept, shape)
+    return [Held(data, shape, kept, rest, uniform=held.uniform)]
+
+
+def rev(eqn, operands, notes) -> Result:
+    """Axes are reversed, and the kept indices with them."""
+    del notes
+    (held,), axes = operands, eqn.params["dimensions"]
+    if not (held.is_full or is_static(held.rest)):
+        return "the rest is not one number"
+    kept = [
+        held.shape[i] - 1 - k[::-1] if k is not None and i in axes else k
+        for i, k in enumerate(held.kept)
+    ]
+    data = jax.lax.rev(held.data, axes)
+    rest = None if held.is_full else held.rest
+    return [Held(data, held.shape, tuple(kept), rest)]

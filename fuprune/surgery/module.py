@@ -1,0 +1,77 @@
+"""A slim network as an NNX module, for those who brought one."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from fuprune.models.adapt import variables_of
+from fuprune.surgery.slim import SlimNetwork, Variables
+
+KINDS = {"params": nnx.Param, "batch_stats": nnx.BatchStat}
+
+
+class SlimModule(nnx.Module):
+    """An NNX module with channels removed.
+
+    Its variables keep their kinds and the names of their places, so that `nnx.split`,
+    `nnx.grad` and optimizers treat it as any module; `train()` and `eval()` switch it.
+    """
+
+    def __init__(self, slim: SlimNetwork, variables: Variables, seed: int = 0):
+        """Takes what `slim.compact` returned for an adapted NNX network."""
+        self.slim = slim
+        for collection, tree in variables.items():
+            kind = KINDS.get(collection, nnx.Variable)
+            setattr(self, collection, _wrapped(tree, kind))
+        self.collections = tuple(variables)
+        self.rngs = nnx.Rngs(dropout=seed)
+        self.deterministic = True
+        self.use_running_average = True
+
+    def __call__(self, images):
+        """Logits [B, U]; in training the running statistics are updated in place."""
+        values = self.variables()
+        if self.deterministic:
+            return self.slim.apply(values, images, train=False)
+        logits, new = self.slim.apply(
+            values,
+            images,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": self.rngs.dropout()},
+        )
+        if not self.use_running_average and "batch_stats" in new:
+            _update(self.batch_stats, new["batch_stats"])
+        return logits
+
+    def variables(self) -> dict[str, Any]:
+        """The arrays as {"params": ..., "batch_stats": ...}."""
+        return {name: _plain(getattr(self, name)) for name in self.collections}
+
+
+def _wrapped(tree, kind):
+    if isinstance(tree, dict):
+        return nnx.Dict({name: _wrapped(child, kind) for name, child in tree.items()})
+    return kind(jax.numpy.asarray(tree))
+
+
+def _plain(tree):
+    if isinstance(tree, nnx.Variable):
+        return tree[...]
+    return {name: _plain(child) for name, child in tree.items()}
+
+
+def _update(tree, values):
+    for name, value in values.items():
+        if isinstance(tree[name], nnx.Variable):
+            tree[name][...] = value
+        else:
+            _update(tree[name], value)
+
+
+def arrays_of(module: nnx.Module) -> dict[str, Any]:
+    """The arrays of any NNX module, slim or not."""
+    if isinstance(module, SlimModule):
+        return module.variables()
+    return variables_of(module)

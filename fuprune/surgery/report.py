@@ -1,0 +1,101 @@
+"""What a plan does to a network that is cut by tracing: sizes, work, and reasons."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from fuprune.surgery import cutting, trace
+from fuprune.surgery.plan import LayerReport, PrunePlan
+from fuprune.surgery.slim import Variables, numbered
+
+
+def plan_report(
+    network: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
+) -> list[LayerReport]:
+    """Returns what a plan does to each layer and, in the last row, to the whole.
+
+    A layer's parameters are those of its kernel, and its FLOPs those of its products on
+    one image. The total counts all parameters, and the products of all layers.
+    """
+    program, before = cutting.program_of(network, variables, example)
+    small, _ = cutting.plan_cuts(network, variables, plan, example)
+    after = numbered(small.cuts, program.paths)
+    layers = cutting.layers_of(program, before)
+    flops = [_layer_flops(program, cuts) for cuts in (before, after)]
+    sizes = [[_size(program, leaf, cuts) for leaf in range(len(program.paths))]
+             for cuts in (before, after)]  # fmt: skip
+    rows = [
+        LayerReport(
+            name,
+            layer.channels,
+            len(after.get((layer.leaf, layer.axis), range(layer.channels))),
+            plan.spared.get(name, 0),
+            sizes[0][layer.leaf],
+            sizes[1][layer.leaf],
+            flops[0][layer.leaf],
+            flops[1][layer.leaf],
+        )
+        for name, layer in layers.items()
+    ]
+    trained = [i for i, path in enumerate(program.paths) if path[0] == "params"]
+    cuttable = [row for row in rows if layers[row.layer].kind == "convolution"]
+    total = LayerReport(
+        "total",
+        sum(row.channels_before for row in cuttable),
+        sum(row.channels_after for row in cuttable),
+        sum(plan.spared.values()),
+        *(sum(size[i] for i in trained) for size in sizes),
+        *(sum(numbers.values()) for numbers in flops),
+    )
+    return [*rows, total]
+
+
+def _size(program, leaf, cuts) -> int:
+    return int(np.prod(trace.cut_shape(program.shapes[leaf], leaf, cuts).shape))
+
+
+def _layer_flops(program, cuts) -> dict[int, int]:
+    """FLOPs of each layer's product on one image, two per multiply-add, by leaf."""
+    _, findings = trace.examine(program, cuts)
+    batch = program.jaxpr.jaxpr.invars[len(program.shapes)].aval.shape[0]
+    flops = {}
+    for leaf, (axis, _) in findings.layers.items():
+        held, _ = findings.outputs[leaf]
+        kernel = trace.cut_shape(program.shapes[leaf], leaf, cuts).shape
+        each = int(np.prod(kernel)) // kernel[axis]
+        flops[leaf] = 2 * each * int(np.prod(held.data.shape)) // batch
+    return flops
+
+
+def explain(
+    network: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
+) -> str:
+    """Returns, in plain text, what was cut from each layer, and what runs whole.
+
+    A primitive runs whole if it has no rule, or its rule does not cover the case. Its
+    cost is the work on entries that had to be filled in, one FLOP each.
+    """
+    rows = plan_report(network, variables, plan, example=example)
+    width = max(len(row.layer) for row in rows)
+    lines = [
+        f"{row.layer:<{width}}  channels {row.channels_before} -> {row.channels_after},"
+        f" parameters {row.parameters_before:,} -> {row.parameters_after:,},"
+        f" FLOPs {row.flops_before:,} -> {row.flops_after:,}"
+        for row in rows
+    ]
+    small, cut = cutting.compact(network, variables, plan, example=example)
+    program, cuts = cutting.program_of(small, cut, example)
+    _, findings = trace.examine(program, cuts)
+    batch = program.jaxpr.jaxpr.invars[len(program.shapes)].aval.shape[0]
+    if not findings.whole:
+        return "\n".join([*lines, "no primitive runs whole"])
+    cost: Counter = Counter()
+    for item in findings.whole:
+        cost[item.primitive, item.reason, item.source] += item.entries // batch
+    for (primitive, reason, source), entries in cost.items():
+        lines.append(
+            f"{primitive} runs whole at {source}: {reason};"
+            f" about {entries:,} FLOPs more per image"
+        )
+    return "\n".join(lines)

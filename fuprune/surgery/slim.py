@@ -1,0 +1,241 @@
+"""The network that is left when channels are removed by tracing.
+
+A slim network is the uncut one and the list of what was cut. Its `apply` traces the
+uncut network and runs the jaxpr on held arrays, so it computes what the masked network
+computes, in evaluation and in training, on the channels that are left alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fuprune.surgery import trace
+from fuprune.surgery.held import in_full, onto
+from fuprune.surgery.trace import Path, Program
+
+Variables = Mapping[str, Any]
+
+
+# Of each cut variable its path, its whole shape, and (axis, kept indices) pairs.
+PathCuts = tuple[
+    tuple[Path, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]], ...
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class SlimNetwork:
+    """A network with channels removed, in the form that `models.adapt` describes."""
+
+    base: Any  # the uncut network, adapted
+    cuts: PathCuts
+    input_shape: tuple[int, ...]  # (H, W, C) of one image
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.base, self.cuts, self.input_shape))
+
+    def __hash__(self) -> int:
+        """By value, computed once: the cuts are long."""
+        return self._hash
+
+    def init(self, key, images, train: bool = False) -> Variables:
+        """Fresh variables: those of the uncut network, cut."""
+        return self.cut(self.base.init(key, images, train=train))
+
+    def apply(
+        self,
+        variables,
+        images,
+        train: bool = False,
+        mask=None,
+        *,
+        mutable: Any = False,
+        rngs=None,
+        **options,
+    ) -> Any:
+        """Logits [B, U], and the updated collections if `mutable` names any.
+
+        Args:
+          variables: cut, as `compact` returned them.
+          images: [B, H, W, C].
+          train: whether this is a step of training.
+          mask: [B], nonzero for real examples; passed on if the network takes one.
+          mutable: names of collections to return.
+          rngs: {"dropout": key}.
+          **options: others of the uncut network's `apply`, `capture_intermediates` for
+            one; what they return has the shapes of the masked network.
+        """
+
+        def call(variables, images, mask, rngs):
+            return self.base.apply(
+                variables,
+                images,
+                train=train,
+                mask=mask,
+                **({"mutable": mutable} if mutable else {}),
+                **({"rngs": rngs} if rngs else {}),
+                **options,
+            )
+
+        arguments = (images, mask, rngs)
+        program, numbers = self.trace(call, variables, arguments)
+        results, _ = trace.run(
+            program,
+            jax.tree.leaves(variables),
+            numbers,
+            jax.tree.leaves(arguments),
+        )
+        kept = {path: dict(axes) for path, _, axes in self.cuts}
+        leaves = []
+        for path, held in zip(program.out_paths, results, strict=True):
+            # New statistics are cut as the old ones are; everything else is whole.
+            axes = kept.get(path[1:], {}) if mutable else {}
+            wanted = [axes.get(axis) for axis in range(len(held.shape))]
+            wanted = [None if ids is None else np.asarray(ids) for ids in wanted]
+            leaves.append(onto(held, wanted) if axes else in_full(held))
+        return jax.tree.unflatten(program.out_tree, leaves)
+
+    def cut(self, variables: Any, fill: bool = False) -> Any:
+        """Cuts variables of the uncut network, or fills what is dead in them."""
+        return cut_tree(self.cuts, variables, fill)
+
+    def trace(self, call, variables, arguments) -> tuple[Program, trace.Cuts]:
+        """Traces a call of the uncut network; returns also what is cut of it."""
+        shapes = {path: shape for path, shape, _ in self.cuts}
+        uncut = jax.tree_util.tree_map_with_path(
+            lambda path, x: jax.ShapeDtypeStruct(
+                shapes.get(trace.names(path), x.shape), x.dtype
+            ),
+            variables,
+        )
+        program = trace.trace(call, uncut, *arguments)
+        return program, numbered(self.cuts, program.paths)
+
+
+@dataclasses.dataclass(frozen=True)
+class PinnedNetwork:
+    """A network whose dead channels stay dead, whatever an optimizer does to them.
+
+    Entries that `mask` filled are read as the constants they were filled with, and so
+    have no gradient.
+    """
+
+    base: Any  # the network, adapted
+    cuts: PathCuts  # what is left of each variable
+    input_shape: tuple[int, ...]  # (H, W, C) of one image
+
+    def init(self, key, images, train: bool = False) -> Variables:
+        """Fresh variables, masked."""
+        return cut_tree(self.cuts, self.base.init(key, images, train=train), fill=True)
+
+    def apply(
+        self,
+        variables,
+        images,
+        train: bool = False,
+        mask=None,
+        *,
+        mutable: Any = False,
+        rngs=None,
+        **options,
+    ) -> Any:
+        """What the network gives for masked variables; see `SlimNetwork.apply`."""
+        options |= {"mutable": mutable} if mutable else {}
+        options |= {"rngs": rngs} if rngs else {}
+        variables = cut_tree(self.cuts, variables, fill=True)
+        return self.base.apply(variables, images, train=train, mask=mask, **options)
+
+
+def pathed(cuts: trace.Cuts, program: Program) -> PathCuts:
+    """Cuts by path, in the order of the leaves."""
+    grouped: dict[int, list] = {}
+    for leaf, axis in sorted(cuts):
+        ids = tuple(int(i) for i in cuts[leaf, axis])
+        grouped.setdefault(leaf, []).append((axis, ids))
+    return tuple(
+        (program.paths[leaf], tuple(program.shapes[leaf].shape), tuple(axes))
+        for leaf, axes in grouped.items()
+    )
+
+
+def numbered(cuts: PathCuts, paths: Sequence[Path]) -> trace.Cuts:
+    """Cuts by number of the leaf, of those variables that are there."""
+    numbers = {path: number for number, path in enumerate(paths)}
+    return {
+        (numbers[path], axis): np.asarray(ids)
+        for path, _, axes in cuts
+        if path in numbers
+        for axis, ids in axes
+    }
+
+
+def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
+    """Takes the kept entries of the leaves at the paths of `cuts`, or fills others."""
+    axes_at = {path: axes for path, _, axes in cuts}
+
+    def cut_leaf(path, leaf):
+        path = trace.names(path)
+        axes = axes_at.get(path, ())
+        numpy = jnp if isinstance(leaf, Tracer) else np
+        result = leaf if numpy is jnp or not axes else np.asarray(leaf)
+        for axis, ids in axes:
+            if fill:
+                kept = np.isin(np.arange(leaf.shape[axis]), ids)
+                kept = kept.reshape([-1] + [1] * (leaf.ndim - axis - 1))
+                dead = np.asarray(trace.dead_value(path), leaf.dtype)
+                result = numpy.where(kept, result, dead)
+            else:
+                result = numpy.take(result, np.asarray(ids), axis=axis)
+        if not axes or isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
+            return result
+        return jax.device_put(result, leaf.sharding)
+
+    return jax.tree_util.tree_map_with_path(cut_leaf, tree)
+
+
+def spec(network: SlimNetwork) -> dict[str, Any]:
+    """Returns what was cut, fit for JSON; `from_spec` rebuilds it on the base."""
+    return {
+        "input_shape": list(network.input_shape),
+        "cuts": [
+            {
+                "path": list(path),
+                "shape": list(shape),
+                "axes": {str(axis): list(ids) for axis, ids in axes},
+            }
+            for path, shape, axes in network.cuts
+        ],
+    }
+
+
+def from_spec(base: Any, spec: Mapping[str, Any]) -> SlimNetwork:
+    """Returns the slim network that a spec describes, checking every value in it.
+
+    Args:
+      base: the uncut network, adapted. A spec is data and holds no code: whoever wrote
+        the network brings it again.
+      spec: what `spec` returned.
+    """
+    cuts = []
+    for entry in spec["cuts"]:
+        shape = tuple(int(n) for n in entry["shape"])
+        axes = []
+        for name, ids in entry["axes"].items():
+            axis, ids = int(name), tuple(int(i) for i in ids)
+            increasing = all(a < b for a, b in zip(ids, ids[1:], strict=False))
+            inside = 0 <= axis < len(shape) and ids and ids[0] >= 0
+            if not (inside and increasing and ids[-1] < shape[axis]):
+                raise trace.SurgeryError(
+                    f"spec keeps {list(ids)} along axis {axis} of"
+                    f" {'/'.join(map(str, entry['path']))}, which has shape"
+                    f" {list(shape)}; allowed: increasing indices inside it."
+                )
+            axes.append((axis, ids))
+        cuts.append((tuple(map(str, entry["path"])), shape, tuple(axes)))
+    return SlimNetwork(base, tuple(cuts), tuple(int(n) for n in spec["input_shape"]))

@@ -1,0 +1,357 @@
+"""A network's own jaxpr, run on held arrays.
+
+`interpret` runs it. `find_layers` and `find_cuts` run it on shapes alone, to see which
+layers there are and which rows and columns of every parameter are left once a plan has
+been carried out: a parameter that is applied to a dead channel dies with it, and what a
+kernel would read of a dead channel is not stored.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from fuprune.errors import InputError
+from fuprune.surgery.held import Held, Origin, in_full, normal, onto, same, union, whole
+from fuprune.surgery.rules import RULES
+
+Path = tuple[str, ...]
+Cuts = Mapping[tuple[int, int], np.ndarray]  # (leaf, axis) -> kept indices
+
+
+class SurgeryError(InputError):
+    """A network or a plan that cannot be cut as it stands."""
+
+
+class Layer(NamedTuple):
+    """A layer whose output channels can be cut."""
+
+    path: Path  # of its kernel among the variables
+    kind: str  # "convolution" or "dense"
+    channels: int  # that it has as it is
+    leaf: int  # number of the kernel among the leaves of the variables
+    axis: int  # of the kernel, along which its output channels lie
+
+
+class Whole(NamedTuple):
+    """A primitive that ran on whole operands although they were held."""
+
+    primitive: str
+    reason: str
+    source: str  # file and line of the network's code
+    entries: int  # that were filled in for it
+
+
+@dataclasses.dataclass
+class Findings:
+    """What an interpretation finds out about the parameters; see `arithmetic.Notes`."""
+
+    leaves: Sequence[Any]  # of the variables, or their shapes
+    reads: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
+    layers: dict[int, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    outputs: dict[int, tuple[Held, int]] = dataclasses.field(default_factory=dict)
+    inputs: dict[int, Held] = dataclasses.field(default_factory=dict)
+    whole: list[Whole] = dataclasses.field(default_factory=list)
+    handled: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+
+    def read(self, pair, kept):
+        """An axis of a parameter is used, at these indices or (None) at all."""
+        self.handled.add(pair)
+        if pair in self.reads:
+            kept = union(self.reads[pair], kept)
+        self.reads[pair] = kept
+
+    def overlook(self, pair):
+        """An axis of a parameter is used in a way that no dead entry changes."""
+        self.handled.add(pair)
+
+    def is_channelwise(self, leaf):
+        """Whether only one axis of a parameter is longer than one."""
+        shape = self.leaves[leaf].shape
+        return bool(shape) and max(shape) == np.prod(shape)
+
+    def layer(self, leaf, axis, kind, source, result, channel):
+        """A kernel was applied, and gave this result, channels along this axis."""
+        seen = self.layers.setdefault(leaf, (axis, kind))
+        if seen[0] != axis:
+            raise SurgeryError(
+                f"parameter {leaf} is used twice in ways that disagree: its output"
+                f" channels lie along axis {seen[0]} in one use and {axis} in another;"
+                " give each use a parameter of its own."
+            )
+        self.outputs.setdefault(leaf, (result, channel))
+        self.inputs.setdefault(leaf, source)
+
+    def biased(self, leaf, result):
+        """A bias was added to what a kernel gave."""
+        if leaf in self.outputs:
+            self.outputs[leaf] = (result, self.outputs[leaf][1])
+
+
+def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
+    """Runs a jaxpr on held arrays.
+
+    Args:
+      jaxpr: `jax.extend.core.Jaxpr`.
+      constants: the values of its constants.
+      operands: a `Held` for each of its inputs.
+      findings: is told what becomes of the parameters.
+    """
+    values: dict[Any, Held] = {}
+
+    def read(atom) -> Held:
+        if isinstance(atom, core.Literal):
+            return _constant(atom.val, atom.aval)
+        return values[atom]
+
+    values.update(zip(jaxpr.constvars, map(whole, constants), strict=True))
+    values.update(zip(jaxpr.invars, operands, strict=True))
+    for eqn in jaxpr.eqns:
+        results = _evaluate(eqn, [read(atom) for atom in eqn.invars], findings)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _constant(value, aval) -> Held:
+    if np.ndim(value) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return whole(value)
+    number = np.asarray(value, aval.dtype)[()]
+    return whole(value, number)._replace(uniform=True)
+
+
+def _evaluate(eqn, operands, findings) -> list[Held]:
+    name = eqn.primitive.name
+    if name in CALLS:
+        return CALLS[name](eqn, operands, findings)
+    if all(h.is_full and not h.origins and h.rest is None for h in operands):
+        return _run_whole(eqn, operands)
+    findings.handled.clear()
+    results = "there is no rule for it"
+    if name in RULES:
+        results = RULES[name](eqn, operands, findings)
+    if isinstance(results, str):
+        missing = sum(
+            int(np.prod(h.shape)) - int(np.prod(np.shape(h.data)))
+            for h in operands
+            if not h.is_full
+        )
+        if missing:
+            findings.whole.append(Whole(name, results, _source(eqn), missing))
+        results = _run_whole(eqn, operands)
+    going_on = set().union(*(h.origins for h in results))
+    for h in operands:
+        for pair in h.origins:
+            if pair not in going_on and pair not in findings.handled:
+                findings.read(pair, None)
+    return results
+
+
+def _run_whole(eqn, operands) -> list[Held]:
+    results = _bind(eqn, [h.data if h.is_full else in_full(h) for h in operands])
+    return [whole(result) for result in results]
+
+
+def _bind(eqn, arrays) -> list[Any]:
+    """Runs one equation on whole arrays, as JAX does."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # Up to JAX 0.8 the functions of a call come apart from its other parameters.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    results = eqn.primitive.bind(*functions, *arrays, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _source(eqn) -> str:
+    from jax._src import source_info_util
+
+    return source_info_util.summarize(eqn.source_info)
+
+
+# Calls.
+
+
+def _inner(eqn):
+    """The jaxpr that a call runs, and its constants."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(name)
+        if inner is not None:
+            return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+    raise SurgeryError(f"primitive {eqn.primitive.name} calls nothing.")
+
+
+def _call(eqn, operands, findings) -> list[Held]:
+    jaxpr, constants = _inner(eqn)
+    return interpret(jaxpr, constants, operands, findings)
+
+
+def _custom_jvp(eqn, operands, findings) -> list[Held]:
+    """A function with a derivative of its own, which is kept.
+
+    The derivative is a jaxpr as well: it runs on the same indices, with tangents that
+    are zero elsewhere.
+    """
+    if all(h.is_full for h in operands) and not any(h.origins for h in operands):
+        return _run_whole(eqn, operands)
+    jaxpr, constants = _inner(eqn)
+    results = interpret(jaxpr, constants, operands, findings)
+    if not all(h.rest is None or np.ndim(h.rest) == 0 for h in operands):
+        return results
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals):
+        return results
+    silent = dataclasses.replace(
+        findings, reads={}, layers={}, outputs={}, inputs={}, whole=[]
+    )
+
+    @jax.custom_jvp
+    def function(*arrays):
+        held = [h._replace(data=a) for h, a in zip(operands, arrays, strict=True)]
+        return [h.data for h in interpret(jaxpr, constants, held, silent)]
+
+    @function.defjvp
+    def derivative(primals, tangents):
+        rule = jax.make_jaxpr(lambda *pair: jax.jvp(lambda *x: _bind(eqn, x), *pair))(
+            avals, avals
+        )
+        held = [h._replace(data=a) for h, a in zip(operands, primals, strict=True)]
+        held += [
+            Held(t, h.shape, h.kept, np.zeros((), t.dtype)[()])
+            for h, t in zip(operands, tangents, strict=True)
+        ]
+        found = interpret(rule.jaxpr, rule.consts, held, silent)
+        like = [*results, *results]
+        laid = [onto(h, r.kept) for h, r in zip(found, like, strict=True)]
+        return laid[: len(results)], laid[len(results) :]
+
+    arrays = function(*(h.data for h in operands))
+    return [h._replace(data=a) for h, a in zip(results, arrays, strict=True)]
+
+
+CALLS: dict[str, Callable] = {
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
+        _call,
+    ),
+    "custom_jvp_call": _custom_jvp,
+}
+
+
+# The network as a whole.
+
+
+class Program(NamedTuple):
+    """A network traced at one batch."""
+
+    jaxpr: Any  # closed, of the variables' leaves and then those of the arguments
+    paths: tuple[Path, ...]  # of the variables' leaves
+    shapes: tuple[jax.ShapeDtypeStruct, ...]  # of the variables' leaves, uncut
+    out_paths: tuple[Path, ...]  # of the leaves of the result
+    out_tree: Any
+
+
+def trace(function: Callable, variables: Any, *arguments: Any) -> Program:
+    """Traces `function(variables, *arguments)`; arrays may be shapes."""
+    pairs, tree = jax.tree_util.tree_flatten_with_path(variables)
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in pairs)
+    jaxpr, out = jax.make_jaxpr(function, return_shape=True)(
+        jax.tree.unflatten(tree, shapes), *arguments
+    )
+    out_pairs, out_tree = jax.tree_util.tree_flatten_with_path(out)
+    return Program(
+        jaxpr,
+        tuple(names(path) for path, _ in pairs),
+        shapes,
+        tuple(names(path) for path, _ in out_pairs),
+        out_tree,
+    )
+
+
+def names(path) -> Path:
+    """Returns a tree path as plain strings."""
+    return tuple(
+        str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+        for key in path
+    )
+
+
+def dead_value(path: Path) -> int:
+    """Returns what a parameter holds for a dead channel: 1 for a variance, else 0."""
+    return 1 if path and path[-1].startswith("var") else 0
+
+
+def run(
+    program: Program, leaves: Sequence[Any], cuts: Cuts, arguments: Sequence[Any]
+) -> tuple[list[Held], Findings]:
+    """Runs a program on the cut leaves of its variables.
+
+    Args:
+      program: of the uncut network.
+      leaves: of the variables, each cut along the axes that `cuts` names.
+      cuts: (leaf, axis) -> kept indices.
+      arguments: leaves of the other arguments, whole.
+    """
+    operands = []
+    for number, (leaf, shape) in enumerate(zip(leaves, program.shapes, strict=True)):
+        axes = range(len(shape.shape))
+        kept = normal([cuts.get((number, i)) for i in axes], shape.shape)
+        origins = {(number, i): Origin(i, True) for i in axes}
+        rest = None
+        if not jax.dtypes.issubdtype(shape.dtype, jax.dtypes.extended):
+            rest = np.asarray(dead_value(program.paths[number]), shape.dtype)[()]
+        operands.append(Held(leaf, shape.shape, kept, rest, origins))
+    operands += map(whole, arguments)
+    findings = Findings(program.shapes)
+    constants = program.jaxpr.consts
+    return interpret(program.jaxpr.jaxpr, constants, operands, findings), findings
+
+
+def examine(program: Program, cuts: Cuts) -> tuple[list[Held], Findings]:
+    """`run` on shapes alone: nothing is computed."""
+    found = []
+    inputs = [var.aval for var in program.jaxpr.jaxpr.invars[len(program.shapes) :]]
+
+    def go(leaves, arguments):
+        found.append(run(program, leaves, cuts, arguments))
+        return 0
+
+    jax.eval_shape(
+        go,
+        [cut_shape(shape, i, cuts) for i, shape in enumerate(program.shapes)],
+        [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in inputs],
+    )
+    return found[0]
+
+
+def cut_shape(shape, number: int, cuts: Cuts) -> jax.ShapeDtypeStruct:
+    """Returns the shape of a leaf after its cuts."""
+    sizes = [
+        len(cuts[number, axis]) if (number, axis) in cuts else size
+        for axis, size in enumerate(shape.shape)
+    ]
+    return jax.ShapeDtypeStruct(sizes, shape.dtype)
+
+
+def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, Findings]:
+    """Returns every cut that planned ones bring about, and how the network then runs.
+
+    Each pass sees the parameters that died in the one before. The last changes nothing.
+    """
+    cuts: dict[tuple[int, int], np.ndarray] = dict(planned)
+    for _ in range(20):
+        results, findings = examine(program, cuts)
+        after = dict(planned)
+        for pair, kept in findings.reads.items():
+            if kept is not None:
+                if pair in planned:
+                    kept = np.intersect1d(kept, planned[pair])
+                after[pair] = kept
+        if after.keys() == cuts.keys() and all(same(after[p], cuts[p]) for p in cuts):
+            return cuts, findings
+        cuts = after
+    raise SurgeryError(
+        "the cuts of this network do not settle; a parameter is used in ways that"
+        " disagree."
+    )

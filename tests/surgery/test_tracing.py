@@ -1,0 +1,351 @@
+"""Tracing cuts networks that we did not write, and the zoo's as their wiring does."""
+
+import functools
+import json
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from fuprune import surgery
+from fuprune.models import zoo
+from fuprune.models.adapt import adapt
+from fuprune.surgery import PrunePlan, cutting, trace
+from tests.models import drawing
+from tests.surgery import networks
+
+FAST = ("mobilenet", "convnext", "vit")
+
+
+def bring(name):
+    """A network, adapted, its variables, and a few images."""
+    made = networks.NETWORKS[name].make()
+    if isinstance(made, nnx.Module):
+        kind = type(made)
+        made = functools.partial(_make, kind)
+    network = adapt(made)
+    images = np.random.default_rng(1).normal(size=(4, *networks.INPUT_SHAPE))
+    return network, networks.variables_of(network), jnp.asarray(images, jnp.float32)
+
+
+def _make(kind, rngs):
+    return kind(rngs=rngs)
+
+
+def plan_for(layers, seed=0, share=0.6):
+    generator = np.random.default_rng(seed)
+    return PrunePlan(
+        {
+            name: np.sort(
+                generator.permutation(layer.channels)[
+                    : max(1, int(share * layer.channels))
+                ]
+            )
+            for name, layer in layers.items()
+        }
+    )
+
+
+def loss_and_gradients(network, images):
+    """A jitted training step's loss, new statistics and gradients."""
+
+    def loss(params, rest):
+        logits, new = network.apply(
+            {"params": params, **rest},
+            images,
+            train=True,
+            mask=jnp.ones(len(images)),
+            mutable=["batch_stats"],
+            rngs={"dropout": jax.random.key(3)},
+        )
+        labels = jnp.arange(len(images)) % networks.CLASSES
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.mean(losses), dict(new)
+
+    def step(variables):
+        rest = {k: v for k, v in variables.items() if k != "params"}
+        grad = jax.value_and_grad(loss, has_aux=True)
+        (value, new), gradients = grad(variables["params"], rest)
+        return value, new, gradients
+
+    return jax.jit(step)
+
+
+def assert_close(actual, expected, tolerance=2e-6):
+    scale = max(
+        [1.0, *(float(np.abs(x).max()) for x in jax.tree.leaves(expected) if x.size)]
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance * scale),
+        actual,
+        expected,
+    )
+
+
+def check(name):
+    case = networks.NETWORKS[name]
+    network, variables, images = bring(name)
+    layers = surgery.trace_layers(network, variables, images, dense=case.dense)
+    plan = plan_for(layers)
+    small, cut = surgery.compact(network, variables, plan, example=images)
+    masked = surgery.mask(network, variables, plan, example=images)
+
+    evaluate = jax.jit(lambda v, x: network.apply(v, x, train=False))
+    slim = jax.jit(lambda v, x: small.apply(v, x, train=False))
+    assert_close(slim(cut, images), evaluate(masked, images))
+    value, new, gradients = loss_and_gradients(network, images)(masked)
+    slim_value, slim_new, slim_gradients = loss_and_gradients(small, images)(cut)
+    assert_close(slim_value, value)
+    assert_close(slim_new, small.cut(new))
+    assert_close(slim_gradients, small.cut({"params": gradients})["params"])
+
+    sizes = [
+        sum(x.size for x in jax.tree.leaves(v["params"])) for v in (cut, variables)
+    ]
+    assert sizes[0] < 0.62 * sizes[1]
+    program, cuts = cutting.program_of(small, cut, images)
+    assert len(trace.examine(program, cuts)[1].whole) <= case.whole
+    assert hash(small) == hash(
+        surgery.compact(network, variables, plan, example=images)[0]
+    )
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_slim_network_equals_masked_network_and_trains_like_it(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in networks.NETWORKS if n not in FAST])
+def test_every_slim_network_equals_masked_network_and_trains_like_it(name):
+    check(name)
+
+
+def zoo_cuts(model, plan):
+    """Shapes of the variables after a plan, by tracing and by wiring."""
+    shapes = drawing.shapes_of(model)
+    network, _ = cutting.plan_cuts(model, shapes, plan)
+    small = surgery.compact(model, jax.tree.map(_zeros, shapes), plan)[0]
+    return network, small
+
+
+def _zeros(shape):
+    return np.zeros(shape.shape, shape.dtype)
+
+
+def check_wiring(name, seed, share):
+    model = zoo.create(name, num_classes=5, input_shape=(16, 16, 3))
+    plan = drawing.plan_for(model, seed, share)
+    network, small = zoo_cuts(model, plan)
+    traced = jax.eval_shape(network.cut, drawing.shapes_of(model))
+    expected = drawing.shapes_of(small)
+    assert jax.tree.map(lambda x: x.shape, traced) == jax.tree.map(
+        lambda x: x.shape, expected
+    )
+    return model, plan, network, small
+
+
+@hypothesis.settings(max_examples=3, deadline=None)
+@hypothesis.given(seed=st.integers(0, 10**6), share=st.sampled_from([0.1, 0.5, 0.9]))
+@pytest.mark.parametrize("name", ["resnet8", "vgg11"])
+def test_tracing_cuts_what_wiring_cuts(name, seed, share):
+    check_wiring(name, seed, share)
+
+
+def check_values(name, seed=1):
+    model, plan, network, small = check_wiring(name, seed, 0.5)
+    variables = drawing.variables_of(model)
+    cut = surgery.compact(model, variables, plan)[1]
+    images = drawing.images_for(model, 4)
+    logits = [
+        jax.jit(lambda v, x, net=net: net.apply(v, x, train=False))(cut, images)
+        for net in (network, small)
+    ]
+    assert_close(*logits, tolerance=1e-5)
+    steps = [loss_and_gradients(net, images)(cut) for net in (network, small)]
+    assert_close(*steps, tolerance=1e-4)
+    works = [
+        jax.jit(lambda v, x, net=net: net.apply(v, x, train=False))
+        .lower(cut, images)
+        .compile()
+        .cost_analysis()["flops"]
+        for net in (network, small)
+    ]
+    assert works[0] <= 1.05 * works[1]
+
+
+def test_tracing_computes_what_wiring_computes_for_no_more_work():
+    check_values("resnet8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_tracing_computes_what_wiring_computes_on_every_net(name):
+    check_values(name)
+
+
+class Small(nn.Module):
+    """A convolution, its norm, another, and a head that is a convolution too."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Conv(6, (3, 3), name="first")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+        x = nn.relu(nn.Conv(4, (3, 3), name="second")(x))
+        return jnp.mean(nn.Conv(5, (1, 1), name="classifier")(x), axis=(1, 2))
+
+
+@functools.cache
+def small_network():
+    network = adapt(Small())
+    return network, networks.variables_of(network, (8, 8, 3))
+
+
+IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 3)).astype(np.float32)
+
+
+def test_layers_are_found_and_the_output_is_not_among_them():
+    network, variables = small_network()
+    layers = surgery.trace_layers(network, variables, IMAGES)
+    assert list(layers) == ["first", "second"]
+    assert layers["first"].path == ("params", "first", "kernel")
+    assert layers["first"].channels == 6
+
+
+def test_capture_gives_what_flax_captures():
+    network, variables = small_network()
+    captured = surgery.capture(network, variables, IMAGES)
+    _, state = Small().apply(
+        variables,
+        IMAGES,
+        capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
+        mutable=["intermediates"],
+    )
+    for name, output in captured.items():
+        (expected,) = state["intermediates"][name]["__call__"]
+        np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+def test_capture_of_a_slim_network_has_its_channels():
+    network, variables = small_network()
+    plan = PrunePlan({"first": np.array([1, 4]), "second": np.array([0, 3])})
+    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
+    masked = surgery.mask(network, variables, plan, example=IMAGES)
+    whole = surgery.capture(network, masked, IMAGES)
+    captured = surgery.capture(small, cut, IMAGES)
+    for name, keep in plan.keep.items():
+        np.testing.assert_allclose(captured[name], whole[name][..., keep], atol=1e-5)
+
+
+def test_compacting_twice_is_compacting_at_once():
+    network, variables = small_network()
+    first = PrunePlan({"first": np.array([0, 2, 3, 5]), "second": np.array([1, 2, 3])})
+    second = PrunePlan({"first": np.array([1, 3]), "second": np.array([0, 2])})
+    both = PrunePlan({"first": np.array([2, 5]), "second": np.array([1, 3])})
+    small, cut = surgery.compact(network, variables, first, example=IMAGES)
+    small, cut = surgery.compact(small, cut, second)
+    at_once, cut_at_once = surgery.compact(network, variables, both, example=IMAGES)
+    assert small == at_once
+    jax.tree.map(np.testing.assert_array_equal, cut, cut_at_once)
+    assert surgery.kept_channels(small, cut)["first"] == (2, 5)
+
+
+def test_moments_are_cut_as_parameters_are():
+    network, variables = small_network()
+    plan = PrunePlan({"first": np.array([1, 4])})
+    state = optax.adam(0.1).init(variables["params"])
+    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
+    moments = surgery.cut_optimizer_state(
+        network, plan, state, "compact", variables=variables, example=IMAGES
+    )
+    expected = optax.adam(0.1).init(cut["params"])
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape),
+                 moments, expected)  # fmt: skip
+
+
+def test_pinned_network_has_no_gradient_where_it_is_dead():
+    network, variables = small_network()
+    plan = PrunePlan({"first": np.array([1, 4])})
+    masked = surgery.mask(network, variables, plan, example=IMAGES)
+    pinned = surgery.pin(network, variables, plan, example=IMAGES)
+    _, _, gradients = loss_and_gradients(pinned, jnp.asarray(IMAGES))(masked)
+    again = surgery.mask(network, {**masked, "params": gradients}, plan, example=IMAGES)
+    jax.tree.map(np.testing.assert_array_equal, again["params"], gradients)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"third": [0]}, "layer 'third', which was not found; the network has first,"),
+        ({"classifier": [0, 1]}, "'classifier', whose channels are columns"),
+        ({"first": [7]}, "channel 7 of layer 'first', which has 6"),
+    ],
+)
+def test_plans_that_cannot_be_carried_out_are_refused_in_a_line(plan, words):
+    network, variables = small_network()
+    plan = PrunePlan({layer: np.asarray(keep) for layer, keep in plan.items()})
+    with pytest.raises(ValueError, match=words) as error:
+        surgery.compact(network, variables, plan, example=IMAGES)
+    assert "\n" not in str(error.value)
+
+
+def test_a_kernel_used_along_two_axes_is_refused():
+    def tied(variables, images):
+        images = images.reshape(images.shape[0], -1)
+        return images @ variables["params"]["w"] @ variables["params"]["w"].T
+
+    variables = {"params": {"w": jnp.ones((12, 4))}}
+    with pytest.raises(surgery.SurgeryError, match="used twice in ways that disagree"):
+        surgery.trace_layers(tied, variables, np.zeros((2, 2, 2, 3)), dense=True)
+
+
+def test_explain_names_what_runs_whole_and_why():
+    network, variables, images = bring("group_norm")
+    plan = PrunePlan({"Conv_0": np.array([0, 3, 5, 9])})
+    text = surgery.explain(network, variables, plan, example=images)
+    assert "Conv_0" in text and "channels 16 -> 4" in text
+    assert "reshape runs whole" in text and "split into groups" in text
+
+
+def test_nnx_goes_in_and_out():
+    module = networks.NNXNet(nnx.Rngs(0))
+    plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})
+    images = jnp.asarray(IMAGES)
+    small, state = surgery.compact(module, None, plan, example=images)
+    masked = surgery.mask(module, None, plan, example=images)
+    masked.eval()
+    assert isinstance(small, nnx.Module)
+    np.testing.assert_allclose(small(images), masked(images), atol=1e-6)
+    small.train()
+    before = np.asarray(small.batch_stats["norm"]["mean"][...])
+    small(images)
+    assert not np.array_equal(before, small.batch_stats["norm"]["mean"][...])
+    assert len(jax.tree.leaves(state))
+
+
+def test_no_gradient_of_a_slim_network_scatters():
+    network, variables = small_network()
+    plan = PrunePlan({"first": np.array([0, 2, 5]), "second": np.array([1, 3])})
+    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
+
+    def squares(variables):
+        return jnp.sum(small.apply(variables, IMAGES, train=False) ** 2)
+
+    assert "scatter" not in jax.jit(jax.grad(squares)).lower(cut).as_text()
+
+
+def test_spec_rebuilds_a_slim_network_on_its_base():
+    network, variables = small_network()
+    plan = PrunePlan({"first": np.array([0, 2, 5])})
+    small, _ = surgery.compact(network, variables, plan, example=IMAGES)
+    record = json.loads(json.dumps(surgery.spec(small)))
+    assert surgery.from_spec(network, record) == small
+    record["cuts"][0]["axes"] = {"0": [99]}
+    with pytest.raises(surgery.SurgeryError, match="99"):
+        surgery.from_spec(network, record)
