@@ -97,7 +97,7 @@ def test_a_candidate_that_is_never_back_is_not_given_the_cap(world):
         kinds=("relearn",),
         retrained=[world.raw, world.raw, world.raw],
         options=OPTIONS._replace(
-            relearn=OPTIONS.relearn._replace(steps=9, images=("all",))
+            relearn=OPTIONS.relearn._replace(steps=14, images=("all",))
         ),
     )
     (steps,) = [test for test in found.tests if test.name == "relearn_steps"]
