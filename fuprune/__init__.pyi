@@ -4,6 +4,7 @@ Type checkers read it, and so does `__init__.py`, which loads a name on first us
 """
 
 from fuprune.audit import AuditData as AuditData
+from fuprune.audit import AuditOptions as AuditOptions
 from fuprune.audit import AuditReport as AuditReport
 from fuprune.audit.audit import audit as _audit
 from fuprune.data import Cohort as Cohort
@@ -31,12 +32,17 @@ from fuprune.export import export_stablehlo as export_stablehlo
 from fuprune.export import load_safetensors as load_safetensors
 from fuprune.export import load_stablehlo as load_stablehlo
 from fuprune.export import save_safetensors as save_safetensors
+from fuprune.federated.aggregate import Aggregation as Aggregation
 from fuprune.federated.cohort import ClientProgram as ClientProgram
 from fuprune.federated.cohort import for_each_client as for_each_client
 from fuprune.federated.cohort import make_client_mesh as make_client_mesh
 from fuprune.federated.evaluate import Evaluation as Evaluation
 from fuprune.federated.evaluate import make_evaluator as make_evaluator
+from fuprune.federated.objective import Objective as Objective
+from fuprune.federated.objective import classification as classification
+from fuprune.federated.objective import distillation as distillation
 from fuprune.federated.server import FedAlgorithm as FedAlgorithm
+from fuprune.federated.server import LocalBatchNorm as LocalBatchNorm
 from fuprune.federated.server import RoundInfo as RoundInfo
 from fuprune.federated.server import ServerState as ServerState
 from fuprune.federated.server import fed_avg as fed_avg
@@ -45,6 +51,8 @@ from fuprune.federated.train import FitResult as FitResult
 from fuprune.federated.train import Record as Record
 from fuprune.federated.train import fit as fit
 from fuprune.federated.train import iterate as iterate
+from fuprune.models.adapt import adapt as adapt
+from fuprune.models.adapt import variables_of as variables_of
 from fuprune.models.zoo import create as create
 from fuprune.models.zoo import from_spec as from_spec
 from fuprune.models.zoo import layer_names as layer_names

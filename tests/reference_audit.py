@@ -57,3 +57,32 @@ def modified_entropy(row, label) -> float:
         if i != label:
             total -= value * math.log(1 - value)
     return total
+
+
+def delong_error(members, non_members) -> float:
+    """DeLong's error of one more model's area against the mean of these, by loops."""
+    n = len(members)
+    total = 0.0
+    for groups in ((members, non_members, 1), (non_members, members, -1)):
+        own, other, sign = groups
+        placed = [
+            [
+                sum(
+                    1.0 if sign * (x - y) > 0 else 0.5 if x == y else 0.0
+                    for y in other[model]
+                )
+                / len(other[model])
+                for x in own[model]
+            ]
+            for model in range(n)
+        ]
+        size = len(placed[0])
+        for model in range(n):
+            rest = [i for i in range(n) if i != model]
+            differences = [
+                placed[model][k] - sum(placed[i][k] for i in rest) / (n - 1)
+                for k in range(size)
+            ]
+            mean = sum(differences) / size
+            total += sum((d - mean) ** 2 for d in differences) / size**2 / n
+    return math.sqrt(total * (1 + 1 / n) / (1 + 1 / (n - 1)))

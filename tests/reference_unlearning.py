@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from scipy import special
 
 
 def term_frequency(a, target):
@@ -84,3 +85,21 @@ def replay_server(
         step = gradient + momentum * trace if nesterov else trace
         weights = weights - rate * step
     return weights
+
+
+def gaussian_delta(epsilon: float, ratio: float) -> float:
+    """The smallest delta at which a Gaussian release is (epsilon, delta)-DP.
+
+    Theorem 8 of Balle & Wang 2018:
+    Phi(r / 2 - epsilon / r) - exp(epsilon) Phi(-r / 2 - epsilon / r).
+
+    Args:
+        epsilon: at least 0.
+        ratio: r, sensitivity over standard deviation.
+    """
+    if ratio <= 0:
+        return 0.0
+    first = special.log_ndtr(ratio / 2 - epsilon / ratio)
+    second = epsilon + special.log_ndtr(-ratio / 2 - epsilon / ratio)
+    # In logarithms, a difference of nearly equal terms keeps its relative precision.
+    return float(-math.exp(first) * math.expm1(min(second - first, 0.0)))

@@ -415,3 +415,19 @@ def test_every_schedule_that_is_accepted_can_be_made(kind, rounds):
         config_lib.validate(config)
         rate = learning_rate_schedule(kind, peak=0.1, rounds=rounds, warmup=warmup)
         assert all(0 <= rate(number) <= 0.1 + 1e-6 for number in range(rounds))
+
+
+def test_every_key_of_a_methods_sections_is_an_option_of_the_method():
+    """A key that the function does not take would be dropped in silence."""
+    from fuprune.unlearning.methods import METHODS
+
+    fed_otherwise = {"prune.capture_clients"}  # chooses the participants
+    for name, method in METHODS.items():
+        for section in method.sections:
+            keys = {key for key in KEYS if key.startswith(f"{section}.")}
+            assert keys, (name, section)
+            if section == "privacy":  # becomes clip, protect and a statement
+                assert {"clip", "protect", "privacy"} <= method.options, name
+                continue
+            options = {f"{section}.{x}" for x in {*method.options, *method.fixes}}
+            assert keys - fed_otherwise <= options, (name, keys - options)

@@ -30,7 +30,7 @@ class ShadowOptions(NamedTuple):
     # Candidate -> its own method, for shadow models that are unlearned. Candidates not
     # named here share shadow models that were fine-tuned without the classes.
     unlearn: Mapping[str, UnlearnShadow] = {}
-    fine_tune_steps: int = 30  # of that stand-in
+    fine_tune_steps: int = 20  # of that stand-in
     fine_tune_learning_rate: float = 0.01
 
 
@@ -40,7 +40,7 @@ class RelearnOptions(NamedTuple):
     images: tuple[str, ...] = ("all", "forgotten", "retained")
     images_per_class: tuple[int, ...] = (10, 100)  # training images, 1 or more
     learning_rates: tuple[float, ...] = (0.01,)
-    steps: int = 24  # of SGD in each run
+    steps: int = 16  # of SGD in each run
     every: int = 4  # steps between two looks; the first steps are looked at one by one
     fixed_steps: tuple[int, ...] = (4, 12)  # where accuracy is also compared
     level: float = 0.9  # the share of the raw model's accuracy that counts as back

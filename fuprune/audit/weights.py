@@ -138,11 +138,14 @@ def _shapes(variables: Variables) -> dict[str, Any]:
 
 def relative_distance(variables: Variables, other: Variables) -> float:
     """L2 distance of the parameters, as a share of the other model's norm."""
-    difference = jax.tree.map(
-        lambda a, b: jnp.where(a == b, 0.0, a - b), variables["params"], other["params"]
-    )
+
+    def difference(a, b):
+        a, b = jnp.asarray(a), jnp.asarray(b)
+        return jnp.where(a == b, 0.0, a - b)
+
+    apart = jax.tree.map(difference, variables["params"], other["params"])
     # A masked logit has a bias of minus infinity, which is no distance.
-    return _norm(difference) / max(_norm(other["params"]), 1e-30)
+    return _norm(apart) / max(_norm(other["params"]), 1e-30)
 
 
 def _norm(tree: Any) -> float:
@@ -185,6 +188,7 @@ def interpolate(variables: Variables, other: Variables, share: float) -> Variabl
 
     def between(a, b):
         # Equal infinities, as in two masked logits, stay what they are.
+        a, b = jnp.asarray(a), jnp.asarray(b)
         return jnp.where(a == b, a, (1 - share) * a + share * b)
 
     return jax.tree.map(between, dict(variables), dict(other))

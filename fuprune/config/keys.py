@@ -298,7 +298,7 @@ SECTIONS = (
         ("shadow_learning_rate", 0.05, RATE, "of training each, at its start"),
         ("relearn_level", 0.9, at_most(1),
          "share of the raw accuracy that counts as relearned"),
-        ("relearn_max_steps", 24, STEPS, "of relearning, in each of its settings"),
+        ("relearn_max_steps", 16, STEPS, "of relearning, in each of its settings"),
         ("relearn_every", 4, STEPS, "steps between two looks at it"),
         ("relearn_learning_rate", 0.01, RATE, "of relearning"),
     ),

@@ -262,9 +262,8 @@ def probe_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]
 
 _CLASSIFIERS = {
     "linear": "linear probe",
-    "knn": "nearest neighbours",
-    "k_nn": "nearest neighbours",
-    "mlp": "small network",
+    "neighbours": "nearest neighbours",
+    "network": "small network",
 }
 
 
@@ -312,21 +311,4 @@ def _depth_chart(
         title,
         caption,
         legend=page.line_legend(series),
-    )
-
-
-def shadow_sentence(audit: AuditReport) -> str:
-    """Says how good the shadow models behind an attack were."""
-    rows = audit.detail.get("shadow_models", [])
-    if not rows:
-        return ""
-    inside, outside = (
-        sum(row[key] for row in rows) / len(rows)
-        for key in ("member_accuracy", "non_member_accuracy")
-    )
-    return (
-        f"The {formats.plural(len(rows), 'shadow model')} reached "
-        f"{formats.percent(inside)} on their own training images and "
-        f"{formats.percent(outside)} on others; the wider that gap, the more an "
-        "attacker can learn."
     )

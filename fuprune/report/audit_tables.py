@@ -13,12 +13,12 @@ def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
     """The headline's verdict on every audited model, and the count of all tests."""
     rows = []
     for name in _judged_models(audit, tested):
-        summary, warned = judgement.summary(audit, name), roles.warning(name)
+        warned = roles.warning(name)
         rows.append(
             (
                 model_cell(name, tested),
                 cell(", ".join(filter(None, (roles.role(name, tested), warned)))),
-                Cell("", "", "", summary.verdict),
+                Cell("", "", "", judgement.headline(audit, name).verdict),
                 *(cell(amount) for amount in judgement.counts(audit, name)),
             )
         )
@@ -97,7 +97,7 @@ def verdict_table(
         Column("Smallest visible difference"),
         *(Column(formats.in_words(name)) for name in others),
     )
-    if not any(getattr(test, "smallest_difference", None) for test in audit.tests):
+    if not any(test.smallest_difference for test in audit.tests):
         columns = (*columns[:3], *columns[4:])
         rows = [(*row[:3], *row[4:]) for row in rows]
     return Table(
@@ -125,12 +125,12 @@ def numbers_table(audit: AuditReport) -> Table | None:
         measured = list(test.values.items())
         measured += [(f"retrained {n + 1}", v) for n, v in enumerate(test.retrained)]
         for name, value in measured:
-            adjusted = getattr(test, "adjusted_p_values", {}).get(name)
+            adjusted = test.adjusted_p_values.get(name)
             rows.append(
                 (
                     cell(test.name),
                     cell(test.kind),
-                    cell("headline" if judgement.leads(test) else "further"),
+                    cell(test.family),
                     cell(name),
                     cell(value, value_text(test, value)),
                     cell(low, value_text(test, low)),

@@ -62,15 +62,10 @@ def line_chart(
     guide: float | None = None,
     diagonal: bool = False,
 ) -> Markup:
-    """Draws lines over two axes.
+    """Draws lines over two axes, the method under test and retraining on top.
 
-    Args:
-      series: lines; the method under test and retraining are drawn on top.
-      horizontal: the axis below.
-      vertical: the axis at the left.
-      label: text alternative.
-      guide: height of a dotted horizontal line, such as a target.
-      diagonal: draw the line of equal coordinates, as in a ROC plot.
+    `guide` is the height of a dotted line, such as a target; `diagonal` draws the line
+    of equal coordinates, as in a ROC plot.
     """
     frame = Frame(48, 14, WIDTH - 12, 244, horizontal, vertical)
     marks: list[Child] = [axes(frame)]
@@ -122,22 +117,11 @@ def bar_rows(
     *,
     high: float,
     emphasised: Sequence[bool] = (),
-    label_width: float = 96,
-    value_width: float = 46,
     bar_height: float = 9,
 ) -> Markup:
-    """Draws rows of horizontal bars, several to a row.
-
-    Args:
-      rows: row label and its bars, from top to bottom.
-      label: text alternative.
-      high: the value that fills the width.
-      emphasised: which row labels stand out.
-      label_width: room for row labels.
-      value_width: room for the numbers at the right.
-      bar_height: thickness of one bar.
-    """
+    """Draws rows of horizontal bars, several to a row; `high` fills the width."""
     marks: list[Child] = []
+    label_width, value_width = 96, 46
     y, room = 4.0, WIDTH - label_width - value_width
     for position, (name, bars) in enumerate(rows):
         height = max(len(bars) * (bar_height + 2), 13)
@@ -170,13 +154,8 @@ def strip(
 ) -> Markup | None:
     """Draws models on one line against the interval of retrained models.
 
-    Args:
-      interval: lower and upper end of where one more retrained model would lie.
-      dots: the models, the one under test first.
-      retrained: values of the single retrained models.
-      label: text alternative.
-      written: how a number is written.
-      logarithmic: spread small values apart if they span more than a factor of 50.
+    The model under test comes first in `dots`. `logarithmic` spreads small values
+    apart if they span more than a factor of 50.
     """
     everything = [*(dot.value for dot in dots), *retrained, *(interval or ())]
     if not everything:
@@ -228,12 +207,7 @@ def _levels(places: Sequence[float]) -> list[int]:
 def heat_rows(
     rows: Sequence[tuple[str, Sequence[float], Sequence[bool]]], label: str
 ) -> Markup:
-    """Draws one row of shaded cells per layer, with some cells marked as cut.
-
-    Args:
-      rows: layer name, its values (first cell first) and which cells are marked.
-      label: text alternative.
-    """
+    """Draws a row per layer: its name, shaded cells, and which of them were cut."""
     width, left, height = 860.0, 150.0, 11.0
     widest = max((len(values) for _, values, _ in rows), default=1) or 1
     # Never wider than a person finds comfortable, or three channels become three bars.

@@ -27,9 +27,11 @@ def recovery_curves(curves: Sequence[CurveRow]) -> dict[str, list[tuple[float, f
     """
     found: dict[str, dict[float, float]] = {}
     for row in curves:
-        if row.phase.startswith("unlearn/") and "r_accuracy" in row.values:
+        # On the split that targets and stops were judged on, as the crossings are.
+        accuracy = row.judged("r_accuracy")
+        if row.phase.startswith("unlearn/") and accuracy is not None:
             unit = row.phase.removeprefix("unlearn/")
-            found.setdefault(unit, {})[row.round_number] = row.values["r_accuracy"]
+            found.setdefault(unit, {})[row.round_number] = accuracy
     return {unit: sorted(points.items()) for unit, points in found.items()}
 
 
@@ -53,7 +55,7 @@ def recovery_figure(
         target.accuracy if target else None,
         "Accuracy on the remaining classes, round by round",
         "Rounds of fine-tuning after the cut or change; for retraining, rounds from "
-        "scratch. The paper's Figure 3.",
+        f"scratch; on the {record.chosen_on or 'test'} split. The paper's Figure 3.",
     )
 
 

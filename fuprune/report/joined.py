@@ -19,39 +19,13 @@ class Group(NamedTuple):
 
     tag: str  # how tables refer to it: E1, E2, ...
     runs: tuple[Run, ...]
-
-    @property
-    def dataset(self) -> str:
-        """Name of the data set."""
-        return self.runs[0].record.dataset
-
-    @property
-    def model(self) -> str:
-        """Name of the network."""
-        return roles.model_name(self.runs[0].record)
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        """The forgotten classes."""
-        return tuple(self.runs[0].record.classes)
-
-    @property
-    def num_classes(self) -> int:
-        """How many classes there were before."""
-        return len(self.runs[0].record.class_names)
-
-    @property
-    def algorithm(self) -> str:
-        """How clients train: "fed_avg" or "fed_sgd"."""
-        return str(self.setting("train.algorithm") or "")
-
-    @property
-    def bias(self) -> float | None:
-        """The paper's q; for an even split, one over the number of classes."""
-        kind = self.setting("partition.kind")
-        if kind == "iid":
-            return 1 / self.num_classes if self.num_classes else None
-        return self.setting("partition.bias") if kind == "bias" else None
+    dataset: str
+    model: str
+    classes: tuple[int, ...]  # forgotten
+    num_classes: int  # before forgetting
+    algorithm: str  # "fed_avg" or "fed_sgd"
+    bias: float | None  # the paper's q; for an even split, one over the classes
+    tested: str  # the method that the group is about
 
     @property
     def is_even(self) -> bool:
@@ -66,15 +40,6 @@ class Group(NamedTuple):
         return self.classes == (self.num_classes - 1,)
 
     @property
-    def tested(self) -> str:
-        """The method that the group is about."""
-        found = (roles.tested_method(run.record, run.audit) for run in self.runs)
-        return next((name for name in found if name), "class_pruning")
-
-    def setting(self, dotted: str):
-        """A key of the first run's config."""
-        return roles.setting(self.runs[0].record, dotted)
-
     def subject(self) -> str:
         """Names the group: `E1: resnet20 on cifar10, class 9, q 0.1`."""
         classes = "+".join(map(str, self.classes)) or "?"
@@ -82,36 +47,37 @@ class Group(NamedTuple):
         bias = f", q {self.bias:g}" if self.bias is not None else ""
         return f"{named}, class {classes}{bias}"
 
+    @property
     def scale(self) -> str:
         """Says at what scale the group was run, in the settings' own words."""
+        record = self.runs[0].record
         parts = [
             words.format(value)
-            for words, key in (
-                ("{} clients", "partition.clients"),
-                ("{} per round", "train.cohort"),
-                ("{}", "train.algorithm"),
-                ("{} local epochs", "train.local_epochs"),
-                ("q {}", "partition.bias"),
-                ("{} rounds", "train.rounds"),
-                ("R {}", "prune.rate"),
-                ("scope {}", "prune.scope"),
-                ("{} images per class", "data.limit"),
-            )
-            if (value := self.setting(key))
+            for words, key in _SCALE
+            if (value := roles.setting(record, key))
         ]
         names = [run.name for run in self.runs]
         amount = formats.plural(len(names), "run")
         return f"{', '.join(parts)}; {amount}: {formats.listing(names)}"
 
 
+_SCALE = (
+    ("{} clients", "partition.clients"),
+    ("{} per round", "train.cohort"),
+    ("{}", "train.algorithm"),
+    ("{} local epochs", "train.local_epochs"),
+    ("q {}", "partition.bias"),
+    ("{} rounds", "train.rounds"),
+    ("R {}", "prune.rate"),
+    ("scope {}", "prune.scope"),
+    ("{} images per class", "data.limit"),
+)
+
+
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Puts runs together that differ in nothing but their seed.
 
-    Args:
-      runs: runs in the order they were given.
-
-    Returns:
-      Groups in the order of their first run. A run without a config stands alone.
+    The groups come in the order of their first run; a run without a config is alone.
     """
     groups: dict[str, list[Run]] = {}
     for position, run in enumerate(runs):
@@ -123,10 +89,27 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
             settings["data"] = {k: v for k, v in data.items() if k != "dir"}
         key = json.dumps(settings, sort_keys=True) if settings else str(position)
         groups.setdefault(key, []).append(run)
-    return [
-        Group(f"E{place}", tuple(members))
-        for place, members in enumerate(groups.values(), start=1)
-    ]
+    return [make_group(f"E{n}", found) for n, found in enumerate(groups.values(), 1)]
+
+
+def make_group(tag: str, runs: Sequence[Run]) -> Group:
+    """A group, described by its first run."""
+    record = runs[0].record
+    amount = len(record.class_names)
+    split = roles.setting(record, "partition.kind")
+    even = 1 / amount if split == "iid" and amount else None
+    tested = [roles.tested_method(run.record, run.audit) for run in runs]
+    return Group(
+        tag,
+        tuple(runs),
+        record.dataset,
+        roles.model_name(record),
+        tuple(record.classes),
+        amount,
+        str(roles.setting(record, "train.algorithm") or ""),
+        roles.setting(record, "partition.bias") if split == "bias" else even,
+        next(filter(None, tested), "class_pruning"),
+    )
 
 
 def method_rows(group: Group, method: str) -> list[MethodRow]:
@@ -141,13 +124,7 @@ def raw_stages(group: Group) -> list[StageRow]:
 
 
 def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
-    """The models after the cut for one class, one per run and seed that has it.
-
-    Args:
-      group: the runs.
-      method: name of the method.
-      position: which cut: 0 for the first class, -1 for the last.
-    """
+    """The models after one cut (0 is the first class's, -1 the last's), per seed."""
     return [
         stages[position]
         for run in group.runs
@@ -162,16 +139,7 @@ def mean_cell(
     *,
     spread: bool = True,
 ) -> Cell:
-    """Makes a cell of the mean, with the standard deviation if there are several.
-
-    Args:
-      values: one per run; missing ones are left out.
-      written: how one number is written.
-      spread: write the standard deviation, too.
-
-    Returns:
-      `86.4%`, or `86.4 ± 0.3%` for two runs and more.
-    """
+    """The mean of what is known, `86.4%`; for several with `spread`, `86.4 ± 0.3%`."""
     known = roles.known(list(values))
     if not known:
         return cell(None)
@@ -213,7 +181,7 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
             ratios = speedup(group, group.tested, target)
             rows.append(
                 (
-                    cell(group.subject()),
+                    cell(group.subject),
                     cell(group.tested, formats.in_words(group.tested)),
                     cell(target, formats.in_words(target)),
                     cell(found.accuracy, formats.percent(found.accuracy)),
@@ -290,13 +258,7 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
         (
             Column("Experiment", numeric=False),
             Column("Method", numeric=False),
-            Column("U-set", group="Accuracy"),
-            Column("R-set", group="Accuracy"),
-            Column("Rounds"),
-            Column("own work", group="Time"),
-            Column("training", group="Time"),
-            Column("Images"),
-            Column("Uploaded"),
+            *tables.COSTS,
             Column("failed", group="Audit"),
             Column("not told apart", group="Audit"),
             Column("passed", group="Audit"),
@@ -324,7 +286,7 @@ def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, 
         ([row.upload_bytes for row in found], formats.size),
     )
     return (
-        cell(group.subject(), None, "highlight" if name == group.tested else ""),
+        cell(group.subject, None, "highlight" if name == group.tested else ""),
         cell(name, formats.in_words(name)),
         mean_cell([row.u_accuracy for row in found], formats.percent),
         mean_cell([row.r_accuracy for row in found], formats.percent),
@@ -343,15 +305,15 @@ def runs_table(groups: Sequence[Group]) -> Table:
         for run in group.runs:
             judged = "not audited"
             if run.audit is not None and group.tested in run.audit.candidates:
-                summary = judgement.summary(run.audit, group.tested)
-                failed = f"{len(summary.failed)} of {summary.tests} failed"
-                judged = f"{summary.verdict}: {failed}"
+                found = judgement.headline(run.audit, group.tested)
+                failed = f"{len(found.failed)} of {found.tests} failed"
+                judged = f"{found.verdict}: {failed}"
             rows.append(
                 (
                     cell(run.name),
-                    cell(group.subject()),
+                    cell(group.subject),
                     cell(str(roles.setting(run.record, "seed") or 0)),
-                    cell(group.scale()),
+                    cell(group.scale),
                     cell(judged),
                     cell(run.record.provenance.commit[:12]),
                     cell(" ".join(run.notes)),

@@ -134,16 +134,16 @@ def _page(
 def _group_methods(group: Group) -> Child:
     """One experiment's methods; its name is the heading, not a column."""
     table = joined.methods_table([group])
-    heading = element("h3", None, group.subject())
+    heading = element("h3", None, group.subject)
     if table is None:
         return [heading, page.missing("No method of this run has finished.")]
     narrow = table._replace(
-        title=group.subject(),
+        title=group.subject,
         columns=table.columns[1:],
         rows=tuple((row[1]._replace(kind=row[0].kind), *row[2:]) for row in table.rows),
     )
     made = table_forms.to_html(narrow, caption=False)
-    return [heading, made, page.note(f"{group.scale()}.")]
+    return [heading, made, page.note(f"{group.scale}.")]
 
 
 def _gaps(table: Table) -> Markup | None:
@@ -182,9 +182,7 @@ def _recovery(group: Group) -> Markup | None:
             series.append(charts.Series(words, styles[name], means, shaded))
     target = speed.reached(joined.method_rows(group, roles.RETRAIN), "retrained")
     accuracy = target.accuracy if target else None
-    return figures.recovery_chart(
-        series, accuracy, group.subject(), f"{group.scale()}."
-    )
+    return figures.recovery_chart(series, accuracy, group.subject, f"{group.scale}.")
 
 
 def _markdown(runs: Sequence[Run], every_table: Mapping[str, Table]) -> str:

@@ -6,10 +6,25 @@ retraining. Everything on a page that counts or orders tests asks this file.
 
 from typing import NamedTuple
 
-from fuprune.audit.evidence import CANNOT_TELL, FAIL, PASS, AuditReport, Evidence
+from fuprune.audit.evidence import (
+    CANNOT_TELL,
+    FAIL,
+    HEADLINE,
+    PASS,
+    AuditReport,
+    Evidence,
+    Headline,
+)
 from fuprune.report import formats, roles
 
-MEMBERSHIP_KINDS = ("membership", "shadow", "likelihood_ratio")
+MEMBERSHIP_KINDS = (
+    "membership",
+    "shadow",
+    "likelihood_ratio",
+    "unlearned_shadow",
+    "difference",
+    "interpolated",
+)
 NO_RESULT = "no result"
 _SPELLING = {
     "u": "U-set",
@@ -18,8 +33,8 @@ _SPELLING = {
     "tpr": "TPR",
     "kl": "KL divergence",
     "cka": "CKA",
-    "knn": "k-NN",
-    "mlp": "MLP",
+    "jensen": "Jensen",
+    "shannon": "Shannon",
 }
 
 
@@ -32,15 +47,6 @@ class Counts(NamedTuple):
     undecided: int
 
 
-class Summary(NamedTuple):
-    """The headline's family of tests, for one model."""
-
-    verdict: str  # one of `audit.evidence.VERDICTS`
-    tests: int  # in the family, with a result for this model
-    failed: list[Evidence]
-    family_wise: bool  # whether the error is held over the family as a whole
-
-
 def counts(audit: AuditReport, model: str) -> Counts:
     """Counts the verdicts on one model, over all tests."""
     verdicts = [test.verdicts[model] for test in audit.tests if model in test.verdicts]
@@ -49,21 +55,19 @@ def counts(audit: AuditReport, model: str) -> Counts:
     return Counts(failed, rest, passed, undecided)
 
 
-def summary(audit: AuditReport, model: str) -> Summary:
+def headline(audit: AuditReport, model: str) -> Headline:
     """The verdict on one model over the tests that make the headline."""
-    headline = getattr(audit, "headlines", {}).get(model)
-    if headline is not None:
-        failed = [test for test in audit.tests if test.name in headline.failed]
-        return Summary(headline.verdict, headline.tests, failed, True)
-    judged = [test for test in audit.tests if model in test.verdicts]
-    failed = [test for test in judged if test.verdicts[model] == FAIL]
-    decided = [test for test in judged if test.verdicts[model] != CANNOT_TELL]
-    verdict = CANNOT_TELL
-    if failed:
-        verdict = FAIL
-    elif decided:
-        verdict = decided[0].verdicts[model]
-    return Summary(verdict, len(judged), failed, False)
+    return audit.headlines.get(model, Headline(CANNOT_TELL, 0, [], None))
+
+
+def failed(audit: AuditReport, model: str) -> list[Evidence]:
+    """The headline's tests that a model fails, what says most of the class first."""
+    names = headline(audit, model).failed
+    tests = [test for test in audit.tests if test.name in names]
+    return sorted(tests, key=lambda test: _TELLING.get(test.kind, len(_TELLING)))
+
+
+_TELLING = {"relearn": 0, "probe": 1} | dict.fromkeys(MEMBERSHIP_KINDS, 2)
 
 
 def has_power(test: Evidence) -> bool:
@@ -74,26 +78,15 @@ def has_power(test: Evidence) -> bool:
 
 def ordered(audit: AuditReport) -> list[Evidence]:
     """The tests: the headline's first, and those without power last."""
-    return sorted(audit.tests, key=lambda test: (not has_power(test), not leads(test)))
-
-
-def leads(test: Evidence) -> bool:
-    """Whether a test counts for the headline."""
-    return getattr(test, "family", "headline") == "headline"
+    return sorted(
+        audit.tests, key=lambda test: (not has_power(test), test.family != HEADLINE)
+    )
 
 
 def of_kinds(audit: AuditReport | None, kinds: tuple[str, ...]) -> list[Evidence]:
     """The tests of some kinds, those with power first."""
     tests = ordered(audit) if audit is not None else []
     return [test for test in tests if test.kind in kinds]
-
-
-def most_telling(tests: list[Evidence]) -> list[Evidence]:
-    """Failures in the order in which they say that something of the class is left."""
-    return sorted(tests, key=lambda test: _TELLING.get(test.kind, len(_TELLING)))
-
-
-_TELLING = {"relearn": 0, "probe": 1, "shadow": 2, "likelihood_ratio": 3, "distance": 4}
 
 
 def powerless_membership(audit: AuditReport | None) -> str:
@@ -120,7 +113,7 @@ def value_text(test: Evidence, value: float | None) -> str:
 
 def difference_text(test: Evidence) -> str:
     """Writes the smallest difference that a test can see, where the audit says it."""
-    least = getattr(test, "smallest_difference", None)
+    least = test.smallest_difference
     if least is None:
         return formats.MISSING
     if test.unit == "fraction":

@@ -43,10 +43,6 @@ def make_folder(folder: Path) -> Path:
 def write_files(folder: Path, contents: Mapping[str, str]) -> None:
     """Writes files whole or not at all.
 
-    Args:
-      folder: an existing folder.
-      contents: file names, without any path, and their text.
-
     Raises:
       InputError: a name could lead out of the folder.
     """

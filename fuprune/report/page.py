@@ -84,12 +84,7 @@ def grid(figures: Sequence[Child]) -> Markup | None:
 
 
 def line_legend(series: Sequence[charts.Series], guide: str = "") -> Markup:
-    """Lists lines beside a sample of each, those of one family once.
-
-    Args:
-      series: the lines.
-      guide: what the dotted line is, if there is one.
-    """
+    """Lists lines, those of one family once, and what the dotted line is."""
     families: dict[tuple[str, str], int] = {}
     for line in series:
         entry = line.family or line.label, line.style
@@ -129,12 +124,8 @@ def document(
 ) -> str:
     """Puts the page together.
 
-    Args:
-      title: its heading.
-      eyebrow: the small line above the heading.
-      facts: name and value of what identifies the run, under the heading.
-      sections: the body, in order.
-      footer: the last line.
+    The eyebrow is the small line above the heading, and the facts below it are the name
+    and value of what identifies the run.
     """
     items = [
         element("li", None, element("a", {"href": f"#{part.anchor}"}, part.contents))

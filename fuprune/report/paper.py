@@ -201,14 +201,14 @@ def _evidence(group: Group, test_name: str) -> list[tuple[float, list[float]]]:
 
 
 def _cifar10_table(
-    groups,
-    name,
-    title,
-    entries,
-    columns,
-    written,
-    our_cells,
-    note,
+    groups: Sequence[Group],
+    name: str,
+    title: str,
+    entries: Sequence[PaperRow],
+    columns: Sequence[Column],
+    written: Sequence[Callable[[float], str]],
+    our_cells: Callable[[Group], list[Cell] | None],
+    note: str,
     belongs: Callable[[Group], bool] = bool,
 ) -> Table:
     """A table whose rows are a model and classes of CIFAR-10."""

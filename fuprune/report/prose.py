@@ -62,22 +62,21 @@ def _headline(
         return "unknown", f"Not audited: nothing here shows that {target} is gone."
     if tested is None or tested not in audit.candidates:
         return "unknown", "Only controls were audited, so there is no method to judge."
-    summary = judgement.summary(audit, tested)
+    found = judgement.headline(audit, tested)
     method = formats.capital(formats.in_words(tested))
-    kind = "headline test" if summary.family_wise else "test"
-    tests = formats.plural(summary.tests, kind)
-    tone = _TONES.get(summary.verdict, "unknown")
-    if summary.verdict == FAIL:
+    tests = formats.plural(found.tests, "headline test")
+    tone = _TONES.get(found.verdict, "unknown")
+    if found.verdict == FAIL:
         told = "can be told from a model that never saw"
         return tone, (
-            f"{method} {told} {target}: it fails {len(summary.failed)} of {tests}."
+            f"{method} {told} {target}: it fails {len(found.failed)} of {tests}."
         )
-    if summary.verdict == "pass":
+    if found.verdict == "pass":
         return tone, (
             f"{method} passes all {tests}: it is as close to models that never saw "
             f"{target} as the audit's margin asks."
         )
-    if summary.verdict == CANNOT_TELL:
+    if found.verdict == CANNOT_TELL:
         words = formats.in_words(tested)
         return tone, f"This audit cannot tell whether {words} forgot {target}."
     return tone, (
@@ -90,10 +89,10 @@ def _short_gone(audit: AuditReport | None, tested: str | None) -> str:
     if audit is None or tested not in audit.candidates:
         return "Unknown."
     return {
-        FAIL: "Not shown: something differs from retraining.",
+        FAIL: "Not shown: it differs from retraining.",
         "pass": "Yes, within the audit's margin.",
         CANNOT_TELL: "Unknown.",
-    }.get(judgement.summary(audit, tested).verdict, "No trace was found.")
+    }.get(judgement.headline(audit, tested).verdict, "No trace was found.")
 
 
 def _gone(
@@ -119,7 +118,7 @@ def _gone(
             yield f"That alone shows little: {name}, which {does}, reaches it, too."
     if audit is None or tested not in audit.candidates:
         return
-    failed = judgement.most_telling(judgement.summary(audit, tested).failed)
+    failed = judgement.failed(audit, tested)
     if failed:
         found = [
             f"{test_words(test)} {value_text(test, test.values[tested])} "
@@ -127,6 +126,14 @@ def _gone(
             for test in failed
         ]
         yield f"It fails {formats.listing(found, 4)}."
+    counted = judgement.headline(audit, tested).failed
+    further = [
+        test_words(test)
+        for test in audit.tests
+        if test.verdicts.get(tested) == FAIL and test.name not in counted
+    ]
+    if further:
+        yield f"Outside the headline it fails {formats.listing(further, 4)}."
     yield from _control_sentences(audit, tested)
 
 
@@ -211,9 +218,10 @@ def _short_price(record: RunRecord, tested: str | None) -> str:
         return ""
     points = 100 * (ours - base)
     if abs(points) < 0.05:
-        return "No accuracy on the other classes."
-    amount = f"{abs(points):.1f} points of accuracy on the other classes"
-    return f"{amount}, {'less' if points < 0 else 'more'} than retraining."
+        return "As accurate on the other classes as retraining."
+    more = "less" if points < 0 else "more"
+    amount = f"{abs(points):.1f} points {more} accuracy on the other classes"
+    return f"{amount} than retraining."
 
 
 def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
@@ -310,16 +318,10 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
     yield f"They compare with {formats.plural(seeds, 'retrained model')}{on}."
     confidence = audit.settings.get("confidence", 0.95)
     error = formats.percent(1 - confidence, 0)
-    if judgement.summary(audit, roles.RAW).family_wise:
-        yield (
-            "The headline's tests are judged together: a retrained model would fail "
-            f"any of them with at most {error} probability."
-        )
-    else:
-        yield (
-            f"Each test alone fails a retrained model with {error} probability, so "
-            f"among {len(audit.tests)} a false failure is likely."
-        )
+    yield (
+        "The headline's tests are judged together: a retrained model would fail any of "
+        f"them with at most {error} probability."
+    )
     powerless = judgement.powerless_membership(audit)
     if powerless:
         yield powerless
@@ -350,7 +352,7 @@ def _next(
     if tested is not None and len(roles.rows_of(record, tested)) == 1:
         yield "Repeat it with other seeds before trusting the last digit."
     if audit is not None and tested in audit.candidates:
-        if judgement.summary(audit, tested).verdict == FAIL:
+        if judgement.headline(audit, tested).verdict == FAIL:
             yield (
                 "Do not call the class forgotten: choose a stronger method "
                 "(docs/methods.md) or retrain."

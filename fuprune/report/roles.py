@@ -68,14 +68,16 @@ def warning(method: str) -> str:
 
 
 def tested_method(record: RunRecord, audit: AuditReport | None = None) -> str | None:
-    """The method that a page is about: the paper's if it is there, or the first."""
-    names = [
-        *(audit.candidates if audit else ()),
-        *(row.name for row in record.methods),
-    ]
+    """The method that a page is about."""
+    units = [row.name for row in record.methods]
+    return tested_among([*(audit.candidates if audit else ()), *units])
+
+
+def tested_among(names: Sequence[str]) -> str | None:
+    """The paper's method if it is there, or the first that is no control."""
     others = [name for name in names if not is_retrained(name) and not control_of(name)]
     preferred = [name for name in others if name.startswith(_PREFERRED)]
-    return family(next(iter(preferred or others))) if others else None
+    return family((preferred or others)[0]) if others else None
 
 
 def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
@@ -90,12 +92,7 @@ def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
 
 
 def styles(names: Iterable[str], tested: str | None) -> dict[str, str]:
-    """A CSS class for each model, one for all seeds of a method.
-
-    Args:
-      names: units and audited models, in their order of appearance.
-      tested: the method under test.
-    """
+    """A CSS class for each unit or audited model, one for all seeds of a method."""
     chosen: dict[str, str] = {}
     fixed = {RAW: "raw", RANDOM: "random"}
     others: dict[str, str] = {}

@@ -7,7 +7,6 @@ time, and the same files give the same bytes.
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from fuprune.report import (
     audit_figures,
@@ -23,65 +22,17 @@ from fuprune.report import (
     tables,
 )
 from fuprune.report.markup import Child, Markup, element
+from fuprune.report.questions import (
+    ACCURACY,
+    DISTANCE,
+    MEMBERSHIP,
+    PROBE,
+    QUESTIONS,
+    RELEARN,
+    Question,
+)
 from fuprune.report.reading import Run, read_run
 from fuprune.report.table_forms import Table
-
-
-class Question(NamedTuple):
-    """A question that some of the audit's tests answer."""
-
-    anchor: str
-    contents: str
-    question: str
-    lead: str
-    kinds: tuple[str, ...]  # of evidence
-
-
-ACCURACY = Question(
-    "accuracy",
-    "Is it gone from the answers?",
-    "Is the class gone from the answers, and is the rest intact?",
-    "The first look, and the weakest evidence: how often the model is right on test "
-    "images of the forgotten class (U-set) and of the others (R-set), and whether its "
-    "mistakes are spread over the classes as retraining spreads them.",
-    ("accuracy",),
-)
-MEMBERSHIP = Question(
-    "membership",
-    "Can membership be told?",
-    "Could somebody still tell whether an image of the class was in training?",
-    "An attacker sees the model's output for an image of the forgotten class and "
-    "guesses whether that very image was trained on. A model that forgot gives away no "
-    "more than one that never saw the class. AUC is 50% for pure guessing; TPR is the "
-    "share of training images found at a given rate of false alarms.",
-    judgement.MEMBERSHIP_KINDS,
-)
-PROBE = Question(
-    "probe",
-    "Is it still inside?",
-    "Is the class still there inside, only hidden at the output?",
-    "The features are frozen, and fresh classifiers are taught to recognise the "
-    "forgotten class from them. Retrained models never saw the class, yet their "
-    "features tell it apart to some degree: that degree is the yardstick.",
-    ("probe",),
-)
-RELEARN = Question(
-    "relearn",
-    "How quickly does it return?",
-    "How quickly does the class come back when it is taught again?",
-    "If a few training steps bring the class back faster than they do in a retrained "
-    "model, something of it was kept.",
-    ("relearn",),
-)
-DISTANCE = Question(
-    "distance",
-    "Does it behave like retraining?",
-    "Does it behave like a model that never saw the class?",
-    "Answers, inner activations and weights, compared with those of retrained models. "
-    "Retrained models differ among themselves, too; only more than that counts.",
-    ("distance", "weights", "connectivity"),
-)
-QUESTIONS = (RELEARN, PROBE, DISTANCE, MEMBERSHIP)
 
 
 def build(workdir: str | Path) -> Path:
@@ -298,19 +249,16 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
 
 def _membership_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     assert run.audit is not None
-    curves = [
-        _titled("ROC curves", audit_figures.roc_figures(run.audit, styles)),
-        page.note(audit_figures.shadow_sentence(run.audit)),
-    ]
+    curves = _titled("ROC curves", audit_figures.roc_figures(run.audit, styles))
     powerless = judgement.powerless_membership(run.audit)
     if not powerless:
-        return _section(MEMBERSHIP, *_evidence(run, MEMBERSHIP, styles, []), *curves)
+        return _section(MEMBERSHIP, *_evidence(run, MEMBERSHIP, styles, []), curves)
     folded = element(
         "details",
         None,
         element("summary", None, "The attacks, one by one"),
         *_evidence(run, MEMBERSHIP, styles, []),
-        *curves,
+        curves,
     )
     return _section(MEMBERSHIP, page.missing(powerless), folded)
 
@@ -350,28 +298,23 @@ def _tables(run: Run) -> list[Table]:
         tables.paper_table(record),
         tables.class_table(record),
         *tables.layer_tables(record),
-        _privacy_table(run),
         tables.privacy_curve_table(record),
         audit_tables.numbers_table(audit) if audit else None,
-        _settings_table(run),
-        _versions_table(run),
+        *_lists(run).values(),
     ]
     return [table for table in found if table is not None]
 
 
-def _privacy_table(run: Run) -> Table | None:
-    title = "The privacy accountant's numbers"
-    return tables.key_value_table("privacy", title, run.record.privacy)
-
-
-def _settings_table(run: Run) -> Table | None:
-    settings = run.record.provenance.config
-    return tables.key_value_table("settings", "Every setting", settings)
-
-
-def _versions_table(run: Run) -> Table | None:
-    versions = run.record.provenance.versions
-    return tables.key_value_table("versions", "Versions", versions)
+def _lists(run: Run) -> dict[str, Table | None]:
+    """Everything that is a list of keys and values, by the name of its table."""
+    provenance = run.record.provenance
+    found = [
+        ("privacy", "The privacy accountant's numbers", run.record.privacy),
+        ("settings", "Every setting", provenance.config),
+        ("versions", "Versions", provenance.versions),
+        ("audit_settings", "Settings of the audit", run.audit and run.audit.settings),
+    ]
+    return {name: tables.key_value_table(name, t, v or {}) for name, t, v in found}
 
 
 def _cut_section(run: Run) -> page.Section:
@@ -396,7 +339,7 @@ def _cut_section(run: Run) -> page.Section:
 def _privacy_section(run: Run) -> page.Section | None:
     if not run.record.privacy and not run.record.privacy_curve:
         return None
-    numbers = page.stack([_in_page(_privacy_table(run))])
+    numbers = page.stack([_in_page(_lists(run)["privacy"])])
     return page.section(
         "privacy",
         "What leaves a client?",
@@ -425,13 +368,9 @@ def _rerun_section(run: Run) -> page.Section:
         body.append(
             page.note("Code at commit ", commit, f", on {provenance.platform}.")
         )
-    audit = run.audit.settings if run.audit is not None else {}
-    name = "Settings of the audit"
-    body += [
-        _folded("Every setting", _settings_table(run)),
-        _folded("Versions", _versions_table(run)),
-        _folded(name, tables.key_value_table("audit_settings", name, audit)),
-    ]
+    for name, table in _lists(run).items():
+        if table is not None and name != "privacy":
+            body.append(_folded(table.title, table))
     return page.section(
         "rerun",
         "How to run it again",

@@ -6,6 +6,7 @@ into the CSV. Each form escapes what it must: tags, pipes, spreadsheet formulas.
 
 import csv
 import io
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -64,23 +65,12 @@ _TONES = {"pass": "pass", "fail": "fail", "not told apart at this power": "apart
 
 def to_html(table: Table, caption: bool = True) -> Markup:
     """Renders a table inside a container that scrolls when it is wider."""
-    heads = []
-    if any(column.group for column in table.columns):
-        heads.append(element("tr", None, *_group_heads(table.columns)))
-    heads.append(
+    heads = [
         element(
-            "tr",
-            None,
-            *(
-                element(
-                    "th",
-                    {"scope": "col", "class": "number" if column.numeric else None},
-                    column.title,
-                )
-                for column in table.columns
-            ),
+            "th", {"scope": "col", "class": "number" if c.numeric else None}, c.title
         )
-    )
+        for c in table.columns
+    ]
     body = [
         element(
             "tr",
@@ -89,55 +79,35 @@ def to_html(table: Table, caption: bool = True) -> Markup:
         )
         for row in table.rows
     ]
-    return element(
-        "div",
-        {
-            "class": "scroll",
-            "tabindex": "0",
-            "role": "region",
-            "aria-label": f"Table: {table.title}",
-        },
-        element(
-            "table",
-            None,
-            element("caption", None, table.title) if caption else None,
-            element("thead", None, *heads),
-            element("tbody", None, *body),
-        ),
-    )
+    name = f"Table: {table.title}"
+    region = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": name}
+    title = element("caption", None, table.title) if caption else None
+    groups, titles = _group_heads(table.columns), element("tr", None, *heads)
+    parts = (element("thead", None, groups, titles), element("tbody", None, *body))
+    return element("div", region, element("table", None, title, *parts))
 
 
-def _group_heads(columns: Sequence[Column]) -> list[Markup]:
+def _group_heads(columns: Sequence[Column]) -> Markup | None:
+    """The row above the titles, if neighbours share a heading."""
+    if not any(column.group for column in columns):
+        return None
     heads = []
-    start = 0
-    for position in range(1, len(columns) + 1):
-        if position == len(columns) or columns[position].group != columns[start].group:
-            group = columns[start].group
-            span = {"colspan": position - start}
-            heads.append(
-                element("th", span | {"scope": "colgroup", "class": "group"}, group)
-                if group
-                else element("td", span)
-            )
-            start = position
-    return heads
+    for group, members in itertools.groupby(columns, key=lambda column: column.group):
+        span = {"colspan": len(list(members))}
+        scope = {"scope": "colgroup", "class": "group"}
+        made = element("th", span | scope, group) if group else element("td", span)
+        heads.append(made)
+    return element("tr", None, *heads)
 
 
 def _html_cell(entry: Cell, column: Column, position: int) -> Markup:
-    classes = " ".join(
-        name
-        for name, wanted in (
-            ("number", column.numeric),
-            ("words", column.words),
-            ("muted", entry.kind == "muted"),
-        )
-        if wanted
-    )
-    attributes = {"class": classes or None}
+    kinds = (("number", column.numeric), ("words", column.words))
+    kinds += (("muted", entry.kind == "muted"),)
+    classes = " ".join(name for name, wanted in kinds if wanted)
     content = [entry.text, " ", chip(entry.verdict)] if entry.verdict else [entry.text]
     if position == 0:
-        return element("th", attributes | {"scope": "row"}, *content)
-    return element("td", attributes, *content)
+        return element("th", {"class": classes or None, "scope": "row"}, *content)
+    return element("td", {"class": classes or None}, *content)
 
 
 def to_markdown(table: Table) -> str:

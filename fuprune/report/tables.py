@@ -12,6 +12,16 @@ from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
 
 # Rows of a cut that are no layer of channels.
 UNCUT_ROWS = ("total", "head", "hidden")
+# What every method reached and spent.
+COSTS = (
+    Column("U-set", group="Accuracy"),
+    Column("R-set", group="Accuracy"),
+    Column("Rounds"),
+    Column("own work", group="Time"),
+    Column("training", group="Time"),
+    Column("Images"),
+    Column("Uploaded"),
+)
 COST_FORMATS = (formats.number, formats.seconds, formats.count, formats.size)
 
 
@@ -34,18 +44,8 @@ def methods_table(record: RunRecord) -> Table | None:
         )
         for row in sorted(record.methods, key=lambda row: order.index(row.method))
     ]
-    columns = (
-        Column("Method", numeric=False),
-        Column("Role", numeric=False),
-        Column("U-set", group="Accuracy"),
-        Column("R-set", group="Accuracy"),
-        Column("Rounds"),
-        Column("own work", group="Time"),
-        Column("training", group="Time"),
-        Column("Images"),
-        Column("Uploaded"),
-        Column("Remark", numeric=False, words=True),
-    )
+    words = (Column("Method", numeric=False), Column("Role", numeric=False))
+    columns = (*words, *COSTS, Column("Remark", numeric=False, words=True))
     if not any(map(_remark, record.methods)):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Table(
@@ -70,12 +70,7 @@ def _tint(highlighted: bool) -> str:
 
 
 def speed_table(record: RunRecord, target: str) -> Table | None:
-    """When each method came to a target, and how much sooner than retraining.
-
-    Args:
-      record: the run.
-      target: a key of `speed.TARGETS`.
-    """
+    """When each method came to one of `speed.TARGETS`, and how much sooner."""
     tested = roles.tested_method(record)
     retrained = speed.reached(roles.rows_of(record, roles.RETRAIN), target)
     rows, accuracy = [], None

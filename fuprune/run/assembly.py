@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from fuprune.audit import AuditOptions, RelearnOptions, ShadowOptions
-from fuprune.config import ConfigError, audit_tests
+from fuprune.config import ConfigError, audit_tests, methods
 from fuprune.config import classes as classes_to_forget
 from fuprune.data import normalisation, partition, sources
 from fuprune.data.dataset import Dataset
@@ -27,7 +27,7 @@ from fuprune.models import zoo
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.participants import choose_participants
+from fuprune.unlearning.participants import choose_participants, missing_classes
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 
 
@@ -233,7 +233,6 @@ def make_algorithm(
     warmup: int = 0,
     objective: Objective | None = None,
     keep_updates: bool = False,
-    objective: Any = None,
 ) -> FedAlgorithm:
     """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy.
 
@@ -319,9 +318,35 @@ def server_step(config) -> ServerStep:
     )
 
 
-def participants(config) -> int:
-    """How many clients a method reads, unless it has a number of its own."""
-    return config.unlearn.participants or config.train.cohort
+def participants(config, method: str, federation: Federation) -> tuple[int, ...] | None:
+    """The clients that a method reads, drawn from the seed alone; None if it has none.
+
+    Methods that cut may have a number of participants of their own.
+    """
+    wanted = METHODS[method]
+    if "participants" not in wanted.options:
+        return None
+    number = config.unlearn.participants or config.train.cohort
+    if "prune" in wanted.sections:
+        number = config.prune.capture_clients or number
+    key = jax.random.fold_in(jax.random.key(config.seed), number)
+    return choose_participants(key, federation.data, number)
+
+
+def describe_absences(config, federation: Federation, classes) -> list[str]:
+    """One line per method that will stop because no participant holds a class."""
+    lines = []
+    for method in methods(config):
+        if not METHODS[method].reads_forgotten:
+            continue
+        chosen = participants(config, method, federation)
+        absent = missing_classes(federation.data, chosen, classes)
+        if absent:
+            lines.append(
+                f"{method} will have nothing to read: none of its participants holds "
+                f"class {', '.join(map(str, absent))}; raise unlearn.participants."
+            )
+    return lines
 
 
 def method_options(
@@ -329,7 +354,6 @@ def method_options(
 ) -> dict[str, Any]:
     """Keyword options of an unlearning method: its sections of the config, and more."""
     wanted = METHODS[method]
-    number = participants(config)
     options: dict[str, Any] = dict(
         num_classes=federation.num_classes,
         preprocess=federation.prepare,
@@ -341,12 +365,7 @@ def method_options(
             options |= _privacy_options(config, classes)
         else:
             options |= config[section].to_dict()
-    if "prune" in wanted.sections:
-        number = config.prune.capture_clients or number
-    if "participants" in wanted.options:
-        # Drawn from the seed alone: every method that reads clients reads the same.
-        key = jax.random.fold_in(jax.random.key(config.seed), number)
-        options["participants"] = choose_participants(key, federation.data, number)
+    options["participants"] = participants(config, method, federation)
     options.pop("capture_clients", None)
     return {name: x for name, x in options.items() if name in wanted.options}
 

@@ -46,6 +46,7 @@ from fuprune.run.training import (
     outcome_of,
     passes,
 )
+from fuprune.unlearning.methods import METHODS
 
 
 def run(
@@ -177,6 +178,9 @@ def _run_phases(this: Run) -> RunRecord | None:
         f"{this.runtime.conv} convolutions, {backend_of(this)} over clients; "
         f"workdir {this.workdir}"
     )
+    if "unlearn" in wanted:
+        for line in assembly.describe_absences(config, this.federation, this.classes):
+            this.progress.note(line)
     record = None
     if "pretrain" in wanted:
         finish_unit(this, "pretrain", TrainedOutcome, units.pretrain)
@@ -256,7 +260,7 @@ def _rounds_left(config, workdir: Path) -> int:
         rounds["pretrain"] = config.train.rounds
     if "unlearn" in wanted:
         for unit in units.unlearn_units(config):
-            budget = units.make_budget(config, units.budget_name(unit.method))
+            budget = units.make_budget(config, METHODS[unit.method].budget)
             rounds[f"unlearn/{unit.name}"] = budget.rounds
         if config.privacy.curve_fine_tune:
             for name, _ in units.privacy_units(config):

@@ -15,7 +15,6 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +24,8 @@ import jax
 import numpy as np
 
 from fuprune.errors import FupruneError
+from fuprune.run import witnesses
 
-CLUSTERS = ("slurm", "ompi", "k8s", "tpu")
 _RESUME = "start all processes again with the same command, and the run continues"
 # What the runtime says when another process, or the network to it, is gone.
 _LOSSES = ("Gloo", "NCCL", "coordination", "UNAVAILABLE", "ABORTED", "Connection")
@@ -115,9 +114,9 @@ def join(
     me = f"process {process_id}" if coordinator else f"a process of {cluster}"
     all_of_them = f"all {num_processes} processes" if coordinator else "all processes"
     place = coordinator or f"the coordinator that {cluster} names"
-    witness = _call_witness()
+    witness = witnesses.call()
     # The runtime aborts a process that the coordinator does not know.
-    _say_if_killed(
+    witnesses.say_if_killed(
         witness,
         f"{me} was turned away by {place}; give every process the same --num_processes "
         "and each its own --process_id, from 0.",
@@ -125,7 +124,7 @@ def join(
     # Stops are agreed on by the run itself, which handles SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        with _deadline(
+        with witnesses.deadline(
             witness,
             timeout,
             f"{me} waited {timeout} s for {all_of_them} to meet at {place}, and not "
@@ -138,7 +137,7 @@ def join(
                 heartbeat_timeout_seconds=heartbeat_seconds,
             )
     except (RuntimeError, ValueError, OSError) as error:
-        _dismiss(witness)
+        witnesses.dismiss(witness)
         raise RuntimeSetupError(
             f"{me} cannot meet the others at {place}: "
             f"{str(error).splitlines()[0][:200]}; give --coordinator, --num_processes "
@@ -148,7 +147,7 @@ def join(
     # without opening the devices, which waits for processes that may not exist.
     state = _state()
     _session = _Session(state.process_id, state.num_processes, timeout, witness, {})
-    _say_if_killed(
+    witnesses.say_if_killed(
         witness,
         f"{_session.name} ended before its time: it was killed, or another process "
         f"died or could not be reached for {heartbeat_seconds} s (see above and in the "
@@ -172,7 +171,7 @@ def open_devices() -> None:
     if _session is None:
         return
     patience = max(_session.timeout, 60)
-    with _deadline(
+    with witnesses.deadline(
         _session.witness,
         patience,
         f"{_session.name} waited {patience} s for the devices of the others; do all "
@@ -383,17 +382,17 @@ def leave(code: int) -> None:
     try:
         if code == 0:
             barrier("the end of the run")
-            _say_if_killed(session.witness, "")
+            witnesses.say_if_killed(session.witness, "")
             jax.distributed.shutdown()
         else:
-            _say_if_killed(session.witness, "")
+            witnesses.say_if_killed(session.witness, "")
             if session.process_id == 0:
                 time.sleep(3)
     except Exception as error:
         if code == 0:
-            _complain(" ".join(str(error).split())[:300])
+            witnesses.complain(" ".join(str(error).split())[:300])
             code = 2
-    _dismiss(session.witness)
+    witnesses.dismiss(session.witness)
     _session = None
     if code:
         os._exit(code)
@@ -446,58 +445,3 @@ def _leaves(config: Mapping[str, Any], prefix: str = ""):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-@contextlib.contextmanager
-def _deadline(witness: subprocess.Popen, seconds: float, text: str):
-    """End the process with one line if the block takes longer.
-
-    The runtime would wait in C++, where no exception reaches it, and then abort.
-    """
-
-    def give_up():
-        _say_if_killed(witness, "")
-        _complain(text)
-        os._exit(2)
-
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _complain(text: str) -> None:
-    print(f"fuprune: error: {text}", file=sys.stderr, flush=True)
-
-
-def _call_witness() -> subprocess.Popen:
-    """A shell that says the last line it was given should this process vanish.
-
-    When another process dies the runtime aborts this one from C++, with a stack trace
-    and past every handler of Python's; the end of the pipe is all that is left.
-    """
-    script = (
-        "trap '' INT TERM; last=; while IFS= read -r line; do last=$line; done; "
-        '[ -z "$last" ] || printf "fuprune: error: %s\\n" "$last" >&2'
-    )
-    return subprocess.Popen(
-        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-
-
-def _say_if_killed(witness: subprocess.Popen, text: str) -> None:
-    assert witness.stdin is not None
-    with contextlib.suppress(OSError):
-        witness.stdin.write(f"{text}\n".encode())
-        witness.stdin.flush()
-
-
-def _dismiss(witness: subprocess.Popen) -> None:
-    assert witness.stdin is not None
-    _say_if_killed(witness, "")
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        witness.stdin.close()
-        witness.wait(timeout=5)

@@ -211,7 +211,6 @@ def train_unit(
     key: jax.Array,
     objective: Objective | None = None,
     store: update_history.UpdateHistory | None = None,
-    objective: Any = None,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
 
@@ -228,7 +227,6 @@ def train_unit(
       key: of cohorts and batches.
       objective: what to minimise; None is the config's cross-entropy.
       store: where clients' updates are recorded; None records none.
-      objective: what to minimise instead of the config's cross-entropy.
     """
     config = this.config
     algorithm = assembly.make_algorithm(
@@ -242,7 +240,6 @@ def train_unit(
         warmup=budget.warmup,
         objective=objective,
         keep_updates=store is not None,
-        objective=objective,
     )
     state = algorithm.init(runtime.replicate(variables, this.runtime))
     judge = make_judge(this, model)

@@ -45,7 +45,7 @@ from fuprune.run.training import (
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
-from fuprune.unlearning.methods import METHODS, options_of
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
@@ -90,12 +90,6 @@ def privacy_units(config) -> list[tuple[str, float]]:
         (f"privacy_curve/{epsilon:g}{suffix}", epsilon)
         for epsilon in sorted(configuration.privacy_curve(config))
     ]
-
-
-def budget_name(method: str) -> str:
-    """What a method trains with: see `make_budget`."""
-    otherwise = "training" if method == "retrain" else "fine_tune"
-    return getattr(METHODS[method], "budget", otherwise)
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
@@ -151,14 +145,12 @@ def hopeless_methods(config, federation, machine) -> dict[str, str]:
     classes = configuration.classes(config)
     reasons = {}
     for method in configuration.methods(config):
-        if "rate" not in options_of(method):
+        if "prune" not in METHODS[method].sections:
             continue  # it scores no class
         options = assembly.method_options(
             config, method, federation, machine, classes=classes
         )
-        chosen = options.get("participants")
-        if chosen is None:
-            continue
+        chosen = options["participants"]
         missing = missing_classes(federation.data, chosen, classes)
         if missing:
             reasons[method] = (
@@ -250,12 +242,12 @@ def _method_key(this: Run, seed: int) -> jax.Array:
 
 def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
-    method, budget = unit.method, budget_name(unit.method)
+    method, budget = unit.method, METHODS[unit.method].budget
     model, variables = models.load_saved(this, "raw", "pretrain")
     options = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
-    if "history" in options_of(method):
+    if "history" in METHODS[method].options:
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
     how = make_budget(this.config, budget, target_accuracy(this))
@@ -403,7 +395,7 @@ def audit(this: Run, name: str) -> AuditOutcome:
         for unit in unlearn_units(config)
         if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
     ]
-    is_reference = {u.name: budget_name(u.method) == "training" for u in units}
+    is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
     steps: list[str] = []
 
     def on_step(text: str) -> None:

@@ -2,9 +2,9 @@
 
 Gaussian noise makes them (epsilon, delta)-differentially private towards one example:
 `clip_scale` bounds what an example adds, `noise_scales` finds the noise with the
-analytic Gaussian mechanism (Balle & Wang 2018), and `epsilon_of` accounts for several
-releases. Rows of few examples can be suppressed, and `make_protect` puts it together
-with secure summation into what the server sees.
+analytic Gaussian mechanism (Balle & Wang 2018, as `dp_accounting` solves it), and
+`epsilon_of` accounts for several releases. Rows of few examples can be suppressed, and
+`make_protect` puts it together with secure summation into what the server sees.
 
 Neighbouring datasets differ by one example added or removed anywhere in the
 federation. For one example replaced by another, count every release twice: activations
@@ -19,40 +19,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from scipy import special
 
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.unlearning.secure_summation import (
-    SCALE,
-    agree_keys,
-    mask_upload,
-    secure_sum,
-    unmask,
-)
-
-__all__ = [
-    "SCALE",
-    "NoiseScales",
-    "TooFewClientsError",
-    "add_noise",
-    "agree_keys",
-    "calibrate_gaussian",
-    "clamp_statistics",
-    "clip_scale",
-    "describe_privacy",
-    "epsilon_of",
-    "gaussian_delta",
-    "make_protect",
-    "mask_upload",
-    "noise_scales",
-    "privatise",
-    "secure_sum",
-    "suppress_small",
-    "unmask",
-]
+from fuprune.unlearning.secure_summation import SCALE, secure_sum
 
 COUNT_SHARE = 0.1  # of the privacy budget spent on the class counts
+ROUNDING = 1e-9  # a part more than was found is above what rounding can have taken off
 
 
 class NoiseScales(NamedTuple):
@@ -75,24 +48,6 @@ def clip_scale(norms, clip: float):
     return jnp.where(norms > clip, clip / norms, 1.0)
 
 
-def gaussian_delta(epsilon: float, ratio: float) -> float:
-    """The smallest delta at which a Gaussian release is (epsilon, delta)-DP.
-
-    Theorem 8 of Balle & Wang 2018:
-    Phi(r / 2 - epsilon / r) - exp(epsilon) Phi(-r / 2 - epsilon / r).
-
-    Args:
-        epsilon: at least 0.
-        ratio: r, sensitivity over standard deviation.
-    """
-    if ratio <= 0:
-        return 0.0
-    first = special.log_ndtr(ratio / 2 - epsilon / ratio)
-    second = epsilon + special.log_ndtr(-ratio / 2 - epsilon / ratio)
-    # In logarithms, a difference of nearly equal terms keeps its relative precision.
-    return float(-math.exp(first) * math.expm1(min(second - first, 0.0)))
-
-
 def calibrate_gaussian(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """The least Gaussian noise for one (epsilon, delta)-DP release.
 
@@ -104,17 +59,13 @@ def calibrate_gaussian(epsilon: float, delta: float, sensitivity: float = 1.0) -
     Returns:
         The standard deviation, rounded upwards.
     """
+    # Imported where noise is wanted: loading it takes as long as loading JAX.
+    import dp_accounting
+
     _check_budget(epsilon, delta)
     _check_positive("sensitivity", sensitivity)
-    low, high = math.log(1e-12), math.log(1e12)  # of the ratio
-    for _ in range(100):
-        middle = (low + high) / 2
-        if gaussian_delta(epsilon, math.exp(middle)) <= delta:
-            low = middle
-        else:
-            high = middle
-    # A part in 10^9 more is above anything that rounding can have taken off.
-    return sensitivity / math.exp(low) * (1 + 1e-9)
+    unit = dp_accounting.get_sigma_gaussian(epsilon, delta)
+    return sensitivity * unit * (1 + ROUNDING)
 
 
 def epsilon_of(
@@ -144,19 +95,11 @@ def epsilon_of(
         return 0.0
     if sigma == 0:
         return math.inf
-    ratio = math.sqrt(releases) * sensitivity / sigma
-    if gaussian_delta(0.0, ratio) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while gaussian_delta(high, ratio) > delta:
-        low, high = high, 2 * high
-    for _ in range(100):
-        middle = (low + high) / 2
-        if gaussian_delta(middle, ratio) <= delta:
-            high = middle
-        else:
-            low = middle
-    return high
+    # Imported here for the same reason as above.
+    import dp_accounting
+
+    unit = sigma / (math.sqrt(releases) * sensitivity)
+    return dp_accounting.get_epsilon_gaussian(unit, delta) * (1 + ROUNDING)
 
 
 def noise_scales(
@@ -286,33 +229,6 @@ def clamp_statistics(statistics, *, min_examples: float = 1.0):
         },
         num_examples=jnp.maximum(statistics.num_examples, min_examples),
     )
-
-
-def privatise(
-    statistics,
-    *,
-    key,
-    sigma_total: float,
-    sigma_count: float,
-    min_examples: float = 1.0,
-):
-    """The Gaussian mechanism at a server that is trusted with the sum.
-
-    Args:
-        statistics: `ClassActivations` summed over clients, from clipped examples.
-        key: a JAX key; a fresh one for every release.
-        sigma_total: noise on totals, see `noise_scales`.
-        sigma_count: noise on counts.
-        min_examples: see `clamp_statistics`.
-
-    Returns:
-        The same form, noised, with totals at least 0 and counts at least
-        `min_examples`.
-    """
-    noised = add_noise(
-        statistics, key=key, scales=NoiseScales(sigma_total, sigma_count)
-    )
-    return clamp_statistics(noised, min_examples=min_examples)
 
 
 def suppress_small(statistics, min_count: float):

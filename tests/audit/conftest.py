@@ -111,7 +111,11 @@ OPTIONS = AuditOptions(
     batch_size=128,
     shadow=ShadowOptions(models=2, steps=60, fine_tune_steps=10),
     relearn=RelearnOptions(
-        images_per_class=(50,), learning_rates=(0.003,), steps=20, every=2
+        images=("all",),
+        images_per_class=(100,),
+        learning_rates=(0.002,),
+        steps=40,
+        every=4,
     ),
     probe=ProbeOptions(depths=1, draws=5, companions=20),
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fuprune import typed_json
-from fuprune.audit.evidence import AuditReport, Evidence
+from fuprune.audit.evidence import HEADLINE, AuditReport, Evidence, Headline
 from fuprune.run.record import (
     FORMAT,
     Crossing,
@@ -117,7 +117,7 @@ def evidence(name, verdicts, *, kind="probe", interval=(0.1, 0.2), value=0.5):
     question, retrained = f"Is {name} as retraining has it?", [0.14, 0.16, 0.15]
     return Evidence(
         name, kind, question, "fraction", "two_sided", values, retrained, bounds,
-        verdicts, [],
+        verdicts, [], HEADLINE,
     )  # fmt: skip
 
 
@@ -153,9 +153,18 @@ def make_audit(*tests, classes=(3,), detail=None) -> AuditReport:
         "cka": {name: {"stem": 0.9, "conv1": 0.7} for name in models},
     }
     settings = {"confidence": 0.95, "forgotten_test_images": 100}
-    return AuditReport(
-        list(classes), candidates, found, drawn if detail is None else detail, settings
-    )
+    headlines = {name: make_headline(found, name) for name in (*candidates, "raw")}
+    shown = drawn if detail is None else detail
+    return AuditReport(list(classes), candidates, found, shown, settings, headlines)
+
+
+def make_headline(tests, name) -> Headline:
+    """The headline as the audit would make it, all tests being of its family."""
+    verdicts = {t.name: t.verdicts[name] for t in tests if name in t.verdicts}
+    failed = [test for test, verdict in verdicts.items() if verdict == "fail"]
+    decided = [verdict for verdict in verdicts.values() if verdict != "cannot tell"]
+    other = decided[0] if decided else "cannot tell"
+    return Headline("fail" if failed else other, len(verdicts), failed, None)
 
 
 def make_curves(record: RunRecord) -> list[CurveRow]:

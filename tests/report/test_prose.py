@@ -39,7 +39,7 @@ def test_one_failure_among_passes_is_the_headline():
     assert result.tone == "fail"
     assert result.headline == (
         "Class pruning can be told from a model that never saw class truck (3): it "
-        "fails 1 of 10 tests."
+        "fails 1 of 10 headline tests."
     )
     gone = found(result)["Gone?"]
     assert "It fails probe AUC 50.0% (retrained: 10.0% to 20.0%)." in gone
@@ -49,6 +49,26 @@ def test_nothing_decided_is_no_success():
     result = judged(evidence("a", {PRUNING: "cannot tell"}))
     assert result.tone == "unknown"
     assert result.headline.startswith("This audit cannot tell whether class pruning")
+
+
+def test_not_told_apart_is_not_called_a_pass():
+    result = judged(evidence("a", {PRUNING: "not told apart at this power"}))
+    assert result.tone == "unknown"
+    assert result.headline == (
+        "Class pruning is not told apart, at this power, from models that never saw "
+        "class truck (3): it fails none of 1 headline test."
+    )
+    assert found(result)["Gone?"].startswith("No trace was found.")
+
+
+def test_the_headline_counts_its_family_only():
+    aside = evidence("further", {PRUNING: "fail"})._replace(family="further")
+    audit = make_audit(evidence("a", {PRUNING: "pass"}))
+    audit = audit._replace(tests=[*audit.tests, aside])
+    screen = first_screen(make_record(), audit)
+    assert screen.tone == "pass"
+    assert "at most 5% probability" in found(screen)["How sure?"]
+    assert "Outside the headline it fails further." in found(screen)["Gone?"]
 
 
 def test_a_run_without_an_audit_says_so_first():

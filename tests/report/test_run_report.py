@@ -8,6 +8,8 @@ import pytest
 
 from fuprune import typed_json
 from fuprune.report import build
+from fuprune.report.figures import recovery_curves
+from fuprune.run.record import CurveRow
 from tests.report.fixture import make_audit, make_record, write_maps, write_run
 from tests.report.reading import Page
 
@@ -103,7 +105,7 @@ def test_the_papers_form_and_other_tables_are_files(run):
     assert expected | {"speed_retrained", "tally"} <= names
     markdown = (run / "report" / "report.md").read_text()
     assert "## What was tested, and what could be seen" in markdown
-    assert "- **Gone?** Not shown: something differs" in markdown
+    assert "- **Gone?** Not shown: it differs" in markdown
 
 
 def test_same_files_give_the_same_bytes(tmp_path, run):
@@ -133,6 +135,16 @@ def test_scores_are_drawn_from_input_to_output(page, run):
     text = (run / "report" / "report.html").read_text()
     drawn = re.search(r'<svg[^>]*aria-label="TF-IDF scores.*?</svg>', text)[0]
     assert drawn.index(">stem<") < drawn.index(">conv1<")
+
+
+def test_curves_are_of_the_split_that_choices_were_made_on():
+    values = {"r_accuracy": 0.5, "validation_r_accuracy": 0.7}
+    rows = [
+        CurveRow("unlearn/a", 0, {"r_accuracy": 0.4}),
+        CurveRow("unlearn/a", 5, values),
+        CurveRow("pretrain", 5, values),
+    ]
+    assert recovery_curves(rows) == {"a": [(0, 0.4), (5, 0.7)]}
 
 
 def test_seeds_of_one_method_share_a_legend_entry(page):
@@ -169,9 +181,10 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
         "relearn": {"level": 0.7, "curves": dict.fromkeys(models, curve), "runs": runs},
         "probe": {
             "layers": ["stem", "conv1", "features"],
-            "classifiers": ["linear", "knn"],
+            "classifiers": ["linear", "neighbours"],
             "areas": {
-                m: {c: [0.6, 0.7, 0.8] for c in ("linear", "knn")} for m in models
+                m: {c: [0.6, 0.7, 0.8] for c in ("linear", "neighbours")}
+                for m in models
             },
         },
     }

@@ -206,7 +206,8 @@ KNOWN_PLACES = {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
         "run/machine.py",  # git, for the commit
-        "run/processes.py",  # the shell that says why a process ended
+        "run/processes.py",  # the type of the witness's handle
+        "run/witnesses.py",  # the shell that says why a process ended
     },
 }
 

@@ -176,7 +176,7 @@ def test_values_that_are_not_finite_stop_the_method(regression):
 def test_no_remaining_example_stops_the_method(regression):
     dataset, _, variables = regression
     data = federate(dataset, [np.flatnonzero(dataset.labels == 1)])
-    with pytest.raises(UnlearnError, match="no client holds an example"):
+    with pytest.raises(UnlearnError, match="no participant holds an example"):
         forget(MODEL, variables, data)
 
 

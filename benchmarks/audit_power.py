@@ -1,0 +1,121 @@
+"""How often the audit's verdicts are wrong, and what they can see: a simulation.
+
+Draws the numbers of n retrained models and of one candidate, and puts them through the
+code that judges a real audit (`fuprune.audit.verdict`). Two questions:
+
+- How often does a candidate that is one more retrained model fail the headline? Stated:
+  at most 5%. Asked for several shapes of the spread among seeds, because the test
+  assumes a normal one.
+- How often does a candidate fail that lies some standard deviations away from
+  retraining, in one test of the family or in all?
+
+    python benchmarks/audit_power.py --draws 1000
+
+prints two Markdown tables; they stand in docs/audit.md.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import numpy as np
+
+from fuprune.audit.evidence import HEADLINE
+from fuprune.audit.verdict import Draft, headline, settle
+
+SEEDS = (3, 5, 10)
+TESTS = 8  # in the headline's family
+CANDIDATE = "candidate"
+
+# A generator and a shape -> independent numbers of mean 0 and deviation 1.
+Spread = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+SPREADS: dict[str, Spread] = {
+    "normal": lambda generator, shape: generator.normal(0, 1, shape),
+    "skewed (exponential)": lambda generator, shape: (
+        generator.exponential(1, shape) - 1
+    ),
+    "heavy tails (t, 5)": lambda generator, shape: (
+        generator.standard_t(5, shape) / np.sqrt(5 / 3)
+    ),
+    "even (uniform)": lambda generator, shape: generator.uniform(
+        -np.sqrt(3), np.sqrt(3), shape
+    ),
+}
+
+
+def numbers(
+    generator: np.random.Generator, seeds: int, spread: Spread, correlation: float
+) -> np.ndarray:
+    """`[seeds + 1, TESTS]` numbers; tests of one model share part of its luck."""
+    common = spread(generator, (seeds + 1, 1))
+    own = spread(generator, (seeds + 1, TESTS))
+    return np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
+
+
+def fails(values: np.ndarray) -> bool:
+    """Whether the last model fails the headline against the others."""
+    *retrained, candidate = values
+    drafts = [
+        Draft(
+            f"test_{i}",
+            {CANDIDATE: float(candidate[i])},
+            [float(one[i]) for one in retrained],
+            kind="simulated",
+            question="",
+            higher_is="two_sided",
+            family=HEADLINE,
+            positive_control=None,
+        )
+        for i in range(TESTS)
+    ]
+    return headline(settle(drafts), CANDIDATE).verdict == "fail"
+
+
+def rate(
+    generator: np.random.Generator,
+    draws: int,
+    seeds: int,
+    *,
+    spread: Spread = SPREADS["normal"],
+    correlation: float = 0.3,
+    shift: float = 0.0,
+    shifted: int = TESTS,
+) -> float:
+    """The share of candidates that fail; `shift` is in deviations between seeds."""
+    failed = 0
+    for _ in range(draws):
+        values = numbers(generator, seeds, spread, correlation)
+        values[-1, :shifted] += shift
+        failed += fails(values)
+    return failed / draws
+
+
+def main() -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    generator = np.random.default_rng(options.seed)
+    columns = " | ".join(f"{n} seeds" for n in SEEDS)
+
+    def row(name: str, **settings) -> None:
+        shares = [rate(generator, options.draws, n, **settings) for n in SEEDS]
+        print(f"| {name} | " + " | ".join(f"{100 * s:.1f}%" for s in shares) + " |")
+
+    print(f"| one more retrained model fails, spread among seeds | {columns} |")
+    print("|---|---|---|---|")
+    for name, spread in SPREADS.items():
+        row(name, spread=spread)
+    row("normal, tests independent", correlation=0.0)
+    row("normal, tests nearly the same", correlation=0.9)
+    print()
+    print(f"| a candidate this far away fails | {columns} |")
+    print("|---|---|---|---|")
+    for shift in (3, 5, 10, 20, 40):
+        row(f"{shift} deviations, in one test of {TESTS}", shift=shift, shifted=1)
+    for shift in (3, 5, 10, 20):
+        row(f"{shift} deviations, in all {TESTS} tests", shift=shift)
+
+
+if __name__ == "__main__":
+    main()

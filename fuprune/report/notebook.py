@@ -1,0 +1,101 @@
+"""Run records, audit reports and prune plans as they show themselves in a notebook.
+
+`show` gives any of them as HTML. Importing `fuprune.report` inside IPython registers
+the same for the last value of a cell, so that nothing has to be called.
+"""
+
+import sys
+from typing import Any
+
+from fuprune.audit.evidence import AuditReport
+from fuprune.errors import InputError
+from fuprune.report import (
+    audit_tables,
+    page,
+    prose,
+    roles,
+    run_report,
+    table_forms,
+    tables,
+)
+from fuprune.report.markup import Child, Markup, element
+from fuprune.report.reading import Run
+from fuprune.report.table_forms import Column, Table, cell
+from fuprune.run.record import RunRecord
+from fuprune.surgery.plan import PrunePlan
+
+
+class Shown(str):
+    """HTML that a notebook renders."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+
+def show(value: RunRecord | AuditReport | PrunePlan | Run) -> Shown:
+    """A record, an audit, a plan or a whole run (`read_run`) as HTML.
+
+    Raises:
+      InputError: the value is none of these.
+    """
+    if isinstance(value, Run):
+        return _framed(*_record(value.record, value.audit), *_audit(value.audit))
+    if isinstance(value, RunRecord):
+        return _framed(*_record(value, None))
+    if isinstance(value, AuditReport):
+        return _framed(*_audit(value))
+    if isinstance(value, PrunePlan):
+        return _framed(table_forms.to_html(plan_table(value)))
+    raise InputError(
+        f"a {type(value).__name__} cannot be shown; give a RunRecord, an AuditReport, "
+        "a PrunePlan or a Run."
+    )
+
+
+def register() -> None:
+    """Makes IPython show these types by `show`; does nothing outside of it."""
+    loaded = sys.modules.get("IPython")
+    shell: Any = loaded.get_ipython() if loaded is not None else None
+    if shell is not None and hasattr(shell, "display_formatter"):
+        formatter = shell.display_formatter.formatters["text/html"]
+        for kind in (RunRecord, AuditReport, PrunePlan, Run):
+            formatter.for_type(kind, show)
+
+
+def plan_table(plan: PrunePlan) -> Table:
+    """How many channels a plan keeps in each layer, and which."""
+    rows = [
+        (cell(layer), cell(len(kept)), cell(", ".join(map(str, kept))))
+        for layer, kept in plan.keep.items()
+    ]
+    columns = (
+        Column("Layer", numeric=False),
+        Column("Kept"),
+        Column("Channels kept", numeric=False, words=True),
+    )
+    return Table("plan", "What a cut keeps", columns, tuple(rows))
+
+
+def _record(record: RunRecord, audit: AuditReport | None) -> list[Child]:
+    screen = prose.first_screen(record, audit)
+    made = tables.methods_table(record)
+    card = run_report.first_screen_card(screen)
+    return [card, table_forms.to_html(made) if made is not None else None]
+
+
+def _audit(audit: AuditReport | None) -> list[Child]:
+    if audit is None:
+        return []
+    tested = roles.tested_among(audit.candidates)
+    made = [
+        audit_tables.tally_table(audit, tested),
+        audit_tables.verdict_table(audit, tested),
+    ]
+    return [table_forms.to_html(table) for table in made if table is not None]
+
+
+def _framed(*parts: Child) -> Shown:
+    # A scoped sheet, so that the page's rules do not reach the rest of the notebook.
+    sheet = page.style_sheet().replace(":root", ":scope")
+    style = Markup(f"@scope {{ {sheet} }}")
+    return Shown(element("div", None, element("style", None, style), *parts))

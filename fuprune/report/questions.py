@@ -1,0 +1,62 @@
+"""The questions that a page asks of an audit, in plain words."""
+
+from typing import NamedTuple
+
+from fuprune.report.judgement import MEMBERSHIP_KINDS
+
+
+class Question(NamedTuple):
+    """A question that some of the audit's tests answer."""
+
+    anchor: str
+    contents: str
+    question: str
+    lead: str
+    kinds: tuple[str, ...]  # of evidence
+
+
+ACCURACY = Question(
+    "accuracy",
+    "Is it gone from the answers?",
+    "Is the class gone from the answers, and is the rest intact?",
+    "The first look, and the weakest evidence: how often the model is right on test "
+    "images of the forgotten class (U-set) and of the others (R-set), and whether its "
+    "mistakes are spread over the classes as retraining spreads them.",
+    ("accuracy",),
+)
+MEMBERSHIP = Question(
+    "membership",
+    "Can membership be told?",
+    "Could somebody still tell whether an image of the class was in training?",
+    "An attacker sees the model's output for an image of the forgotten class and "
+    "guesses whether that very image was trained on. A model that forgot gives away no "
+    "more than one that never saw the class. AUC is 50% for pure guessing; TPR is the "
+    "share of training images found at a given rate of false alarms.",
+    MEMBERSHIP_KINDS,
+)
+PROBE = Question(
+    "probe",
+    "Is it still inside?",
+    "Is the class still there inside, only hidden at the output?",
+    "The features are frozen, and fresh classifiers are taught to recognise the "
+    "forgotten class from them. Retrained models never saw the class, yet their "
+    "features tell it apart to some degree: that degree is the yardstick.",
+    ("probe",),
+)
+RELEARN = Question(
+    "relearn",
+    "How quickly does it return?",
+    "How quickly does the class come back when it is taught again?",
+    "If a few training steps bring the class back faster than they do in a retrained "
+    "model, something of it was kept.",
+    ("relearn",),
+)
+DISTANCE = Question(
+    "distance",
+    "Does it behave like retraining?",
+    "Does it behave like a model that never saw the class?",
+    "Answers, inner activations and weights, compared with those of retrained models. "
+    "Retrained models differ among themselves, too; only more than that counts.",
+    ("distance", "weights", "connectivity"),
+)
+QUESTIONS = (RELEARN, PROBE, DISTANCE, MEMBERSHIP)

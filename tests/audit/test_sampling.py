@@ -1,0 +1,70 @@
+"""Errors against the spread of repeated samples, and against loops."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis.extra import numpy as hnp
+
+from fuprune.audit.sampling import area_error, paired_error, placements
+from tests import reference_audit
+
+SCORES = hnp.arrays(
+    np.float64, st.integers(1, 20), elements=st.integers(-4, 4).map(float)
+)
+
+
+@hypothesis.given(SCORES, SCORES)
+def test_placements_average_to_the_area(members, non_members):
+    below, above = placements(members, non_members)
+    expected = reference_audit.area_by_pairs(members, non_members)
+    assert below.mean() == pytest.approx(expected)
+    assert above.mean() == pytest.approx(expected)
+
+
+def test_area_error_matches_delongs_loop():
+    generator = np.random.default_rng(0)
+    members = generator.normal(1, 1, (4, 15))
+    non_members = generator.normal(0, 1, (4, 25))
+    expected = reference_audit.delong_error(members, non_members)
+    # Half an image is added in either group, for four models against all four.
+    added = (1 + 1 / 4) / (1 + 1 / 3) * (0.5 / 15**2 + 0.5 / 25**2)
+    found = area_error(members, non_members)
+    assert found**2 - added == pytest.approx(expected**2)
+
+
+def test_area_error_is_the_spread_over_samples_of_images():
+    """Two models that share most of what makes an image hard."""
+    generator = np.random.default_rng(0)
+
+    def draw():
+        hard = [generator.normal(1, 1, 80), generator.normal(0, 1, 120)]
+        return [
+            [group + generator.normal(0, 0.5, group.size) for group in hard]
+            for _ in range(3)
+        ]
+
+    differences, errors = [], []
+    for _ in range(400):
+        (a, b, further) = draw()
+        areas = [placements(*one)[0].mean() for one in (a, b, further)]
+        differences.append(areas[2] - (areas[0] + areas[1]) / 2)
+        errors.append(area_error([a[0], b[0]], [a[1], b[1]]))
+    assert np.mean(errors) == pytest.approx(np.std(differences), rel=0.2)
+
+
+def test_paired_error_is_the_spread_over_samples_of_images():
+    generator = np.random.default_rng(0)
+    differences, errors = [], []
+    for _ in range(600):
+        ease = generator.uniform(0, 1, 150)
+        right = generator.random((4, 150)) < ease
+        differences.append(right[3].mean() - right[:3].mean())
+        errors.append(paired_error(right[:3]))
+    assert np.mean(errors) == pytest.approx(np.std(differences), rel=0.1)
+
+
+def test_models_that_agree_everywhere_still_have_an_error():
+    assert 0 < paired_error(np.ones((3, 50))) < 0.05
+    assert 0 < area_error(np.ones((3, 50)), np.zeros((3, 50))) < 0.05
+    assert paired_error(np.ones((1, 50))) == 0

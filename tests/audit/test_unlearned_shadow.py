@@ -1,0 +1,87 @@
+"""Shadow models that are unlearned, by methods whose trace is known."""
+
+import jax
+import numpy as np
+import pytest
+
+from fuprune.audit import AuditData, AuditOptions, ShadowOptions, audit
+from fuprune.audit.shadow import train_models_in_parallel
+from fuprune.data.dataset import Dataset
+from tests.audit.conftest import FORGOTTEN, Perceptron, preprocess
+
+
+@pytest.fixture(scope="module")
+def memorised():
+    """Labels that no image explains, so that knowing one is having seen it."""
+    generator = np.random.default_rng(0)
+
+    def draw(per_class):
+        images = generator.integers(0, 256, (4 * per_class, 6, 6, 1)).astype(np.uint8)
+        return Dataset(images, np.tile(np.arange(4), per_class).astype(np.int32))
+
+    train, test = draw(50), draw(50)
+    members = np.tile(train.labels != FORGOTTEN, (7, 1))
+    members[0] = True
+    model = Perceptron(width=64)
+    raw, honest, *retrained = train_models_in_parallel(
+        model,
+        jax.random.key(5),
+        *train,
+        members,
+        preprocess,
+        steps=200,
+        batch_size=32,
+        backend="vmap",
+    )
+    return model, raw, honest, retrained, AuditData(train, test, preprocess)
+
+
+def turned_down(variables):
+    """Hides the class: its logit is ten lower, and orders images as before."""
+    head = variables["params"]["head"]
+    lower = {**head, "bias": head["bias"].at[FORGOTTEN].add(-10.0)}
+    return {**variables, "params": {**variables["params"], "head": lower}}
+
+
+def test_a_method_that_hides_is_caught_by_shadows_that_hide_as_well(memorised):
+    model, raw, honest, retrained, data = memorised
+    asked = []
+
+    def hide(module, variables, key, trained_on):
+        asked.append(trained_on)
+        return module, turned_down(variables)
+
+    report = audit(
+        {"hidden": (model, turned_down(raw)), "honest": (model, honest)},
+        [(model, variables) for variables in retrained],
+        (model, raw),
+        data,
+        (FORGOTTEN,),
+        jax.random.key(0),
+        options=AuditOptions(
+            kinds=("unlearned_shadow",),
+            train_batch_size=32,
+            batch_size=128,
+            shadow=ShadowOptions(
+                models=4,
+                steps=200,
+                backend="vmap",
+                unlearn={"hidden": hide},
+                fine_tune_steps=20,
+            ),
+        ),
+    )
+    own = next(t for t in report.tests if t.name == "unlearned_shadow_hidden_auc")
+    assert own.values["hidden"] > 0.8
+    assert own.verdicts["hidden"] == "fail"
+    assert np.mean(own.retrained) < 0.65
+    assert own.family == "headline"
+    assert "unlearned by the method itself" in own.notes[0]
+    # A shadow's method is told what that shadow was trained on, and no more.
+    assert len(asked) == 4
+    assert all(isinstance(one, Dataset) for one in asked)
+    other = next(t for t in report.tests if t.name == "unlearned_shadow_auc")
+    assert set(other.values) == {"honest", "raw"}
+    assert other.verdicts["honest"] != "fail"
+    assert other.family == "further"
+    assert "fine-tuning without the class" in other.notes[0]

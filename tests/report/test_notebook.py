@@ -1,0 +1,62 @@
+"""Objects in a notebook: each shows what a person wants to see first."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from fuprune.report import notebook, show
+from fuprune.report.reading import Run
+from fuprune.run.record import RunRecord
+from fuprune.surgery.plan import PrunePlan
+from tests.report.fixture import make_audit, make_record
+from tests.report.reading import Page
+
+
+def shown(value) -> str:
+    return Page(show(value)._repr_html_()).text
+
+
+def test_a_record_shows_its_first_screen_and_methods():
+    text = shown(make_record())
+    assert "Not audited: nothing here shows that class truck (3) is gone." in text
+    assert "Every method, and all that it spent" in text
+
+
+def test_an_audit_shows_its_verdicts():
+    text = shown(make_audit())
+    assert "Verdicts on every model" in text
+    assert "All 2 membership tests" in text
+
+
+def test_a_whole_run_shows_both():
+    run = Run("a", make_record(), [], make_audit(), None, ())
+    assert "Class pruning can be told from a model" in shown(run)
+    assert "Verdicts on every model" in shown(run)
+
+
+def test_a_plan_shows_what_it_keeps():
+    plan = PrunePlan({"conv1": np.array([0, 2]), "conv2": np.array([1])})
+    assert "conv1 2 0, 2" in shown(plan)
+
+
+def test_styles_stay_inside_the_cell():
+    html = show(make_record())
+    assert "@scope" in html and ":root" not in html
+
+
+def test_anything_else_is_refused():
+    with pytest.raises(ValueError, match="a dict cannot be shown"):
+        show({})
+
+
+def test_ipython_learns_the_types(monkeypatch):
+    known = {}
+    formatter = types.SimpleNamespace(for_type=known.__setitem__)
+    display = types.SimpleNamespace(formatters={"text/html": formatter})
+    shell = types.SimpleNamespace(display_formatter=display)
+    module = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    notebook.register()
+    assert known[RunRecord] is show and PrunePlan in known
