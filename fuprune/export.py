@@ -135,7 +135,8 @@ def export_stablehlo(
     The function takes float32 images [B, H, W, C], normalised, for any B, and returns
     float32 logits; it runs on CPU, CUDA, ROCm and TPU. Convolutions are XLA's own.
     """
-    model = model.clone(conv="xla")
+    if hasattr(model, "wiring"):
+        model = model.clone(conv="xla")
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *model.input_shape), jnp.float32)
     evaluate = jax.jit(lambda images: model.apply(variables, images))
