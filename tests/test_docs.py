@@ -1,5 +1,6 @@
 """What the documents tell people to run does run, and what they link to is there."""
 
+import doctest
 import importlib.util
 import re
 import shlex
@@ -61,6 +62,35 @@ def test_the_pages_a_newcomer_reads_are_there(repository, name):
     text = (repository / name).read_text()
     assert len(text) > 300
     assert "/work/" not in text and "/root/" not in text and "/tmp/" not in text
+
+
+def modules_with_examples(repository):
+    """The modules of the package whose docstrings hold examples."""
+    paths = sorted((repository / "fuprune").rglob("*.py"))
+    found = [path for path in paths if ">>> " in path.read_text()]
+    names = [
+        ".".join(path.relative_to(repository).with_suffix("").parts) for path in found
+    ]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def test_examples_in_docstrings_run(repository):
+    names = modules_with_examples(repository)
+    assert names
+    for name in names:
+        module = importlib.import_module(name)
+        assert doctest.testmod(module).failed == 0, name
+
+
+def test_every_page_is_on_the_site(repository):
+    """The table of contents names each page of docs/ once."""
+    folder = repository / "docs"
+    trees = re.findall(
+        r"```{toctree}\n(.*?)```", (folder / "index.md").read_text(), re.S
+    )
+    listed = [name for tree in trees for name in re.findall(r"(?m)^\w+$", tree)]
+    pages = {page.stem for kind in ("md", "ipynb") for page in folder.glob(f"*.{kind}")}
+    assert sorted(listed) == sorted(pages - {"index"})
 
 
 def own_data_section(repository):

@@ -43,6 +43,7 @@ def create(
         and logits float32 at least.
 
     Example:
+      >>> import jax, jax.numpy as jnp
       >>> model = create("resnet20", num_classes=10)
       >>> variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     """

@@ -26,7 +26,7 @@ class Progress:
     """Where the run is: a live line on a terminal, a plain one now and then elsewhere.
 
     Example:
-      >>> with Progress(whole_run_rounds=50) as progress:
+      >>> with Progress(mode="off", whole_run_rounds=50) as progress:
       ...     with progress.phase("pretrain", 50) as update:
       ...         for number in range(1, 51):
       ...             update(number, images=320, loss=1.5, accuracy=0.4)

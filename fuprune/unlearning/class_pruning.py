@@ -154,7 +154,7 @@ def class_pruning(
       key: chooses the participants and seeds the fine-tuning.
       fine_tune: see `protocol.FineTune`.
       rate: R, the share of channels cut for each class.
-      num_classes: |U|; as many as the head has by default.
+      num_classes: how many classes there are, U; as many as the head has by default.
       scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
       order: `highest` (the paper), `lowest` (the released code) or `random`.
       min_channels: never leave a layer fewer.
