@@ -16,6 +16,11 @@ def percent(value: float | None, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}%"
 
 
+def whole_percent(value: float | None) -> str:
+    """Formats a fraction as a percentage without decimals."""
+    return percent(value, 0)
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Formats a number with `digits` significant digits, integers in full."""
     if value is None:

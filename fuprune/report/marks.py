@@ -25,6 +25,8 @@ _SCALE = np.array(
     dtype=np.float64,
 )
 
+_SHADES = (0.05, 0.14, 0.24, 0.34, 0.45, 0.58, 0.72, 0.86, 1.0)
+
 
 class Axis(NamedTuple):
     """One axis: what it measures and how its numbers are written."""
@@ -196,7 +198,10 @@ def shaded(
     for (x, y), share in zip(places, shares, strict=True):
         cell = f"M{short(x)} {short(y)}h{across}v{down}h-{across}z"
         shades.setdefault(shade_level(share), []).append(cell)
-    paths = [mark("path", f"heat{n}", d="".join(shades[n])) for n in sorted(shades)]
+    paths = [
+        mark("path", "heat", **{"fill-opacity": _SHADES[n], "d": "".join(shades[n])})
+        for n in sorted(shades)
+    ]
     return element("g", None, *paths)
 
 

@@ -71,16 +71,42 @@ def figure(
     )
 
 
+def line_figure(
+    series: Sequence[charts.Series],
+    horizontal: marks.Axis,
+    vertical: marks.Axis,
+    label: str,
+    title: str,
+    caption: str,
+    *,
+    guide: float | None = None,
+    guide_name: str = "",
+    diagonal: bool = False,
+) -> Markup:
+    """Frames a `charts.line_chart` with the legend of its lines."""
+    return figure(
+        charts.line_chart(
+            series, horizontal, vertical, label, guide=guide, diagonal=diagonal
+        ),
+        title,
+        caption,
+        legend=line_legend(series, guide_name),
+    )
+
+
 def stack(figures: Sequence[Child]) -> Markup | None:
     """Sets figures one above the other, as one column of a grid."""
-    kept = [entry for entry in figures if entry]
-    return element("div", {"class": "stack"}, *kept) if kept else None
+    return _arranged("stack", figures)
 
 
 def grid(figures: Sequence[Child]) -> Markup | None:
     """Sets figures side by side where the screen has room."""
+    return _arranged("grid", figures)
+
+
+def _arranged(style: str, figures: Sequence[Child]) -> Markup | None:
     kept = [entry for entry in figures if entry]
-    return element("div", {"class": "grid"}, *kept) if kept else None
+    return element("div", {"class": style}, *kept) if kept else None
 
 
 def line_legend(series: Sequence[charts.Series], guide: str = "") -> Markup:
