@@ -152,7 +152,7 @@ def _share(axis: Axis, value: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 
-def axes(frame: Frame, horizontal_ticks: bool = True) -> Markup:
+def axes(frame: Frame) -> Markup:
     """Both axes of a chart, with their numbers and a grid."""
     left, right, bottom = frame.left, frame.right, frame.bottom
     marks = [path([(left, bottom), (right, bottom)], "axis")]
@@ -161,7 +161,7 @@ def axes(frame: Frame, horizontal_ticks: bool = True) -> Markup:
         marks.append(path([(left, y), (right, y)], "grid"))
         written = frame.vertical.written(value)
         marks.append(letters(left - 6, y + 3.5, written, "end", "tick"))
-    for value in _ticks(frame.horizontal, 6) if horizontal_ticks else ():
+    for value in _ticks(frame.horizontal, 6):
         x, _ = frame.at(value, frame.vertical.low)
         marks.append(path([(x, bottom), (x, bottom + 4)], "axis"))
         written = frame.horizontal.written(value)

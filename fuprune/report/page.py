@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fuprune.report import charts, marks
-from fuprune.report.markup import Child, Markup, element, join, text
+from fuprune.report.markup import Child, Markup, element, join, region, text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -54,18 +54,7 @@ def figure(
         None,
         heading if title else None,
         element("p", {"class": "question"}, question) if question else None,
-        element(
-            "div",
-            {
-                "class": "sideways",
-                "tabindex": "0",
-                "role": "region",
-                "aria-label": f"Figure: {title}",
-            },
-            drawing,
-        )
-        if sideways
-        else drawing,
+        region("sideways", f"Figure: {title}", drawing) if sideways else drawing,
         legend,
         element("figcaption", None, caption) if caption else None,
     )
@@ -129,6 +118,11 @@ def legend(entries: Sequence[tuple[str, str, str]]) -> Markup:
         for name, kind, style in entries
     ]
     return element("ul", {"class": "legend"}, *items)
+
+
+def details(summary: str, *content: Child) -> Markup:
+    """Folds content under its summary."""
+    return element("details", None, element("summary", None, summary), *content)
 
 
 def missing(*explanation: Child) -> Markup:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import formats
-from fuprune.report.markup import Markup, element, printable
+from fuprune.report.markup import Markup, element, printable, region
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -96,12 +96,11 @@ def to_html(table: Table, caption: bool = True) -> Markup:
         )
         for row in table.rows
     ]
-    name = f"Table: {table.title}"
-    region = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": name}
     title = element("caption", None, table.title) if caption else None
     groups, titles = _group_heads(table.columns), element("tr", None, *heads)
     parts = (element("thead", None, groups, titles), element("tbody", None, *body))
-    return element("div", region, element("table", None, title, *parts))
+    inside = element("table", None, title, *parts)
+    return region("scroll", f"Table: {table.title}", inside)
 
 
 def _group_heads(columns: Sequence[Column]) -> Markup | None:

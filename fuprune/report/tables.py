@@ -10,8 +10,6 @@ from fuprune.report import formats, roles, speed
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
 
-# Rows of a cut that are no layer of channels.
-UNCUT_ROWS = ("total", "head", "hidden")
 # What every method reached and spent.
 COSTS = (
     Column("U-set", group="Accuracy"),
