@@ -9,6 +9,7 @@ import functools
 
 import jax
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.head import MASKED_LOGIT, head_classes, set_rows
@@ -17,7 +18,6 @@ from fuprune.unlearning.protocol import (
     Stage,
     UnlearnResult,
     Variables,
-    check_classes,
 )
 from fuprune.unlearning.recovery import objective_option, recover
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, drop_classes
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
@@ -32,7 +33,6 @@ from fuprune.unlearning.protocol import (
     UnlearnError,
     UnlearnResult,
     Variables,
-    check_classes,
     tree_bytes,
 )
 from fuprune.unlearning.recovery import recover
