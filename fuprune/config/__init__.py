@@ -15,6 +15,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from fuprune import classes as classes_lib
 from fuprune.config.keys import AUDIT_TESTS as AUDIT_TESTS
 from fuprune.config.keys import KEYS, METHODS, PHASES, SECTIONS
 from fuprune.config.keys import MODELS as MODELS
@@ -234,18 +235,14 @@ def check_clients(config: Config, num_clients: int) -> None:
 
 def check_classes(config: Config, num_classes: int) -> None:
     """Raises `ConfigError` unless the dataset has the classes and some others."""
-    wanted, dataset = classes(config), config.data.name
-    for number in wanted:
-        if not 0 <= number < num_classes:
-            raise ConfigError(
-                f"unlearn.classes names class {number}; allowed: 0 to "
-                f"{num_classes - 1}, the classes of {dataset}."
-            )
-    if len(wanted) >= num_classes:
-        raise ConfigError(
-            f"unlearn.classes names all {num_classes} classes of {dataset}; "
-            f"allowed: at most {num_classes - 1}, because something must remain."
-        )
+    dataset = config.data.name
+    classes_lib.check_classes(
+        classes(config),
+        num_classes,
+        name="unlearn.classes",
+        dataset=dataset,
+        error=ConfigError,
+    )
     held = config.partition.classes_per_client
     if config.partition.kind == "pathological" and held > num_classes:
         raise ConfigError(

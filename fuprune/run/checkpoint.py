@@ -162,7 +162,7 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
 
     Args:
       path: a directory that a run wrote under `models/`, or a safetensors file.
-      **options: `conv` and `dtype`, as in `fuprune.models.create`.
+      **options: `conv`, `dtype` and `factory`, as in `load_safetensors`.
 
     Example:
       >>> import tempfile, jax, jax.numpy as jnp, fuprune

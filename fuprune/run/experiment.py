@@ -21,7 +21,6 @@ from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune import typed_json
 from fuprune.files import write_whole
-from fuprune.models import zoo
 from fuprune.report import prose, reading
 from fuprune.run import assembly, files, logs, models, processes, trackers, units
 from fuprune.run import machine as runtime
@@ -47,6 +46,7 @@ from fuprune.run.training import (
     outcome_of,
     passes,
 )
+from fuprune.surgery import rebuild
 from fuprune.unlearning.methods import METHODS
 
 
@@ -76,7 +76,7 @@ def run(
     workdir = Path(workdir)
     machine = runtime.start(
         backend=config.runtime.backend,
-        conv=config.runtime.conv,
+        conv=assembly.convolutions(config),
         devices=config.runtime.devices,
         compilation_cache=config.runtime.compilation_cache,
         cohort=config.train.cohort,
@@ -112,8 +112,8 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     federation = assembly.make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
+    model = assembly.make_model(config, federation, machine)
     if "audit" in configuration.phases(config):
-        model = assembly.make_model(config, federation, machine)
         models.check(config, model, [unit.name for unit in units.unlearn_units(config)])
     hopeless = units.hopeless_methods(config, federation, machine)
     main = machine.is_main
@@ -249,7 +249,7 @@ def _write_record(this: Run) -> RunRecord | None:
         format=FORMAT,
         provenance=this.provenance,
         dataset=config.data.name,
-        model=zoo.spec(assembly.make_model(config, this.federation, this.runtime)),
+        model=rebuild.spec(assembly.make_model(config, this.federation, this.runtime)),
         classes=list(this.classes),
         class_names=list(this.federation.class_names),
         chosen_on=choice_split(this)[0],

@@ -18,7 +18,6 @@ from fuprune import typed_json
 from fuprune.data.federated import drop_classes
 from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
-from fuprune.models import zoo
 from fuprune.run import assembly, checkpoint, files, models
 from fuprune.run.record import (
     AuditOutcome,
@@ -42,9 +41,10 @@ from fuprune.run.training import (
     stopping,
     train_unit,
 )
+from fuprune.surgery import layer_names
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
-from fuprune.unlearning.head import MASKED_LOGIT, set_rows
+from fuprune.unlearning.head import MASKED_LOGIT, head_name, set_rows
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
@@ -193,12 +193,24 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
         variables = fit.state.variables
     checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
     judge, metric = make_judge(this, model), judged_name(this, "r_accuracy")
-    masked = set_rows(variables, this.classes, bias=MASKED_LOGIT)
+    try:
+        masked = set_rows(
+            variables, this.classes, bias=MASKED_LOGIT, **_head(model, variables)
+        )
+    except UnlearnError:  # A network without a dense layer, or its bias, at its end.
+        masked = None
     return TrainedOutcome(
         measure(this, "raw", Stage("raw", model, variables)),
         judge(variables).get(metric),
-        judge(masked).get(metric),
+        None if masked is None else judge(masked).get(metric),
     )
+
+
+def _head(model, variables) -> dict[str, str]:
+    """The option of methods that names the last layer, if the network has one."""
+    images = jax.ShapeDtypeStruct((2, *model.input_shape), np.float32)
+    name = head_name(model, variables, images)
+    return {} if name is None else {"head": name}
 
 
 class _Stopwatch:
@@ -247,6 +259,8 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     options = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
+    if "head" in METHODS[method].options:
+        options |= _head(model, variables)
     if "history" in METHODS[method].options:
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
@@ -330,12 +344,13 @@ def feature_maps(this: Run, name: str) -> FeatureMapsRow:
     outcome = cut_outcome(this)
     assert outcome is not None
     scores = outcome.cuts[0].scores
+    layers = layer_names(model, variables)
     chosen = telling_feature_maps(
         model,
         variables,
         this.federation.test,
         # From input to output, an order that a file does not keep.
-        {layer: scores[layer] for layer in zoo.layer_names(model)},
+        {layer: scores[layer] for layer in layers if layer in scores},
         target=this.classes[0],
         prepare=this.federation.prepare,
     )

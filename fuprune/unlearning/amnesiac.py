@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.history import UpdateHistory, effect_of
@@ -20,7 +21,6 @@ from fuprune.unlearning.protocol import (
     UnlearnError,
     UnlearnResult,
     Variables,
-    check_classes,
 )
 from fuprune.unlearning.recovery import recover
 

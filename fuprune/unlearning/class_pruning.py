@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, drop_classes, take_clients
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
@@ -41,7 +42,6 @@ from fuprune.unlearning.protocol import (
     UnlearnError,
     UnlearnResult,
     Variables,
-    check_classes,
     tree_bytes,
 )
 from fuprune.unlearning.tfidf import tf_idf

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, drop_classes, keep_classes
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
@@ -33,7 +34,6 @@ from fuprune.unlearning.protocol import (
     UnlearnError,
     UnlearnResult,
     Variables,
-    check_classes,
     tree_bytes,
 )
 from fuprune.unlearning.recovery import recover

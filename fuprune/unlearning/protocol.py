@@ -85,25 +85,6 @@ class UnlearnFn(Protocol):
         ...
 
 
-def check_classes(classes, num_classes: int) -> tuple[int, ...]:
-    """The classes as a tuple of ints in their order, or a ValueError."""
-    chosen = tuple(dict.fromkeys(int(c) for c in classes))
-    if not chosen:
-        raise InputError(
-            f"no class to forget was given; name one of 0..{num_classes - 1}"
-        )
-    for u in chosen:
-        if not 0 <= u < num_classes:
-            raise InputError(
-                f"class {u} does not exist; classes are 0..{num_classes - 1}"
-            )
-    if len(chosen) == num_classes:
-        raise InputError(
-            f"all {num_classes} classes cannot be forgotten at once; keep at least one"
-        )
-    return chosen
-
-
 def tree_bytes(tree) -> int:
     """Bytes of all arrays of a tree, as they would travel."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -13,16 +13,16 @@ here they are fine-tuned, too.
 import jax
 import jax.numpy as jnp
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
-from fuprune.models import zoo
+from fuprune.surgery import layer_names
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
     UnlearnResult,
     Variables,
-    check_classes,
 )
 from fuprune.unlearning.recovery import recover
 
@@ -61,8 +61,11 @@ def regrow(
     classes = check_classes(classes, head_classes(variables, head))
     image = jnp.zeros((1, *data.images.shape[1:]))
     fresh = jax.jit(model.init)(jax.random.split(key, 4)[0], image)
-    layers = zoo.layer_names(model)
-    kept = set(layers[: len(layers) - round(share * len(layers))])
+    layers = layer_names(model, variables, example=jnp.zeros((2, *image.shape[1:])))
+    staying = layers[: len(layers) - round(share * len(layers))]
+    # A module with layers of both kinds inside starts afresh.
+    tops = {name.split("/")[0] for name in layers if name not in staying}
+    kept = {name.split("/")[0] for name in staying} - tops
 
     def mixed(old, new):
         return jax.tree.map(lambda a, b: shrink * a + (1 - shrink) * b, old, new)
@@ -77,5 +80,7 @@ def regrow(
     grown = {collection: start(collection) for collection in variables}
     stages = (Stage("regrown", model, grown),)
     fit = recover(model, grown, data, classes, key=key, fine_tune=fine_tune)
-    notes = {"fresh_layers": [name for name in layers if name not in kept]}
+    notes = {
+        "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
+    }
     return UnlearnResult(model, fit.state.variables, stages, fit, notes=notes)

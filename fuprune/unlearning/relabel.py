@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import (
     FederatedDataset,
     drop_classes,
@@ -44,7 +45,6 @@ from fuprune.unlearning.protocol import (
     FineTune,
     UnlearnResult,
     Variables,
-    check_classes,
 )
 from fuprune.unlearning.recovery import objective_option, recovery_key
 
