@@ -115,6 +115,10 @@ SCHEDULE = one_of("constant", "cosine", "warmup_cosine")
 OPTIMIZER = one_of("sgd", "adam")
 LINE = r"[^\x00-\x1f]"
 PATH = matching(f"{LINE}*", "a path without control characters")
+STORE = matching(
+    rf"([a-z][a-z0-9+]*:{LINE}+)?",
+    "sqlite:///FILE, http://HOST:PORT or another address of a store, or nothing",
+)
 DATASET = matching(
     r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.-]+)?(:\d+\.\d+\.\d+)?"
     rf"|(npz|folder):{LINE}+|hf:\S+",
@@ -349,6 +353,10 @@ SECTIONS = (
         ("pool", "split", one_of("split", "whole"),
          "images that each of several processes holds: its own clients', or all"),
         ("tensorboard", False, SWITCH, "write TensorBoard events (needs the extra)"),
+        ("mlflow", "", STORE,
+         "store that rows are sent to: sqlite:///mlflow.db (needs the extra)"),
+        ("wandb", "", PATH,
+         "Weights & Biases project that rows are sent to (needs the extra)"),
         ("progress", "auto", one_of("auto", "plain", "off"),
          "auto is live on a terminal"),
     ),
