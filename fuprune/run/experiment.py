@@ -67,7 +67,7 @@ def run(
       coordinator: `host:port` of process 0, if there are several processes.
       num_processes: with `coordinator`.
       process_id: with `coordinator`.
-      on_row: functions that are shown every row of metrics.jsonl as it is written.
+      on_row: functions that get every row of metrics.jsonl as it is written.
 
     Returns:
       results.json; None if SIGTERM ended the run early or no unit has finished.

@@ -205,8 +205,8 @@ def collect(
       num_classes: how many classes there are, U.
       batch_size: images at a time.
       preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      backend: see `cohort.for_each_client`.
-      mesh: likewise.
+      backend: how clients are iterated, one of `cohort.BACKENDS`.
+      mesh: devices for `shard_map`; all by default.
       clip: see `class_activations`.
       tamper: simulated misbehaviour, `(client id, upload) -> upload`.
     """
