@@ -138,6 +138,7 @@ def class_pruning(
     backend: str = "auto",
     mesh=None,
     surgery: str = "compact",
+    dense: bool = False,
     clip: float | None = None,
     protect: Protect | None = None,
     privacy: Mapping[str, Any] | None = None,
@@ -168,6 +169,7 @@ def class_pruning(
       backend: how clients are iterated.
       mesh: likewise.
       surgery: `compact` really removes channels, `mask` zeroes them.
+      dense: cut hidden units of dense layers, too, of a network that is not of the zoo.
       clip: see `class_activations`.
       protect: turns the uploads into what the server sees (secure summation, noise).
       privacy: the accountant's statement about `protect`, for the notes.
@@ -207,6 +209,7 @@ def class_pruning(
                 backend=backend,
                 mesh=mesh,
                 clip=clip,
+                dense=dense,
             )
             upload_bytes += collected.upload_bytes
             seen: Any = collected.uploads
@@ -214,7 +217,12 @@ def class_pruning(
                 seen = protect(collected, jax.random.fold_in(protect_key, number))
             merged = merge_activations(seen, weighting=weighting)
             # Forward order, by which ties are broken; trees come back in another.
-            names = layer_names(model, variables, example=example)
+            names = layer_names(model, variables, example=example, dense=dense)
+            if not names:
+                raise UnlearnError(
+                    "the network has no convolution whose channels could be cut; set "
+                    "prune.dense to cut the units of its dense layers."
+                )
             activations = {layer: merged[layer] for layer in names}
             notes["participants"] = len(collected.clients)
             notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
@@ -272,7 +280,9 @@ def _live_channels(variables: Variables, activations) -> dict[str, np.ndarray]:
         module = variables["params"]
         for name in layer.split("/"):
             module = module[name]
-        kernel = np.asarray(jax.device_get(module.get("conv", module)["kernel"]))
+        if isinstance(module, Mapping):
+            module = module.get("conv", module)["kernel"]
+        kernel = np.asarray(jax.device_get(module))
         alive = np.any(kernel != 0, axis=tuple(range(kernel.ndim - 1)))
         live[layer] = np.flatnonzero(alive) if alive.any() else np.arange(a.shape[1])
     return live
