@@ -209,7 +209,7 @@ def _run_phases(this: Run) -> RunRecord | None:
         for name, epsilon in units.privacy_units(config):
             work = functools.partial(units.privacy_point, epsilon=epsilon)
             finish_unit(this, name, PrivacyPoint, work)
-        if units.cut_outcome(this) is not None:
+        if units.has_maps(this):
             finish_unit(this, "feature_maps", FeatureMapsRow, units.feature_maps)
         record = _write_record(this)
         if this.runtime.is_main:
