@@ -115,6 +115,10 @@ SCHEDULE = one_of("constant", "cosine", "warmup_cosine")
 OPTIMIZER = one_of("sgd", "adam")
 LINE = r"[^\x00-\x1f]"
 PATH = matching(f"{LINE}*", "a path without control characters")
+STORE = matching(
+    rf"([a-z][a-z0-9+]*:{LINE}+)?",
+    "sqlite:///FILE, http://HOST:PORT or another address of a store, or nothing",
+)
 DATASET = matching(
     r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.-]+)?(:\d+\.\d+\.\d+)?"
     rf"|(npz|folder):{LINE}+|hf:\S+",
@@ -251,6 +255,8 @@ SECTIONS = (
          "of the clients' statistics"),
         ("surgery", "compact", one_of("compact", "mask"),
          "compact removes channels, mask zeroes them"),
+        ("dense", False, SWITCH,
+         "cut units of dense layers, too, of a network that is not ours"),
         ("recapture", True, SWITCH, "measure again after each class cut"),
         ("capture_clients", 0, CLIENTS_OR_0,
          "clients that send statistics; 0 means unlearn.participants"),
@@ -349,6 +355,10 @@ SECTIONS = (
         ("pool", "split", one_of("split", "whole"),
          "images that each of several processes holds: its own clients', or all"),
         ("tensorboard", False, SWITCH, "write TensorBoard events (needs the extra)"),
+        ("mlflow", "", STORE,
+         "store that rows are sent to: sqlite:///mlflow.db (needs the extra)"),
+        ("wandb", "", PATH,
+         "Weights & Biases project that rows are sent to (needs the extra)"),
         ("progress", "auto", one_of("auto", "plain", "off"),
          "auto is live on a terminal"),
     ),

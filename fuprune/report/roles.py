@@ -186,8 +186,8 @@ def forgotten(record: RunRecord) -> str:
 
 
 def model_name(record: RunRecord) -> str:
-    """The network's name."""
-    return str(record.model.get("name", ""))
+    """The network's name, or that of the factory which made it."""
+    return str(record.model.get("name", record.model.get("factory", "")))
 
 
 def setting(record: RunRecord, dotted: str) -> Any:
@@ -198,6 +198,12 @@ def setting(record: RunRecord, dotted: str) -> Any:
     return value
 
 
-def known(values: Sequence[float | None]) -> list[float]:
+def known(values: Iterable[float | None]) -> list[float]:
     """Those values that are there."""
     return [value for value in values if value is not None]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of those values that are there; None without any."""
+    found = known(values)
+    return sum(found) / len(found) if found else None

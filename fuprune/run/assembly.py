@@ -30,6 +30,7 @@ from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.objective import Objective, classification
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.models import zoo
+from fuprune.models.brought import bring
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
@@ -198,7 +199,17 @@ STATISTICS = {
 
 
 def make_model(config, federation: Federation, runtime: Runtime):
-    """The network of the config for the dataset's images."""
+    """The network of the config for the dataset's images.
+
+    Raises:
+      InputError: a network that the user brings cannot be made, or does not fit.
+    """
+    if factory(config):
+        return bring(
+            config.model.name,
+            num_classes=federation.num_classes,
+            input_shape=federation.train.images.shape[1:],
+        )
     return zoo.create(
         config.model.name,
         num_classes=federation.num_classes,
@@ -207,6 +218,30 @@ def make_model(config, federation: Federation, runtime: Runtime):
         conv=runtime.conv,
         dtype=compute_dtype(config),
     )
+
+
+def factory(config) -> str | None:
+    """The name of the factory that the config names in place of a model, if it does."""
+    return config.model.name if ":" in config.model.name else None
+
+
+def convolutions(config) -> str:
+    """Whose convolutions the network uses; one that the user brings has its own.
+
+    Raises:
+      ConfigError: the config asks such a network for others.
+    """
+    runtime = config.runtime
+    if factory(config) is None:
+        return runtime.conv
+    for key, asked in (("conv", "onednn"), ("dtype", "bfloat16")):
+        if runtime[key] == asked:
+            raise ConfigError(
+                f"runtime.{key} is {asked!r}, but the network of "
+                f"{config.model.name} computes as its own code says; leave "
+                f"runtime.{key} as it is by default."
+            )
+    return "xla"
 
 
 def compute_dtype(config):
@@ -443,5 +478,5 @@ def audit_options(config) -> AuditOptions:
 
 
 def initial_variables(model, key: jax.Array):
-    """Fresh variables of a model of the zoo."""
+    """Fresh variables of a model."""
     return jax.jit(model.init)(key, jnp.zeros((1, *model.input_shape)))
