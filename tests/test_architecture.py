@@ -25,9 +25,9 @@ FORBIDDEN = {("models", "data"), ("data", "kernels"), ("surgery", "data")}
 # Files, clocks and consoles: for the run.
 GUARDED = {"run", "report", "main"}
 # Beside the rooms; these know nothing of the run.
-FOUNDATIONS = {"config", "errors", "export", "files", "typed_json"}
+FOUNDATIONS = {"classes", "config", "errors", "export", "files", "typed_json"}
 # What a room may use although it is no room.
-NEUTRAL = {"errors", "files", "typed_json"}
+NEUTRAL = {"classes", "errors", "files", "typed_json"}
 
 
 def modules():

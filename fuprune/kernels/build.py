@@ -26,6 +26,8 @@ from typing import NamedTuple
 import jax
 import jaxlib.version
 
+from fuprune.files import write_whole
+
 _LIBRARY = "libdnnl.so.3"
 _WHEEL = "onednn-cpu-gomp"  # onednn-devel-cpu-gomp puts its headers beside it
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -34,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class BuildError(Exception):
-    """A compiled kernel cannot be had here; the message says why and what to do."""
+    """A compiled kernel is unavailable here; the message says why and what to do."""
 
 
 class OneDnn(NamedTuple):
@@ -158,7 +160,7 @@ def _compile(sources: list[pathlib.Path], path: pathlib.Path, onednn: OneDnn) ->
                 result.stderr.strip()[-200:],
             )
             raise BuildError(f"{shlex.join(command[:1])} failed: {first}")
-        os.replace(output, path)  # atomic: a reader sees a whole library or none
+        write_whole(path, output.read_bytes())
 
 
 def compiler() -> list[str]:

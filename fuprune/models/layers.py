@@ -150,12 +150,8 @@ class Norm(nn.Module):
             return
         for name, moment in (("mean", mean), ("var", variance)):
             running = self.get_variable("batch_stats", name)
-            recorded = (
-                BATCH_NORM_MOMENTUM * running + (1 - BATCH_NORM_MOMENTUM) * moment
-            )
-            # A batch of nothing but padding has no statistics to record.
-            if mask is not None:
-                recorded = jnp.where(jnp.any(mask != 0), recorded, running)
+            some = True if mask is None else jnp.any(mask != 0)
+            recorded = moving_average(running, moment, some)
             self.put_variable("batch_stats", name, recorded)
 
     def _group_moments(self, inputs, alive):
@@ -176,6 +172,15 @@ class Norm(nn.Module):
             dot(mean, member.T)[:, None, None, :],
             dot(variance, member.T)[:, None, None, :],
         )
+
+
+def moving_average(running, moment, some):
+    """BatchNorm's running moment after a batch; the old one where `some` is False.
+
+    A batch of nothing but padding has no statistics to record.
+    """
+    recorded = BATCH_NORM_MOMENTUM * running + (1 - BATCH_NORM_MOMENTUM) * moment
+    return recorded if some is True else jnp.where(some, recorded, running)
 
 
 def without_dead_channels(scale, bias):

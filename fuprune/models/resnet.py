@@ -7,6 +7,7 @@ shortcut is formed; the wiring does, before any array exists.
 """
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from fuprune.models.layers import (
@@ -35,21 +36,39 @@ class ResNet(ConvolutionalNetwork):
 
     def features(self, images, train: bool = False, mask=None):
         """Maps images [B, H, W, C] to what the head reads, float32 [B, D]."""
+
+        def layer(name, values, **stream):
+            module = getattr(self, name)
+            return module(values, train=train, mask=mask, relu=True, **stream)
+
+        stream = self.forward(self.typed(images), layer)
+        return jnp.mean(at_least_float32(stream), axis=(1, 2))
+
+    @nn.nowrap
+    def forward(self, images, layer):
+        """Runs the stem and all blocks on the layers of the caller.
+
+        Args:
+          images: a tree of arrays [B, H, W, ...]: one, or several that stand for parts
+            of a cohort.
+          layer: `(name, values) -> values`, a layer with its ReLU; the second of a
+            block is also given `residual`, the stream that it adds to, `held`, the ids
+            of that stream's channels, and `onto`, those of the result.
+
+        Returns:
+          The residual stream that the head reads, a tree as `layer` returns it.
+        """
         wires = self.wiring()
-        call = {"train": train, "mask": mask}
-        stream = self.stem(self.typed(images), relu=True, **call)
-        held = wires["stem"].outputs
+        stream, held = layer("stem", images), wires["stem"].outputs
         for first, second, reader in self.blocks():
-            branch = getattr(self, first)(stream, relu=True, **call)
+            branch = layer(first, stream)
             if self.strides(first) == 2:
-                stream = stream[:, ::2, ::2]
+                stream = jax.tree.map(lambda values: values[:, ::2, ::2], stream)
                 held = shifted(held, wires[second].width)
             after = wires[reader].inputs
-            stream = getattr(self, second)(
-                branch, residual=stream, relu=True, held=held, onto=after, **call
-            )
+            stream = layer(second, branch, residual=stream, held=held, onto=after)
             held = after
-        return jnp.mean(at_least_float32(stream), axis=(1, 2))
+        return stream
 
     @nn.nowrap
     def wiring(self) -> dict[str, Wiring]:

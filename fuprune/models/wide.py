@@ -7,6 +7,8 @@ multiplied by zero blocks runs on lanes that would have been empty. Where a laye
 wider, fewer clients stand together.
 """
 
+import operator
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,13 +16,13 @@ import numpy as np
 
 from fuprune.kernels.normalisation import moments, normalise
 from fuprune.models.layers import (
-    BATCH_NORM_MOMENTUM,
     NORM_EPSILON,
     convolution,
+    moving_average,
     place,
     without_dead_channels,
 )
-from fuprune.models.resnet import ResNet, shifted
+from fuprune.models.resnet import ResNet
 
 LANES = 128
 
@@ -57,40 +59,36 @@ def apply_together(model: ResNet, variables, images, mask):
     some = jnp.any(mask != 0, axis=1)
     real = jnp.where(some[:, None], mask != 0, True)
     moments = {layer: [] for layer in wires if layer != "head"}
+    readers = {first for first, _, _ in model.blocks()}  # of the residual stream
 
-    def layer_of(layer, values, here):
-        own = jax.tree.map(lambda x: x[here], params[layer])
-        values = _convolve(model, layer, values, own["conv"]["kernel"])
-        values, found = _normalise(values, own["norm"], real[here])
-        moments[layer].append(found)
-        return values
+    def layer(name, parts, residual=None, held=(), onto=()):
+        """One layer on `{(first client, last + 1): [B, H, W, N * C]}`."""
+        if name in readers:  # the wider the layer, the fewer clients fill the lanes
+            parts = _split(parts, max(1, LANES // len(wires[name].outputs)))
+        results = {}
+        for (start, stop), values in parts.items():
+            here = operator.itemgetter(slice(start, stop))
+            own = jax.tree.map(here, params[name])
+            values = _convolve(model, name, values, own["conv"]["kernel"])
+            values, found = _normalise(values, own["norm"], here(real))
+            moments[name].append(found)
+            if residual is not None:
+                stream = _part(residual, start, stop)
+                stream = _place(stream, held, onto, stop - start)
+                values = stream + _place(
+                    values, wires[name].outputs, onto, stop - start
+                )
+            results[start, stop] = nn.relu(values)
+        return results
 
-    def advance(values, held, block, here):
-        """One block on the stream of the clients `here`; held: ids of its channels."""
-        first, second, reader = block
-        after, written = wires[reader].inputs, wires[second].outputs
-        branch = nn.relu(layer_of(first, values, here))
-        if model.strides(first) == 2:
-            values = values[:, ::2, ::2]
-            held = shifted(held, wires[second].width)
-        number = here.stop - here.start
-        values = _place(values, held, after, number)
-        branch = layer_of(second, branch, here)
-        return nn.relu(values + _place(branch, written, after, number))
-
-    everyone = slice(0, images.shape[0])
+    number = images.shape[0]
     merged = images.astype(model.dtype).transpose(1, 2, 3, 0, 4)
-    merged = merged.reshape(batch, height, width, everyone.stop * channels)
-    parts = [(everyone, nn.relu(layer_of("stem", merged, everyone)))]
-    held = wires["stem"].outputs
-    for block in model.blocks():
-        most = max(1, LANES // len(wires[block[0]].outputs))
-        parts = [piece for part in parts for piece in _split(*part, most)]
-        parts = [(here, advance(x, held, block, here)) for here, x in parts]
-        held = wires[block[2]].inputs
+    merged = merged.reshape(batch, height, width, number * channels)
+    parts = model.forward({(0, number): merged}, layer)
+    kept = len(wires["head"].inputs)
     features = [
-        jnp.mean(x, axis=(1, 2), dtype=jnp.float32).reshape(batch, -1, len(held))
-        for _, x in parts
+        jnp.mean(x, axis=(1, 2), dtype=jnp.float32).reshape(batch, -1, kept)
+        for x in parts.values()
     ]
     features = jnp.concatenate(features, axis=1)
     head = params["head"]
@@ -102,17 +100,21 @@ def apply_together(model: ResNet, variables, images, mask):
     return logits + head["bias"][:, None], stats
 
 
-def _split(here, values, most):
-    """Clients `here`, merged in `values`, as parts of at most `most` clients."""
-    number = here.stop - here.start
-    each = values.shape[-1] // number
-    return [
-        (
-            slice(here.start + i, min(here.start + i + most, here.stop)),
-            values[..., i * each : (i + most) * each],
-        )
-        for i in range(0, number, most)
-    ]
+def _split(parts, most):
+    """The parts, each cut into some of at most `most` clients."""
+    return {
+        (first, min(first + most, stop)): _part(parts, first, min(first + most, stop))
+        for start, stop in parts
+        for first in range(start, stop, most)
+    }
+
+
+def _part(parts, first, last):
+    """The channels of the clients from `first` to `last - 1`, who stand in one part."""
+    start, stop = next(span for span in parts if span[0] <= first < span[1])
+    values = parts[start, stop]
+    each = values.shape[-1] // (stop - start)
+    return values[..., (first - start) * each : (last - start) * each]
 
 
 def _convolve(model, layer, values, kernels):
@@ -147,11 +149,8 @@ def _normalise(inputs, norm, real):
 def _recorded(running, found, some):
     """Running moments [N, C] after a batch; those of clients without one stay."""
     found = jax.tree.map(lambda *x: jnp.concatenate(x), *found)
-    keep = BATCH_NORM_MOMENTUM
     return jax.tree.map(
-        lambda old, new: jnp.where(some[:, None], keep * old + (1 - keep) * new, old),
-        running,
-        found,
+        lambda old, new: moving_average(old, new, some[:, None]), running, found
     )
 
 

@@ -43,6 +43,7 @@ def create(
         and logits float32 at least.
 
     Example:
+      >>> import jax, jax.numpy as jnp
       >>> model = create("resnet20", num_classes=10)
       >>> variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     """
@@ -121,7 +122,7 @@ def from_spec(
     unknown = [layer for layer in spec["channels"] if layer not in layer_names(model)]
     if unknown:
         raise InputError(
-            f"model spec cuts layer {unknown[0]!r}, which {spec['name']} has not."
+            f"model spec cuts layer {unknown[0]!r}, which {spec['name']} does not have."
         )
     channels = tuple(
         (layer, integers(spec["channels"][layer], layer))

@@ -110,18 +110,16 @@ def _roc(attack: str, curves: Mapping, styles: Mapping[str, str]) -> Markup | No
     decade = 10.0 ** math.floor(math.log10(min(rates, default=1e-3)))
     least = min(max(decade, 1e-4), 0.1)
     title = formats.in_words(attack)
-    return page.figure(
-        charts.line_chart(
-            series,
-            marks.Axis("false alarms", least, 1, _rate, logarithmic=True),
-            marks.Axis("found", least, 1, _rate, logarithmic=True),
-            f"ROC curves of the attack {title} on {len(series)} models.",
-            diagonal=True,
-        ),
+    return page.line_figure(
+        series,
+        marks.Axis("false alarms", least, 1, _rate, logarithmic=True),
+        marks.Axis("found", least, 1, _rate, logarithmic=True),
+        f"ROC curves of the attack {title} on {len(series)} models.",
         formats.capital(title),
         "Training images found (upwards) against false alarms, both on a logarithmic "
         "scale: the lower left shows what a careful attacker learns.",
-        legend=page.line_legend(series, "guessing"),
+        guide_name="guessing",
+        diagonal=True,
     )
 
 
@@ -176,7 +174,9 @@ def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Marku
         )
         title = f"With {_IMAGES.get(kind, kind)}, {amount} per class"
         points = {
-            name: _mean_curve([run for run in chosen if run["model"] == name])
+            name: charts.mean_curve(
+                [_points(r, "steps", "accuracy") for r in chosen if r["model"] == name]
+            )[0]
             for name in dict.fromkeys(run["model"] for run in chosen)
         }
         caption = f"learning rates {rates}"
@@ -189,19 +189,6 @@ _IMAGES = {
     "forgotten": "forgotten images only",
     "retained": "retained images only",
 }
-
-
-def _mean_curve(runs: Sequence[Mapping]) -> list[tuple[float, float]]:
-    """The mean accuracy at those steps at which every run was looked at."""
-    by_step: dict[float, list[float]] = {}
-    for run in runs:
-        for step, accuracy in zip(run["steps"], run["accuracy"], strict=True):
-            by_step.setdefault(step, []).append(accuracy)
-    return sorted(
-        (step, sum(found) / len(found))
-        for step, found in by_step.items()
-        if len(found) == len(runs)
-    )
 
 
 def _relearn_chart(
@@ -220,19 +207,17 @@ def _relearn_chart(
         f"at step {formats.number(line.points[-1][0])}"
         for line in series
     ]
-    return page.figure(
-        charts.line_chart(
-            series,
-            marks.Axis("training steps", 0, max(last, 1)),
-            marks.Axis("accuracy", 0, 1, lambda share: formats.percent(share, 0)),
-            "Lines of accuracy on the forgotten class while it is taught again: "
-            f"{formats.listing(ends, 30)}.",
-            guide=level,
-        ),
+    return page.line_figure(
+        series,
+        marks.Axis("training steps", 0, max(last, 1)),
+        marks.Axis("accuracy", 0, 1, formats.whole_percent),
+        "Lines of accuracy on the forgotten class while it is taught again: "
+        f"{formats.listing(ends, 30)}.",
         title,
         f"Accuracy on test images of the forgotten class ({condition}). A line above "
         "the retrained ones comes back faster than it should.",
-        legend=page.line_legend(series, "counts as back" if level else ""),
+        guide=level,
+        guide_name="counts as back" if level else "",
     )
 
 
@@ -301,14 +286,11 @@ def _depth_chart(
     ends = [f"{s.label} {s.points[-1][1]:.2f}" for s in series if s.points]
     # A number per layer: its name, which is long, is in the caption's first and last.
     where = f"{layers[0]} (0) to {layers[-1]} ({len(layers) - 1})" if layers else ""
-    return page.figure(
-        charts.line_chart(
-            series,
-            marks.Axis(f"layer: {where}", 0, max(len(layers) - 1, 1)),
-            marks.Axis(unit, max(0.0, math.floor(10 * low) / 10), 1.0, "{:.2g}".format),
-            f"Lines of {unit} by layer. At the last: {formats.listing(ends, 30)}.",
-        ),
+    return page.line_figure(
+        series,
+        marks.Axis(f"layer: {where}", 0, max(len(layers) - 1, 1)),
+        marks.Axis(unit, max(0.0, math.floor(10 * low) / 10), 1.0, "{:.2g}".format),
+        f"Lines of {unit} by layer. At the last: {formats.listing(ends, 30)}.",
         title,
         caption,
-        legend=page.line_legend(series),
     )

@@ -6,7 +6,7 @@ Each function returns a `Table`, or None when there is nothing for it.
 from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_title, value_text
-from fuprune.report.table_forms import Cell, Column, Table, cell
+from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 
 
 def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
@@ -22,25 +22,21 @@ def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
                 *(cell(amount) for amount in judgement.counts(audit, name)),
             )
         )
-    if not rows or not audit.tests:
-        return None
-    columns = (
-        Column("Model", numeric=False),
-        Column("Role", numeric=False, words=True),
-        Column("Headline", numeric=False),
-        Column("failed", group="All tests"),
-        Column("not told apart", group="All tests"),
-        Column("passed", group="All tests"),
-        Column("cannot tell", group="All tests"),
-    )
-    return Table(
+    role = Column("Role", numeric=False, words=True)
+    return table_of(
         "tally",
         "Verdicts on every model",
-        columns,
-        tuple(rows),
+        (*in_words("Model"), role, *in_words("Headline"), *count_columns("All tests")),
+        rows if audit.tests else (),
         "The raw model knows the class and should fail: where it does not, the test "
         "has no power here and cannot tell.",
     )
+
+
+def count_columns(group: str) -> list[Column]:
+    """The columns of `judgement.counts`, under one heading."""
+    titles = ("failed", "not told apart", "passed", "cannot tell")
+    return [Column(title, group=group) for title in titles]
 
 
 def _judged_models(audit: AuditReport, tested: str | None) -> list[str]:
@@ -140,14 +136,8 @@ def numbers_table(audit: AuditReport) -> Table | None:
                     cell(test.unit),
                 )
             )
-    if not rows:
-        return None
     names = ("Test", "Kind", "Family", "Model", "Value", "Low", "High")
     names += ("Adjusted p", "Verdict", "Unit")
     numeric = ("Value", "Low", "High", "Adjusted p")
-    return Table(
-        "audit",
-        "Every number of the audit",
-        tuple(Column(name, numeric=name in numeric) for name in names),
-        tuple(rows),
-    )
+    columns = [Column(name, numeric=name in numeric) for name in names]
+    return table_of("audit", "Every number of the audit", columns, rows)

@@ -1,7 +1,9 @@
 """The charts of a report: lines, bars, strips, columns of dots, heat maps, matrices."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +36,27 @@ class Series(NamedTuple):
     points: Sequence[tuple[float, float]]
     spread: Sequence[float] = ()  # standard deviation at each point, if known
     family: str = ""  # one name in the legend for several seeds; the label if empty
+
+
+def mean_curve(
+    curves: Sequence[Iterable[tuple[float, float]]],
+) -> tuple[list[tuple[float, float]], list[float]]:
+    """The mean of several lines and its standard deviation, point by point.
+
+    Only where every line has a point: a mean over those that went on would jump where
+    one of them stops.
+    """
+    found: dict[float, list[float]] = {}
+    for x, y in itertools.chain.from_iterable(curves):
+        found.setdefault(x, []).append(y)
+    kept = sorted(x for x in found if len(found[x]) == len(curves))
+    means = [(x, sum(found[x]) / len(curves)) for x in kept]
+    return means, [standard_deviation(found[x]) for x in kept]
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 for one value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 class Bar(NamedTuple):

@@ -70,25 +70,17 @@ def recovery_chart(
     low = max(0.0, math.floor(10 * min(values)) / 10)
     high = min(1.0, math.ceil(10 * max([*values, target or 0.0]) + 1e-9) / 10)
     ends = [f"{line.label} {formats.percent(line.points[-1][1])}" for line in series]
-    return page.figure(
-        charts.line_chart(
-            series,
-            marks.Axis("rounds", 0, max(last, 1)),
-            marks.Axis("R-set accuracy", low, high, _whole_percent),
-            f"Lines of R-set accuracy over up to {formats.number(last)} rounds. "
-            f"At the end: {formats.listing(ends, 20)}.",
-            guide=target,
-        ),
+    return page.line_figure(
+        series,
+        marks.Axis("rounds", 0, max(last, 1)),
+        marks.Axis("R-set accuracy", low, high, formats.whole_percent),
+        f"Lines of R-set accuracy over up to {formats.number(last)} rounds. "
+        f"At the end: {formats.listing(ends, 20)}.",
         title,
         caption,
-        legend=page.line_legend(
-            series, f"retraining's own {formats.percent(target)}" if target else ""
-        ),
+        guide=target,
+        guide_name=f"retraining's own {formats.percent(target)}" if target else "",
     )
-
-
-def _whole_percent(share: float) -> str:
-    return formats.percent(share, 0)
 
 
 def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
@@ -124,7 +116,7 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
         drawing = charts.line_chart(
             series,
             marks.Axis("classes, the raw model's worst first", 0, len(names) - 1),
-            marks.Axis("accuracy", 0, 1, _whole_percent),
+            marks.Axis("accuracy", 0, 1, formats.whole_percent),
             label,
         )
     else:
@@ -189,7 +181,7 @@ def _answers(record: RunRecord, shares: np.ndarray, index: int) -> str:
     order = np.argsort(-shares[index], kind="stable")[:3]
     named = [
         f"{roles.class_label(record, int(answer))} "
-        f"{_whole_percent(shares[index, answer])}"
+        f"{formats.whole_percent(shares[index, answer])}"
         for answer in order
         if shares[index, answer] > 0
     ]
@@ -238,42 +230,27 @@ def privacy_figure(record: RunRecord) -> Markup | None:
     points = sorted(record.privacy_curve, key=lambda point: point.epsilon)
     if len(points) < 2 or points[0].epsilon <= 0:
         return None
-    series = [
-        charts.Series(
-            title,
-            style,
-            [
-                (point.epsilon, getattr(point, field))
-                for point in points
-                if getattr(point, field) is not None
-            ],
-        )
-        for title, style, field in (
-            ("R-set accuracy", "main", "r_accuracy"),
-            ("U-set accuracy", "o0", "u_accuracy"),
-            ("same channels cut", "o1", "overlap"),
-            ("R-set, fine-tuned", "o2", "fine_tuned_r_accuracy"),
-            ("U-set, fine-tuned", "o3", "fine_tuned_u_accuracy"),
-        )
-    ]
-    series = [line for line in series if line.points]
+    styles = ("main", "o0", "o1", "o2", "o3")
+    series = []
+    for (field, title), style in zip(tables.PRIVACY_FIELDS, styles, strict=True):
+        values = [(point.epsilon, getattr(point, field)) for point in points]
+        values = [(epsilon, value) for epsilon, value in values if value is not None]
+        if values:
+            series.append(charts.Series(title, style, values))
     low, high = points[0].epsilon, points[-1].epsilon
     ends = [
         f"{line.label} from {formats.percent(line.points[0][1])} to "
         f"{formats.percent(line.points[-1][1])}"
         for line in series
     ]
-    return page.figure(
-        charts.line_chart(
-            series,
-            marks.Axis("epsilon", low, high, "{:g}".format, high / low > 20),
-            marks.Axis("", 0, 1, _whole_percent),
-            f"Lines against epsilon from {low:g} to {high:g}: {'; '.join(ends)}.",
-        ),
+    return page.line_figure(
+        series,
+        marks.Axis("epsilon", low, high, "{:g}".format, high / low > 20),
+        marks.Axis("", 0, 1, formats.whole_percent),
+        f"Lines against epsilon from {low:g} to {high:g}: {'; '.join(ends)}.",
         "What privacy costs",
         "Stronger privacy (smaller epsilon) adds more noise to the class statistics "
         "that leave a client.",
-        legend=page.line_legend(series),
     )
 
 

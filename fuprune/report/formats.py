@@ -4,7 +4,7 @@ One place decides the digits, so that the page, the Markdown and the figures agr
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 MISSING = "\N{EN DASH}"
 
@@ -14,6 +14,11 @@ def percent(value: float | None, digits: int = 1) -> str:
     if value is None:
         return MISSING
     return f"{100 * value:.{digits}f}%"
+
+
+def whole_percent(value: float | None) -> str:
+    """Formats a fraction as a percentage without decimals."""
+    return percent(value, 0)
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -75,9 +80,9 @@ def times(value: float | None) -> str:
     return f"{number(value, 3)}\N{MULTIPLICATION SIGN}"
 
 
-def plural(amount: int, noun: str, nouns: str | None = None) -> str:
+def plural(amount: int, noun: str) -> str:
     """Formats `3 tests`, `1 test`."""
-    return f"{amount} {noun if amount == 1 else nouns or noun + 's'}"
+    return f"{amount} {noun}{'' if amount == 1 else 's'}"
 
 
 def listing(names: Sequence[str], limit: int = 6) -> str:
@@ -100,14 +105,12 @@ def capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def spread(
-    values: Sequence[float | None], written: Callable[[float], str] = percent
-) -> str:
-    """Formats the smallest and the largest of some values: `86.1% to 86.9%`."""
+def spread(values: Sequence[float | None]) -> str:
+    """Formats the smallest and the largest of some shares: `86.1% to 86.9%`."""
     found = [value for value in values if value is not None]
     if not found:
         return MISSING
-    low, high = written(min(found)), written(max(found))
+    low, high = percent(min(found)), percent(max(found))
     return low if low == high else f"{low} to {high}"
 
 

@@ -1,13 +1,21 @@
 """Several runs as groups that differ only in their seed, and the tables over them."""
 
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from fuprune.report import formats, judgement, paper_numbers, roles, speed, tables
+from fuprune.report import (
+    audit_tables,
+    charts,
+    formats,
+    judgement,
+    paper_numbers,
+    roles,
+    speed,
+    tables,
+)
 from fuprune.report.reading import Run
-from fuprune.report.table_forms import Cell, Column, Table, cell
+from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run.record import MethodRow, StageRow
 
 # Settings that may differ between runs of one group: none changes what is measured.
@@ -146,19 +154,11 @@ def mean_cell(
     mean = sum(known) / len(known)
     if len(known) == 1 or not spread:
         return cell(mean, written(mean))
-    text, deviation = written(mean), standard_deviation(known)
+    text, deviation = written(mean), charts.standard_deviation(known)
     unit = text[-1] if text[-1] in "%\N{MULTIPLICATION SIGN}" else ""
     width = written(deviation) if unit == "%" else formats.number(deviation, 2)
     both = f"{text.removesuffix(unit)} \N{PLUS-MINUS SIGN} {width.removesuffix(unit)}"
     return cell(mean, f"{both}{unit}")
-
-
-def standard_deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation; 0 for one value."""
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
 def speedup(group: Group, method: str, target: str) -> list[float | None]:
@@ -192,19 +192,17 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
                     cell(_paper_speedup(group)),
                 )
             )
-    if not rows:
-        return None
-    words = [Column(t, numeric=False) for t in ("Experiment", "Method", "Target")]
-    return Table(
+    return table_of(
         "figure_3",
         "Figure 3 in numbers: what was spent until a target",
         (
-            *words,
+            *in_words("Experiment", "Method", "Target"),
             Column("R-set"),
-            Column("rounds", group="Ours"),
-            Column("time", group="Ours"),
-            Column("rounds", group="Retraining"),
-            Column("time", group="Retraining"),
+            *(
+                Column(cost, group=whose)
+                for whose in ("Ours", "Retraining")
+                for cost in ("rounds", "time")
+            ),
             Column("rounds", group="Short retraining"),
             *(
                 Column(cost, group="Times less than retraining")
@@ -212,7 +210,7 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
             ),
             Column("Paper's speed-up"),
         ),
-        tuple(rows),
+        rows,
         "Targets: retraining's own R-set accuracy, the masked raw model's, and the "
         "one set in the config. The paper gives ranges over its models and no curves "
         "in numbers.",
@@ -250,23 +248,17 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
             found = method_rows(group, name)
             if found:
                 rows.append(_method_row(group, name, found))
-    if not rows:
-        return None
-    return Table(
+    return table_of(
         "methods",
         "Every method of every experiment",
         (
-            Column("Experiment", numeric=False),
-            Column("Method", numeric=False),
+            *in_words("Experiment", "Method"),
             *tables.COSTS,
-            Column("failed", group="Audit"),
-            Column("not told apart", group="Audit"),
-            Column("passed", group="Audit"),
-            Column("cannot tell", group="Audit"),
+            *audit_tables.count_columns("Audit"),
             Column("Results"),
-            Column("Remark", numeric=False),
+            *in_words("Remark"),
         ),
-        tuple(rows),
+        rows,
         "Mean \N{PLUS-MINUS SIGN} standard deviation over runs that differ only in "
         "their seed. Audit: tests, summed over those runs.",
     )

@@ -169,15 +169,9 @@ def _recovery(group: Group) -> Markup | None:
     styles = roles.styles(methods, group.tested)
     series = []
     for name, curves in methods.items():
-        by_round: dict[float, list[float]] = {}
-        for x, y in (point for points in curves for point in points):
-            by_round.setdefault(x, []).append(y)
-        # A mean over runs that were still going would jump where one of them stops.
-        kept = sorted(x for x in by_round if len(by_round[x]) == len(curves))
-        means = [(x, sum(by_round[x]) / len(curves)) for x in kept]
-        spread = [joined.standard_deviation(by_round[x]) for x in kept]
+        means, spread = charts.mean_curve(curves)
         shaded = spread if len(curves) > 1 else ()
-        if kept:
+        if means:
             words = formats.in_words(name)
             series.append(charts.Series(words, styles[name], means, shaded))
     target = speed.reached(joined.method_rows(group, roles.RETRAIN), "retrained")

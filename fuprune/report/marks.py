@@ -25,6 +25,8 @@ _SCALE = np.array(
     dtype=np.float64,
 )
 
+_SHADES = (0.05, 0.14, 0.24, 0.34, 0.45, 0.58, 0.72, 0.86, 1.0)
+
 
 class Axis(NamedTuple):
     """One axis: what it measures and how its numbers are written."""
@@ -150,7 +152,7 @@ def _share(axis: Axis, value: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 
-def axes(frame: Frame, horizontal_ticks: bool = True) -> Markup:
+def axes(frame: Frame) -> Markup:
     """Both axes of a chart, with their numbers and a grid."""
     left, right, bottom = frame.left, frame.right, frame.bottom
     marks = [path([(left, bottom), (right, bottom)], "axis")]
@@ -159,7 +161,7 @@ def axes(frame: Frame, horizontal_ticks: bool = True) -> Markup:
         marks.append(path([(left, y), (right, y)], "grid"))
         written = frame.vertical.written(value)
         marks.append(letters(left - 6, y + 3.5, written, "end", "tick"))
-    for value in _ticks(frame.horizontal, 6) if horizontal_ticks else ():
+    for value in _ticks(frame.horizontal, 6):
         x, _ = frame.at(value, frame.vertical.low)
         marks.append(path([(x, bottom), (x, bottom + 4)], "axis"))
         written = frame.horizontal.written(value)
@@ -196,7 +198,10 @@ def shaded(
     for (x, y), share in zip(places, shares, strict=True):
         cell = f"M{short(x)} {short(y)}h{across}v{down}h-{across}z"
         shades.setdefault(shade_level(share), []).append(cell)
-    paths = [mark("path", f"heat{n}", d="".join(shades[n])) for n in sorted(shades)]
+    paths = [
+        mark("path", "heat", **{"fill-opacity": _SHADES[n], "d": "".join(shades[n])})
+        for n in sorted(shades)
+    ]
     return element("g", None, *paths)
 
 

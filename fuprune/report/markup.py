@@ -70,6 +70,12 @@ def element(
     return Markup("".join(parts))
 
 
+def region(style: str, name: str, child: Child) -> Markup:
+    """A part that scrolls by itself, so that a keyboard and a reader can reach it."""
+    reach = {"tabindex": "0", "role": "region", "aria-label": name}
+    return element("div", {"class": style} | reach, child)
+
+
 def join(children: Iterable[Child]) -> Markup:
     """Concatenates children, escaping the plain ones."""
     parts = []

@@ -20,7 +20,7 @@ from fuprune.report import (
 )
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.reading import Run
-from fuprune.report.table_forms import Column, Table, cell
+from fuprune.report.table_forms import Column, Table, cell, in_words
 from fuprune.run.record import RunRecord
 from fuprune.surgery.plan import PrunePlan
 
@@ -68,11 +68,8 @@ def plan_table(plan: PrunePlan) -> Table:
         (cell(layer), cell(len(kept)), cell(", ".join(map(str, kept))))
         for layer, kept in plan.keep.items()
     ]
-    columns = (
-        Column("Layer", numeric=False),
-        Column("Kept"),
-        Column("Channels kept", numeric=False, words=True),
-    )
+    which = Column("Channels kept", numeric=False, words=True)
+    columns = (*in_words("Layer"), Column("Kept"), which)
     return Table("plan", "What a cut keeps", columns, tuple(rows))
 
 

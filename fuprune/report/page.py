@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fuprune.report import charts, marks
-from fuprune.report.markup import Child, Markup, element, join, text
+from fuprune.report.markup import Child, Markup, element, join, region, text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -54,33 +54,48 @@ def figure(
         None,
         heading if title else None,
         element("p", {"class": "question"}, question) if question else None,
-        element(
-            "div",
-            {
-                "class": "sideways",
-                "tabindex": "0",
-                "role": "region",
-                "aria-label": f"Figure: {title}",
-            },
-            drawing,
-        )
-        if sideways
-        else drawing,
+        region("sideways", f"Figure: {title}", drawing) if sideways else drawing,
         legend,
         element("figcaption", None, caption) if caption else None,
     )
 
 
+def line_figure(
+    series: Sequence[charts.Series],
+    horizontal: marks.Axis,
+    vertical: marks.Axis,
+    label: str,
+    title: str,
+    caption: str,
+    *,
+    guide: float | None = None,
+    guide_name: str = "",
+    diagonal: bool = False,
+) -> Markup:
+    """Frames a `charts.line_chart` with the legend of its lines."""
+    return figure(
+        charts.line_chart(
+            series, horizontal, vertical, label, guide=guide, diagonal=diagonal
+        ),
+        title,
+        caption,
+        legend=line_legend(series, guide_name),
+    )
+
+
 def stack(figures: Sequence[Child]) -> Markup | None:
     """Sets figures one above the other, as one column of a grid."""
-    kept = [entry for entry in figures if entry]
-    return element("div", {"class": "stack"}, *kept) if kept else None
+    return _arranged("stack", figures)
 
 
 def grid(figures: Sequence[Child]) -> Markup | None:
     """Sets figures side by side where the screen has room."""
+    return _arranged("grid", figures)
+
+
+def _arranged(style: str, figures: Sequence[Child]) -> Markup | None:
     kept = [entry for entry in figures if entry]
-    return element("div", {"class": "grid"}, *kept) if kept else None
+    return element("div", {"class": style}, *kept) if kept else None
 
 
 def line_legend(series: Sequence[charts.Series], guide: str = "") -> Markup:
@@ -103,6 +118,11 @@ def legend(entries: Sequence[tuple[str, str, str]]) -> Markup:
         for name, kind, style in entries
     ]
     return element("ul", {"class": "legend"}, *items)
+
+
+def details(summary: str, *content: Child) -> Markup:
+    """Folds content under its summary."""
+    return element("details", None, element("summary", None, summary), *content)
 
 
 def missing(*explanation: Child) -> Markup:

@@ -18,7 +18,7 @@ from fuprune.report import (
 )
 from fuprune.report.joined import Group, mean_cell, same_cifar10
 from fuprune.report.paper_numbers import PaperRow
-from fuprune.report.table_forms import Cell, Column, Table, cell
+from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
 
 PRUNING = "class_pruning"
 
@@ -264,9 +264,8 @@ def _table(
     rows: Sequence[tuple[Cell, ...]],
     note: str,
 ) -> Table:
-    words = [Column(label, numeric=False) for label in (*labels, "Source")]
-    tag = Column("Experiment", numeric=False)
-    return Table(name, title, (*words, *columns, tag), tuple(rows), note)
+    words, tag = in_words(*labels, "Source"), in_words("Experiment")
+    return Table(name, title, (*words, *columns, *tag), tuple(rows), note)
 
 
 def _accuracy_columns(*groups: str) -> list[Column]:

@@ -37,7 +37,7 @@ def _bias(dataset: str, bias: float, method: str, rounds: int, accuracies: str):
     return PaperRow(dataset, "resnet20", numbers, method=method, bias=bias)
 
 
-def _removal(model: str, classes: tuple[int, ...], speedup: float, accuracies: str):
+def _cut(model: str, classes: tuple[int, ...], speedup: float, accuracies: str):
     return PaperRow("cifar10", model, (*_shares(accuracies), speedup), classes)
 
 
@@ -85,30 +85,14 @@ TABLE_2 = (
 # Several classes of CIFAR-10: the same accuracies, after the first and last cut, and
 # the speed-up. Table 3 is the first three rows; the others are the appendix's.
 TABLE_3_AND_APPENDIX = (
-    _removal(
-        "resnet20", (0, 9), 8.71, "88.70 83.01 2.10 24.57 0 32.41 0 87.12 0 87.29"
-    ),
-    _removal(
-        "resnet20", (0, 5), 10.62, "81.90 84.71 0.25 25.04 0 26.74 0 89.62 0 89.75"
-    ),
-    _removal(
-        "resnet20", (5, 9), 8.92, "84.70 84.01 2.10 31.74 0 37.71 0 88.37 0 88.21"
-    ),
-    _removal(
-        "resnet20", (0, 5, 9), 8.45, "85.10 83.74 1.57 28.01 0 30.00 0 89.62 0 89.23"
-    ),
-    _removal(
-        "resnet56", (0, 9), 10.33, "91.75 83.23 1.20 12.50 0 19.38 0 87.22 0 86.38"
-    ),
-    _removal(
-        "resnet56", (0, 5, 9), 9.66, "85.57 84.66 3.82 14.29 0 33.33 0 87.10 0 87.23"
-    ),
-    _removal(
-        "vgg11", (0, 5, 9), 10.77, "83.60 85.70 0.63 17.77 0 20.61 0 88.40 0 88.34"
-    ),
-    _removal(
-        "vgg19", (0, 5, 9), 9.29, "84.87 83.71 5.60 24.13 0 34.17 0 89.44 0 89.40"
-    ),
+    _cut("resnet20", (0, 9), 8.71, "88.70 83.01 2.10 24.57 0 32.41 0 87.12 0 87.29"),
+    _cut("resnet20", (0, 5), 10.62, "81.90 84.71 0.25 25.04 0 26.74 0 89.62 0 89.75"),
+    _cut("resnet20", (5, 9), 8.92, "84.70 84.01 2.10 31.74 0 37.71 0 88.37 0 88.21"),
+    _cut("resnet20", (0, 5, 9), 8.45, "85.10 83.74 1.57 28.01 0 30.00 0 89.62 0 89.23"),
+    _cut("resnet56", (0, 9), 10.33, "91.75 83.23 1.20 12.50 0 19.38 0 87.22 0 86.38"),
+    _cut("resnet56", (0, 5, 9), 9.66, "85.57 84.66 3.82 14.29 0 33.33 0 87.10 0 87.23"),
+    _cut("vgg11", (0, 5, 9), 10.77, "83.60 85.70 0.63 17.77 0 20.61 0 88.40 0 88.34"),
+    _cut("vgg19", (0, 5, 9), 9.29, "84.87 83.71 5.60 24.13 0 34.17 0 89.44 0 89.40"),
 )
 
 # CIFAR-10: difference of the attack's success to retraining.

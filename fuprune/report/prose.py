@@ -158,8 +158,7 @@ def _seeds(rows: Sequence[MethodRow], field: str) -> str:
 
 
 def _mean(rows: Sequence[MethodRow], field: str) -> float | None:
-    values = roles.known([getattr(row, field) for row in rows])
-    return sum(values) / len(values) if values else None
+    return roles.mean(getattr(row, field) for row in rows)
 
 
 def _controls(record: RunRecord) -> list[str]:

@@ -198,6 +198,12 @@ def setting(record: RunRecord, dotted: str) -> Any:
     return value
 
 
-def known(values: Sequence[float | None]) -> list[float]:
+def known(values: Iterable[float | None]) -> list[float]:
     """Those values that are there."""
     return [value for value in values if value is not None]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of those values that are there; None without any."""
+    found = known(values)
+    return sum(found) / len(found) if found else None

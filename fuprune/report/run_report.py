@@ -140,12 +140,7 @@ def _first_section(run: Run) -> page.Section:
             _folded("Every single membership test", whole)
             if judgement.powerless_membership(run.audit)
             else None,
-            element(
-                "details",
-                None,
-                element("summary", None, "How a verdict is reached"),
-                page.note(_HOW_JUDGED),
-            ),
+            page.details("How a verdict is reached", page.note(_HOW_JUDGED)),
         ]
     return page.Section(
         "verdict", "Verdict", element("section", {"id": "verdict"}, body)
@@ -173,13 +168,7 @@ def _accuracy_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     ]
     if not run.record.stages:
         body.append(page.missing("There are no accuracies yet."))
-    return _section(ACCURACY, *body)
-
-
-def _section(question: Question, *body: Child) -> page.Section:
-    return page.section(
-        question.anchor, question.contents, question.question, question.lead, *body
-    )
+    return page.section(*ACCURACY[:4], *body)
 
 
 def _speed_section(run: Run, styles: Mapping[str, str]) -> page.Section:
@@ -233,8 +222,8 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
     sections = [
         _membership_section(run, styles)
         if question is MEMBERSHIP
-        else _section(
-            question, *_evidence(run, question, styles, beside[question.anchor])
+        else page.section(
+            *question[:4], *_evidence(run, question, styles, beside[question.anchor])
         )
         for question in QUESTIONS
         if judgement.of_kinds(run.audit, question.kinds)
@@ -243,7 +232,7 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
         rest = Question(
             "other", "Other evidence", "What else was measured?", "", others
         )
-        sections.append(_section(rest, *_evidence(run, rest, styles, [])))
+        sections.append(page.section(*rest[:4], *_evidence(run, rest, styles, [])))
     return sections
 
 
@@ -252,15 +241,12 @@ def _membership_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     curves = _titled("ROC curves", audit_figures.roc_figures(run.audit, styles))
     powerless = judgement.powerless_membership(run.audit)
     if not powerless:
-        return _section(MEMBERSHIP, *_evidence(run, MEMBERSHIP, styles, []), curves)
-    folded = element(
-        "details",
-        None,
-        element("summary", None, "The attacks, one by one"),
-        *_evidence(run, MEMBERSHIP, styles, []),
-        curves,
-    )
-    return _section(MEMBERSHIP, page.missing(powerless), folded)
+        return page.section(
+            *MEMBERSHIP[:4], *_evidence(run, MEMBERSHIP, styles, []), curves
+        )
+    attacks = _evidence(run, MEMBERSHIP, styles, [])
+    folded = page.details("The attacks, one by one", *attacks, curves)
+    return page.section(*MEMBERSHIP[:4], page.missing(powerless), folded)
 
 
 def _evidence(
@@ -389,9 +375,7 @@ def _in_page(table: Table | None) -> Child:
 
 def _folded(summary: str, *found: Table | None) -> Markup | None:
     content = [_in_page(table) for table in found if table is not None]
-    if not content:
-        return None
-    return element("details", None, element("summary", None, summary), *content)
+    return page.details(summary, *content) if content else None
 
 
 def _titled(heading: str, body: Markup | None) -> Child:

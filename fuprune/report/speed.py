@@ -7,6 +7,7 @@ A target is an R-set accuracy: retraining's own ("retrained"), the masked raw mo
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fuprune.report import roles
 from fuprune.run.record import Crossing, MethodRow
 
 TARGETS = {
@@ -40,7 +41,7 @@ def reached(rows: Sequence[MethodRow], target: str) -> Reached | None:
     if not found:
         return None
     there = [one for one in found if one.rounds is not None]
-    means = [_mean([getattr(one, cost) for one in there]) for cost in COSTS]
+    means = [roles.mean(getattr(one, cost) for one in there) for cost in COSTS]
     accuracy = sum(one.accuracy for one in found) / len(found)
     return Reached(accuracy, len(found), len(found) - len(there), *means)
 
@@ -55,8 +56,3 @@ def speedups(method: Reached | None, retrained: Reached | None) -> list[float | 
         return [None] * len(COSTS)
     pairs = [(getattr(retrained, cost), getattr(method, cost)) for cost in COSTS]
     return [base / spent if base and spent else None for base, spent in pairs]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None

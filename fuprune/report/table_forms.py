@@ -7,11 +7,11 @@ into the CSV. Each form escapes what it must: tags, pipes, spreadsheet formulas.
 import csv
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import formats
-from fuprune.report.markup import Markup, element, printable
+from fuprune.report.markup import Markup, element, printable, region
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -42,6 +42,23 @@ class Table(NamedTuple):
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+
+
+def table_of(
+    name: str,
+    title: str,
+    columns: Iterable[Column],
+    rows: Iterable[tuple[Cell, ...]],
+    note: str = "",
+) -> Table | None:
+    """Makes a table; None without rows."""
+    made = Table(name, title, tuple(columns), tuple(rows), note)
+    return made if made.rows else None
+
+
+def in_words(*titles: str) -> list[Column]:
+    """Makes columns of text."""
+    return [Column(title, numeric=False) for title in titles]
 
 
 def cell(
@@ -79,12 +96,11 @@ def to_html(table: Table, caption: bool = True) -> Markup:
         )
         for row in table.rows
     ]
-    name = f"Table: {table.title}"
-    region = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": name}
     title = element("caption", None, table.title) if caption else None
     groups, titles = _group_heads(table.columns), element("tr", None, *heads)
     parts = (element("thead", None, groups, titles), element("tbody", None, *body))
-    return element("div", region, element("table", None, title, *parts))
+    inside = element("table", None, title, *parts)
+    return region("scroll", f"Table: {table.title}", inside)
 
 
 def _group_heads(columns: Sequence[Column]) -> Markup | None:
@@ -112,7 +128,7 @@ def _html_cell(entry: Cell, column: Column, position: int) -> Markup:
 
 def to_markdown(table: Table) -> str:
     """Renders a table as GitHub-flavoured Markdown with its title and note."""
-    titles = [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
+    titles = _full_titles(table)
     lines = [
         f"## {markdown_text(table.title)}",
         "",
@@ -126,6 +142,10 @@ def to_markdown(table: Table) -> str:
     if table.note:
         lines += ["", markdown_text(table.note)]
     return "\n".join(lines) + "\n"
+
+
+def _full_titles(table: Table) -> list[str]:
+    return [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
 
 
 def _with_verdict(entry: Cell) -> str:
@@ -146,7 +166,7 @@ def to_csv(table: Table) -> str:
     """Renders a table as CSV with unrounded numbers."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    titles = [" ".join(filter(None, (c.group, c.title))) for c in table.columns]
+    titles = _full_titles(table)
     judged = [any(row[p].verdict for row in table.rows) for p in range(len(titles))]
     header = []
     for title, has_verdict in zip(titles, judged, strict=True):

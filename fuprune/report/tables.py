@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fuprune.report import formats, roles, speed
-from fuprune.report.table_forms import Cell, Column, Table, cell
+from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
 
-# Rows of a cut that are no layer of channels.
-UNCUT_ROWS = ("total", "head", "hidden")
 # What every method reached and spent.
 COSTS = (
     Column("U-set", group="Accuracy"),
@@ -22,13 +20,19 @@ COSTS = (
     Column("Images"),
     Column("Uploaded"),
 )
+# What a point of the privacy curve says, and its title in tables and legends.
+PRIVACY_FIELDS = (
+    ("r_accuracy", "R-set accuracy"),
+    ("u_accuracy", "U-set accuracy"),
+    ("overlap", "Same channels cut"),
+    ("fine_tuned_r_accuracy", "R-set, fine-tuned"),
+    ("fine_tuned_u_accuracy", "U-set, fine-tuned"),
+)
 COST_FORMATS = (formats.number, formats.seconds, formats.count, formats.size)
 
 
 def methods_table(record: RunRecord) -> Table | None:
     """Every method and seed: what it reached, and all that it spent."""
-    if not record.methods:
-        return None
     tested = roles.tested_method(record)
     order = list(dict.fromkeys(row.method for row in record.methods))
     rows = [
@@ -44,15 +48,15 @@ def methods_table(record: RunRecord) -> Table | None:
         )
         for row in sorted(record.methods, key=lambda row: order.index(row.method))
     ]
-    words = (Column("Method", numeric=False), Column("Role", numeric=False))
-    columns = (*words, *COSTS, Column("Remark", numeric=False, words=True))
+    remark = Column("Remark", numeric=False, words=True)
+    columns = (*in_words("Method", "Role"), *COSTS, remark)
     if not any(map(_remark, record.methods)):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return Table(
+    return table_of(
         "methods",
         "Every method, and all that it spent",
         columns,
-        tuple(rows),
+        rows,
         "U-set: test images of the forgotten classes; R-set: of all others. Time is "
         "the method's own work (capture, scoring, surgery, noise) and the federated "
         "rounds that it ran, evaluation included. Images: forward and backward passes "
@@ -91,18 +95,16 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
                 *(cell(ratio, formats.times(ratio)) for ratio in faster),
             )
         )
-    if not rows:
-        return None
     costs = ("rounds", "time", "images", "upload")
-    return Table(
+    return table_of(
         f"speed_{target}",
         f"Speed to {speed.TARGETS[target]}: {formats.percent(accuracy)} on the R-set",
         (
-            Column("Method", numeric=False),
+            *in_words("Method"),
             *(Column(cost, group="Spent until then") for cost in costs),
             *(Column(cost, group="Times less than retraining") for cost in costs),
         ),
-        tuple(rows),
+        rows,
         "Mean over seeds, on one evaluation grid that starts at round 0. Time is own "
         "work and training together. Learning-rate schedules end with each method's "
         "budget, so a shorter budget alone brings the crossing forward: retrain short "
@@ -141,7 +143,7 @@ def paper_table(record: RunRecord) -> Table | None:
         if longest == 1
         else [f"After {_ordinal(position)} class" for position in range(longest)]
     )
-    columns = [Column("Method", numeric=False)]
+    columns = in_words("Method")
     for group in ("Raw model", *headings, "Fine-tuned", "Re-trained"):
         columns += [Column("U-set", group=group), Column("R-set", group=group)]
     rows = []
@@ -174,7 +176,7 @@ def class_table(record: RunRecord) -> Table | None:
     stages = [stage for stage in record.stages if stage.per_class]
     if not stages:
         return None
-    columns = [Column("Class", numeric=False)]
+    columns = in_words("Class")
     columns += [Column(roles.stage_title(stage)) for stage in stages]
     tints = [
         _tint(index in record.classes) for index in range(len(stages[0].per_class))
@@ -249,36 +251,20 @@ def _cells(row: Any, fields: Iterable[str], written: Callable[..., str]) -> list
 
 def privacy_curve_table(record: RunRecord) -> Table | None:
     """Accuracy against epsilon."""
-    titles = {
-        "r_accuracy": "R-set accuracy",
-        "u_accuracy": "U-set accuracy",
-        "overlap": "Same channels cut",
-        "fine_tuned_r_accuracy": "R-set, fine-tuned",
-        "fine_tuned_u_accuracy": "U-set, fine-tuned",
-    }
+    fields, titles = zip(*PRIVACY_FIELDS, strict=True)
     rows = [
-        (cell(point.epsilon), *_cells(point, titles, formats.percent))
+        (cell(point.epsilon), *_cells(point, fields, formats.percent))
         for point in record.privacy_curve
     ]
-    columns = (Column("Epsilon"), *map(Column, titles.values()))
-    if not rows:
-        return None
-    return Table("privacy_curve", "Accuracy against epsilon", columns, tuple(rows))
+    columns = (Column("Epsilon"), *map(Column, titles))
+    return table_of("privacy_curve", "Accuracy against epsilon", columns, rows)
 
 
 def key_value_table(name: str, title: str, values: Mapping[str, Any]) -> Table | None:
-    """Lists nested values, one dotted key per row.
-
-    None if there are none.
-    """
-    if not values:
-        return None
-    return Table(
-        name,
-        title,
-        (Column("Key", numeric=False), Column("Value", numeric=False, words=True)),
-        tuple((cell(key), _value_cell(value)) for key, value in _flat(values)),
-    )
+    """Lists nested values, one dotted key per row; None if there are none."""
+    columns = (*in_words("Key"), Column("Value", numeric=False, words=True))
+    rows = [(cell(key), _value_cell(value)) for key, value in _flat(values)]
+    return table_of(name, title, columns, rows)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,9 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.audit import AuditOptions, RelearnOptions, ShadowOptions
+from fuprune.audit import (
+    AuditOptions,
+    ProbeOptions,
+    RelearnOptions,
+    ShadowOptions,
+)
 from fuprune.config import ConfigError, audit_tests, methods
 from fuprune.config import classes as classes_to_forget
+from fuprune.config.keys import numbers
 from fuprune.data import normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
@@ -460,11 +466,14 @@ def audit_options(config) -> AuditOptions:
             learning_rate=audit.shadow_learning_rate,
         ),
         relearn=RelearnOptions(
-            learning_rates=(audit.relearn_learning_rate,),
+            learning_rates=numbers(audit.relearn_learning_rates)
+            or (audit.relearn_learning_rate,),
+            images_per_class=tuple(map(int, numbers(audit.relearn_images))),
             steps=audit.relearn_max_steps,
             every=audit.relearn_every,
             level=audit.relearn_level,
         ),
+        probe=ProbeOptions(depths=audit.probe_depths),
     )
 
 

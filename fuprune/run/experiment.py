@@ -21,7 +21,8 @@ from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune import typed_json
 from fuprune.files import write_whole
-from fuprune.run import assembly, files, logs, models, processes, units
+from fuprune.report import prose, reading
+from fuprune.run import assembly, files, logs, models, processes, trackers, units
 from fuprune.run import machine as runtime
 from fuprune.run.progress import Progress, show_record
 from fuprune.run.record import (
@@ -66,7 +67,7 @@ def run(
       coordinator: `host:port` of process 0, if there are several processes.
       num_processes: with `coordinator`.
       process_id: with `coordinator`.
-      on_row: functions that are shown every row of metrics.jsonl as it is written.
+      on_row: functions that get every row of metrics.jsonl as it is written.
 
     Returns:
       results.json; None if SIGTERM ended the run early or no unit has finished.
@@ -139,6 +140,9 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             board = logs.TensorBoardLog(workdir / "tensorboard")
             stack.callback(board.close)
             on_row = (*on_row, board)
+        for tracker in _trackers(config, workdir) if main else ():
+            stack.callback(tracker.close)
+            on_row = (*on_row, tracker.on_row)
         for method, reason in hopeless.items():
             progress.note(f"Warning: {method} will stop: {reason}.")
         yield Run(
@@ -154,6 +158,17 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             on_row,
             progress,
             stop,
+        )
+
+
+def _trackers(config, workdir: Path) -> Iterator[trackers.Tracker]:
+    """The services that the config names, each told the whole config."""
+    name, values = workdir.resolve().name, configuration.flatten(config)
+    if config.runtime.mlflow:
+        yield trackers.mlflow(config.runtime.mlflow, name=name, parameters=values)
+    if config.runtime.wandb:
+        yield trackers.wandb(
+            config.runtime.wandb, name=name, parameters=values, directory=workdir
         )
 
 
@@ -211,6 +226,11 @@ def _run_phases(this: Run) -> RunRecord | None:
         if "report" in wanted:
             this.progress.note(f"Report: {reporting.build(this.workdir)}")
         this.progress.note(f"Written: {this.workdir}")
+        if record is not None and record.methods:
+            # The audit may be of an earlier start of this run.
+            read = reading.read_run(this.workdir)
+            screen = prose.first_screen(read.record, read.audit)
+            this.progress.prose(f"\n{prose.as_text(screen)}")
     return record
 
 

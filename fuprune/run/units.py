@@ -420,20 +420,27 @@ def audit(this: Run, name: str) -> AuditOutcome:
         if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
     ]
     is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
+    judged = models.candidates(
+        this, [u.name for u in units if not is_reference[u.name] and not u.seed]
+    )
+    references = models.references(
+        this, [u.name for u in units if is_reference[u.name]]
+    )
     steps: list[str] = []
+    # Every model, the raw and a random one included, has its outputs taken and is
+    # looked at by probes and by relearning; the other kinds are a step each.
+    expected = 3 * (len(judged) + len(references) + 2) + len(auditing.KINDS)
+    with this.progress.steps(name, expected) as show:
 
-    def on_step(text: str) -> None:
-        steps.append(text)
-        this.progress.note(f"audit: {text}")
-        if stopping(this):
-            raise StopRequested
+        def on_step(text: str) -> None:
+            steps.append(text)
+            show(text)
+            if stopping(this):
+                raise StopRequested
 
-    with this.progress.phase(name, 0):
         report = auditing.audit(
-            models.candidates(
-                this, [u.name for u in units if not is_reference[u.name] and not u.seed]
-            ),
-            models.references(this, [u.name for u in units if is_reference[u.name]]),
+            judged,
+            references,
             models.load_saved(this, "raw", "pretrain"),
             data,
             this.classes,

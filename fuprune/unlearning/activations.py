@@ -107,7 +107,7 @@ def class_activations(
       images: [B, H, W, C] float, as the model takes them.
       labels: [B] int.
       mask: [B], 1 for real images; all are by default.
-      num_classes: |U|.
+      num_classes: how many classes there are, U.
       clip: when given, each image's activations, all layers together, are scaled to an
         L2 norm of at most this: it bounds what one image can change, for privacy.
       dense: see `pooled_convolutions`.
@@ -210,11 +210,11 @@ def collect(
       model: a Flax model with convolutions.
       variables: w.
       cohort: `data.federated.Cohort` of participating clients.
-      num_classes: |U|.
+      num_classes: how many classes there are, U.
       batch_size: images at a time.
       preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      backend: see `cohort.for_each_client`.
-      mesh: likewise.
+      backend: how clients are iterated, one of `cohort.BACKENDS`.
+      mesh: devices for `shard_map`; all by default.
       clip: see `class_activations`.
       dense: see `pooled_convolutions`.
       tamper: simulated misbehaviour, `(client id, upload) -> upload`.

@@ -4,13 +4,14 @@ After Graves et al. (2021), with federated rounds in place of batches. It needs 
 `UpdateHistory` of the training. What is left is exactly the model that the server would
 have made of the other clients' recorded updates, its momentum, weight decay and
 schedule included. Those updates were themselves computed on models that knew the class;
-fine-tuning has to mend the rest.
+fine-tuning has to repair the rest.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.history import UpdateHistory, effect_of
@@ -20,7 +21,6 @@ from fuprune.unlearning.protocol import (
     UnlearnError,
     UnlearnResult,
     Variables,
-    check_classes,
 )
 from fuprune.unlearning.recovery import recover
 

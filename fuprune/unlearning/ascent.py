@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, keep_classes, whole_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
@@ -42,7 +43,6 @@ from fuprune.unlearning.protocol import (
     UnlearnError,
     UnlearnResult,
     Variables,
-    check_classes,
     tree_bytes,
 )
 from fuprune.unlearning.recovery import recover
@@ -91,7 +91,7 @@ def ascent(
       participants: ids of the clients that are read; None for all.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
-      mesh: likewise.
+      mesh: devices for `shard_map`; all by default.
       head: name of the last layer.
 
     Returns:

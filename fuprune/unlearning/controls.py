@@ -9,6 +9,7 @@ import functools
 
 import jax
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.head import (
@@ -22,7 +23,6 @@ from fuprune.unlearning.protocol import (
     Stage,
     UnlearnResult,
     Variables,
-    check_classes,
 )
 from fuprune.unlearning.recovery import objective_option, recover
 

@@ -1,9 +1,10 @@
 """What every way to forget takes and gives back, so that all can be compared.
 
 A method is a function of a trained model, the federation's data and the classes to
-forget. How to fine-tune is handed in by the caller: methods then share one budget, one
-data order and one target, and the paper's speed measure (rounds to a target accuracy)
-means the same for each.
+forget. The caller passes in how to fine-tune, so methods share one budget and one
+target. A run gives all methods of one seed the same key, and each derives the
+fine-tuning's share of it alike (`recovery.recovery_key`), so they also see the same
+cohorts, and the paper's speed measure (rounds to a target accuracy) is comparable.
 """
 
 from collections.abc import Mapping
@@ -42,8 +43,8 @@ class FineTune(Protocol):
           data: every client's examples to train on.
           key: of cohorts and batches.
           objective: what to minimise in place of the cross-entropy, a pure function as
-            `federated.fed_avg` takes it; None for the cross-entropy. A method that has
-            no use for it leaves it out, so that a caller need not take it.
+            `federated.fed_avg` takes it; None for the cross-entropy. A method that does
+            not use it leaves it out, so a caller's function may lack the argument.
         """
         ...
 
@@ -83,25 +84,6 @@ class UnlearnFn(Protocol):
     ) -> UnlearnResult:
         """Forget `classes`."""
         ...
-
-
-def check_classes(classes, num_classes: int) -> tuple[int, ...]:
-    """The classes as a tuple of ints in their order, or a ValueError."""
-    chosen = tuple(dict.fromkeys(int(c) for c in classes))
-    if not chosen:
-        raise InputError(
-            f"no class to forget was given; name one of 0..{num_classes - 1}"
-        )
-    for u in chosen:
-        if not 0 <= u < num_classes:
-            raise InputError(
-                f"class {u} does not exist; classes are 0..{num_classes - 1}"
-            )
-    if len(chosen) == num_classes:
-        raise InputError(
-            f"all {num_classes} classes cannot be forgotten at once; keep at least one"
-        )
-    return chosen
 
 
 def tree_bytes(tree) -> int:

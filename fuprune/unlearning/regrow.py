@@ -13,6 +13,7 @@ here they are fine-tuned, too.
 import jax
 import jax.numpy as jnp
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.surgery import layer_names
@@ -22,7 +23,6 @@ from fuprune.unlearning.protocol import (
     Stage,
     UnlearnResult,
     Variables,
-    check_classes,
 )
 from fuprune.unlearning.recovery import recover
 

@@ -7,13 +7,13 @@ is measured by how near it comes and how much sooner.
 import jax
 import jax.numpy as jnp
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
     FineTune,
     UnlearnResult,
     Variables,
-    check_classes,
 )
 from fuprune.unlearning.recovery import recover
 

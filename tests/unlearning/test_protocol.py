@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fuprune.config_keys import KEYS
-from fuprune.config_keys import METHODS as CONFIGURED
 
+from fuprune.config.keys import KEYS
+from fuprune.config.keys import METHODS as CONFIGURED
 from fuprune.data.federated import keep_classes, whole_cohort
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
