@@ -46,7 +46,7 @@ def main(rounds: int = 6, forgotten: int = 3):
     remaining = fuprune.drop_classes(data, (forgotten,))
 
     def fit(model, variables, data, key):
-        optimizer = optax.adam(0.005)
+        optimizer = optax.adam(0.02)
         trainer = fuprune.fed_avg(model, client_optimizer=optimizer, batch_size=16)
         start = trainer.init(variables)
         return fuprune.fit(trainer, start, data, key=key, cohort_size=4, rounds=rounds)

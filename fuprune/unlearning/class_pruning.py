@@ -192,8 +192,8 @@ def class_pruning(
         participants = choose_participants(capture_key, data, number)
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
     reading: dict[str, Any] = dict(preprocess=preprocess, backend=backend, mesh=mesh)
-    reading |= dict(num_classes=num_classes, batch_size=batch_size)
-    reading |= dict(clip=clip, dense=dense)
+    reading |= dict(num_classes=num_classes, batch_size=batch_size, clip=clip)
+    reading["dense"] = dense
     cohort = take_clients(data, participants)
     capture = _make_capture(cohort, example, protect, weighting, reading)
     terms = dict(scope=scope, order=order, min_channels=min_channels, idf=idf)

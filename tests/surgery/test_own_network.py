@@ -12,10 +12,19 @@ from flax import linen as nn
 from flax import nnx
 
 import fuprune
+from fuprune.audit import AuditData, AuditOptions, RelearnOptions, ShadowOptions
+from fuprune.audit.audit import audit
+from fuprune.audit.options import ProbeOptions
 from fuprune.data.federated import federate
+from fuprune.data.preprocess import to_float
+from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.train import FitResult
 from fuprune.models.adapt import adapt
 from fuprune.surgery import SlimNetwork
+from fuprune.unlearning import history
+from fuprune.unlearning.head import head_name
 from fuprune.unlearning.methods import METHODS, options_of
+from fuprune.unlearning.protocol import UnlearnError
 from tests.surgery import networks
 
 
@@ -29,9 +38,22 @@ class Plain(nn.Module):
         return nn.Dense(4, name="head")(jnp.mean(x, axis=(1, 2)))
 
 
+@functools.lru_cache(maxsize=32)
+def trainer_of(model):
+    """One trainer for each network, so that methods share what is compiled."""
+    return fuprune.fed_avg(model, client_optimizer=optax.sgd(0.05), batch_size=8)
+
+
 def make_fit(rounds=1):
-    def fit(model, variables, data, key):
-        trainer = fuprune.fed_avg(model, client_optimizer=optax.sgd(0.05), batch_size=8)
+    def fit(model, variables, data, key, objective=None):
+        trainer = trainer_of(model)
+        if objective is not None:
+            trainer = fuprune.fed_avg(
+                model,
+                client_optimizer=optax.sgd(0.05),
+                batch_size=8,
+                objective=objective,
+            )
         return fuprune.fit(
             trainer,
             trainer.init(variables),
@@ -44,8 +66,18 @@ def make_fit(rounds=1):
     return fit
 
 
-def run(name, model, variables, data, num_classes):
-    given = {"num_classes": num_classes, "rate": 0.3, "batch_size": 8}
+def run(name, model, variables, data, num_classes, **more):
+    image = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
+    given = {
+        "num_classes": num_classes,
+        "rate": 0.3,
+        "batch_size": 8,
+        "head": head_name(model, variables, image),
+        "preprocess": to_float,
+        **more,
+    }
+    if name == "amnesiac":
+        given["history"], variables = recorded(model, variables, data)
     options = {k: v for k, v in given.items() if k in options_of(name)}
     return METHODS[name](
         model,
@@ -56,6 +88,21 @@ def run(name, model, variables, data, num_classes):
         fine_tune=make_fit(),
         **options,
     )
+
+
+def recorded(model, variables, data):
+    """The updates of a round of training, and what it makes of the variables."""
+    trainer = fuprune.fed_avg(
+        model,
+        client_optimizer=optax.sgd(0.05),
+        batch_size=8,
+        aggregation=Aggregation(keep_updates=True),
+    )
+    cohort = fuprune.whole_cohort(data)
+    state, info = trainer.round(trainer.init(variables), cohort, jax.random.key(3))
+    server = history.ServerStep(1.0)
+    store = history.record(history.empty(10**7), info, cohort, server=server)
+    return store, state.variables
 
 
 def small_federation(shape=(6, 6, 1), classes=4, number=24):
@@ -90,32 +137,161 @@ def test_both_surgeries_fine_tune_alike(surgery):
     assert np.isfinite(logits).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(networks.NETWORKS))
-def test_class_pruning_runs_on_every_network(name):
+def adapted(name):
     made = networks.NETWORKS[name].make()
     if isinstance(made, nnx.Module):
         made = functools.partial(_make, type(made))
-    network = adapt(made)
-    data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
-    variables = networks.variables_of(network)
-    result = run("class_pruning", network, variables, data, networks.CLASSES)
-    assert isinstance(result.model, SlimNetwork)
+    return adapt(made)
 
 
 def _make(kind, rngs):
     return kind(rngs=rngs)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "amnesiac"])
+CONTRACT = [
+    "projection_resnet",
+    "densenet",
+    "mobilenet",
+    "convnext",
+    "group_norm",
+    "vit",
+    "nnx",
+]
+
+
+def check_result(result, shape, classes):
+    logits = result.model.apply(result.variables, jnp.zeros((2, *shape)), train=False)
+    assert logits.shape == (2, classes)
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("method", list(METHODS))
 def test_every_method_runs_on_a_network_of_somebody_else(method):
     network, data = adapt(Plain()), small_federation()
     variables = networks.variables_of(network, (6, 6, 1))
     result = run(method, network, variables, data, 4)
-    images = jnp.zeros((2, 6, 6, 1))
-    logits = result.model.apply(result.variables, images, train=False)
-    assert np.isfinite(logits).all()
+    check_result(result, (6, 6, 1), 4)
+    cuts = "prune" in METHODS[method].sections
+    assert isinstance(result.model, SlimNetwork) == cuts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CONTRACT, "flax_resnet18"])
+@pytest.mark.parametrize("method", list(METHODS))
+def test_every_method_runs_on_every_network(name, method):
+    network = adapted(name)
+    data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
+    variables = networks.variables_of(network)
+    dense = networks.NETWORKS[name].dense
+    result = run(method, network, variables, data, networks.CLASSES, dense=dense)
+    check_result(result, networks.INPUT_SHAPE, networks.CLASSES)
+    cuts = "prune" in METHODS[method].sections
+    assert isinstance(result.model, SlimNetwork) == cuts
+
+
+def audited(network, variables, shape, classes, kinds):
+    """The report on a cut network, with two others as the retrained ones."""
+    data = small_federation(shape, classes, 24)
+    result = run("class_pruning", network, variables, data, classes, dense=True)
+    generator = np.random.default_rng(1)
+    labels = np.arange(40, dtype=np.int32) % classes
+    images = generator.integers(0, 256, (40, *shape), dtype=np.uint8)
+    sets = AuditData(
+        fuprune.Dataset(images, labels),
+        fuprune.Dataset(images[::-1].copy(), labels[::-1].copy()),
+        lambda batch: to_float(None, batch),
+    )
+    others = [
+        (network, networks.variables_of(network, shape, seed=s)) for s in (1, 2, 3)
+    ]
+    options = AuditOptions(
+        kinds=kinds,
+        train_batch_size=8,
+        shadow=ShadowOptions(models=2, steps=2, fine_tune_steps=1),
+        relearn=RelearnOptions(images_per_class=(2,), steps=2, every=1),
+        probe=ProbeOptions(classifiers=("linear",), depths=1, draws=1),
+    )
+    return audit(
+        {"cut": (result.model, result.variables)},
+        others,
+        (network, variables),
+        sets,
+        (1,),
+        jax.random.key(0),
+        options=options,
+    )
+
+
+def test_a_cut_network_of_somebody_else_is_audited():
+    network = adapt(Plain())
+    variables = networks.variables_of(network, (6, 6, 1))
+    report = audited(network, variables, (6, 6, 1), 4, ("accuracy", "probe"))
+    assert report.candidates == ["cut"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTRACT)
+def test_every_kind_of_audit_takes_every_network(name):
+    network = adapted(name)
+    variables = networks.variables_of(network)
+    report = audited(network, variables, networks.INPUT_SHAPE, networks.CLASSES, None)
+    assert report.candidates == ["cut"]
+
+
+class Mixer(nn.Module):
+    """No convolution: patches by reshaping, hidden layers over tokens and channels."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], 9, -1)
+        x = nn.Dense(6, name="embed")(x)
+        y = jnp.swapaxes(nn.LayerNorm()(x), 1, 2)
+        y = nn.Dense(9, name="tokens_out")(nn.gelu(nn.Dense(8, name="tokens")(y)))
+        x = x + jnp.swapaxes(y, 1, 2)
+        y = nn.gelu(nn.Dense(10, name="hidden")(nn.LayerNorm()(x)))
+        x = x + nn.Dense(6, name="out")(y)
+        return nn.Dense(4, name="head")(x.mean(1))
+
+
+def unit_counts(result):
+    plan = result.notes["cuts"][0]["plan"]
+    return {row["layer"]: (row["channels_before"], row["channels_after"])
+            for row in plan}  # fmt: skip
+
+
+def test_units_of_dense_layers_are_cut_if_asked_for():
+    network, data = adapt(Mixer()), small_federation()
+    variables = networks.variables_of(network, (6, 6, 1))
+    with pytest.raises(UnlearnError, match="set prune.dense"):
+        run("class_pruning", network, variables, data, 4)
+    result = run(
+        "class_pruning", network, variables, data, 4, dense=True, scope="layer"
+    )
+    counts = unit_counts(result)
+    assert counts["hidden"] == (10, 7)
+    assert "head" not in result.notes["cuts"][0]["cut"]
+    check_result(result, (6, 6, 1), 4)
+    kernel = result.variables["params"]["hidden"]["kernel"]
+    assert kernel.shape[1] == result.variables["params"]["out"]["kernel"].shape[0] == 7
+
+
+def test_hidden_units_of_a_vision_transformer_are_cut_if_asked_for():
+    network = adapted("vit")
+    data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
+    variables = networks.variables_of(network)
+    result = METHODS["class_pruning"](
+        network, variables, data, (1,), key=jax.random.key(0),
+        fine_tune=lambda model, variables, data, key: FitResult(
+            trainer_of(model).init(variables), [], None
+        ),
+        num_classes=networks.CLASSES, rate=0.3, batch_size=8, scope="layer",
+        dense=True,
+    )  # fmt: skip
+    kernels = result.variables["params"]
+    hidden = round(48 * 0.7)
+    assert abs(kernels["Dense_0"]["kernel"].shape[1] - hidden) <= 1
+    assert kernels["Dense_1"]["kernel"].shape[0] == kernels["Dense_0"]["bias"].shape[0]
+    check_result(result, networks.INPUT_SHAPE, networks.CLASSES)
 
 
 @pytest.mark.slow

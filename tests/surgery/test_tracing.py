@@ -329,13 +329,17 @@ def test_nnx_goes_in_and_out():
     assert len(jax.tree.leaves(state))
 
 
-def test_no_gradient_of_a_slim_network_scatters():
+@pytest.mark.parametrize("train", [False, True])
+def test_no_gradient_of_a_slim_network_scatters(train):
     network, variables = small_network()
     plan = PrunePlan({"first": np.array([0, 2, 5]), "second": np.array([1, 3])})
     small, cut = surgery.compact(network, variables, plan, example=IMAGES)
 
     def squares(variables):
-        return jnp.sum(small.apply(variables, IMAGES, train=False) ** 2)
+        if not train:
+            return jnp.sum(small.apply(variables, IMAGES, train=False) ** 2)
+        logits, _ = small.apply(variables, IMAGES, train=True, mutable=["batch_stats"])
+        return jnp.sum(logits**2)
 
     assert "scatter" not in jax.jit(jax.grad(squares)).lower(cut).as_text()
 
