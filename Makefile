@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow lint format bench clean
+.PHONY: quickstart test test-slow lint docs format bench clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m fuprune.main --config configs/quickstart.py --workdir runs/quickstart
@@ -24,6 +24,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python -c 'import sys, yaml; [list(yaml.safe_load_all(open(p))) for p in sys.argv[1:]]' \
 	  CITATION.cff $(wildcard launch/*.yaml)
 	$(BIN)/check-jsonschema --schemafile launch/jobset.schema.json launch/k8s-jobset.yaml
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m sphinx -W -q -b html docs build/site
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

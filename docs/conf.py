@@ -23,6 +23,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "README.md"]
+smartquotes = False  # defaults of keys are quoted as Python quotes them
 
 html_theme = "furo"
 html_title = f"fuprune {release}"

@@ -1,7 +1,7 @@
 """Draws the README's main figure from results/cifar10_resnet20_class9.
 
-Two figures of that run's report side by side: accuracy on the other classes round by
-round, and how fast each model relearns the class. Needs Chromium:
+Accuracy on the other classes round by round, as that run's report draws it. Needs
+Chromium:
 
     python docs/draw_main_figure.py [chromium]
 """
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from fuprune.report import audit_figures, figures, page, reading, roles
+from fuprune.report import figures, page, reading, roles
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUN = HERE.parent / "results" / "cifar10_resnet20_class9"
@@ -23,10 +23,7 @@ def html() -> str:
     """The page that is photographed."""
     run = reading.read_run(RUN)
     styles = roles.model_styles(run.record, run.audit)
-    relearning = audit_figures.relearn_figures(run.audit, styles)
-    drawn = page.grid(
-        [figures.recovery_figure(run.record, run.curves, styles), relearning[0]]
-    )
+    drawn = page.grid([figures.recovery_figure(run.record, run.curves, styles)])
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'>"
         f"<style>{STYLE.read_text()} body {{ padding: 8px 20px; }}</style>"
@@ -46,7 +43,7 @@ def main(chromium: str = "chromium"):
                 "--no-sandbox",
                 "--hide-scrollbars",
                 "--force-device-scale-factor=2",
-                "--window-size=1000,560",
+                "--window-size=640,600",
                 f"--screenshot={PICTURE}",
                 path.as_uri(),
             ],

@@ -27,15 +27,6 @@ JOINED = {
     "methods": "Every method",
     "runs": "Every run",
 }
-# Tests of the audit that the page compares methods by, with their headings.
-JUDGED = {
-    "probe_few_shot_accuracy": "few-shot probe",
-    "probe_accuracy": "full probe",
-    "relearn_steps": "relearn, steps",
-    "jensen_shannon": "JS to retrained",
-}
-# Methods whose measured rows the page leaves out, because they are known to be wrong.
-WITHDRAWN = ("fisher",)
 
 
 def main():
@@ -47,24 +38,13 @@ def filled(text: str) -> str:
     """The page with every table made from the runs."""
     runs = sorted(path.parent for path in RUNS.glob("*/config.json"))
     bodies = {**joined(runs), "commands": commands(runs), "curves": curves(runs)}
-    bodies |= {f"audit_{c}": audited(runs, c) for c in forgotten_sets(runs)}
 
     def fill(match):
-        body = without_withdrawn(bodies.get(match[1], "Not run."))
+        body = bodies.get(match[1], "Not run.")
         return f"<!-- {match[1]} -->\n{body.strip()}\n<!-- end of {match[1]} -->"
 
     pattern = r"<!-- (\w+) -->\n.*?<!-- end of \1 -->"
     return re.sub(pattern, fill, text, flags=re.DOTALL)
-
-
-def without_withdrawn(body: str) -> str:
-    """The table less our own rows of methods in `WITHDRAWN`; the paper's stay."""
-    return "\n".join(
-        line
-        for line in body.splitlines()
-        if "| paper |" in line
-        or not any(f"| {method} |" in line for method in WITHDRAWN)
-    )
 
 
 def joined(runs) -> dict[str, str]:
@@ -130,66 +110,6 @@ def curves(runs) -> str:
             last = f"{rows[-1]['r_accuracy']:.1%}"
             lines.append(f"| {run.name} | {name} | {' | '.join(found)} | {last} |")
     return "\n".join(lines)
-
-
-def forgotten_sets(runs) -> set[str]:
-    """Which classes the audited runs forget, as `9` or `0_9`."""
-    return {
-        "_".join(map(str, json.loads((run / "audit.json").read_text())["classes"]))
-        for run in runs
-        if (run / "audit.json").exists()
-    }
-
-
-def audited(runs, classes: str) -> str:
-    """Every audited model that forgets `classes`, beside retrained and raw ones."""
-    rows, reference = [], None
-    for run in runs:
-        if not (run / "audit.json").exists():
-            continue
-        audit = json.loads((run / "audit.json").read_text())
-        config = json.loads((run / "config.json").read_text())["config"]
-        same = "_".join(map(str, audit["classes"])) == classes
-        if not same or config["data"]["name"] != "cifar10":
-            continue
-        tests = {test["name"]: test for test in audit["tests"]}
-        names = ["u_accuracy", "r_accuracy", *JUDGED]
-        if reference is None:
-            reference = [
-                ("retrained", [_spread(tests.get(name)) for name in names], ""),
-                ("raw", [_value(tests.get(name), "raw") for name in names], ""),
-            ]
-        for candidate in audit["candidates"]:
-            cells = [_value(tests.get(name), candidate) for name in names]
-            rows.append((candidate, cells, run.name))
-    lines = [
-        "| method | U | R | " + " | ".join(JUDGED.values()) + " | run |",
-        "|---|" + "---:|" * (2 + len(JUDGED)) + "---|",
-    ]
-    for name, cells, run in [*(reference or []), *rows]:
-        lines.append(f"| {name} | {' | '.join(cells)} | {run} |")
-    return "\n".join(lines)
-
-
-def _value(test, model) -> str:
-    if test is None or model not in test["values"]:
-        return ""
-    value, verdict = test["values"][model], test["verdicts"].get(model, "")
-    return f"{_shown(test, value)} {verdict}".strip()
-
-
-def _spread(test) -> str:
-    if test is None:
-        return ""
-    return ", ".join(_shown(test, value) for value in test["retrained"])
-
-
-def _shown(test, value) -> str:
-    if value is None:
-        return "-"
-    if test["unit"] == "fraction":
-        return f"{value:.1%}"
-    return f"{value:.3g}"
 
 
 if __name__ == "__main__":

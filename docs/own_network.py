@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import fuprune
-from fuprune.audit import AuditData, audit
+from fuprune.audit import AuditData, AuditOptions, audit
 from fuprune.data.preprocess import to_float
 from fuprune.models.adapt import adapt
 
@@ -66,7 +66,8 @@ def main(rounds: int = 6, forgotten: int = 3):
     images = AuditData(train, test, lambda batch: to_float(None, batch))
     report = audit(
         {"class_pruning": (result.model, result.variables)}, retrained, (model, raw),
-        images, (forgotten,), jax.random.key(3), kinds=("accuracy",),
+        images, (forgotten,), jax.random.key(3),
+        options=AuditOptions(kinds=("accuracy",)),
     )  # fmt: skip
     for row in result.notes["cuts"][0]["plan"]:
         print(row["layer"], row["channels_before"], "->", row["channels_after"])

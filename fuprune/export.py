@@ -24,7 +24,8 @@ from jax import export
 
 from fuprune.errors import InputError, MissingFileError
 from fuprune.files import write_whole
-from fuprune.models import zoo
+from fuprune.models.brought import Factory
+from fuprune.surgery import rebuild
 
 Variables = Mapping[str, Any]
 
@@ -34,14 +35,12 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _KNOWN_CALLS = ("@shape_assertion(",)
 
 
-def save_safetensors(
-    path: str | os.PathLike, model: nn.Module, variables: Variables
-) -> None:
+def save_safetensors(path: str | os.PathLike, model: Any, variables: Variables) -> None:
     """Writes a model to one safetensors file.
 
     Args:
       path: the file; it is replaced whole or not at all.
-      model: a model of the zoo, compacted or not.
+      model: a model of the zoo or one that `bring` made, compacted or not.
       variables: its "params" and "batch_stats". Names in the file are their paths, as
         in `params/stem/conv/kernel`.
     """
@@ -49,7 +48,7 @@ def save_safetensors(
         name: np.ascontiguousarray(value) for name, value in _flatten(variables).items()
     }
     _check_arrays(model, flat, "variables")
-    metadata = {"format": FORMAT, "spec": json.dumps(zoo.spec(model))}
+    metadata = {"format": FORMAT, "spec": json.dumps(rebuild.spec(model))}
     data = safetensors.numpy.save(flat, metadata=metadata)
     write_whole(path, _with_sorted_header(data))
 
@@ -65,17 +64,24 @@ def _with_sorted_header(data: bytes) -> bytes:
 
 
 def load_safetensors(
-    path: str | os.PathLike, *, conv: str = "xla", dtype: Any = jnp.float32
-) -> tuple[nn.Module, Variables]:
+    path: str | os.PathLike,
+    *,
+    conv: str = "xla",
+    dtype: Any = jnp.float32,
+    factory: Factory | None = None,
+) -> tuple[Any, Variables]:
     """Reads what `save_safetensors` wrote.
 
     Every name, shape and type is checked against the spec in the file before use, and
-    nothing in the file is ever executed.
+    nothing in the file is ever executed. A network that a user brought is rebuilt by
+    its factory, which the caller gives: the file's word is not enough to import it.
 
     Args:
       path: the file.
       conv: implementation of the convolution, "xla" or "onednn".
       dtype: type the convolutions compute in.
+      factory: of a network that a user brought, the function that makes it, or its
+        name `package.module:factory`, which must be the one in the file.
     """
     path = Path(path)
     if not path.is_file():
@@ -97,7 +103,7 @@ def load_safetensors(
         spec = json.loads(metadata.get("spec", ""))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} has a spec that is not JSON: {error}.") from error
-    model = zoo.from_spec(spec, conv=conv, dtype=dtype)
+    model = rebuild.from_spec(spec, factory=factory, conv=conv, dtype=dtype)
     _check_arrays(model, flat, str(path))
     arrays = {name: jnp.asarray(value) for name, value in flat.items()}
     return model, traverse_util.unflatten_dict(arrays, sep="/")

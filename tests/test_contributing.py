@@ -49,6 +49,38 @@ def test_method_of_the_example_keeps_the_contract(repository, tmp_path):
     assert changed.tolist() == [False, True, False, True]
 
 
+def test_network_of_the_example_is_cut_and_stays_the_same_function(
+    repository, tmp_path
+):
+    import jax.numpy as jnp
+
+    import fuprune
+    from fuprune.models.brought import bring
+
+    factory = example(repository, tmp_path, "swish_net.py").swish_net
+    model = bring(factory, num_classes=4, input_shape=(8, 8, 1))
+    images = jax.random.uniform(jax.random.key(1), (3, 8, 8, 1))
+    variables = model.init(jax.random.key(0), images)
+    layers = fuprune.class_activations(
+        model, variables, images, jnp.arange(3), num_classes=4
+    ).total
+    scores = {name: np.arange(total.shape[1]) for name, total in layers.items()}
+    plan = fuprune.make_plan(scores, 0.25)
+    slim, cut = fuprune.compact(model, variables, plan)
+    dead = fuprune.mask(model, variables, plan)
+
+    def size(tree):
+        return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+    assert size(cut) < size(variables)
+    np.testing.assert_allclose(
+        slim.apply(cut, images, train=False),
+        model.apply(dead, images, train=False),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
 def test_continuous_integration_is_the_script_of_the_repository(repository):
     text = (repository / ".github" / "workflows" / "ci.yml").read_text()
     job = yaml.safe_load(text)["jobs"]["test"]

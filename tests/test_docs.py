@@ -1,8 +1,11 @@
 """What the documents tell people to run does run, and what they link to is there."""
 
+import doctest
 import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -61,6 +64,71 @@ def test_the_pages_a_newcomer_reads_are_there(repository, name):
     text = (repository / name).read_text()
     assert len(text) > 300
     assert "/work/" not in text and "/root/" not in text and "/tmp/" not in text
+
+
+def modules_with_examples(repository):
+    """The modules of the package whose docstrings hold examples."""
+    paths = sorted((repository / "fuprune").rglob("*.py"))
+    found = [path for path in paths if ">>> " in path.read_text()]
+    names = [
+        ".".join(path.relative_to(repository).with_suffix("").parts) for path in found
+    ]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def test_examples_in_docstrings_run(repository):
+    names = modules_with_examples(repository)
+    assert names
+    for name in names:
+        module = importlib.import_module(name)
+        assert doctest.testmod(module).failed == 0, name
+
+
+def test_every_page_is_on_the_site(repository):
+    """The table of contents names each page of docs/ once."""
+    folder = repository / "docs"
+    trees = re.findall(
+        r"```{toctree}\n(.*?)```", (folder / "index.md").read_text(), re.S
+    )
+    listed = [name for tree in trees for name in re.findall(r"(?m)^\w+$", tree)]
+    pages = {page.stem for kind in ("md", "ipynb") for page in folder.glob(f"*.{kind}")}
+    assert sorted(listed) == sorted(pages - {"index"})
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_has_every_name(repository, tmp_path):
+    import fuprune
+    from fuprune.config.keys import KEYS
+
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
+    subprocess.run([*command, repository / "docs", tmp_path], check=True)
+    reference = (tmp_path / "reference.html").read_text()
+    for name in fuprune.__all__:
+        if callable(getattr(fuprune, name)):
+            assert f'id="fuprune.{name}"' in reference, name
+    configuration = (tmp_path / "configuration.html").read_text()
+    for name in KEYS:
+        assert f">{name}</span>" in configuration, name
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs(repository, tmp_path):
+    """Every cell of the notebook, and its class is learned before it is forgotten."""
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.read(repository / "docs" / "tutorial.ipynb", as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    said = "".join(
+        output.get("text", "")
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+    )
+    accuracies = dict(re.findall(r"(?m)^(\w+) +class 9 +([\d.]+)%", said))
+    assert float(accuracies["raw"]) > 70 and float(accuracies["class_pruning"]) < 20
+    assert float(accuracies["retrained"]) == 0
 
 
 def own_data_section(repository):

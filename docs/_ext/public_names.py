@@ -11,7 +11,7 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 import fuprune
-from fuprune import config
+from fuprune.config.keys import SECTIONS
 
 
 class PublicNames(SphinxDirective):
@@ -31,7 +31,7 @@ class PublicNames(SphinxDirective):
                 value = getattr(fuprune, name)
                 kind = "autoclass" if inspect.isclass(value) else "autofunction"
                 lines += [f".. {kind}:: fuprune.{name}", ""]
-        return self.parse_text_to_nodes(StringList(lines, "public-names"))
+        return _parse(self, lines)
 
 
 ROOMS = ("data", "models", "surgery", "federated", "unlearning", "audit", "run")
@@ -44,13 +44,34 @@ def _left_to_right(home: str) -> tuple[int, str]:
 
 
 class ConfigKeys(SphinxDirective):
-    """Lists the keys of a configuration."""
+    """Lists the keys of a configuration, as `fuprune --help` does."""
 
     def run(self):
-        """Returns one definition list per section."""
-        lines = [".. code-block:: text", ""]
-        lines += [f"   {line}" for line in config.default().to_json().splitlines()]
-        return self.parse_text_to_nodes(StringList(lines, "config-keys"))
+        """Returns one table per section."""
+        lines = []
+        for section in SECTIONS:
+            title = f"{section.name or 'run'}: {section.comment}"
+            lines += [f".. list-table:: {title}", "   :header-rows: 1"]
+            lines += ["   :widths: 34 22 44", "", *_row("key", "default", "meaning")]
+            for key in section.keys:
+                meaning = key.comment
+                if key.allowed.choices:
+                    meaning += f" [{', '.join(key.allowed.choices)}]"
+                name, default = f"``{key.name}``", f"``{key.default!r}``"
+                lines += _row(name, default, meaning.replace("*", r"\*"))
+            lines += [""]
+        return _parse(self, lines)
+
+
+def _row(*cells: str) -> list[str]:
+    """A row of a `list-table`."""
+    return [f"   {'*' if not n else ' '} - {cell}" for n, cell in enumerate(cells)]
+
+
+def _parse(directive: SphinxDirective, lines: list[str]):
+    """Nodes of reStructuredText; the pages are Markdown, so it is fenced."""
+    fenced = ["```{eval-rst}", *lines, "```"]
+    return directive.parse_text_to_nodes(StringList(fenced, directive.name))
 
 
 def setup(app):

@@ -2,12 +2,13 @@
 
 `audit` measures the candidates, the raw model and several retrained seeds alike, and
 asks of each number whether a candidate could be one more retrained model. It works on
-any Flax model, also one that no code here made.
+any network that `models.adapt` takes, also one that no code here made.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,12 +39,14 @@ from fuprune.audit.options import AuditOptions, Model
 from fuprune.audit.outputs import (
     compute_outputs,
     forward,
-    init_variables,
+    fresh_variables,
     layer_names,
 )
 from fuprune.audit.verdict import headline, settle
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
+from fuprune.models.adapt import adapt
+from fuprune.surgery import SlimModule, arrays_of
 
 
 class Kind(NamedTuple):
@@ -89,7 +92,9 @@ def audit(
     """Measures all models and judges each number against the spread of retraining.
 
     Args:
-      candidates: name -> (module, variables): unlearned models and controls.
+      candidates: name -> (module, variables): unlearned models and controls. A module
+        is of Linen or NNX, or whatever else `models.adapt` takes, also one that was
+        cut; of an NNX module the variables may be None, for those it holds.
       retrained: models trained from scratch without the classes, one per seed; three or
         more for a verdict on every test, five for a sharp one. A candidate must not be
         among them.
@@ -208,7 +213,7 @@ def _measure(
     measurements = Measurements(
         judged={name: found for name, found in answers.items() if name not in broken},
         retrained=references,
-        random_init=outputs(RANDOM, (raw[0], init_variables(raw[0], key, sample))),
+        random_init=outputs(RANDOM, (raw[0], fresh_variables(*raw, key, sample))),
         models={name: model for name, model in models.items() if name not in broken},
         retrained_models=list(retrained),
         train=data.train,
@@ -265,15 +270,19 @@ def _sane(answers: ModelOutputs) -> bool:
 
 
 def _on_device(name: str, model: Model) -> Model:
+    """The network as the audit calls it, and its variables as device arrays."""
     module, variables = model
+    if variables is None:
+        variables = arrays_of(module)
+    network = module.slim if isinstance(module, SlimModule) else adapt(module)
     try:
-        hash(module)
+        hash(module if isinstance(module, nn.Module) else network)
     except TypeError as error:
         raise InputError(
             f"the module of {name!r} cannot be hashed ({error}), which jit needs; make "
             "its attributes tuples and numbers"
         ) from error
-    return module, jax.tree.map(jnp.asarray, dict(variables))
+    return network, jax.tree.map(jnp.asarray, dict(variables))
 
 
 def _sample(

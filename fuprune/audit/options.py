@@ -5,19 +5,19 @@ seeds, images and steps buy.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 
 from fuprune.audit.outputs import Variables
 from fuprune.audit.verdict import MARGIN
 from fuprune.data.dataset import Dataset
 
-Model = tuple[nn.Module, Variables]
+# A network, anything that `models.adapt` takes, and its variables.
+Model = tuple[Any, Variables]
 # (module, variables, key, the images the shadow model was trained on) -> the model
 # after the method under test has removed the forgotten classes from it.
-UnlearnShadow = Callable[[nn.Module, Variables, jax.Array, Dataset], Model]
+UnlearnShadow = Callable[[Any, Variables, jax.Array, Dataset], Model]
 
 
 class ShadowOptions(NamedTuple):
@@ -77,7 +77,7 @@ class AuditOptions(NamedTuple):
     # forgotten classes, the rest even over the others.
     max_examples: int = 4000
     batch_size: int = 256  # images per forward pass
-    train_batch_size: int = 64  # of shadow training and relearning
+    train_batch_size: int = 32  # of shadow training and relearning
     shadow: ShadowOptions = ShadowOptions()
     relearn: RelearnOptions = RelearnOptions()
     probe: ProbeOptions = ProbeOptions()

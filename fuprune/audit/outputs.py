@@ -1,12 +1,12 @@
-"""What a model says about images: logits, features and activations of any Flax model.
+"""What a model says about images: logits, features and activations of any network.
 
-The one place in the audit that looks inside Flax modules. A model needs `model.apply(
-variables, images)` only; `train=` is passed if its `__call__` takes it. One forward
-pass, compiled once per model and batch size, yields all that the tests need.
+The one place in the audit that looks inside networks: Linen modules are listened to
+while they run, all others (NNX, functions, networks cut by tracing) are interpreted by
+`surgery.observe`. One forward pass, compiled once per model and batch size, yields all
+that the tests need.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from flax import traverse_util
 
 from fuprune.errors import InputError
+from fuprune.models.adapt import LinenNetwork, adapt
 from fuprune.surgery import observe
 
 Variables = Mapping[str, Any]
@@ -33,7 +34,7 @@ class Outputs(NamedTuple):
 
 
 def compute_outputs(
-    model: nn.Module,
+    model: Any,
     variables: Variables,
     images: np.ndarray,
     preprocess: Callable[[np.ndarray], Any],
@@ -44,7 +45,7 @@ def compute_outputs(
     """Runs `model` over all images in batches of one fixed shape.
 
     Args:
-      model: any hashable Flax Linen module.
+      model: any network that `models.adapt` takes and jit can hold.
       variables: its variables.
       images: `[N, H, W, C]`, as `preprocess` wants them.
       preprocess: images -> what the model takes.
@@ -66,7 +67,7 @@ def compute_outputs(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Outputs:
+def forward(model: Any, variables: Variables, images: jax.Array) -> Outputs:
     """Logits, features and pooled activations of one batch.
 
     Features are, in this order: what the module's own `features` method returns, or the
@@ -74,7 +75,7 @@ def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Output
     dense layers except the last, averaged over space.
 
     Args:
-      model: the module.
+      model: the network.
       variables: its variables.
       images: `[B, ...]` preprocessed.
 
@@ -84,8 +85,10 @@ def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Output
     Raises:
       ValueError: the model has neither a `features` method nor a dense layer.
     """
-    if not isinstance(model, nn.Module):
-        seen = observe(model, variables, images)
+    network = adapt(model)
+    module = _linen_module(network)
+    if module is None:
+        seen = observe(network, variables, images)
         features = seen.logits if seen.features is None else seen.features
         return Outputs(
             logits=_float(seen.logits),
@@ -93,13 +96,13 @@ def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Output
             features=_pooled(features),
             activations={name: _pooled(x) for name, x in seen.outputs.items()},
         )
-    head = find_head(model, variables, images)
+    head = find_head(network, variables, images)
     calls: list[tuple[jax.Array, jax.Array]] = []
     with nn.intercept_methods(_recorder(head, calls)):
-        logits, captured = model.apply(
+        logits, captured = network.apply(
             variables,
             images,
-            **_mode(model, train=False),
+            train=False,
             capture_intermediates=_is_captured,
             mutable=["intermediates"],
         )
@@ -109,13 +112,13 @@ def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Output
     features: Any
     if ("features",) in found:
         features = found[("features",)]
-    elif hasattr(model, "features"):
-        features = model.apply(variables, images, method="features")
+    elif hasattr(module, "features"):
+        features = module.apply(variables, images, method="features")
     elif calls:
         features = calls[-1][0]
     else:
         raise InputError(
-            f"{type(model).__name__} has no nn.Dense to read features from; give it a "
+            f"{type(module).__name__} has no nn.Dense to read features from; give it a "
             "method `features(images)` that returns [B, D]"
         )
     activations = {
@@ -131,16 +134,33 @@ def forward(model: nn.Module, variables: Variables, images: jax.Array) -> Output
     )
 
 
+def evaluation_logits(
+    model: Any, head: Head | None, variables: Variables, images
+) -> jax.Array:
+    """`[B, U]` logits in evaluation as they leave the layer `head`, None for the last.
+
+    A cheaper `Outputs.head_logits`, for whoever needs nothing else.
+    """
+    network = adapt(model)
+    if _linen_module(network) is None:
+        return _float(network.apply(variables, images, train=False))
+    calls: list[tuple[jax.Array, jax.Array]] = []
+    with nn.intercept_methods(_recorder(head, calls)):
+        logits = network.apply(variables, images, train=False)
+    return _float(calls[-1][1] if calls else logits)
+
+
 def training_logits(
-    model: nn.Module, head: Head | None, variables: Variables, images, rng: jax.Array
+    model: Any, head: Head | None, variables: Variables, images, rng: jax.Array
 ) -> tuple[jax.Array, dict[str, Any]]:
     """Training-mode logits as they leave the last dense layer, and the state to keep.
 
     Reading them there looks through a wrapper that masks or clips a logit afterwards.
 
     Args:
-      model: the module.
-      head: path of its last dense layer, None to take the model's own output.
+      model: the network.
+      head: path of its last dense layer, None to take the model's own output, which is
+        also taken of a network that is no Linen module.
       variables: its variables.
       images: `[B, ...]` preprocessed.
       rng: for dropout, if the model has any.
@@ -149,41 +169,77 @@ def training_logits(
       `[B, U]` logits, and the updated collections other than "params".
     """
     state = [name for name in variables if name != "params"]
+    network = adapt(model)
+    settings: dict[str, Any] = {"mutable": state, "rngs": {"dropout": rng}}
     calls: list[tuple[jax.Array, jax.Array]] = []
-    with nn.intercept_methods(_recorder(head, calls)):
-        logits, updated = model.apply(
-            variables,
-            images,
-            **_mode(model, train=True),
-            mutable=state,
-            rngs={"dropout": rng},
-        )
-    return _float(calls[-1][1] if calls else logits), dict(updated)
+    if _linen_module(network) is None:
+        logits, updated = network.apply(variables, images, train=True, **settings)
+    else:
+        with nn.intercept_methods(_recorder(head, calls)):
+            logits, updated = network.apply(variables, images, train=True, **settings)
+    # The state keeps its structure, so that the next step is the same program.
+    updated = {name: value for name, value in dict(updated).items() if name in state}
+    return _float(calls[-1][1] if calls else logits), updated
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def init_variables(model: nn.Module, key: jax.Array, images: jax.Array) -> Variables:
+def init_variables(model: Any, key: jax.Array, images: jax.Array) -> Variables:
     """Fresh variables of `model` for preprocessed `images` `[B, ...]`."""
-    return model.init(key, images, **_mode(model, train=False))
+    return adapt(model).init(key, images, train=False)
 
 
-def find_head(model: nn.Module, variables: Variables, images) -> Head | None:
+def fresh_variables(
+    model: Any, variables: Variables, key: jax.Array, images: jax.Array
+) -> Variables:
+    """`init_variables`, also for a network that cannot make any, such as an NNX module.
+
+    There, what has the shape of a kernel is drawn from He's normal distribution, biases
+    and means become 0, scales and variances 1, and all else stays as it is.
+
+    Args:
+      model: the network.
+      variables: some of its variables, for their shapes.
+      key: of the draw.
+      images: `[B, ...]` preprocessed.
+
+    Returns:
+      Variables of an untrained network.
+    """
+    try:
+        return init_variables(model, key, images)
+    except InputError:
+        if not variables:
+            raise
+    leaves, structure = jax.tree_util.tree_flatten_with_path(dict(variables))
+    fresh = []
+    for number, (path, leaf) in enumerate(leaves):
+        name = str(getattr(path[-1], "key", path[-1]))
+        shape = jnp.shape(leaf)
+        if len(shape) > 1:
+            draw = jax.random.normal(jax.random.fold_in(key, number), shape)
+            leaf = (draw * np.sqrt(2 / np.prod(shape[:-1]))).astype(leaf.dtype)
+        elif name in ("bias", "mean"):
+            leaf = jnp.zeros_like(leaf)
+        elif name in ("scale", "var"):
+            leaf = jnp.ones_like(leaf)
+        fresh.append(leaf)
+    return jax.tree_util.tree_unflatten(structure, fresh)
+
+
+def find_head(model: Any, variables: Variables, images) -> Head | None:
     """The path of the last `nn.Dense` of the forward pass, if it gives the logits.
 
     Args:
-      model: the module.
+      model: the network.
       variables: its variables.
       images: `[B, ...]` preprocessed; only the shape matters.
 
     Returns:
       The path, e.g. `("head",)`, or None if there is none with the logits' shape.
     """
-    if not isinstance(model, nn.Module):
-        found: list[Head | None] = []
-        jax.eval_shape(
-            lambda v, x: found.append(observe(model, v, x).head), variables, images
-        )
-        return found[0]
+    network = adapt(model)
+    if _linen_module(network) is None:
+        return _observed(network, variables, images)[0]
     calls: list[tuple[Head, tuple[int, ...]]] = []
 
     def record(next_function, args, kwargs, context):
@@ -194,17 +250,18 @@ def find_head(model: nn.Module, variables: Variables, images) -> Head | None:
 
     with nn.intercept_methods(record):
         logits = jax.eval_shape(
-            lambda v, x: model.apply(v, x, **_mode(model, train=False)),
-            variables,
-            images,
+            lambda v, x: network.apply(v, x, train=False), variables, images
         )
     if calls and calls[-1][1] == logits.shape:
         return calls[-1][0]
     return None
 
 
-def layer_names(model: nn.Module, variables: Variables, images) -> tuple[str, ...]:
+def layer_names(model: Any, variables: Variables, images) -> tuple[str, ...]:
     """The layers of `Outputs.activations`, in the order of the forward pass."""
+    network = adapt(model)
+    if _linen_module(network) is None:
+        return _observed(network, variables, images)[1]
     paths: list[Head] = []
 
     def record(next_function, args, kwargs, context):
@@ -212,13 +269,9 @@ def layer_names(model: nn.Module, variables: Variables, images) -> tuple[str, ..
             paths.append(context.module.path)
         return next_function(*args, **kwargs)
 
-    head = find_head(model, variables, images)
+    head = find_head(network, variables, images)
     with nn.intercept_methods(record):
-        jax.eval_shape(
-            lambda v, x: model.apply(v, x, **_mode(model, train=False)),
-            variables,
-            images,
-        )
+        jax.eval_shape(lambda v, x: network.apply(v, x, train=False), variables, images)
     chosen = [path for path in dict.fromkeys(paths) if path != head]
     return tuple(_layer_name((*path, "__call__")) for path in chosen)
 
@@ -262,11 +315,24 @@ def _is_captured(module: nn.Module, method_name: str) -> bool:
     return method_name == "__call__" and isinstance(module, nn.Conv | nn.Dense)
 
 
-def _mode(model: nn.Module, *, train: bool) -> dict[str, Any]:
-    if not isinstance(model, nn.Module):
-        return {"train": train}
-    takes_train = "train" in inspect.signature(type(model).__call__).parameters
-    return {"train": train} if takes_train else {}
+def _linen_module(network: Any) -> nn.Module | None:
+    """The Linen module of an adapted network, None if it is something else."""
+    if isinstance(network, LinenNetwork):
+        return network.module
+    return network if isinstance(network, nn.Module) else None
+
+
+def _observed(network: Any, variables: Variables, images):
+    """Head and names of the other layers of a network that is no Linen module."""
+    found: list[tuple[Head | None, tuple[str, ...]]] = []
+
+    def look(variables, images):
+        seen = observe(network, variables, images)
+        found.append((seen.head, tuple(seen.outputs)))
+        return seen.logits
+
+    jax.eval_shape(look, variables, images)
+    return found[0]
 
 
 def _layer_name(path: tuple[str, ...]) -> str:

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +25,10 @@ from fuprune.audit.measurements import (
 )
 from fuprune.audit.options import AuditOptions, Model, RelearnOptions
 from fuprune.audit.outputs import (
+    Head,
     Variables,
+    evaluation_logits,
     find_head,
-    forward,
     with_forgotten_columns_reset,
 )
 from fuprune.audit.sampling import paired_error
@@ -51,6 +51,13 @@ class Setting(NamedTuple):
     def name(self) -> str:
         """As it stands in the name of a test."""
         return f"{self.images}_{self.images_per_class}_at_{self.learning_rate:g}"
+
+
+class Lesson(NamedTuple):
+    """What one setting teaches every model, preprocessed once for all of them."""
+
+    images: list[jax.Array]  # one batch [B, ...] per step
+    labels: list[jax.Array]  # [B]
 
 
 class Curve(NamedTuple):
@@ -85,30 +92,28 @@ def find_relearn(
     """Teaches every model again in every setting, from the same batches."""
     asked = options.relearn
     _check_options(asked)
-    settings = [
-        Setting(images, amount, learning_rate)
-        for images in asked.images
-        for amount in asked.images_per_class
-        for learning_rate in asked.learning_rates
-    ]
+    settings = make_settings(asked)
     generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    batches = {
-        setting: _batches(measurements, setting, options, generator)
+    lessons = {
+        setting: make_lesson(
+            measurements.train,
+            _batches(measurements, setting, options, generator),
+            measurements.preprocess,
+        )
         for setting in settings
     }
     # One batch of test images is enough to see the class come back.
     looked_at = np.flatnonzero(measurements.forgotten_test)[: options.batch_size]
-    test = Dataset(*(part[looked_at] for part in measurements.test))
+    images, labels = (part[looked_at] for part in measurements.test)
+    test = (jnp.asarray(measurements.preprocess(images)), jnp.asarray(labels))
     curves: dict[str, dict[Setting, Curve]] = {}
     for name, model in every_model(measurements):
         notify(f"relearning, {name}")
         curves[name] = {
             setting: relearn(
                 model,
-                measurements.train,
-                batches[setting],
+                lessons[setting],
                 test,
-                measurements.preprocess,
                 classes=measurements.classes,
                 # Without images of the class, a column at zero could never return.
                 reset=setting.images != "retained",
@@ -122,6 +127,29 @@ def find_relearn(
     level = asked.level * float(right.mean())
     tests = _drafts(measurements, curves, settings, asked, level)
     return Findings(tests, {"relearn": _detail(curves, settings, level)})
+
+
+def make_settings(options: RelearnOptions) -> list[Setting]:
+    """The settings of a grid.
+
+    Without images of the class their number hardly matters, so such lessons take the
+    largest one only.
+    """
+    return [
+        Setting(images, amount, learning_rate)
+        for images in options.images
+        for amount in options.images_per_class
+        for learning_rate in options.learning_rates
+        if images != "retained" or amount == max(options.images_per_class)
+    ]
+
+
+def make_lesson(train: Dataset, batches: np.ndarray, preprocess) -> Lesson:
+    """The images and labels behind `[steps, B]` rows of the training images."""
+    return Lesson(
+        [jnp.asarray(preprocess(train.images[batch])) for batch in batches],
+        [jnp.asarray(train.labels[batch]) for batch in batches],
+    )
 
 
 def _check_options(options: RelearnOptions) -> None:
@@ -161,10 +189,8 @@ def _batches(
 
 def relearn(
     model: Model,
-    train: Dataset,
-    batches: np.ndarray,
-    test: Dataset,
-    preprocess,
+    lesson: Lesson,
+    test: tuple[jax.Array, jax.Array],
     *,
     classes: Sequence[int],
     reset: bool,
@@ -178,10 +204,8 @@ def relearn(
 
     Args:
       model: the module and its variables, which are not changed.
-      train: `[N, ...]` images to draw from.
-      batches: `[steps, B]` rows of it.
-      test: `[M, ...]` images of the forgotten classes.
-      preprocess: images -> what the model takes.
+      lesson: one batch per step.
+      test: `[M, ...]` images of the forgotten classes, preprocessed, and `[M]` labels.
       classes: the forgotten classes.
       reset: whether their columns of the last layer start from zero, so that a logit
         pinned far down cannot pass for forgetting.
@@ -192,26 +216,24 @@ def relearn(
       The curve, from before the first step to after the last.
     """
     module, variables = model
-    head = find_head(module, variables, preprocess(train.images[batches[0]]))
+    head = find_head(module, variables, lesson.images[0])
     if reset:
         variables = with_forgotten_columns_reset(variables, head, classes)
     state = init_state(variables)
-    images, labels = jnp.asarray(preprocess(test.images)), jnp.asarray(test.labels)
     key = jax.random.key(0)
-    steps = looks(len(batches), every)
-    right = [_recognised(module, state.variables, images, labels)]
-    for step, batch in enumerate(batches, start=1):
+    steps = looks(len(lesson.images), every)
+    right = [_recognised(module, head, state.variables, *test)]
+    for step, batch in enumerate(zip(*lesson, strict=True), start=1):
         state = sgd_step(
             module,
             head,
             state,
-            jnp.asarray(preprocess(train.images[batch])),
-            jnp.asarray(train.labels[batch]),
+            *batch,
             jax.random.fold_in(key, step),
             rate(learning_rate),
         )
         if step in steps:
-            right.append(_recognised(module, state.variables, images, labels))
+            right.append(_recognised(module, head, state.variables, *test))
     return Curve(np.asarray(steps), np.asarray(jax.device_get(right)))
 
 
@@ -222,10 +244,13 @@ def looks(steps: int, every: int) -> list[int]:
     return sorted(step for step in chosen if step <= steps)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _recognised(module: nn.Module, variables: Variables, images, labels) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _recognised(
+    module: Any, head: Head | None, variables: Variables, images, labels
+) -> jax.Array:
     """`[M]` bool, by the logits as they leave the last dense layer."""
-    return forward(module, variables, images).head_logits.argmax(axis=-1) == labels
+    logits = evaluation_logits(module, head, variables, images)
+    return logits.argmax(axis=-1) == labels
 
 
 def _drafts(

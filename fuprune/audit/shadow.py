@@ -8,7 +8,6 @@ look like, and is then turned on the model under attack.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +31,7 @@ from fuprune.audit.outputs import (
     Variables,
     compute_outputs,
     find_head,
-    init_variables,
+    fresh_variables,
 )
 from fuprune.audit.roc import Scores, attack_drafts
 from fuprune.audit.sampling import paired_error
@@ -161,7 +160,7 @@ def train_shadows(
         options.shadow.models,
         len(pool.labels),
     )
-    module, _ = measurements.models["raw"]
+    module, raw = measurements.models["raw"]
     models = [
         (module, variables)
         for variables in train_models_in_parallel(
@@ -175,6 +174,7 @@ def train_shadows(
             batch_size=options.train_batch_size,
             learning_rate=options.shadow.learning_rate,
             backend=options.shadow.backend,
+            like=raw,
             on_step=notify,
         )
     ]
@@ -228,7 +228,7 @@ def balanced_members(
 
 
 def train_models_in_parallel(
-    model: nn.Module,
+    model: Any,
     key: jax.Array,
     images: np.ndarray,
     labels: np.ndarray,
@@ -239,6 +239,7 @@ def train_models_in_parallel(
     batch_size: int = 64,
     learning_rate: float = 0.05,
     backend: str = "auto",
+    like: Variables | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> list[Variables]:
     """Trains S models from scratch, each on its own members, with SGD and cosine decay.
@@ -246,7 +247,7 @@ def train_models_in_parallel(
     Each model is a client of the federated engine, with its members for data.
 
     Args:
-      model: the architecture, a Flax module.
+      model: the architecture, any network that `models.adapt` takes.
       key: for initial weights, batches and dropout.
       images: `[N, ...]` as `preprocess` wants them.
       labels: `[N]`.
@@ -258,6 +259,7 @@ def train_models_in_parallel(
       backend: how the models are iterated, see `cohort.for_each_client`: "vmap" trains
         all at once, "shard_map" one on each of this process's devices; "auto" picks by
         platform.
+      like: variables of the architecture, needed if it cannot make any itself.
       on_step: told which models are being trained.
 
     Returns:
@@ -282,11 +284,10 @@ def train_models_in_parallel(
     rates = learning_rate * 0.5 * (1 + np.cos(np.pi * np.arange(steps) / steps))
     pool = jnp.asarray(preprocess(images))
     sample = pool[:1]
-    initial = [
-        init_variables(model, k, sample) for k in jax.random.split(init_key, num_models)
-    ]
+    keys = jax.random.split(init_key, num_models)
+    initial = [fresh_variables(model, like or {}, k, sample) for k in keys]
     context = ShadowContext(
-        variables=jax.tree.map(lambda *x: jnp.stack(x), *initial),
+        variables=jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *initial),
         keys=jax.random.split(dropout_key, num_models),
         rates=jnp.asarray(rates, jnp.float32),
     )
@@ -332,9 +333,7 @@ def _make_training(model, head, batch_size, backend, mesh):
     )
 
 
-def shadow_program(
-    model: nn.Module, head: Head | None, *, batch_size: int
-) -> ClientProgram:
+def shadow_program(model: Any, head: Head | None, *, batch_size: int) -> ClientProgram:
     """A shadow model's training; its row holds the batches, one after the other.
 
     The pool's images are preprocessed and the context is a `ShadowContext`. `finish`

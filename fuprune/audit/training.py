@@ -5,9 +5,8 @@ for all models of an architecture.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,8 +25,12 @@ class TrainState(NamedTuple):
     momentum: optax.OptState
 
 
+@jax.jit
 def init_state(variables: Variables) -> TrainState:
-    """A training state with its own copy of the variables and no momentum yet."""
+    """A training state with its own copy of the variables and no momentum yet.
+
+    One program for all arrays: copied one by one, every shape would be compiled.
+    """
     return TrainState(
         variables=jax.tree.map(jnp.array, dict(variables)),
         momentum=_MOMENTUM.init(variables["params"]),
@@ -35,7 +38,7 @@ def init_state(variables: Variables) -> TrainState:
 
 
 def next_state(
-    model: nn.Module,
+    model: Any,
     head: Head | None,
     state: TrainState,
     images: jax.Array,
@@ -66,7 +69,7 @@ def rate(learning_rate: float) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def sgd_step(
-    model: nn.Module,
+    model: Any,
     head: Head | None,
     state: TrainState,
     images: jax.Array,

@@ -3,13 +3,12 @@
 Two models trained apart are far apart, and the straight line between them climbs over a
 barrier of loss; a model that was only touched up stays in the raw model's valley. That
 shows descent, not memory: every method that starts from the raw model may be near it.
-Only networks of the same shapes can be compared.
+Only networks of the same shapes and channels can be compared.
 """
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import TWO_SIDED
@@ -25,6 +24,7 @@ from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
 from fuprune.audit.outputs import Variables, compute_outputs
 from fuprune.audit.verdict import Draft
+from fuprune.surgery import SlimNetwork
 
 _DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
 
@@ -111,7 +111,10 @@ def _draft(
 ) -> Draft:
     missing = [model for model, value in numbers.items() if value is None]
     if missing:
-        notes = [*notes, f"other shapes, so not comparable: {', '.join(missing)}"]
+        notes = [
+            *notes,
+            f"other shapes or channels, so not comparable: {', '.join(missing)}",
+        ]
     return Draft(
         name,
         *by_role(measurements, numbers),
@@ -127,21 +130,33 @@ def _draft(
 
 
 def comparable(model: Model, other: Model) -> bool:
-    """Whether two models have the same variables, name by name and shape by shape."""
-    return _shapes(model[1]) == _shapes(other[1])
+    """Whether two models have the same variables, name by name and shape by shape.
+
+    Two cut networks can have the same shapes and different channels; then what stands
+    at the same place is not the same thing.
+    """
+    alike = _shapes(model[1]) == _shapes(other[1])
+    return alike and _channels(model[0]) == _channels(other[0])
+
+
+def _channels(module: Any) -> Any:
+    if isinstance(module, SlimNetwork):
+        return module.cuts
+    return module.wiring() if hasattr(module, "wiring") else ()
 
 
 def _shapes(variables: Variables) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(dict(variables))
-    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in leaves}
 
 
 def relative_distance(variables: Variables, other: Variables) -> float:
     """L2 distance of the parameters, as a share of the other model's norm."""
 
     def difference(a, b):
-        a, b = jnp.asarray(a), jnp.asarray(b)
-        return jnp.where(a == b, 0.0, a - b)
+        a, b = np.asarray(a), np.asarray(b)
+        with np.errstate(invalid="ignore"):
+            return np.where(a == b, 0.0, a - b)
 
     apart = jax.tree.map(difference, variables["params"], other["params"])
     # A masked logit has a bias of minus infinity, which is no distance.
@@ -187,8 +202,10 @@ def interpolate(variables: Variables, other: Variables, share: float) -> Variabl
     """Variables `share` of the way from one model to the other."""
 
     def between(a, b):
-        # Equal infinities, as in two masked logits, stay what they are.
-        a, b = jnp.asarray(a), jnp.asarray(b)
-        return jnp.where(a == b, a, (1 - share) * a + share * b)
+        # Equal infinities, as in two masked logits, stay what they are. On the host,
+        # where a handful of operations on every shape need not be compiled.
+        a, b = np.asarray(a), np.asarray(b)
+        with np.errstate(invalid="ignore"):
+            return np.where(a == b, a, (1 - share) * a + share * b).astype(a.dtype)
 
     return jax.tree.map(between, dict(variables), dict(other))

@@ -83,6 +83,20 @@ def matching(pattern: str, text: str) -> Allowed:
     return Allowed(lambda value: re.fullmatch(pattern, value) is not None, text)
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """The numbers of a list such as "0.003,0.01".
+
+    Returns:
+      The numbers in their order; NaN alone, which no check admits, for anything else
+      or if one is there twice.
+    """
+    try:
+        found = tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        return (math.nan,)
+    return found if len(set(found)) == len(found) and text.isascii() else (math.nan,)
+
+
 SWITCH = Allowed(lambda value: True, "True or False")
 COUNT = between(0, 2**31 - 1)
 ONE_OR_MORE = between(1, 2**31 - 1)
@@ -101,6 +115,10 @@ SCHEDULE = one_of("constant", "cosine", "warmup_cosine")
 OPTIMIZER = one_of("sgd", "adam")
 LINE = r"[^\x00-\x1f]"
 PATH = matching(f"{LINE}*", "a path without control characters")
+STORE = matching(
+    rf"([a-z][a-z0-9+]*:{LINE}+)?",
+    "sqlite:///FILE, http://HOST:PORT or another address of a store, or nothing",
+)
 DATASET = matching(
     r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.-]+)?(:\d+\.\d+\.\d+)?"
     rf"|(npz|folder):{LINE}+|hf:\S+",
@@ -110,6 +128,16 @@ DATASET = matching(
 NETWORK = matching(
     rf"{'|'.join(MODELS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*",
     f"{', '.join(MODELS)}, or package.module:factory",
+)
+RATES = Allowed(
+    lambda value: value == "" or all(0 < rate <= 1000 for rate in numbers(value)),
+    "numbers more than 0 and at most 1000, each once, such as 0.003,0.01; or nothing",
+)
+AMOUNTS = Allowed(
+    lambda value: all(
+        amount in range(1, 1_000_001) for amount in numbers(value) or (0,)
+    ),
+    "whole numbers from 1 to 1000000, each once, such as 10,100",
 )
 EVEN = Allowed(lambda value: value in range(0, 1001, 2), "0 to 1000, even")
 
@@ -227,6 +255,8 @@ SECTIONS = (
          "of the clients' statistics"),
         ("surgery", "compact", one_of("compact", "mask"),
          "compact removes channels, mask zeroes them"),
+        ("dense", False, SWITCH,
+         "cut units of dense layers, too, of a network that is not ours"),
         ("recapture", True, SWITCH, "measure again after each class cut"),
         ("capture_clients", 0, CLIENTS_OR_0,
          "clients that send statistics; 0 means unlearn.participants"),
@@ -292,7 +322,7 @@ SECTIONS = (
          "of the interval that a candidate has to lie in"),
         ("max_examples", 4000, between(2, 2**31 - 1),
          "training, and test, images that are looked at"),
-        ("batch_size", 64, BATCH, "images per step of shadow training and relearning"),
+        ("batch_size", 32, BATCH, "images per step of shadow training and relearning"),
         ("shadows", 4, EVEN, "models that train the membership attack; 0 for none"),
         ("shadow_steps", 150, STEPS, "of training each"),
         ("shadow_learning_rate", 0.05, RATE, "of training each, at its start"),
@@ -301,6 +331,12 @@ SECTIONS = (
         ("relearn_max_steps", 16, STEPS, "of relearning, in each of its settings"),
         ("relearn_every", 4, STEPS, "steps between two looks at it"),
         ("relearn_learning_rate", 0.01, RATE, "of relearning"),
+        ("relearn_learning_rates", "", RATES,
+         "several rates of relearning, such as 0.003,0.01; '' takes the one above"),
+        ("relearn_images", "10,100", AMOUNTS,
+         "training images per class that relearning is done with, each in turn"),
+        ("probe_depths", 4, between(0, 1000),
+         "layers that probes read besides the last features, evenly spread"),
     ),
     _section("runtime", "the machine; of these only dtype can change a result",
         ("backend", "auto", one_of("auto", "loop", "map", "vmap", "wide", "shard_map"),
@@ -319,6 +355,10 @@ SECTIONS = (
         ("pool", "split", one_of("split", "whole"),
          "images that each of several processes holds: its own clients', or all"),
         ("tensorboard", False, SWITCH, "write TensorBoard events (needs the extra)"),
+        ("mlflow", "", STORE,
+         "store that rows are sent to: sqlite:///mlflow.db (needs the extra)"),
+        ("wandb", "", PATH,
+         "Weights & Biases project that rows are sent to (needs the extra)"),
         ("progress", "auto", one_of("auto", "plain", "off"),
          "auto is live on a terminal"),
     ),

@@ -43,6 +43,7 @@ def create(
         and logits float32 at least.
 
     Example:
+      >>> import jax, jax.numpy as jnp
       >>> model = create("resnet20", num_classes=10)
       >>> variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     """
@@ -54,6 +55,20 @@ def create(
         raise InputError(
             f"conv is {conv!r}, but must be one of {', '.join(CONVOLUTIONS)}."
         )
+    shape = check_sizes(num_classes, input_shape)
+    family, depth = re.findall(r"^(resnet|vgg)(\d+)$", name)[0]
+    return {"resnet": ResNet, "vgg": VGG}[family](
+        depth=int(depth),
+        num_classes=int(num_classes),
+        input_shape=shape,
+        norm=norm,
+        conv=conv,
+        dtype=dtype,
+    )
+
+
+def check_sizes(num_classes: int, input_shape) -> tuple[int, int, int]:
+    """Returns (H, W, C) of an image, after a check of it and of the classes."""
     shape = tuple(int(size) for size in input_shape)
     if len(shape) != 3 or min(shape) < 1 or max(shape) > MAX_IMAGE_SIDE:
         raise InputError(
@@ -64,15 +79,7 @@ def create(
         raise InputError(
             f"num_classes is {num_classes}, but must be from 1 to {MAX_CLASSES}."
         )
-    family, depth = re.findall(r"^(resnet|vgg)(\d+)$", name)[0]
-    return {"resnet": ResNet, "vgg": VGG}[family](
-        depth=int(depth),
-        num_classes=int(num_classes),
-        input_shape=shape,
-        norm=norm,
-        conv=conv,
-        dtype=dtype,
-    )
+    return cast(tuple[int, int, int], shape)
 
 
 def spec(model: nn.Module) -> dict[str, Any]:
@@ -100,9 +107,9 @@ def from_spec(
         )
     model = create(
         spec["name"],
-        num_classes=_integer(spec["num_classes"], "num_classes"),
+        num_classes=integer(spec["num_classes"], "num_classes"),
         input_shape=cast(
-            tuple[int, int, int], _integers(spec["input_shape"], "input_shape")
+            tuple[int, int, int], integers(spec["input_shape"], "input_shape")
         ),
         norm=spec["norm"],
         conv=conv,
@@ -118,7 +125,7 @@ def from_spec(
             f"model spec cuts layer {unknown[0]!r}, which {spec['name']} does not have."
         )
     channels = tuple(
-        (layer, _integers(spec["channels"][layer], layer))
+        (layer, integers(spec["channels"][layer], layer))
         for layer in layer_names(model)
         if layer in spec["channels"]
     )
@@ -127,13 +134,15 @@ def from_spec(
     return model
 
 
-def _integers(values, where: str) -> tuple[int, ...]:
+def integers(values, where: str) -> tuple[int, ...]:
+    """Returns the numbers of a list in a spec, after a check of each."""
     if not isinstance(values, list | tuple):
         raise InputError(f"model spec has {values!r} as {where}, but must be a list.")
-    return tuple(_integer(value, where) for value in values)
+    return tuple(integer(value, where) for value in values)
 
 
-def _integer(value, where: str) -> int:
+def integer(value, where: str) -> int:
+    """Returns a number in a spec, after a check that it is one."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"model spec has {value!r} in {where}, but must be a number.")
     return value

@@ -186,8 +186,8 @@ def forgotten(record: RunRecord) -> str:
 
 
 def model_name(record: RunRecord) -> str:
-    """The network's name."""
-    return str(record.model.get("name", ""))
+    """The network's name, or that of the factory which made it."""
+    return str(record.model.get("name", record.model.get("factory", "")))
 
 
 def setting(record: RunRecord, dotted: str) -> Any:

@@ -13,9 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.audit import AuditOptions, RelearnOptions, ShadowOptions
+from fuprune.audit import (
+    AuditOptions,
+    ProbeOptions,
+    RelearnOptions,
+    ShadowOptions,
+)
 from fuprune.config import ConfigError, audit_tests, methods
 from fuprune.config import classes as classes_to_forget
+from fuprune.config.keys import numbers
 from fuprune.data import normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
@@ -24,6 +30,7 @@ from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.objective import Objective, classification
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.models import zoo
+from fuprune.models.brought import bring
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
@@ -192,7 +199,17 @@ STATISTICS = {
 
 
 def make_model(config, federation: Federation, runtime: Runtime):
-    """The network of the config for the dataset's images."""
+    """The network of the config for the dataset's images.
+
+    Raises:
+      InputError: a network that the user brings cannot be made, or does not fit.
+    """
+    if factory(config):
+        return bring(
+            config.model.name,
+            num_classes=federation.num_classes,
+            input_shape=federation.train.images.shape[1:],
+        )
     return zoo.create(
         config.model.name,
         num_classes=federation.num_classes,
@@ -201,6 +218,30 @@ def make_model(config, federation: Federation, runtime: Runtime):
         conv=runtime.conv,
         dtype=compute_dtype(config),
     )
+
+
+def factory(config) -> str | None:
+    """The name of the factory that the config names in place of a model, if it does."""
+    return config.model.name if ":" in config.model.name else None
+
+
+def convolutions(config) -> str:
+    """Whose convolutions the network uses; one that the user brings has its own.
+
+    Raises:
+      ConfigError: the config asks such a network for others.
+    """
+    runtime = config.runtime
+    if factory(config) is None:
+        return runtime.conv
+    for key, asked in (("conv", "onednn"), ("dtype", "bfloat16")):
+        if runtime[key] == asked:
+            raise ConfigError(
+                f"runtime.{key} is {asked!r}, but the network of "
+                f"{config.model.name} computes as its own code says; leave "
+                f"runtime.{key} as it is by default."
+            )
+    return "xla"
 
 
 def compute_dtype(config):
@@ -425,14 +466,17 @@ def audit_options(config) -> AuditOptions:
             learning_rate=audit.shadow_learning_rate,
         ),
         relearn=RelearnOptions(
-            learning_rates=(audit.relearn_learning_rate,),
+            learning_rates=numbers(audit.relearn_learning_rates)
+            or (audit.relearn_learning_rate,),
+            images_per_class=tuple(map(int, numbers(audit.relearn_images))),
             steps=audit.relearn_max_steps,
             every=audit.relearn_every,
             level=audit.relearn_level,
         ),
+        probe=ProbeOptions(depths=audit.probe_depths),
     )
 
 
 def initial_variables(model, key: jax.Array):
-    """Fresh variables of a model of the zoo."""
+    """Fresh variables of a model."""
     return jax.jit(model.init)(key, jnp.zeros((1, *model.input_shape)))

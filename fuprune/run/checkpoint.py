@@ -162,11 +162,17 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
 
     Args:
       path: a directory that a run wrote under `models/`, or a safetensors file.
-      **options: `conv` and `dtype`, as in `fuprune.models.create`.
+      **options: `conv`, `dtype` and `factory`, as in `load_safetensors`.
 
     Example:
-      >>> model, variables = fuprune.load("runs/quickstart/models/class_pruning")
-      >>> logits = model.apply(variables, images)
+      >>> import tempfile, jax, jax.numpy as jnp, fuprune
+      >>> images = jnp.zeros((1, 8, 8, 1))
+      >>> model = fuprune.create("resnet8", num_classes=10, input_shape=(8, 8, 1))
+      >>> folder = tempfile.mkdtemp()
+      >>> fuprune.save_model(folder, model, model.init(jax.random.key(0), images))
+      >>> model, variables = fuprune.load(folder)
+      >>> model.apply(variables, images, train=False).shape
+      (1, 10)
     """
     path = Path(path)
     file = path / MODEL_FILE if path.is_dir() else path

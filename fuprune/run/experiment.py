@@ -21,8 +21,8 @@ from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune import typed_json
 from fuprune.files import write_whole
-from fuprune.models import zoo
-from fuprune.run import assembly, files, logs, models, processes, units
+from fuprune.report import prose, reading
+from fuprune.run import assembly, files, logs, models, processes, trackers, units
 from fuprune.run import machine as runtime
 from fuprune.run.progress import Progress, show_record
 from fuprune.run.record import (
@@ -46,6 +46,7 @@ from fuprune.run.training import (
     outcome_of,
     passes,
 )
+from fuprune.surgery import rebuild
 from fuprune.unlearning.methods import METHODS
 
 
@@ -75,7 +76,7 @@ def run(
     workdir = Path(workdir)
     machine = runtime.start(
         backend=config.runtime.backend,
-        conv=config.runtime.conv,
+        conv=assembly.convolutions(config),
         devices=config.runtime.devices,
         compilation_cache=config.runtime.compilation_cache,
         cohort=config.train.cohort,
@@ -111,8 +112,8 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     federation = assembly.make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
+    model = assembly.make_model(config, federation, machine)
     if "audit" in configuration.phases(config):
-        model = assembly.make_model(config, federation, machine)
         models.check(config, model, [unit.name for unit in units.unlearn_units(config)])
     hopeless = units.hopeless_methods(config, federation, machine)
     main = machine.is_main
@@ -139,6 +140,9 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             board = logs.TensorBoardLog(workdir / "tensorboard")
             stack.callback(board.close)
             on_row = (*on_row, board)
+        for tracker in _trackers(config, workdir) if main else ():
+            stack.callback(tracker.close)
+            on_row = (*on_row, tracker.on_row)
         for method, reason in hopeless.items():
             progress.note(f"Warning: {method} will stop: {reason}.")
         yield Run(
@@ -154,6 +158,17 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             on_row,
             progress,
             stop,
+        )
+
+
+def _trackers(config, workdir: Path) -> Iterator[trackers.Tracker]:
+    """The services that the config names, each told the whole config."""
+    name, values = workdir.resolve().name, configuration.flatten(config)
+    if config.runtime.mlflow:
+        yield trackers.mlflow(config.runtime.mlflow, name=name, parameters=values)
+    if config.runtime.wandb:
+        yield trackers.wandb(
+            config.runtime.wandb, name=name, parameters=values, directory=workdir
         )
 
 
@@ -194,7 +209,7 @@ def _run_phases(this: Run) -> RunRecord | None:
         for name, epsilon in units.privacy_units(config):
             work = functools.partial(units.privacy_point, epsilon=epsilon)
             finish_unit(this, name, PrivacyPoint, work)
-        if units.cut_outcome(this) is not None:
+        if units.has_maps(this):
             finish_unit(this, "feature_maps", FeatureMapsRow, units.feature_maps)
         record = _write_record(this)
         if this.runtime.is_main:
@@ -211,6 +226,11 @@ def _run_phases(this: Run) -> RunRecord | None:
         if "report" in wanted:
             this.progress.note(f"Report: {reporting.build(this.workdir)}")
         this.progress.note(f"Written: {this.workdir}")
+        if record is not None and record.methods:
+            # The audit may be of an earlier start of this run.
+            read = reading.read_run(this.workdir)
+            screen = prose.first_screen(read.record, read.audit)
+            this.progress.prose(f"\n{prose.as_text(screen)}")
     return record
 
 
@@ -229,7 +249,7 @@ def _write_record(this: Run) -> RunRecord | None:
         format=FORMAT,
         provenance=this.provenance,
         dataset=config.data.name,
-        model=zoo.spec(assembly.make_model(config, this.federation, this.runtime)),
+        model=rebuild.spec(assembly.make_model(config, this.federation, this.runtime)),
         classes=list(this.classes),
         class_names=list(this.federation.class_names),
         chosen_on=choice_split(this)[0],

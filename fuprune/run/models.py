@@ -53,7 +53,10 @@ def references(this: Run, names: Sequence[str]) -> list[Model]:
 
 def _load(this: Run, path) -> Model:
     return checkpoint.load(
-        path, conv=this.runtime.conv, dtype=assembly.compute_dtype(this.config)
+        path,
+        conv=this.runtime.conv,
+        dtype=assembly.compute_dtype(this.config),
+        factory=assembly.factory(this.config),
     )
 
 
@@ -68,10 +71,13 @@ def check(config, model, candidates) -> None:
     Raises:
       ConfigError: a model is missing, is for other data, or has a name that is taken.
     """
+    options = {"factory": assembly.factory(config)}
     for folder in retrained_models(config):
-        check_fit("audit.reference", folder, checkpoint.load(folder)[0], model)
+        saved, _ = checkpoint.load(folder, **options)
+        check_fit("audit.reference", folder, saved, model)
     for name, folder in further_models(config).items():
-        check_fit("audit.models", folder, checkpoint.load(folder)[0], model)
+        saved, _ = checkpoint.load(folder, **options)
+        check_fit("audit.models", folder, saved, model)
         if name in candidates or is_reserved(name):
             raise ConfigError(
                 f"audit.models names a model {name!r}, as the run itself does; give it "

@@ -26,7 +26,7 @@ class Progress:
     """Where the run is: a live line on a terminal, a plain one now and then elsewhere.
 
     Example:
-      >>> with Progress(whole_run_rounds=50) as progress:
+      >>> with Progress(mode="off", whole_run_rounds=50) as progress:
       ...     with progress.phase("pretrain", 50) as update:
       ...         for number in range(1, 51):
       ...             update(number, images=320, loss=1.5, accuracy=0.4)
@@ -83,6 +83,11 @@ class Progress:
         if not self._off:
             self._console.print(rich.text.Text(text))
 
+    def prose(self, text: str) -> None:
+        """Shows sentences, broken into lines at words."""
+        if not self._off:
+            self._console.print(rich.text.Text(text), soft_wrap=False)
+
     @contextlib.contextmanager
     def phase(
         self, name: str, rounds: int, *, first_round: int = 0
@@ -128,6 +133,34 @@ class Progress:
         finally:
             if self._live is not None and task is not None:
                 self._live.stop_task(task)
+
+    @contextlib.contextmanager
+    def steps(self, name: str, expected: int) -> Iterator[Callable[[str], None]]:
+        """Shows work that goes by named steps while it lasts.
+
+        Args:
+          name: of the work.
+          expected: about how many steps there will be; the bar grows if there are more.
+
+        Yields:
+          `update(text)`, to be called when a step begins.
+        """
+        task, begun = None, 0
+        if self._live is not None:
+            task = self._live.add_task(name, total=expected, status="")
+
+        def update(text: str) -> None:
+            nonlocal begun
+            begun += 1
+            if self._live is not None and task is not None:
+                total = max(expected, begun)
+                self._live.update(task, completed=begun - 1, total=total, status=text)
+            else:
+                self.note(f"{name}: {text}")
+
+        yield update
+        if self._live is not None and task is not None:
+            self._live.update(task, completed=begun, total=begun, status="")
 
     def _estimate(self, name: str, pace: "_Pace", rounds: int, done: int) -> str:
         left = max(self._whole_run_rounds, rounds) - done

@@ -137,7 +137,7 @@ class RunRecord(NamedTuple):
     format: int
     provenance: Provenance
     dataset: str
-    model: dict[str, Any]  # the uncut network, as `models.zoo.spec` describes it
+    model: dict[str, Any]  # the uncut network, as `surgery.rebuild.spec` has it
     classes: list[int]  # to forget, in their order
     class_names: list[str]
     chosen_on: str  # the split that targets and stops were judged on

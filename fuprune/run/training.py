@@ -21,11 +21,11 @@ from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation, make_evaluator
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record, iterate, reached
-from fuprune.models import zoo
 from fuprune.models.layers import loops_are_fast
 from fuprune.run import assembly, checkpoint, files, logs, processes, progress
 from fuprune.run import machine as runtime
 from fuprune.run.record import Provenance, StageRow
+from fuprune.surgery import rebuild
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.protocol import Stage
 
@@ -332,7 +332,7 @@ def _save(this: Run, unit: str, model, number, state, first_reached, store) -> N
         number,
         state,
         spec={
-            "model": zoo.spec(model),
+            "model": rebuild.spec(model),
             "metrics_offset": this.metrics.offset(),
             "rounds_to_target": first_reached,
         },
@@ -342,7 +342,7 @@ def _save(this: Run, unit: str, model, number, state, first_reached, store) -> N
 
 def _restore(this: Run, unit: str, model, state, store, params):
     """(round, state, first round at the target, store) to go on from, or None."""
-    where, spec = _folder(this, unit), zoo.spec(model)
+    where, spec = _folder(this, unit), rebuild.spec(model)
 
     def make_target(saved):
         if saved["model"] != spec:

@@ -18,7 +18,6 @@ from fuprune import typed_json
 from fuprune.data.federated import drop_classes
 from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
-from fuprune.models import zoo
 from fuprune.run import assembly, checkpoint, files, models
 from fuprune.run.record import (
     AuditOutcome,
@@ -42,9 +41,10 @@ from fuprune.run.training import (
     stopping,
     train_unit,
 )
+from fuprune.surgery import layer_names
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
-from fuprune.unlearning.head import MASKED_LOGIT, set_rows
+from fuprune.unlearning.head import MASKED_LOGIT, head_name, set_rows
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
@@ -164,6 +164,7 @@ def hopeless_methods(config, federation, machine) -> dict[str, str]:
 def pretrain(this: Run, name: str) -> TrainedOutcome:
     """Train the raw model, or take one that was trained elsewhere."""
     config, train = this.config, this.config.train
+    model: Any
     if config.model.load:
         wanted = assembly.make_model(config, this.federation, this.runtime)
         model, variables = models.adopt(this, config.model.load, wanted)
@@ -193,12 +194,23 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
         variables = fit.state.variables
     checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
     judge, metric = make_judge(this, model), judged_name(this, "r_accuracy")
-    masked = set_rows(variables, this.classes, bias=MASKED_LOGIT)
+    try:
+        head = _head(model, variables).get("head", "")
+        masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
+    except UnlearnError:  # A network without a dense layer, or its bias, at its end.
+        masked = None
     return TrainedOutcome(
         measure(this, "raw", Stage("raw", model, variables)),
         judge(variables).get(metric),
-        judge(masked).get(metric),
+        None if masked is None else judge(masked).get(metric),
     )
+
+
+def _head(model, variables) -> dict[str, str]:
+    """The option of methods that names the last layer, if the network has one."""
+    images = jax.ShapeDtypeStruct((2, *model.input_shape), np.float32)
+    name = head_name(model, variables, images)
+    return {} if name is None else {"head": name}
 
 
 class _Stopwatch:
@@ -247,6 +259,8 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     options = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
+    if "head" in METHODS[method].options:
+        options |= _head(model, variables)
     if "history" in METHODS[method].options:
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
@@ -324,18 +338,28 @@ def cut_outcome(this: Run) -> UnlearnedOutcome | None:
     return None
 
 
+def has_maps(this: Run) -> bool:
+    """Whether channels of a convolution were cut, so that there are maps to show."""
+    outcome = cut_outcome(this)
+    if outcome is None:
+        return False
+    model, variables = models.load_saved(this, "raw", "pretrain")
+    return not outcome.cuts[0].scores.keys().isdisjoint(layer_names(model, variables))
+
+
 def feature_maps(this: Run, name: str) -> FeatureMapsRow:
     """Figure 2: what the most and the least telling channel see on real images."""
     model, variables = models.load_saved(this, "raw", "pretrain")
     outcome = cut_outcome(this)
     assert outcome is not None
     scores = outcome.cuts[0].scores
+    layers = layer_names(model, variables)
     chosen = telling_feature_maps(
         model,
         variables,
         this.federation.test,
         # From input to output, an order that a file does not keep.
-        {layer: scores[layer] for layer in zoo.layer_names(model)},
+        {layer: scores[layer] for layer in layers if layer in scores},
         target=this.classes[0],
         prepare=this.federation.prepare,
     )
@@ -396,20 +420,27 @@ def audit(this: Run, name: str) -> AuditOutcome:
         if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
     ]
     is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
+    judged = models.candidates(
+        this, [u.name for u in units if not is_reference[u.name] and not u.seed]
+    )
+    references = models.references(
+        this, [u.name for u in units if is_reference[u.name]]
+    )
     steps: list[str] = []
+    # Every model, the raw and a random one included, has its outputs taken and is
+    # looked at by probes and by relearning; the other kinds are a step each.
+    expected = 3 * (len(judged) + len(references) + 2) + len(auditing.KINDS)
+    with this.progress.steps(name, expected) as show:
 
-    def on_step(text: str) -> None:
-        steps.append(text)
-        this.progress.note(f"audit: {text}")
-        if stopping(this):
-            raise StopRequested
+        def on_step(text: str) -> None:
+            steps.append(text)
+            show(text)
+            if stopping(this):
+                raise StopRequested
 
-    with this.progress.phase(name, 0):
         report = auditing.audit(
-            models.candidates(
-                this, [u.name for u in units if not is_reference[u.name] and not u.seed]
-            ),
-            models.references(this, [u.name for u in units if is_reference[u.name]]),
+            judged,
+            references,
             models.load_saved(this, "raw", "pretrain"),
             data,
             this.classes,

@@ -44,6 +44,11 @@ class SlimNetwork:
         """By value, computed once: the cuts are long."""
         return self._hash
 
+    @property
+    def num_classes(self) -> int:
+        """Columns of the logits, if the uncut network says them."""
+        return self.base.num_classes
+
     def init(self, key, images, train: bool = False) -> Variables:
         """Fresh variables: those of the uncut network, cut."""
         return self.cut(self.base.init(key, images, train=train))
@@ -129,6 +134,19 @@ class PinnedNetwork:
     base: Any  # the network, adapted
     cuts: PathCuts  # what is left of each variable
     input_shape: tuple[int, ...]  # (H, W, C) of one image
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.base, self.cuts, self.input_shape))
+
+    def __hash__(self) -> int:
+        """By value, computed once: the cuts are long."""
+        return self._hash
+
+    @property
+    def num_classes(self) -> int:
+        """Columns of the logits, if the network says them."""
+        return self.base.num_classes
 
     def init(self, key, images, train: bool = False) -> Variables:
         """Fresh variables, masked."""

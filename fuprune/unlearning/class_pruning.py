@@ -139,6 +139,7 @@ def class_pruning(
     backend: str = "auto",
     mesh=None,
     surgery: str = "compact",
+    dense: bool = False,
     clip: float | None = None,
     protect: Protect | None = None,
     privacy: Mapping[str, Any] | None = None,
@@ -155,7 +156,7 @@ def class_pruning(
       key: chooses the participants and seeds the fine-tuning.
       fine_tune: see `protocol.FineTune`.
       rate: R, the share of channels cut for each class.
-      num_classes: |U|; as many as the head has by default.
+      num_classes: how many classes there are, U; as many as the head has by default.
       scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
       order: `highest` (the paper), `lowest` (the released code) or `random`.
       min_channels: channels left in every layer, whatever R says.
@@ -169,6 +170,7 @@ def class_pruning(
       backend: how clients are iterated.
       mesh: devices for `shard_map`; all by default.
       surgery: `compact` really removes channels, `mask` zeroes them.
+      dense: cut hidden units of dense layers, too, of a network that is not of the zoo.
       clip: see `class_activations`.
       protect: turns the uploads into what the server sees (secure summation, noise).
       privacy: the accountant's statement about `protect`, for the notes.
@@ -190,7 +192,8 @@ def class_pruning(
         participants = choose_participants(capture_key, data, number)
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
     reading: dict[str, Any] = dict(preprocess=preprocess, backend=backend, mesh=mesh)
-    reading |= dict(num_classes=num_classes, batch_size=batch_size, clip=clip)
+    reading |= dict(num_classes=num_classes, batch_size=batch_size)
+    reading |= dict(clip=clip, dense=dense)
     cohort = take_clients(data, participants)
     capture = _make_capture(cohort, example, protect, weighting, reading)
     terms = dict(scope=scope, order=order, min_channels=min_channels, idf=idf)
@@ -230,7 +233,13 @@ def _make_capture(cohort, example, protect: Protect | None, weighting, reading):
         seen: Any = collected.uploads if protect is None else protect(collected, key)
         merged = merge_activations(seen, weighting=weighting)
         # Forward order, by which ties are broken; trees come back in another.
-        names = layer_names(model, variables, example=example)
+        dense = reading["dense"]
+        names = layer_names(model, variables, example=example, dense=dense)
+        if not names:
+            raise UnlearnError(
+                "the network has no convolution whose channels could be cut; set "
+                "prune.dense to cut the units of its dense layers."
+            )
         activations = {layer: merged[layer] for layer in names}
         notes: dict[str, Any] = {
             "participants": len(collected.clients),
@@ -278,7 +287,9 @@ def _live_channels(variables: Variables, activations) -> dict[str, np.ndarray]:
         module = variables["params"]
         for name in layer.split("/"):
             module = module[name]
-        kernel = np.asarray(jax.device_get(module.get("conv", module)["kernel"]))
+        if isinstance(module, Mapping):
+            module = module.get("conv", module)["kernel"]
+        kernel = np.asarray(jax.device_get(module))
         alive = np.any(kernel != 0, axis=tuple(range(kernel.ndim - 1)))
         live[layer] = np.flatnonzero(alive) if alive.any() else np.arange(a.shape[1])
     return live

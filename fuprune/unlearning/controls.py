@@ -12,7 +12,12 @@ import jax
 from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.class_pruning import class_pruning
-from fuprune.unlearning.head import MASKED_LOGIT, head_classes, set_rows
+from fuprune.unlearning.head import (
+    MASKED_LOGIT,
+    head_classes,
+    layer_of,
+    set_rows,
+)
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -60,7 +65,7 @@ def zero_class_row(
     """
     del data, key, fine_tune
     classes = check_classes(classes, head_classes(variables, head))
-    has_bias = "bias" in variables["params"][head]
+    has_bias = "bias" in layer_of(variables["params"], head.split("/"))
     zeroed = set_rows(
         variables, classes, kernel=0.0, bias=0.0 if has_bias else None, head=head
     )

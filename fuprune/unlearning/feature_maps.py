@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.surgery import capture
+
 MIN_SIDE = 4  # pixels
 
 
@@ -77,6 +79,8 @@ def convolution_output(model, variables, images, layer: str) -> Any:
 
     @jax.jit
     def run(variables, images):
+        if not hasattr(model, "wiring"):
+            return capture(model, variables, images)[layer]
         _, captured = model.apply(
             variables,
             images,
@@ -95,6 +99,8 @@ def _map_sides(model, variables, image) -> dict[str, int]:
     """Height of every convolution's output, without computing any."""
 
     def run(variables, image):
+        if not hasattr(model, "wiring"):
+            return capture(model, variables, image)
         _, captured = model.apply(
             variables,
             image,

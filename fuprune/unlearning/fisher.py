@@ -6,6 +6,7 @@ remaining data do not care. `variant="paper"` is Eq. 1 with its Newton step;
 `variant="golatkar"` is what Golatkar et al. (2020) released.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from fuprune.unlearning.client_sums import (
     make_loss_sum,
     on_server,
 )
-from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.head import change_layer, head_classes
 from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -282,9 +283,10 @@ def released_noise(
     Returns:
       `(mean, variance)`, like `params`.
     """
+    place = tuple(head.split("/"))
 
     def variance_of(path, fisher):
-        in_head = path[0].key == head
+        in_head = tuple(key.key for key in path[:-1]) == place
         limit = max_variance / LOUDER if in_head else max_variance
         variance = jnp.minimum(alpha / (fisher + EPSILON), limit)
         if fisher.ndim > 1:
@@ -297,11 +299,14 @@ def released_noise(
     mean = dict(params)
     if reset_row:
         rows = jnp.asarray(classes)
-        mean[head] = jax.tree.map(lambda w: w.at[..., rows].set(0.0), params[head])
-        variance[head] = jax.tree.map(
-            lambda v: v.at[..., rows].set(ROW_VARIANCE), variance[head]
-        )
+        for tree, value in ((mean, 0.0), (variance, ROW_VARIANCE)):
+            change = functools.partial(_set_rows, rows=rows, value=value)
+            tree |= change_layer(tree, place, change)
     return mean, variance
+
+
+def _set_rows(layer, rows, value):
+    return jax.tree.map(lambda leaf: leaf.at[..., rows].set(value), layer)
 
 
 def _add_noise(key, params, diagonal, mean, variance):

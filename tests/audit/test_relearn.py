@@ -2,9 +2,9 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.audit.relearn import Curve, looks, relearn
+from fuprune.audit import RelearnOptions
+from fuprune.audit.relearn import Curve, looks, make_lesson, make_settings, relearn
 from fuprune.audit.training import batch_rows, sgd_step
-from fuprune.data.dataset import Dataset
 from tests.audit.conftest import FORGOTTEN, OPTIONS, run_audit
 
 
@@ -18,10 +18,8 @@ def relearned(world):
         options = {"every": 2, "learning_rate": 0.002, "reset": True, **options}
         return relearn(
             (world.model, variables),
-            train,
-            options.pop("rows", rows),
-            Dataset(test.images[chosen], test.labels[chosen]),
-            preprocess,
+            make_lesson(train, options.pop("rows", rows), preprocess),
+            (preprocess(test.images[chosen]), test.labels[chosen]),
             classes=(FORGOTTEN,),
             **options,
         )
@@ -68,6 +66,16 @@ def test_a_level_never_reached_has_no_time():
     curve = Curve(np.array([0, 2, 4]), np.array([[0, 0], [1, 0], [1, 0]], bool))
     assert curve.steps_to(0.5) == 2
     assert curve.steps_to(0.9) is None
+
+
+def test_grid_crosses_images_amounts_and_rates():
+    options = RelearnOptions(images_per_class=(1, 10), learning_rates=(0.01, 0.1))
+    settings = make_settings(options)
+    taught = [s for s in settings if s.images in ("all", "forgotten")]
+    assert len(taught) == len(set(taught)) == 8
+    # How many images of the other classes there are hardly matters.
+    retained = [s[1:] for s in settings if s.images == "retained"]
+    assert retained == [(10, 0.01), (10, 0.1)]
 
 
 def test_looks_are_close_at_first_and_end_with_the_last_step():

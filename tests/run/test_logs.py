@@ -147,6 +147,32 @@ def test_progress_that_is_off_says_nothing():
     assert run_phase(io.StringIO(), rounds=50, seconds=1.0, mode="off") == ""
 
 
+def test_steps_fill_a_bar_that_grows_past_its_guess():
+    stream = Terminal()
+    shown = progress.Progress(stream=stream)
+    with shown, shown.steps("audit", 2) as update:
+        for text in ("outputs of raw", "probes, raw", "relearning, raw"):
+            update(text)
+            shown._live.refresh()
+    text = stream.getvalue()
+    assert "0/2" in text and "1/2" in text and "2/3" in text and "3/3" in text
+    assert "relearning, raw" in text
+
+
+def test_steps_are_plain_lines_elsewhere():
+    stream = io.StringIO()
+    with progress.Progress(stream=stream).steps("audit", 2) as update:
+        update("accuracy")
+    assert stream.getvalue() == "audit: accuracy\n"
+
+
+def test_prose_is_broken_at_words():
+    stream = io.StringIO()
+    progress.Progress(stream=stream).prose("a long word " * 20)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 80
+
+
 def test_first_rounds_give_the_time_of_the_whole_run():
     text = run_phase(io.StringIO(), rounds=10, seconds=36.0, whole_run_rounds=104)
     said = [line for line in text.splitlines() if "take about" in line]

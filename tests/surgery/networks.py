@@ -23,6 +23,7 @@ class Case(NamedTuple):
     make: Callable[[], Any]  # a Linen or NNX module
     dense: bool = False  # whether dense layers are cut as well
     whole: int = 0  # primitives that may run on whole operands
+    share: float = 0.62  # of the parameters that may be left at 60% of the channels
 
 
 class ProjectionBlock(nn.Module):
@@ -270,7 +271,8 @@ NETWORKS = {
     "mobilenet": Case(MobileNet),
     "convnext": Case(ConvNeXt, dense=True),
     "group_norm": Case(GroupNormNet, whole=6),
-    "vit": Case(ViT, dense=True),
+    # Attention is not cut, and keeps the stream whole: only hidden units go.
+    "vit": Case(ViT, dense=True, share=0.7),
     "nnx": Case(lambda: NNXNet(nnx.Rngs(0))),
     "flax_resnet18": Case(partial(resnet18, 4)),
     "flax_resnet50": Case(partial(resnet50, 4)),

@@ -108,7 +108,7 @@ def check(name):
     sizes = [
         sum(x.size for x in jax.tree.leaves(v["params"])) for v in (cut, variables)
     ]
-    assert sizes[0] < 0.62 * sizes[1]
+    assert sizes[0] < case.share * sizes[1]
     program, cuts = cutting.program_of(small, cut, images)
     assert len(trace.examine(program, cuts)[1].whole) <= case.whole
     assert hash(small) == hash(

@@ -1,0 +1,163 @@
+"""Networks that a user brings by name: `my_package.nets:make_model`.
+
+The factory takes `num_classes` and `input_shape` and returns anything that
+`models.adapt` takes. Importing a module runs its code, so a module is imported only if
+the person who runs the program names it; a name that is found in a file never is.
+"""
+
+import dataclasses
+import functools
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fuprune.errors import InputError
+from fuprune.models.adapt import adapt
+from fuprune.models.zoo import check_sizes
+
+FACTORY_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+Factory = str | Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class BroughtNetwork:
+    """A network that a factory made, in the form that `models.adapt` describes."""
+
+    network: Any  # adapted
+    factory: str  # module:name
+    num_classes: int
+    input_shape: tuple[int, int, int]  # (H, W, C) of one image
+
+    def init(self, key, images, train: bool = False):
+        """Fresh variables."""
+        return self.network.init(key, images, train=train)
+
+    def apply(
+        self,
+        variables,
+        images,
+        train: bool = False,
+        mask=None,
+        *,
+        mutable: Any = False,
+        rngs=None,
+        **options,
+    ) -> Any:
+        """Logits [B, U], and the updated collections if `mutable` names any."""
+        options |= {"mutable": mutable} if mutable else {}
+        options |= {"rngs": rngs} if rngs else {}
+        return self.network.apply(variables, images, train=train, mask=mask, **options)
+
+
+def is_factory_name(name: str) -> bool:
+    """Whether a name is of the form `package.module:factory`."""
+    return FACTORY_NAME.fullmatch(name) is not None
+
+
+def bring(
+    factory: Factory, *, num_classes: int, input_shape: tuple[int, int, int]
+) -> BroughtNetwork:
+    """Returns the network of a factory, after a check of what it gives.
+
+    Args:
+      factory: a function of `num_classes` and `input_shape`, or its name
+        `package.module:factory`, which is imported from the working directory or the
+        installed packages.
+      num_classes: columns of the logits.
+      input_shape: (H, W, C) of one image.
+
+    Raises:
+      InputError: the factory is missing or fails, or its network does not map images
+        [B, H, W, C] to logits [B, num_classes].
+    """
+    shape = check_sizes(num_classes, input_shape)
+    function = _find(factory) if isinstance(factory, str) else factory
+    return _bring(function, _name_of(factory), int(num_classes), shape)
+
+
+def _name_of(factory: Factory) -> str:
+    if isinstance(factory, str):
+        return factory
+    module = getattr(factory, "__module__", type(factory).__module__)
+    return f"{module}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
+
+
+# One network for each call, so that what is compiled for it is found again even if the
+# network itself, such as a function made in the factory, equals no other.
+@functools.lru_cache(maxsize=64)
+def _bring(function, name, num_classes, shape) -> BroughtNetwork:
+    call = f"{name}(num_classes={num_classes}, input_shape={shape})"
+    try:
+        network = adapt(function(num_classes=num_classes, input_shape=shape))
+    except Exception as error:
+        raise InputError(f"{call} failed: {_one_line(error)}") from error
+    images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    try:
+        variables = jax.eval_shape(network.init, jax.random.key(0), images)
+        logits = jax.eval_shape(
+            lambda v, x: network.apply(v, x, train=False), variables, images
+        )
+    except Exception as error:
+        raise InputError(
+            f"the network of {call} does not take images of shape "
+            f"{list(images.shape)}: {_one_line(error)}"
+        ) from error
+    seen = getattr(logits, "shape", None)
+    if seen != (2, num_classes):
+        what = type(logits).__name__ if seen is None else f"an array {list(seen)}"
+        raise InputError(
+            f"the network of {call} maps images {list(images.shape)} to {what}, but "
+            f"must give logits [2, {num_classes}], a column for each class."
+        )
+    if "params" not in variables:
+        raise InputError(
+            f"the network of {call} has variables {sorted(variables)}, but must have "
+            "its trained ones under 'params'."
+        )
+    return BroughtNetwork(network, name, num_classes, shape)
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """Imports a factory."""
+    if not is_factory_name(name):
+        raise InputError(f"factory is {name!r}, but must be package.module:factory.")
+    home, _, attribute = name.partition(":")
+    here = os.getcwd()
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name and (home == error.name or home.startswith(f"{error.name}.")):
+            raise InputError(
+                f"model.name is {name!r}, but there is no module {error.name} in "
+                f"{here} or among the installed packages."
+            ) from error
+        raise InputError(f"importing {home} failed: {_one_line(error)}") from error
+    except Exception as error:
+        raise InputError(f"importing {home} failed: {_one_line(error)}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        own = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == home
+        ]
+        raise InputError(
+            f"model.name is {name!r}, but the module {home} has no function "
+            f"{attribute}; it has {', '.join(own[:8]) or 'none'}."
+        )
+    return function
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else f"{text[:300]}..."
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,114 @@
+"""Rows of metrics.jsonl as they are written, sent to MLflow or Weights & Biases.
+
+Each function returns a `Tracker`: a function for `on_row`, and one that ends it. A
+metric is called `phase/name`, as in TensorBoard. Both packages are extras and are
+imported here only.
+"""
+
+import math
+import numbers
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fuprune.errors import FupruneError
+
+Row = Mapping[str, Any]
+
+
+class Tracker(NamedTuple):
+    """What follows a run."""
+
+    on_row: Callable[[Row], None]
+    close: Callable[[], None]
+
+
+def metrics_of(row: Row) -> dict[str, float]:
+    """The finite numbers of a row, each under `phase/name`."""
+    return {
+        f"{row.get('phase', 'run')}/{name}": float(value)
+        for name, value in row.items()
+        if name != "round"
+        and isinstance(value, numbers.Real)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }
+
+
+def mlflow(
+    uri: str, *, name: str, parameters: Mapping[str, Any], experiment: str = "fuprune"
+) -> Tracker:
+    """Sends rows to an MLflow store.
+
+    Args:
+      uri: of the store, such as sqlite:///mlflow.db or http://host:5000.
+      name: of the run.
+      parameters: shown beside it, such as the flat configuration.
+      experiment: that the run belongs to; made if it does not exist.
+
+    Raises:
+      FupruneError: mlflow is not installed.
+    """
+    try:
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise _missing("mlflow") from error
+    client = MlflowClient(uri)
+    found = client.get_experiment_by_name(experiment)
+    home = found.experiment_id if found else client.create_experiment(experiment)
+    run = client.create_run(home, run_name=name).info.run_id
+    told = [Param(key, str(value)) for key, value in parameters.items()]
+    for start in range(0, len(told), 100):  # as many as a store takes at once
+        client.log_batch(run, params=told[start : start + 100])
+
+    def on_row(row: Row) -> None:
+        step, now = int(row.get("round", 0)), int(1000 * time.time())
+        found = metrics_of(row).items()
+        client.log_batch(run, [Metric(key, value, now, step) for key, value in found])
+
+    return Tracker(on_row, lambda: client.set_terminated(run))
+
+
+def wandb(
+    project: str, *, name: str, parameters: Mapping[str, Any], directory: str | Path
+) -> Tracker:
+    """Sends rows to Weights & Biases; WANDB_MODE=offline keeps them on the disk.
+
+    Every phase has a round of its own as its horizontal axis, because phases count
+    from 1.
+
+    Args:
+      project: that the run belongs to.
+      name: of the run.
+      parameters: shown beside it, such as the flat configuration.
+      directory: where the package keeps its files.
+
+    Raises:
+      FupruneError: wandb is not installed.
+    """
+    try:
+        import wandb as package
+    except ImportError as error:
+        raise _missing("wandb") from error
+    run = package.init(
+        project=project, name=name, config=dict(parameters), dir=str(directory)
+    )
+    phases: set[str] = set()
+
+    def on_row(row: Row) -> None:
+        phase = str(row.get("phase", "run"))
+        if phase not in phases:
+            phases.add(phase)
+            run.define_metric(f"{phase}/*", step_metric=f"{phase}/round")
+        run.log({**metrics_of(row), f"{phase}/round": int(row.get("round", 0))})
+
+    return Tracker(on_row, run.finish)
+
+
+def _missing(package: str) -> FupruneError:
+    return FupruneError(
+        f"runtime.{package} is set, but {package} is not installed: "
+        f"pip install 'fuprune[{package}]'."
+    )

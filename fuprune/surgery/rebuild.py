@@ -1,0 +1,146 @@
+"""What rebuilds a model, as plain data: of the zoo, brought by a user, or cut.
+
+A spec is one of
+
+    {"name": "resnet20", "num_classes": ..., "channels": ..., ...}       of the zoo
+    {"factory": "package.module:factory", "num_classes": ..., "input_shape": ...}
+    {"base": <spec>, "input_shape": ..., "cuts": [...]}                  channels gone
+    {"base": <spec>, "input_shape": ..., "pinned": [...]}                channels zeroed
+
+It is data and never code: a factory that it names is used only if the caller gives it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fuprune.errors import InputError
+from fuprune.models import zoo
+from fuprune.models.brought import BroughtNetwork, Factory, bring
+from fuprune.surgery import slim, trace
+from fuprune.surgery.slim import PinnedNetwork, SlimNetwork
+
+MAX_DEPTH = 8  # of specs inside each other
+
+
+def spec(model: Any) -> dict[str, Any]:
+    """Returns what rebuilds a model with `from_spec`, fit for JSON.
+
+    Raises:
+      InputError: nothing does, because nobody said what makes the network.
+    """
+    if hasattr(model, "wiring"):
+        return zoo.spec(model)
+    if isinstance(model, BroughtNetwork):
+        return {
+            "factory": model.factory,
+            "num_classes": model.num_classes,
+            "input_shape": list(model.input_shape),
+        }
+    if isinstance(model, SlimNetwork):
+        return {"base": spec(model.base), **slim.spec(model)}
+    if isinstance(model, PinnedNetwork):
+        cuts = slim.spec(SlimNetwork(model.base, model.cuts, model.input_shape))
+        return {
+            "base": spec(model.base),
+            "input_shape": cuts["input_shape"],
+            "pinned": cuts["cuts"],
+        }
+    raise InputError(
+        f"model is a {type(getattr(model, 'module', model)).__name__}, and nothing "
+        "says how to make it again; make it with fuprune.bring(factory, "
+        "num_classes=..., input_shape=...)."
+    )
+
+
+def from_spec(
+    spec: Any,
+    *,
+    factory: Factory | None = None,
+    conv: str = "xla",
+    dtype: Any = jnp.float32,
+) -> Any:
+    """Returns the model that a spec describes, checking every value in it.
+
+    Args:
+      spec: what `spec` returned, perhaps read from a file.
+      factory: that of a network which a user brought: the function, or its name if the
+        module may be imported. Without it no module is imported, whatever the spec
+        says.
+      conv: implementation of the convolution, for a model of the zoo.
+      dtype: type the convolutions compute in, for a model of the zoo.
+    """
+    return _from_spec(spec, factory, conv, dtype, 0)
+
+
+def _from_spec(spec, factory, conv, dtype, depth):
+    if depth > MAX_DEPTH:
+        raise InputError(f"model spec is nested deeper than {MAX_DEPTH} levels.")
+    if isinstance(spec, dict) and "factory" in spec:
+        return _brought(spec, factory)
+    if not isinstance(spec, dict) or "base" not in spec:
+        return zoo.from_spec(spec, conv=conv, dtype=dtype)
+    kind = "pinned" if "pinned" in spec else "cuts"
+    if sorted(spec) != sorted(("base", "input_shape", kind)):
+        raise InputError(
+            f"model spec has {sorted(spec)}, but must have base, input_shape and cuts."
+        )
+    base = _from_spec(spec["base"], factory, conv, dtype, depth + 1)
+    try:
+        cut = slim.from_spec(
+            base, {"input_shape": spec["input_shape"], "cuts": spec[kind]}
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"model spec has {kind} that cannot be read: {type(error).__name__}."
+        ) from error
+    _check_places(cut)
+    if kind == "cuts":
+        return cut
+    return PinnedNetwork(cut.base, cut.cuts, cut.input_shape)
+
+
+def _brought(spec, factory) -> BroughtNetwork:
+    if sorted(spec) != ["factory", "input_shape", "num_classes"]:
+        raise InputError(
+            f"model spec has {sorted(spec)}, but must have factory, num_classes and "
+            "input_shape."
+        )
+    named = spec["factory"]
+    if not isinstance(named, str):
+        raise InputError(f"model spec has factory {named!r:.80}, but must name one.")
+    if factory is None or isinstance(factory, str) and factory != named:
+        given = "none was given" if factory is None else f"{factory!r} was given"
+        raise InputError(
+            f"the model is made by the factory {named[:200]!r}, which a file may not "
+            f"have imported, and {given}; if you trust that code, pass "
+            "factory= its name, or set model.name to it in a run."
+        )
+    return bring(
+        factory,
+        num_classes=zoo.integer(spec["num_classes"], "num_classes"),
+        input_shape=zoo.integers(spec["input_shape"], "input_shape"),  # type: ignore
+    )
+
+
+def _check_places(cut: SlimNetwork) -> None:
+    """Refuses cuts of variables that the uncut network does not have."""
+    said = getattr(cut.base, "input_shape", cut.input_shape)
+    if tuple(said) != cut.input_shape:
+        raise InputError(
+            f"model spec cuts a network for {cut.input_shape} images, but its base is "
+            f"for {tuple(said)}."
+        )
+    images = jax.ShapeDtypeStruct((1, *cut.input_shape), jnp.float32)
+    variables = jax.eval_shape(cut.base.init, jax.random.key(0), images)
+    pairs, _ = jax.tree_util.tree_flatten_with_path(variables)
+    shapes = {trace.names(path): tuple(leaf.shape) for path, leaf in pairs}
+    for path, shape, _ in cut.cuts:
+        if shapes.get(path) != shape and not isinstance(cut.base, SlimNetwork):
+            raise InputError(
+                f"model spec cuts {'/'.join(path)[:200]} of shape {list(shape)}, but "
+                f"the network has {list(shapes.get(path, ())) or 'none'} there."
+            )

@@ -1,0 +1,66 @@
+"""Rows arrive in MLflow and Weights & Biases, both without any network."""
+
+import sys
+
+import pytest
+
+from fuprune import config
+from fuprune.errors import FupruneError
+from fuprune.run import trackers
+
+ROWS = [
+    {"phase": "pretrain", "round": 1, "loss": 2.0, "converged": False},
+    {"phase": "pretrain", "round": 2, "loss": 1.0, "accuracy": float("nan")},
+    {"phase": "unlearn/class_pruning", "round": 1, "loss": 0.5, "note": "cut"},
+]
+
+
+def test_metrics_are_the_finite_numbers_of_a_row():
+    assert [trackers.metrics_of(row) for row in ROWS] == [
+        {"pretrain/loss": 2.0},
+        {"pretrain/loss": 1.0},
+        {"unlearn/class_pruning/loss": 0.5},
+    ]
+
+
+def test_mlflow_store_holds_the_rows(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    values = config.flatten(config.quickstart())
+    tracker = trackers.mlflow(uri, name="a", parameters=values)
+    for row in ROWS:
+        tracker.on_row(row)
+    tracker.close()
+    client = MlflowClient(uri)
+    home = client.get_experiment_by_name("fuprune")
+    assert home is not None
+    (run,) = client.search_runs([home.experiment_id])
+    assert run.data.params == {key: str(value) for key, value in values.items()}
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "pretrain/loss")
+    assert [(point.step, point.value) for point in history] == [(1, 2.0), (2, 1.0)]
+    assert run.data.metrics["unlearn/class_pruning/loss"] == 0.5
+
+
+def test_wandb_keeps_the_rows_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = trackers.wandb(
+        "fuprune", name="a", parameters={"train.rounds": 2}, directory=tmp_path
+    )
+    for row in ROWS:
+        tracker.on_row(row)
+    tracker.close()
+    (stored,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    content = stored.read_bytes()
+    assert b"pretrain/loss" in content and b"unlearn/class_pruning/loss" in content
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_missing_package_is_named_with_its_extra(monkeypatch, name):
+    for module in (name, "mlflow.entities"):
+        monkeypatch.setitem(sys.modules, module, None)
+    options = {"directory": "."} if name == "wandb" else {}
+    with pytest.raises(FupruneError, match=rf"pip install 'fuprune\[{name}\]'"):
+        getattr(trackers, name)("x", name="a", parameters={}, **options)
