@@ -264,7 +264,7 @@ def unknown_key(name: str) -> ConfigError:
     inside = [key for key in known if key.startswith(name.split(".", 1)[0] + ".")]
     if name in sections:
         return ConfigError(f"{name} is a group of keys; allowed: {', '.join(inside)}.")
-    start = f"unknown key {_shown(name)}; "
+    start = f"unknown key {_quoted(name)}; "
     if close:
         return ConfigError(f"{start}did you mean {' or '.join(close)}?")
     top = [key for key in known if "." not in key] + sections
@@ -280,7 +280,7 @@ def wrong_type(name: str, value: Any) -> ConfigError:
 
 def _refused(name: str, value: Any, allowed: str = "") -> ConfigError:
     allowed = allowed or KEYS[name].allowed.text
-    return ConfigError(f"{name} is {_shown(value)}; allowed: {allowed}.")
+    return ConfigError(f"{name} is {_quoted(value)}; allowed: {allowed}.")
 
 
 def _above(name: str, config: Config, limit: str, number: int) -> ConfigError:
@@ -316,7 +316,7 @@ def from_json(values: Mapping[str, Any]) -> Config:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"the stored configuration is {_shown(values)}; allowed: a dictionary."
+            f"the stored configuration is {_quoted(values)}; allowed: a dictionary."
         )
     config = default()
     for name, value in {**_before(), **flatten(values)}.items():
@@ -405,13 +405,13 @@ def _names(value: Any, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
             close = difflib.get_close_matches(given, known, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise ConfigError(
-                f"{name} names {_shown(given)}{hint}; allowed: all, or some of "
+                f"{name} names {_quoted(given)}{hint}; allowed: all, or some of "
                 f"{', '.join(known)}."
             )
     return tuple(dict.fromkeys(names))
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     """The value on one line, shortened, with nothing a terminal would obey."""
     text = ascii(value) if isinstance(value, str) else repr(value)
     text = text.encode("unicode_escape").decode() if not text.isprintable() else text

@@ -183,6 +183,7 @@ def _make_map(program: ClientProgram) -> CohortFn:
 
 def _in_turn(work, items):
     """`work(item) -> (total, each)` on items [M, ...]: totals summed, each stacked."""
+    # The sum needs a zero of the right shape before the first client has run.
     total, _ = jax.eval_shape(work, jax.tree.map(lambda x: x[0], items))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
 
@@ -211,6 +212,7 @@ def _make_wide(program: ClientProgram) -> CohortFn:
 
     def run(shared, clients):
         size, together = clients.length.shape[0], program.together
+        # Only the rest is a group of another size, which is another program.
         full = size - size % together
         outcomes = []
         if full:
@@ -243,6 +245,7 @@ def _one_group(program: ClientProgram, shared: Shared, clients: Client):
     def step(i, carry):
         new = step_together(shared, clients, carry, i)
 
+        # A step on padding would still move weights, by momentum and weight decay.
         def unless_through(new, old):
             return jnp.where((i < steps).reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
@@ -256,6 +259,7 @@ def _one_group(program: ClientProgram, shared: Shared, clients: Client):
 
 def _make_loop(program: ClientProgram) -> CohortFn:
     """Host loop: XLA:CPU convolutions are many times faster outside `while` loops."""
+    # The carry is a model and its optimiser: donated, a step needs no second copy.
     init, step = jax.jit(program.init), jax.jit(program.step, donate_argnums=2)
     finish = jax.jit(program.finish)
     add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
@@ -266,6 +270,7 @@ def _make_loop(program: ClientProgram) -> CohortFn:
         place = (device, x.shape, x.dtype)
         held = pools.get(place)
         if held is None or held[0]() is not x:
+            # Weak, so that a dataset which nobody uses is freed with its copies.
             source = weakref.ref(x, lambda gone: drop(place, gone))
             held = pools[place] = (source, jax.device_put(x, device))
         return held[1]
@@ -308,6 +313,7 @@ def _make_loop(program: ClientProgram) -> CohortFn:
             for d, (client, carry) in enumerate(zip(here, carries, strict=True)):
                 total, each[start + d] = finish(local[d], client, carry)
                 totals[d] = total if totals[d] is None else add(totals[d], total)
+        # Devices have added up their own clients; their few totals meet on the first.
         home = devices[0]
         gathered = [jax.device_put(t, home) for t in totals if t is not None]
         total = gathered[0]
@@ -326,7 +332,7 @@ def _make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
     holds only its own clients' images): then the cohort's images travel once, by an
     `all_to_all`, for as many clients at a time as `EXCHANGE_BYTES` has room for. What
     is kept of each client is gathered on every device when the mesh spans processes,
-    for no process could read the others' part.
+    because no process could read the others' part.
     """
     replicated, by_client = P(), P(AXIS)
     here = jax.process_index()

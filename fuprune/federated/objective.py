@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.errors import InputError
+from fuprune.kernels.normalisation import at_least_float32
 from fuprune.models.adapt import adapt
-from fuprune.models.layers import at_least_float32
 
 
 class Objective(NamedTuple):

@@ -104,6 +104,7 @@ def batch_norm(
             inputs, scale, bias, mask, residual, relu=relu, epsilon=epsilon,
             places=places, residual_places=residual_places, width=width,
         )  # fmt: skip
+    # The mask is data, not a parameter: the primitives have no gradient for it.
     weight = jax.lax.stop_gradient(_weight(inputs, mask))
     operands = library.vary_alike(inputs, scale, bias, weight, *operands[3:])
     results = _forward_p.bind(
@@ -158,7 +159,7 @@ def moments(inputs, mask=None):
       mask: [N], or [N, C] where channels differ in it, nonzero for the examples that
         count; None if all do. Where none does, the mean is 0 and the variance 1.
     """
-    values = _at_least_float32(inputs)
+    values = at_least_float32(inputs)
     if mask is None:
         mean = jnp.mean(values, axis=(0, 1, 2))
         square = jnp.mean(values * values, axis=(0, 1, 2))
@@ -178,11 +179,12 @@ def moments(inputs, mask=None):
 def normalise(inputs, mean, variance, scale, bias, epsilon):
     """Inputs [..., C] with those moments taken out, scaled and shifted; same type."""
     factor = scale * jax.lax.rsqrt(variance + epsilon)
-    outputs = _at_least_float32(inputs) * factor + (bias - mean * factor)
+    outputs = at_least_float32(inputs) * factor + (bias - mean * factor)
     return outputs.astype(inputs.dtype)
 
 
-def _at_least_float32(values):
+def at_least_float32(values):
+    """Values in float32, or in float64 if that is what they are."""
     return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
@@ -210,6 +212,7 @@ def _tangent(
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
     kept = jnp.where((weight != 0)[:, None, None, None], d_data, 0.0)
     d_mean = jnp.sum(kept, axis=(0, 1, 2)) / pixels
+    # Padding has no part in the moments but is normalised by them like the rest.
     centred = jnp.where((weight != 0)[:, None, None, None], data - mean, 0.0)
     d_variance = 2.0 * jnp.sum(centred * d_data, axis=(0, 1, 2)) / pixels
     inverse = jax.lax.rsqrt(variance + epsilon)
@@ -240,6 +243,7 @@ def _backward(
     product = jnp.sum(d_output * (data - mean), axis=(0, 1, 2))
     d_variance = d_variance - 0.5 * inverse * inverse * factor * product
     d_mean = d_mean - factor * d_bias
+    # Each real pixel moved both moments, and through them every output.
     through_moments = (d_mean + 2.0 * (data - mean) * d_variance) / pixels
     d_data = d_output * factor + jnp.where(
         (weight != 0)[:, None, None, None], through_moments, 0.0
@@ -275,6 +279,7 @@ def _make_primitive(
 
     primitive.def_abstract_eval(abstract)
 
+    # Outside of jit a primitive has to run by itself; compiled, it takes the kernel.
     @functools.partial(jax.jit, static_argnames="static")
     def run(*operands, static):
         return primitive.bind(*operands, **dict(static))
@@ -287,6 +292,7 @@ def _make_primitive(
     if target is not None:
 
         def lower(context, *operands, **static):
+            # Decided here, because only now is the platform known.
             if not library.ready():
                 return lower_to_xla(context, *operands, **static)
             library.share_cores()
@@ -316,6 +322,8 @@ def _make_primitive(
 
     batching.primitive_batchers[primitive] = batch
 
+    # The kernel's results, with the tangents of the same function in JAX: enough for
+    # derivatives of any order.
     def differentiate(primals, tangents, **static):
         results = primitive.bind(*primals, **static)
         _, tangents = jax.jvp(

@@ -160,7 +160,7 @@ class Norm(nn.Module):
         group = np.asarray(self.outputs) // (self.width // NUM_GROUPS)
         member = jnp.asarray(np.eye(NUM_GROUPS, dtype=np.float32)[group])  # [C, G]
         live = member * alive[:, None]
-        values = at_least_float32(inputs)
+        values = normalisation.at_least_float32(inputs)
         channel_mean = jnp.mean(values, axis=(1, 2))  # [B, C]
         channel_square = jnp.mean(values * values, axis=(1, 2))
         live = live / jnp.maximum(jnp.sum(live, axis=0), 1.0)
@@ -185,6 +185,7 @@ def moving_average(running, moment, some):
 
 def without_dead_channels(scale, bias):
     """Scale and bias that pass no gradient to dead channels, and which are alive."""
+    # Zero is exact here: only surgery writes it, and no optimiser comes back to it.
     alive = jax.lax.stop_gradient((scale != 0) | (bias != 0))
     return jnp.where(alive, scale, 0.0), jnp.where(alive, bias, 0.0), alive
 
@@ -268,11 +269,6 @@ class ConvolutionalNetwork(nn.Module):
                 f" {tuple(self.input_shape)}; create it with that input_shape."
             )
         return images.astype(self.dtype)
-
-
-def at_least_float32(values):
-    """Values in float32, or in float64 if that is what they are."""
-    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
 def convolution(name: str) -> Callable:

@@ -10,11 +10,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fuprune.kernels.normalisation import at_least_float32
 from fuprune.models.layers import (
     ConvNorm,
     ConvolutionalNetwork,
     Wiring,
-    at_least_float32,
     wire,
 )
 

@@ -263,6 +263,7 @@ def train_unit(
         key=key,
         cohort_size=config.train.cohort,
         rounds=budget.rounds,
+        # A resumed unit that had reached its target has nothing left to train.
         start=budget.rounds if is_over else start,
         evaluate=judge,
         evaluate_every=budget.is_due,
@@ -282,13 +283,15 @@ def train_unit(
                     server=assembly.server_step(config),
                 )
             _log(this, unit, step.record)
+            # From one record to the next, so that no part of a round goes untimed.
             seconds, clock = time.monotonic() - clock, time.monotonic()
             images = int(step.record.metrics["examples"]) * passes(config)
             this.timings.record(unit, number, seconds, images)
-            update(number, images=images, **_shown(step.record.metrics))
+            update(number, images=images, **_displayed(step.record.metrics))
             if first_reached is None and reached(step.record, budget.target, metric):
                 first_reached = number
             is_over = budget.stops and first_reached is not None
+            # A request to stop is obeyed after a save: the next start loses no round.
             last, stop = is_over or number == budget.rounds, stopping(this)
             if last or stop or number % config.train.checkpoint_every == 0:
                 _save(this, unit, model, number, state, first_reached, store)
@@ -306,7 +309,7 @@ def _log(this: Run, unit: str, record: Record) -> None:
     append_row(this, row)
 
 
-def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
+def _displayed(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that the console has room for."""
     wanted = ("loss", "accuracy", "u_accuracy", "r_accuracy")
     names = {name for metric in wanted for name in (metric, f"validation_{metric}")}

@@ -65,11 +65,15 @@ def sum_of_squared_gradients(
     layers = _find_layers(model, variables, images)
     if layers is None:
         return _example_by_example(model, variables, images, cotangents_of, mask)
+    # The gradient by a layer's output is the gradient by a shift added to it, and what
+    # the squares of a dense or convolutional layer need. A zero shift changes nothing.
     outputs = {
         path: jnp.zeros(layer.output.shape, layer.output.dtype)
         for path, layer in layers.items()
         if layer.kind != "copied"
     }
+    # Any other layer gets a copy of its parameters for each image, so that gradients of
+    # images stay apart.
     copies = {
         path: jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (len(images), *leaf.shape)),
@@ -209,6 +213,7 @@ def _reads_parameters(model, variables, images, layers) -> bool:
             logits = model.apply({"params": params, **rest}, images, train=False)
         return logits, arguments
 
+    # Read off the program rather than off gradients, which can be zero by chance.
     jaxpr = jax.make_jaxpr(without_layers)(variables["params"], images, outputs).jaxpr
     parameters = jaxpr.invars[: len(jax.tree.leaves(variables["params"]))]
     used = [x for equation in jaxpr.eqns for x in equation.invars] + jaxpr.outvars
