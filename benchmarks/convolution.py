@@ -166,7 +166,7 @@ def norm_rows(size, channels, batch_size, repeats):
 
 
 def step_rows(net, cores, options):
-    """Training steps, in images a second."""
+    """Training steps, in images per second."""
     programs = {name: make_programs(net, name, options) for name in NAMES}
     images = options.batch_size
 

@@ -35,8 +35,8 @@ import protocol  # noqa: E402
 
 RESULTS = HERE / "results" / "scaling.json"
 DOCS = ROOT / "docs" / "scaling.md"
-STRONG = 8  # clients a round
-WEAK = 4  # clients a device
+STRONG = 8  # clients per round
+WEAK = 4  # clients per device
 
 
 class Setup(NamedTuple):
@@ -45,7 +45,7 @@ class Setup(NamedTuple):
     scaling: str  # strong, weak, or both
     processes: int
     devices: int  # of all processes together
-    clients: int  # a round
+    clients: int  # per round
 
 
 SETUPS = (
@@ -144,8 +144,8 @@ def measure(setups, options) -> list[dict]:
                     "processes": setup.processes,
                     "devices": setup.devices,
                     "clients": setup.clients,
-                    "seconds a round": round(medians[setup], 4),
-                    "images a second": round(rate, 1),
+                    "seconds per round": round(medians[setup], 4),
+                    "images per second": round(rate, 1),
                     "speed-up": round(speedup, 2),
                     "efficiency": round(speedup / setup.devices, 2),
                 }
@@ -438,9 +438,13 @@ def constants_table(report) -> str:
         ("c_client", "one client, images aside", c["client_seconds"]),
         ("c_round", "one round, clients aside", c["round_seconds"]),
         ("c_draw", f"a cohort from {int(most):,} clients", draws[most]),
-        ("c_deal", "dealing, once, a client", c["deal_seconds_per_client"]),
+        ("c_deal", "dealing, once, per client", c["deal_seconds_per_client"]),
         ("l_sum", "a small sum, two processes", c["sum_latency_seconds"]),
-        ("l_exchange", "a small exchange, likewise", c["exchange_latency_seconds"]),
+        (
+            "l_exchange",
+            "a small exchange, two processes",
+            c["exchange_latency_seconds"],
+        ),
     ]
     lines = ["| | what | measured |", "|---|---|---:|"]
     lines += [f"| {name} | {what} | {duration(value)} |" for name, what, value in rows]
@@ -456,7 +460,7 @@ def constants_table(report) -> str:
 
 
 class Case(NamedTuple):
-    """A federation to predict; five hundred images of 3 kB a client."""
+    """A federation to predict; five hundred images of 3 kB per client."""
 
     clients: int
     cohort: int
@@ -465,7 +469,7 @@ class Case(NamedTuple):
     net: str
     image_seconds: float | None = None  # None for the measured one
     pool: str = "split"  # or whole: see runtime.pool
-    network: float = 1.25e9  # bytes a second between hosts, 10 Gbit/s
+    network: float = 1.25e9  # bytes per second between hosts, 10 Gbit/s
 
 
 CASES = (
@@ -527,8 +531,8 @@ RELATIVE_COST = {"resnet20": 1.0, "resnet56": 3.1, "vgg16": 7.7}
 def prediction_table(report) -> str:
     """The cases, with what dominates each."""
     lines = [
-        "| clients | cohort | hosts x devices | net, pool | an image | compute | "
-        "around | sum | exchange | a round | sent by a host | images on a host | "
+        "| clients | cohort | hosts x devices | net, pool | per image | compute | "
+        "around | sum | exchange | per round | sent by a host | images on a host | "
         "indices on a device |",
         "|---:" * 3 + "|---" + "|---:" * 9 + "|",
     ]

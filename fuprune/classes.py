@@ -25,7 +25,9 @@ def check_classes(
     chosen = tuple(dict.fromkeys(int(number) for number in classes))
     last, of_dataset = num_classes - 1, f" of {dataset}" if dataset else ""
     if not chosen:
-        raise error(f"{name} names no class; allowed: one or more of 0 to {last}.")
+        raise error(
+            f"{name} names no class to forget; allowed: one or more of 0 to {last}."
+        )
     for number in chosen:
         if not 0 <= number < num_classes:
             those = f", the classes{of_dataset}" if dataset else ""

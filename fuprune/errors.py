@@ -1,4 +1,4 @@
-"""Errors that the user can mend; the command line shows each as one line.
+"""Errors that the user can correct; the command line prints each as one line.
 
 They are raised where the wrong thing entered, as one sentence with the value seen,
 what is allowed and the way out. Anything else that reaches the command line is a bug
@@ -7,7 +7,7 @@ and keeps its traceback.
 
 
 class FupruneError(Exception):
-    """Something the user can mend; shown as one line and never as a traceback."""
+    """Something the user can correct; printed as one line, never as a traceback."""
 
 
 class InputError(FupruneError, ValueError):

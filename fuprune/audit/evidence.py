@@ -2,9 +2,9 @@
 
 Both are plain values that go to JSON and back without loss, so that a report can be
 rebuilt from the file alone. There is no overall score: a failure cannot be averaged
-away. What counts as the headline is a small family of tests chosen beforehand, and the
-probability that a retrained model fails any of them is held below one minus the audit's
-confidence (Holm 1979).
+away. What counts as the headline is a small family of tests that is fixed in the code,
+and the probability that a retrained model fails any of them is held to about one minus
+the audit's confidence (Holm 1979; `docs/audit.md` says under which conditions).
 """
 
 import json

@@ -255,6 +255,8 @@ SECTIONS = (
          "of the clients' statistics"),
         ("surgery", "compact", one_of("compact", "mask"),
          "compact removes channels, mask zeroes them"),
+        ("dense", False, SWITCH,
+         "cut units of dense layers, too, of a network that is not ours"),
         ("recapture", True, SWITCH, "measure again after each class cut"),
         ("capture_clients", 0, CLIENTS_OR_0,
          "clients that send statistics; 0 means unlearn.participants"),

@@ -11,7 +11,7 @@ from fuprune.data.dataset import Dataset, split_by_class
 
 def load_digits(split: str) -> Dataset:
     """The train (1,442) or test (355) split: images [N, 8, 8, 1], labels [N]."""
-    from sklearn import datasets  # A second of import time that others need not pay.
+    from sklearn import datasets  # Costs a second, so others do not import it.
 
     flat, labels = datasets.load_digits(return_X_y=True)
     # Ink runs from 0 to 16 in the original.

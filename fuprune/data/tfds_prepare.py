@@ -20,7 +20,7 @@ _MNIST_FAMILY = ("mnist", "fashion_mnist", "kmnist")
 
 
 def registered_names(name: str) -> tuple[str, ...]:
-    """The class names, or "0" to "U-1", of a set that TFDS knows but has not prepared.
+    """The class names, or "0" to "U-1", of a set that TFDS knows, prepared or not.
 
     Raises:
       DataUnavailableError: TFDS does not know the name.

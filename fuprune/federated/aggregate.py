@@ -1,4 +1,4 @@
-"""How a server turns the updates of many clients into one, and whom it lets in.
+"""How a server turns the updates of many clients into one, and which it accepts.
 
 The weighted mean is FedAvg's; norm clipping (Sun et al. 2019), the coordinate median
 and the trimmed mean (Yin et al. 2018) bound what a few hostile clients can do. All of

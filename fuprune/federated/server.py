@@ -186,7 +186,7 @@ def fed_sgd(
     Args:
       model: any network that `models.adapt.adapt` takes.
       server_optimizer: fed the mean gradient; its schedule counts rounds.
-      batch_size: examples a client draws in a round; None for all it has.
+      batch_size: examples that each client draws per round; None for all it has.
       microbatch: gradients are accumulated in pieces of this many examples.
       objective: what clients minimise: an `Objective` such as `classification(...)` or
         `distillation(...)`, or a function `(logits, batch) -> losses [B]`; by default

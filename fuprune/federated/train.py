@@ -74,7 +74,7 @@ def iterate(
       state: where to start.
       data: every client's data.
       key: of the whole run; round r uses `fold_in(key, r)`.
-      cohort_size: clients a round.
+      cohort_size: clients per round.
       rounds: last round.
       start: rounds already done.
       evaluate: variables -> metrics, merged into the record.

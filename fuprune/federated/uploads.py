@@ -29,14 +29,14 @@ class Upload(NamedTuple):
     weight: jax.Array  # [M] examples, 0 if turned away
     accepted: jax.Array  # [M] bool
     update: Any  # leaves [M, ...], or () if nothing needs them
-    batch_stats: Any  # likewise
+    batch_stats: Any  # leaves [M, ...], or () if nothing needs them
 
 
 class Total(NamedTuple):
     """What is summed over the cohort."""
 
     update: Any  # weighted by examples, or () if the rule needs every client's own
-    batch_stats: Any  # likewise
+    batch_stats: Any  # weighted by examples, or () if each client keeps its own
     weight: jax.Array  # []
     loss_sum: jax.Array  # []
     correct: jax.Array  # []

@@ -33,7 +33,7 @@ def implementation(name: str) -> Callable[..., Normalised]:
 
     Both are called as ``(inputs, scale, bias, mask=None, residual=None, *, relu=False,
     epsilon=1e-5, places=None, residual_places=None, width=None)``. Where the kernels
-    cannot be had, one notice is logged and "xla" is returned.
+    are unavailable, one notice is logged and "xla" is returned.
     """
     if name == "xla":
         return batch_norm_in_jax
@@ -86,7 +86,8 @@ def batch_norm(
       epsilon: added to the variance.
       places: where the C channels go among those of the result, increasing; the others
         are those of the residual alone. By default channel i goes to i.
-      residual_places: where the R channels of the residual go, likewise.
+      residual_places: where the R channels of the residual go in the result,
+        increasing; by default channel i goes to i.
       width: channels of the result, by default C.
     """
     width = inputs.shape[-1] if width is None else int(width)

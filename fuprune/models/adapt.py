@@ -11,7 +11,7 @@ Everything here trains, evaluates and cuts a network through two functions:
 `variables` is {"params": ..., "batch_stats": ...}, images are float [B, H, W, C],
 logits [B, U], and `mask` [B] is nonzero for real examples. `adapt` gives that form to
 Linen modules of other conventions, to NNX modules and to plain functions. What it
-returns is hashable, and equal for equal networks, hence static under jit.
+returns is hashable, and equal for equal networks, so it is static under jit.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ EVALUATION_NAMES = ("deterministic", "use_running_average", "inference")
 
 
 class Convention(NamedTuple):
-    """What a network's call wants to be told."""
+    """The arguments by which a network's call learns of training and padding."""
 
     training: tuple[str, ...] = ()  # arguments that are true in training
     evaluation: tuple[str, ...] = ()  # arguments that are true in evaluation
@@ -54,7 +54,7 @@ def adapt(
     """A network in the form of this module's first lines.
 
     Networks that have it already, such as those of the zoo, come back as they are.
-    Whether a network is in training is told through the arguments of its call, or the
+    A network learns whether it is in training from those arguments of its call, or
     attributes of a Linen module, that are named in `TRAINING_NAMES` and
     `EVALUATION_NAMES`. A network that takes no mask normalises over whole batches,
     which is sound because padding repeats the client's own images

@@ -122,7 +122,7 @@ def from_spec(
     unknown = [layer for layer in spec["channels"] if layer not in layer_names(model)]
     if unknown:
         raise InputError(
-            f"model spec cuts layer {unknown[0]!r}, which {spec['name']} has not."
+            f"model spec cuts layer {unknown[0]!r}, which {spec['name']} does not have."
         )
     channels = tuple(
         (layer, integers(spec["channels"][layer], layer))

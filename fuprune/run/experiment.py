@@ -67,7 +67,7 @@ def run(
       coordinator: `host:port` of process 0, if there are several processes.
       num_processes: with `coordinator`.
       process_id: with `coordinator`.
-      on_row: functions that are shown every row of metrics.jsonl as it is written.
+      on_row: functions that get every row of metrics.jsonl as it is written.
 
     Returns:
       results.json; None if SIGTERM ended the run early or no unit has finished.
@@ -209,7 +209,7 @@ def _run_phases(this: Run) -> RunRecord | None:
         for name, epsilon in units.privacy_units(config):
             work = functools.partial(units.privacy_point, epsilon=epsilon)
             finish_unit(this, name, PrivacyPoint, work)
-        if units.cut_outcome(this) is not None:
+        if units.has_maps(this):
             finish_unit(this, "feature_maps", FeatureMapsRow, units.feature_maps)
         record = _write_record(this)
         if this.runtime.is_main:

@@ -71,9 +71,9 @@ def start(
     Args:
       backend: how cohorts are iterated; see `federated.cohort`.
       conv: `auto` takes the oneDNN kernels where they are installed and help.
-      devices: CPU devices to make in this process; 0 makes one a core, one alone when
+      devices: CPU devices to make in this process; 0 makes one per core, only one when
         there are several processes, and never more than `cohort`.
-      cohort: clients a round, 0 if unknown: more devices than that would idle.
+      cohort: clients per round, 0 if unknown: more devices than that would idle.
       compilation_cache: a directory, `auto` for one in the user's cache, "" for none.
       coordinator: `host:port` of process 0; "" leaves it to cluster detection.
       num_processes: with `coordinator`.
@@ -336,7 +336,7 @@ def _choose_convolution(conv: str) -> str:
                     "oneDNN kernels are not used: %s", convolution.why_not()
                 )
             conv = "xla"
-    # Minutes, for the kernels may have to be compiled first.
+    # Minutes, because the kernels may have to be compiled first.
     everybody = processes.tell_all("convolutions", conv, seconds=300)
     if len(set(everybody)) > 1:
         logging.warning("oneDNN kernels are not used: not every process has them.")

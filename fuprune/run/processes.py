@@ -224,7 +224,7 @@ def tell_all(name: str, text: str, *, seconds: int = 0) -> list[str]:
     in the same order.
 
     Args:
-      name: of what is told, for messages.
+      name: of what is exchanged, for messages.
       text: what this process says.
       seconds: how long to wait for the others; 0 is as long as at the start.
 
@@ -265,9 +265,11 @@ def check_same_config(config: Mapping[str, Any]) -> None:
         key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
         for key, value in _leaves(config)
     }
-    told = [json.loads(text) for text in tell_all("config", json.dumps(leaves))]
+    configs = [json.loads(text) for text in tell_all("config", json.dumps(leaves))]
     different = sorted(
-        key for key in set().union(*told) if len({other.get(key) for other in told}) > 1
+        key
+        for key in set().union(*configs)
+        if len({other.get(key) for other in configs}) > 1
     )
     if different:
         raise RuntimeSetupError(
@@ -369,9 +371,8 @@ def explaining_losses():
 def leave(code: int) -> None:
     """End this process's part; with several processes it returns only if all is well.
 
-    After an error nobody can be sure that the others ever come to the same place, so
-    the process ends at once; process 0 first gives those with the same error a moment
-    to read what it told them.
+    After an error the others may never come to the same place, so the process ends at
+    once; process 0 first gives those with the same error a moment to read its message.
     """
     global _session
     if _session is None:

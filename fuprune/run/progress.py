@@ -102,10 +102,10 @@ class Progress:
         Yields:
           `update(round_number, *, images=0, **metrics)`, to be called after each round
           with the images it trained on and any of loss and accuracy. A metric stays
-          shown until it is given again.
+          visible until it is given again.
         """
         pace = _Pace(rounds, first_round)
-        shown: dict[str, float] = {}
+        latest: dict[str, float] = {}
         last_line = self._clock()
         task = None
         if self._live is not None:
@@ -117,8 +117,8 @@ class Progress:
             nonlocal last_line
             now = self._clock()
             pace.tick(now, round_number, images)
-            shown.update(metrics)
-            status = _status(shown, pace)
+            latest.update(metrics)
+            status = _status(latest, pace)
             if self._live is not None and task is not None:
                 self._live.update(task, completed=round_number, status=status)
             elif now - last_line >= self._interval or round_number >= rounds:
@@ -211,7 +211,7 @@ def duration(seconds: float) -> str:
 
 
 class _Pace:
-    """Rounds and images a second over the last rounds, compilation left out."""
+    """Rounds and images per second over the last rounds, compilation left out."""
 
     def __init__(self, rounds: int, first_round: int):
         self._rounds = rounds

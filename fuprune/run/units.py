@@ -164,6 +164,7 @@ def hopeless_methods(config, federation, machine) -> dict[str, str]:
 def pretrain(this: Run, name: str) -> TrainedOutcome:
     """Train the raw model, or take one that was trained elsewhere."""
     config, train = this.config, this.config.train
+    model: Any
     if config.model.load:
         wanted = assembly.make_model(config, this.federation, this.runtime)
         model, variables = models.adopt(this, config.model.load, wanted)
@@ -194,9 +195,8 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
     checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
     judge, metric = make_judge(this, model), judged_name(this, "r_accuracy")
     try:
-        masked = set_rows(
-            variables, this.classes, bias=MASKED_LOGIT, **_head(model, variables)
-        )
+        head = _head(model, variables).get("head", "")
+        masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
     except UnlearnError:  # A network without a dense layer, or its bias, at its end.
         masked = None
     return TrainedOutcome(
@@ -336,6 +336,15 @@ def cut_outcome(this: Run) -> UnlearnedOutcome | None:
         if outcome.cuts and outcome.cuts[0].scores:
             return outcome
     return None
+
+
+def has_maps(this: Run) -> bool:
+    """Whether channels of a convolution were cut, so that there are maps to show."""
+    outcome = cut_outcome(this)
+    if outcome is None:
+        return False
+    model, variables = models.load_saved(this, "raw", "pretrain")
+    return not outcome.cuts[0].scores.keys().isdisjoint(layer_names(model, variables))
 
 
 def feature_maps(this: Run, name: str) -> FeatureMapsRow:

@@ -29,7 +29,7 @@ def deadline(witness: subprocess.Popen, seconds: float, text: str):
 
 
 def complain(text: str) -> None:
-    """The line that an error of the user's is shown as."""
+    """Prints an error that the user can correct, as one line."""
     print(f"fuprune: error: {text}", file=sys.stderr, flush=True)
 
 

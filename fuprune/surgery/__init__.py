@@ -5,13 +5,13 @@ their wiring, and any other network, which is cut by tracing it.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flax import nnx
 
 from fuprune.models import zoo
-from fuprune.models.adapt import adapt
+from fuprune.models.adapt import NNXNetwork, adapt
 from fuprune.surgery import cutting, report, wiring
 from fuprune.surgery.cutting import Observed, capture, observe, trace_layers
 from fuprune.surgery.module import SlimModule, arrays_of
@@ -82,7 +82,7 @@ def mask(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) ->
         masked = cutting.mask(_network(model), arrays_of(model), plan, example=example)
         if isinstance(model, SlimModule):
             return SlimModule(model.slim, masked)
-        return adapt(model).module(masked)
+        return cast(NNXNetwork, adapt(model)).module(masked)
     return cutting.mask(_network(model), variables, plan, example=example)
 
 
@@ -188,12 +188,15 @@ def explain(
 
 
 def layer_names(
-    model: Any, variables: Any = None, *, example: Any = None
+    model: Any, variables: Any = None, *, example: Any = None, dense: bool = False
 ) -> tuple[str, ...]:
-    """Returns the layers that a plan can cut, in forward order: convolutions."""
+    """Returns the layers that a plan can cut, in forward order: convolutions.
+
+    With `dense` the dense layers of a network that is not of the zoo are among them.
+    """
     if _has_wiring(model):
         return zoo.layer_names(model)
-    return tuple(trace_layers(_network(model), variables, example))
+    return tuple(trace_layers(_network(model), variables, example, dense=dense))
 
 
 def kept_channels(

@@ -39,6 +39,7 @@ class Notes(Protocol):
 
     def is_channelwise(self, leaf: int) -> bool:
         """Whether a parameter has one number per channel."""
+        ...
 
     def layer(self, leaf, axis, kind, source, result, channel) -> None:
         """A layer was found: its kernel, what it reads, and what it gives."""

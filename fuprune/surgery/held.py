@@ -75,7 +75,9 @@ def normal(kept: Sequence[Any], shape: Sequence[int]) -> Kept:
 
 def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
     """Whether two axes keep the same indices."""
-    return (a is None) == (b is None) and (a is None or np.array_equal(a, b))
+    if a is None or b is None:
+        return a is None and b is None
+    return np.array_equal(a, b)
 
 
 def union(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
@@ -101,7 +103,8 @@ def onto(held: Held, kept: Sequence[np.ndarray | None]) -> Any:
         if same(held.kept[axis], wanted):
             continue
         size = held.shape[axis]
-        stored = np.arange(size) if held.kept[axis] is None else held.kept[axis]
+        here = held.kept[axis]
+        stored = np.arange(size) if here is None else here
         wanted = np.arange(size) if wanted is None else wanted
         position = np.full(size, -1)
         position[stored] = np.arange(len(stored))

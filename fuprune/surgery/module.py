@@ -42,7 +42,7 @@ class SlimModule(nnx.Module):
             rngs={"dropout": self.rngs.dropout()},
         )
         if not self.use_running_average and "batch_stats" in new:
-            _update(self.batch_stats, new["batch_stats"])
+            _update(getattr(self, "batch_stats"), new["batch_stats"])  # noqa: B009
         return logits
 
     def variables(self) -> dict[str, Any]:

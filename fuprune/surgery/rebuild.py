@@ -75,12 +75,11 @@ def from_spec(
 
 
 def _from_spec(spec, factory, conv, dtype, depth):
-    if not isinstance(spec, dict) or depth > MAX_DEPTH:
-        what = "nested too deeply" if isinstance(spec, dict) else f"{spec!r:.80}"
-        raise InputError(f"model spec is {what}, but must be what describes a model.")
-    if "factory" in spec:
+    if depth > MAX_DEPTH:
+        raise InputError(f"model spec is nested deeper than {MAX_DEPTH} levels.")
+    if isinstance(spec, dict) and "factory" in spec:
         return _brought(spec, factory)
-    if "base" not in spec:
+    if not isinstance(spec, dict) or "base" not in spec:
         return zoo.from_spec(spec, conv=conv, dtype=dtype)
     kind = "pinned" if "pinned" in spec else "cuts"
     if sorted(spec) != sorted(("base", "input_shape", kind)):

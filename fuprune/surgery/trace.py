@@ -7,9 +7,11 @@ kernel would read of a dead channel is not stored.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,11 @@ from fuprune.errors import InputError
 from fuprune.surgery.held import Held, Origin, in_full, normal, onto, same, union, whole
 from fuprune.surgery.rules import RULES
 
+# Frames of a traceback that are not the network's own code.
+_NOT_THE_NETWORK = tuple(
+    str(pathlib.Path(package).parent)
+    for package in (jax.__file__, flax.__file__, __file__)
+)
 Path = tuple[str, ...]
 Cuts = Mapping[tuple[int, int], np.ndarray]  # (leaf, axis) -> kept indices
 
@@ -165,9 +172,12 @@ def _bind(eqn, arrays) -> list[Any]:
 
 
 def _source(eqn) -> str:
-    from jax._src import source_info_util
-
-    return source_info_util.summarize(eqn.source_info)
+    """The line of the network's own code that an equation comes from."""
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith(_NOT_THE_NETWORK):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return str(eqn.source_info.name_stack) or "an unknown place"
 
 
 # Calls.

@@ -48,11 +48,14 @@ class Collected(NamedTuple):
     upload_bytes: int  # of one client
 
 
-def pooled_convolutions(model, variables, images) -> dict[str, jax.Array]:
+def pooled_convolutions(
+    model, variables, images, *, dense: bool = False
+) -> dict[str, jax.Array]:
     """A_l = AvgPool(ReLU(O_l)) of every convolution (Eqs. 4-5): layer -> [B, C_l].
 
     Layers are named by module path, without a trailing "conv". Of a network that is not
-    of the zoo they are found by tracing.
+    of the zoo they are found by tracing, and with `dense` its dense layers, the last
+    one apart, are among them: averaged over tokens if there are any.
     """
     if not hasattr(model, "wiring"):
         return {
@@ -60,7 +63,7 @@ def pooled_convolutions(model, variables, images) -> dict[str, jax.Array]:
                 jnp.maximum(output.astype(jnp.float32), 0.0),
                 axis=tuple(range(1, output.ndim - 1)),
             )
-            for name, output in capture(model, variables, images).items()
+            for name, output in capture(model, variables, images, dense=dense).items()
         }
     _, captured = model.apply(
         variables,
@@ -94,6 +97,7 @@ def class_activations(
     *,
     num_classes: int,
     clip: float | None = None,
+    dense: bool = False,
 ) -> ClassActivations:
     """local_proc on one batch (Algorithm 2 of the appendix).
 
@@ -106,6 +110,7 @@ def class_activations(
       num_classes: how many classes there are, U.
       clip: when given, each image's activations, all layers together, are scaled to an
         L2 norm of at most this: it bounds what one image can change, for privacy.
+      dense: see `pooled_convolutions`.
 
     Returns:
       Sums and counts by class; nothing about single images.
@@ -113,7 +118,7 @@ def class_activations(
     if mask is None:
         mask = jnp.ones(labels.shape, jnp.float32)
     mask = mask.astype(jnp.float32)
-    pooled = pooled_convolutions(model, variables, images)
+    pooled = pooled_convolutions(model, variables, images, dense=dense)
     if clip is not None:
         square = sum(jnp.sum(a * a, axis=1) for a in pooled.values())
         scale = clip_scale(jnp.sqrt(square), clip)
@@ -138,6 +143,7 @@ def activations_program(
     batch_size: int,
     preprocess: Preprocess = to_float,
     clip: float | None = None,
+    dense: bool = False,
 ) -> ClientProgram:
     """local_proc over all of a client's images, a batch at a time.
 
@@ -154,6 +160,7 @@ def activations_program(
             batch.mask,
             num_classes=num_classes,
             clip=clip,
+            dense=dense,
         )
 
     def init(shared: Shared, client):
@@ -191,6 +198,7 @@ def collect(
     backend: str = "auto",
     mesh=None,
     clip: float | None = None,
+    dense: bool = False,
     tamper=None,
 ) -> Collected:
     """Run local_proc on every client of a cohort and check what comes in.
@@ -205,12 +213,15 @@ def collect(
       num_classes: how many classes there are, U.
       batch_size: images at a time.
       preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      backend: see `cohort.for_each_client`.
-      mesh: likewise.
+      backend: how clients are iterated, one of `cohort.BACKENDS`.
+      mesh: devices for `shard_map`; all by default.
       clip: see `class_activations`.
+      dense: see `pooled_convolutions`.
       tamper: simulated misbehaviour, `(client id, upload) -> upload`.
     """
-    run = _make_capture(model, num_classes, batch_size, preprocess, backend, mesh, clip)
+    run = _make_capture(
+        model, num_classes, batch_size, preprocess, backend, mesh, clip, dense
+    )
     shared = Shared(cohort.images, cohort.labels, variables)
     _, stacked = run(shared, clients_of(cohort))
     stacked, lengths, ids = jax.device_get((stacked, cohort.lengths, cohort.clients))
@@ -233,7 +244,9 @@ def collect(
 
 
 @keep_compiled
-def _make_capture(model, num_classes, batch_size, preprocess, backend, mesh, clip):
+def _make_capture(
+    model, num_classes, batch_size, preprocess, backend, mesh, clip, dense
+):
     return for_each_client(
         activations_program(
             model,
@@ -241,6 +254,7 @@ def _make_capture(model, num_classes, batch_size, preprocess, backend, mesh, cli
             batch_size=batch_size,
             preprocess=preprocess,
             clip=clip,
+            dense=dense,
         ),
         backend=backend,
         mesh=mesh,

@@ -4,7 +4,7 @@ After Graves et al. (2021), with federated rounds in place of batches. It needs 
 `UpdateHistory` of the training. What is left is exactly the model that the server would
 have made of the other clients' recorded updates, its momentum, weight decay and
 schedule included. Those updates were themselves computed on models that knew the class;
-fine-tuning has to mend the rest.
+fine-tuning has to repair the rest.
 """
 
 import jax

@@ -91,7 +91,7 @@ def ascent(
       participants: ids of the clients that are read; None for all.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
-      mesh: likewise.
+      mesh: devices for `shard_map`; all by default.
       head: name of the last layer.
 
     Returns:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fuprune.classes import check_classes
-from fuprune.data.federated import FederatedDataset, drop_classes, take_clients
+from fuprune.data.federated import FederatedDataset, take_clients
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess
@@ -44,6 +44,7 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
+from fuprune.unlearning.recovery import recover
 from fuprune.unlearning.tfidf import tf_idf
 
 SURGERIES = ("compact", "mask")
@@ -78,9 +79,9 @@ def server_proc(
         classes are NaN.
       target: u', the class to forget.
       rate: R.
-      scope: see `make_plan`.
-      order: likewise.
-      min_channels: likewise.
+      scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
+      order: `highest` (the paper), `lowest` (the released code) or `random`.
+      min_channels: channels left in every layer, whatever R says.
       idf: variant of Eq. 7, `paper` or `released`.
       seed: of `order="random"`.
 
@@ -138,6 +139,7 @@ def class_pruning(
     backend: str = "auto",
     mesh=None,
     surgery: str = "compact",
+    dense: bool = False,
     clip: float | None = None,
     protect: Protect | None = None,
     privacy: Mapping[str, Any] | None = None,
@@ -146,7 +148,7 @@ def class_pruning(
     """Forget `classes` by cutting their channels, then fine-tune without them.
 
     Args:
-      model: a zoo model, compacted before or not.
+      model: any network that `surgery.compact` takes, cut before or not.
       variables: its trained variables.
       data: every client's data, the forgotten classes included: their statistics are
         what the method needs. Fine-tuning sees none of them.
@@ -157,7 +159,7 @@ def class_pruning(
       num_classes: how many classes there are, U; as many as the head has by default.
       scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
       order: `highest` (the paper), `lowest` (the released code) or `random`.
-      min_channels: never leave a layer fewer.
+      min_channels: channels left in every layer, whatever R says.
       idf: `paper` or `released` (Eq. 7).
       weighting: of A*, `examples` or `clients`; see `merge_activations`.
       recapture: capture statistics again after each cut, or reuse the first ones.
@@ -166,8 +168,9 @@ def class_pruning(
       batch_size: images at a time in local_proc.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
-      mesh: likewise.
+      mesh: devices for `shard_map`; all by default.
       surgery: `compact` really removes channels, `mask` zeroes them.
+      dense: cut hidden units of dense layers, too, of a network that is not of the zoo.
       clip: see `class_activations`.
       protect: turns the uploads into what the server sees (secure summation, noise).
       privacy: the accountant's statement about `protect`, for the notes.
@@ -182,87 +185,99 @@ def class_pruning(
         )
     num_classes = num_classes or head_classes(variables, head)
     classes = check_classes(classes, num_classes)
-    capture_key, protect_key, plan_key, tune_key = jax.random.split(key, 4)
+    # The last of the four is the fine-tuning's: see `recovery_key`.
+    capture_key, protect_key, plan_key, _ = jax.random.split(key, 4)
     if participants is None:
         number = capture_clients or data.num_clients
         participants = choose_participants(capture_key, data, number)
-    cohort = take_clients(data, participants)
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
-    model_bytes = tree_bytes(variables)
+    reading: dict[str, Any] = dict(preprocess=preprocess, backend=backend, mesh=mesh)
+    reading |= dict(num_classes=num_classes, batch_size=batch_size)
+    reading |= dict(clip=clip, dense=dense)
+    cohort = take_clients(data, participants)
+    capture = _make_capture(cohort, example, protect, weighting, reading)
+    terms = dict(scope=scope, order=order, min_channels=min_channels, idf=idf)
     stages: list[Stage] = []
-    notes: dict[str, Any] = {"cuts": [], "model_bytes": model_bytes}
+    notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(variables)}
     if privacy is not None:
         notes["privacy"] = dict(privacy)
     upload_bytes = 0
     activations: dict[str, Any] = {}
     for number, target in enumerate(classes):
         if recapture or not stages:
-            collected = collect(
-                model,
-                variables,
-                cohort,
-                num_classes=num_classes,
-                batch_size=batch_size,
-                preprocess=preprocess,
-                backend=backend,
-                mesh=mesh,
-                clip=clip,
-            )
-            upload_bytes += collected.upload_bytes
-            seen: Any = collected.uploads
-            if protect is not None:
-                seen = protect(collected, jax.random.fold_in(protect_key, number))
-            merged = merge_activations(seen, weighting=weighting)
-            # Forward order, by which ties are broken; trees come back in another.
-            names = layer_names(model, variables, example=example)
-            activations = {layer: merged[layer] for layer in names}
-            notes["participants"] = len(collected.clients)
-            notes["rejected"] = {str(k): v for k, v in collected.rejected.items()}
-            absent = np.isnan(next(iter(activations.values()))).any(axis=1)
-            if absent.any():
-                why = "absent" if protect is None else "suppressed"
-                notes[why] = np.flatnonzero(absent).tolist()
-        seed = int(
-            jax.random.randint(jax.random.fold_in(plan_key, number), (), 0, 2**30)
+            noise_key = jax.random.fold_in(protect_key, number)
+            activations, sent, facts = capture(model, variables, noise_key)
+            upload_bytes += sent
+            notes |= facts
+        seed_key = jax.random.fold_in(plan_key, number)
+        seed = int(jax.random.randint(seed_key, (), 0, 2**30))
+        choose = functools.partial(
+            server_proc, target=target, rate=rate, seed=seed, **terms
         )
-        # A channel that an earlier cut zeroed is not there any more: counted, it would
-        # take its part of R, of Eq. 7's mean and of min_channels.
-        live = _live_channels(variables, activations)
-        decision = server_proc(
-            {layer: a[:, live[layer]] for layer, a in activations.items()},
-            target,
-            rate,
-            scope=scope,
-            order=order,
-            min_channels=min_channels,
-            idf=idf,
-            seed=seed,
+        model, variables, activations, cut = _cut(
+            model, variables, activations, choose, surgery, example
         )
-        notes["cuts"].append(
-            _describe(model, variables, live, target, decision, example)
-        )
-        plan = PrunePlan(
-            {layer: live[layer][kept] for layer, kept in decision.plan.keep.items()},
-            decision.plan.spared,
-        )
-        if surgery == "compact":
-            before = kept_channels(model, variables, example=example)
-            model, variables = compact(model, variables, plan, example=example)
-            after = kept_channels(model, variables, example=example)
-            # A depthwise layer loses more than its plan says: what nothing writes.
-            activations = {
-                layer: a[:, np.isin(before[layer], after[layer])]
-                for layer, a in activations.items()
-            }
-        else:
-            masked = mask(model, variables, plan, example=example)
-            model = pin(model, variables, plan, example=example)
-            variables = masked
+        notes["cuts"].append({"class": target, **cut})
         stages.append(Stage(f"pruned_{target}", model, variables))
-    fit = fine_tune(model, variables, drop_classes(data, classes), tune_key)
+    fit = recover(model, variables, data, classes, key=key, fine_tune=fine_tune)
     return UnlearnResult(
         model, fit.state.variables, tuple(stages), fit, upload_bytes, notes
     )
+
+
+def _make_capture(cohort, example, protect: Protect | None, weighting, reading):
+    """`capture(model, variables, key) -> (A*, bytes sent by one client, notes)`."""
+
+    def capture(model, variables, key):
+        collected = collect(model, variables, cohort, **reading)
+        seen: Any = collected.uploads if protect is None else protect(collected, key)
+        merged = merge_activations(seen, weighting=weighting)
+        # Forward order, by which ties are broken; trees come back in another.
+        dense = reading["dense"]
+        names = layer_names(model, variables, example=example, dense=dense)
+        if not names:
+            raise UnlearnError(
+                "the network has no convolution whose channels could be cut; set "
+                "prune.dense to cut the units of its dense layers."
+            )
+        activations = {layer: merged[layer] for layer in names}
+        notes: dict[str, Any] = {
+            "participants": len(collected.clients),
+            "rejected": {str(k): v for k, v in collected.rejected.items()},
+        }
+        absent = np.isnan(next(iter(activations.values()))).any(axis=1)
+        if absent.any():
+            why = "absent" if protect is None else "suppressed"
+            notes[why] = np.flatnonzero(absent).tolist()
+        return activations, collected.upload_bytes, notes
+
+    return capture
+
+
+def _cut(model, variables, activations, choose, surgery: str, example):
+    """One cut: `(model, variables, activations of what is left, its description)`."""
+    # A channel that an earlier cut zeroed no longer exists. If it were counted, it
+    # would take a part of R, of Eq. 7's mean and of min_channels.
+    live = _live_channels(variables, activations)
+    decision = choose({layer: a[:, live[layer]] for layer, a in activations.items()})
+    described = _describe(model, variables, live, decision, example)
+    plan = PrunePlan(
+        {layer: live[layer][kept] for layer, kept in decision.plan.keep.items()},
+        decision.plan.spared,
+    )
+    if surgery == "mask":
+        masked = mask(model, variables, plan, example=example)
+        model = pin(model, variables, plan, example=example)
+        return model, masked, activations, described
+    held = kept_channels(model, variables, example=example)
+    model, variables = compact(model, variables, plan, example=example)
+    left = kept_channels(model, variables, example=example)
+    # A depthwise layer loses more than its plan says: what nothing writes.
+    activations = {
+        layer: a[:, np.isin(held[layer], left[layer])]
+        for layer, a in activations.items()
+    }
+    return model, variables, activations, described
 
 
 def _live_channels(variables: Variables, activations) -> dict[str, np.ndarray]:
@@ -272,17 +287,19 @@ def _live_channels(variables: Variables, activations) -> dict[str, np.ndarray]:
         module = variables["params"]
         for name in layer.split("/"):
             module = module[name]
-        kernel = np.asarray(jax.device_get(module.get("conv", module)["kernel"]))
+        if isinstance(module, Mapping):
+            module = module.get("conv", module)["kernel"]
+        kernel = np.asarray(jax.device_get(module))
         alive = np.any(kernel != 0, axis=tuple(range(kernel.ndim - 1)))
         live[layer] = np.flatnonzero(alive) if alive.any() else np.arange(a.shape[1])
     return live
 
 
-def _describe(model, variables, live, target: int, decision, example) -> dict[str, Any]:
+def _describe(model, variables, live, decision, example) -> dict[str, Any]:
     """The cut in JSON form; channels by their ids in the uncut network."""
     channels = kept_channels(model, variables, example=example)
     if any(len(alive) < len(channels[layer]) for layer, alive in live.items()):
-        # A masked network is told as the smaller one that it stands for.
+        # A masked network is described as the smaller one that it stands for.
         whole = PrunePlan(live)
         model, variables = compact(model, variables, whole, example=example)
         channels = kept_channels(model, variables, example=example)
@@ -293,7 +310,6 @@ def _describe(model, variables, live, target: int, decision, example) -> dict[st
         ids[layer] = original.tolist()
         cut[layer] = np.delete(original, keep).tolist()
     return {
-        "class": target,
         "scores": scores,
         "channels": ids,
         "cut": cut,

@@ -46,9 +46,9 @@ def make_client_sum(
       function: `(context, batch) -> tree` of sums over the real examples of a batch.
       chunk: images at a time.
       preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      backend: see `cohort.for_each_client`.
-      mesh: likewise.
-      loops_are_fast: likewise.
+      backend: how clients are iterated, one of `cohort.BACKENDS`.
+      mesh: devices for `shard_map`; all by default.
+      loops_are_fast: whether convolutions inside a loop run at full speed on CPU.
     """
     if chunk < 1:
         raise InputError(f"chunk is {chunk}, but must be 1 or more.")

@@ -103,7 +103,7 @@ def make_fisher_sum(
       chunk: images at a time, which bounds the memory.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
-      mesh: likewise.
+      mesh: devices for `shard_map`; all by default.
     """
     return make_client_sum(
         lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask),
@@ -181,10 +181,10 @@ def fisher(
       damping: `paper` only: added to F in the Newton step.
       max_examples: images used over all participants; 0 for all.
       participants: ids of the clients that are read; None for all.
-      chunk: see `make_fisher_sum`.
-      preprocess: likewise.
-      backend: likewise.
-      mesh: likewise.
+      chunk: images at a time, which bounds the memory.
+      preprocess: as in training, without augmentation.
+      backend: how clients are iterated.
+      mesh: devices for `shard_map`; all by default.
       head: name of the last layer.
 
     Returns:

@@ -148,7 +148,7 @@ def influence(
       chunk: images at a time.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
-      mesh: likewise.
+      mesh: devices for `shard_map`; all by default.
       head: name of the last layer.
 
     Returns:
@@ -184,8 +184,7 @@ def influence(
     b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
     if not np.all(np.isfinite(b)):
         raise UnlearnError(
-            "the gradient on the forgotten classes is not finite; look for a diverged "
-            "model."
+            "the gradient on the forgotten classes is not finite: the model diverged."
         )
     product = _make_product(model, loss, curvature)
     run_product = make_client_sum(product, chunk=chunk, **options)

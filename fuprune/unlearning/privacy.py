@@ -119,7 +119,7 @@ def noise_scales(
 
     Args:
         epsilon: for all releases together.
-        delta: likewise.
+        delta: of all releases together.
         clip: L2 bound of an example's activations over all layers.
         releases: how often statistics of the same examples are released.
         min_count: of `suppress_small`, where it is applied to clients before the
@@ -155,9 +155,9 @@ def describe_privacy(
     Args:
         scales: the noise of each release, on the sum.
         delta: in (0, 1).
-        clip: as in `noise_scales`.
-        releases: likewise.
-        min_count: likewise.
+        clip: L2 bound of an example's activations over all layers.
+        releases: how often statistics of the same examples are released.
+        min_count: of `suppress_small`, if clients apply it before the noise.
 
     Returns:
         JSON-able: epsilon, delta, the noise, and what neighbours are.
@@ -276,8 +276,8 @@ def make_protect(
         secure: sum under pairwise masks.
         scales: noise on the sum, from `noise_scales`; None adds none.
         min_count: see `suppress_small`; 0 suppresses nothing.
-        threshold: of `secure_sum`.
-        scale: likewise.
+        threshold: clients of `secure_sum` that have to stay.
+        scale: of the integers that `secure_sum` adds.
         drop: simulated dropout: (key, number of clients) -> positions that drop out.
 
     Returns:

@@ -46,18 +46,18 @@ def private_cut(
     """Cut `classes` from (epsilon, delta)-DP statistics, and compare the cut.
 
     Args:
-      model: a zoo model.
+      model: any network that `surgery.compact` takes.
       variables: its trained variables.
       data: every client's data, the forgotten classes included.
       classes: U', removed one after another.
       key: chooses the participants and draws the noise. With the same key another
         epsilon scales the same draw, so a curve over epsilon shows nothing else.
       epsilon: for all releases together.
-      delta: likewise.
+      delta: of all releases together.
       clip: L2 bound of one example's activations over all layers. The exact cut is
         not clipped, so clipping alone can keep the overlap below 1.
-      secure: see `make_protect`.
-      min_count: likewise.
+      secure: whether the statistics are summed under pairwise masks.
+      min_count: classes with fewer examples are suppressed; 0 suppresses none.
       recapture: see `class_pruning`; every capture is a release.
       **pruning: further options of `class_pruning`.
     """

@@ -1,9 +1,10 @@
 """What every way to forget takes and gives back, so that all can be compared.
 
 A method is a function of a trained model, the federation's data and the classes to
-forget. How to fine-tune is handed in by the caller: methods then share one budget, one
-data order and one target, and the paper's speed measure (rounds to a target accuracy)
-means the same for each.
+forget. The caller passes in how to fine-tune, so methods share one budget and one
+target. A run gives all methods of one seed the same key, and each derives the
+fine-tuning's share of it alike (`recovery.recovery_key`), so they also see the same
+cohorts, and the paper's speed measure (rounds to a target accuracy) is comparable.
 """
 
 from collections.abc import Mapping
@@ -42,8 +43,8 @@ class FineTune(Protocol):
           data: every client's examples to train on.
           key: of cohorts and batches.
           objective: what to minimise in place of the cross-entropy, a pure function as
-            `federated.fed_avg` takes it; None for the cross-entropy. A method that has
-            no use for it leaves it out, so that a caller need not take it.
+            `federated.fed_avg` takes it; None for the cross-entropy. A method that does
+            not use it leaves it out, so a caller's function may lack the argument.
         """
         ...
 

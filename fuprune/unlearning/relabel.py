@@ -3,7 +3,7 @@
 A retrained model, which has no class for these images, gives them the nearest of the
 others. Here each participant asks the trained model for that answer, gives it to its
 own forgotten images as their label, and the federation fine-tunes with them. Features
-that told the class apart lose their use and are pulled into the neighbours'. Labels
+that distinguish the class lose their use and are pulled into the neighbours'. Labels
 never leave their client. `prune_relabel` cuts first, as the paper does, and lets this
 be the fine-tuning.
 
@@ -85,7 +85,7 @@ def relabel(
       batch_size: images at a time when the model is asked.
       preprocess: as in training, without augmentation.
       backend: how clients are iterated.
-      mesh: likewise.
+      mesh: devices for `shard_map`; all by default.
       head: name of the last layer.
     """
     num_classes = head_classes(variables, head)

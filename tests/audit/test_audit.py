@@ -83,7 +83,7 @@ def test_a_masked_logit_gives_likelihood_attacks_no_result(report):
         assert any("no result for" in note for note in found.notes)
 
 
-def test_the_headline_counts_a_few_tests_chosen_beforehand(report):
+def test_the_headline_counts_a_few_tests_that_no_run_chooses(report):
     family = {test.name for test in report.tests if test.family == "headline"}
     assert family == {
         *("u_accuracy", "r_accuracy", "likelihood_ratio_offline_auc"),

@@ -5,21 +5,58 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.audit.audit import AuditData, audit
+from fuprune.audit import AuditData, AuditOptions, audit
 from fuprune.audit.outputs import init_variables
+from fuprune.audit.training import sgd_step
 from fuprune.data import load, normalise
 from fuprune.models import zoo
 from fuprune.surgery import compact, make_plan
+from tests.audit.conftest import Perceptron
+
+# What the quickstart asks for; all else is the default.
+OPTIONS = AuditOptions(max_examples=1000)
+
+
+def preprocess(images):
+    return normalise(jnp.asarray(images), (0.3,), (0.4,))
+
+
+def test_default_options_compile_one_step_per_shape_and_stay_cheap():
+    train, test = load("digits", split="train"), load("digits", split="test")
+    sample = preprocess(train.images[:1])
+    model, narrow = Perceptron(32, 10), Perceptron(24, 10)
+    nets = [init_variables(model, jax.random.key(seed), sample) for seed in range(7)]
+    slim = init_variables(narrow, jax.random.key(7), sample)
+    compiled = sgd_step._cache_size()
+    begin = time.process_time()
+    report = audit(
+        {
+            "slim": (narrow, slim),
+            **{f"candidate_{i}": (model, nets[i]) for i in (1, 2, 3)},
+        },
+        [(model, variables) for variables in nets[4:]],
+        (model, nets[0]),
+        AuditData(train, test, preprocess),
+        (9,),
+        jax.random.key(0),
+        options=OPTIONS,
+    )
+    assert time.process_time() - begin < 60
+    assert sgd_step._cache_size() - compiled == 2
+    # What a net that costs more pays for, besides one forward pass over all images.
+    runs = report.detail["relearn"]["runs"]
+    steps = sum(run["steps"][-1] for run in runs) + (
+        report.settings["shadow_models"]
+        * (report.settings["shadow_steps"] + report.settings["shadow_fine_tune_steps"])
+    )
+    assert steps <= 1400
+    assert report.settings["train_batch_size"] <= 32
 
 
 @pytest.mark.slow
 def test_whole_audit_of_residual_nets_on_digits_stays_in_its_budget():
     train, test = load("digits", split="train"), load("digits", split="test")
     model = zoo.create("resnet20", num_classes=10, input_shape=(8, 8, 1))
-
-    def preprocess(images):
-        return normalise(jnp.asarray(images), (0.3,), (0.4,))
-
     # Nets that know nothing: relearning takes as long as it may.
     sample = preprocess(train.images[:1])
     nets = [init_variables(model, jax.random.key(seed), sample) for seed in range(7)]
@@ -39,6 +76,7 @@ def test_whole_audit_of_residual_nets_on_digits_stays_in_its_budget():
         AuditData(train, test, preprocess),
         (9,),
         jax.random.key(0),
+        options=OPTIONS,
     )
     # Processor time, all threads: what others do on the machine meanwhile is left out.
     assert time.process_time() - begin < 180

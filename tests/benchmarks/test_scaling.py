@@ -86,6 +86,6 @@ def test_it_measures(scaling, tmp_path):
     assert scaling.main(["--smoke", f"--output={output}"]) == 0
     report = json.loads(output.read_text())
     assert {row["devices"] for row in report["rows"]} == {1, 2}
-    assert all(row["seconds a round"] > 0 for row in report["rows"])
+    assert all(row["seconds per round"] > 0 for row in report["rows"])
     assert report["constants"]["image_seconds"] > 0
     assert report["constants"]["sum_bytes_per_second"] > 0

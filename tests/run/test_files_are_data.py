@@ -200,6 +200,10 @@ FORBIDDEN_CALLS = {
 }
 # A file handed to these becomes code, so each has one known place and reason.
 KNOWN_PLACES = {
+    "import_module": {
+        "__init__.py",  # the package's own public names
+        "models/brought.py",  # a factory that the caller or the run's config names
+    },
     "exec_module": {"run/config_loading.py"},  # a config file named on the command line
     "CDLL": {"kernels/build.py"},  # the kernels' own library
     "subprocess": {
@@ -286,6 +290,7 @@ def test_nothing_in_the_package_can_turn_a_file_into_code():
         "import subprocess",
         "f(shell=True)",
         "ctypes.CDLL('x')",
+        "importlib.import_module('x')",
     ],
 )
 def test_the_search_of_the_source_finds_what_it_looks_for(text):
@@ -452,6 +457,25 @@ def test_a_crafted_model_is_refused_with_one_error(craft, home, trace, saved):
     with pytest.raises(ValueError) as caught:
         load_model(home, craft(saved))
     assert str(caught.value)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_factory_in_a_models_file_is_not_imported(home, trace, saved, nested):
+    sys.path.insert(0, str(home))
+    try:
+        (home / "crafted_nets.py").write_text(f"import os; os.mkdir({str(trace)!r})")
+        spec = {
+            "factory": "crafted_nets:make",
+            "num_classes": 3,
+            "input_shape": [8, 8, 1],
+        }
+        if nested:
+            spec = {"base": spec, "input_shape": [8, 8, 1], "cuts": []}
+        with pytest.raises(ValueError, match="factory 'crafted_nets:make'"):
+            load_model(home, with_spec_text(json.dumps(spec))(saved))
+    finally:
+        sys.path.remove(str(home))
+    assert "crafted_nets" not in sys.modules
 
 
 def test_a_pickle_under_a_models_name_is_not_unpickled(home, trace):
@@ -872,13 +896,7 @@ def test_a_report_shows_what_a_file_says_and_obeys_none_of_it(home, trace):
 
 
 def test_a_report_survives_files_of_any_content(home, trace):
-    names = [
-        "config.json",
-        "results.json",
-        "audit.json",
-        "metrics.jsonl",
-        "timings.jsonl",
-    ]
+    names = ["config.json", "results.json", "audit.json", "metrics.jsonl"]
     whole = fixture.write_run(home / "run")
     good = {name: (whole / name).read_text("utf-8") for name in names}
     attacks = [(names, text) for text in CRAFTED_JSON.values()]

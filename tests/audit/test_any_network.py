@@ -1,0 +1,110 @@
+"""Networks that people bring: other conventions, NNX, and networks cut by tracing."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from fuprune.audit import (
+    AuditData,
+    AuditOptions,
+    ProbeOptions,
+    RelearnOptions,
+    ShadowOptions,
+    audit,
+)
+from fuprune.audit.outputs import compute_outputs, fresh_variables
+from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
+from fuprune.models.adapt import adapt, variables_of
+from fuprune.surgery import compact, layer_names, make_plan
+from tests.audit.conftest import preprocess
+
+OPTIONS = AuditOptions(
+    batch_size=16,
+    train_batch_size=8,
+    shadow=ShadowOptions(models=2, steps=1, fine_tune_steps=1),
+    relearn=RelearnOptions(images=("all",), images_per_class=(3,), steps=2),
+    probe=ProbeOptions(classifiers=("linear",), depths=1, draws=1),
+)
+
+
+class SmallNNX(nnx.Module):
+    """A convolution, a norm, dropout and a head, as an NNX user writes it."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.conv = nnx.Conv(1, 6, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(6, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+        self.head = nnx.Linear(6, 4, rngs=rngs)
+
+    def __call__(self, images):
+        x = nnx.relu(self.norm(self.conv(images))).mean((1, 2))
+        return self.head(self.dropout(x))
+
+
+@pytest.fixture(scope="module")
+def data() -> AuditData:
+    generator = np.random.default_rng(0)
+
+    def draw(per_class):
+        labels = np.repeat(np.arange(4), per_class).astype(np.int32)
+        images = generator.integers(0, 256, (len(labels), 6, 6, 1)).astype(np.uint8)
+        return Dataset(images, labels)
+
+    return AuditData(draw(8), draw(6), preprocess)
+
+
+def test_nnx_modules_are_audited_and_cut_ones_beside_them(data):
+    raw, *others = (SmallNNX(nnx.Rngs(seed)) for seed in range(5))
+    scores = {"conv": np.arange(6.0)}
+    plan = make_plan(scores, 0.34)
+    example = preprocess(data.test.images[:2])
+    slim, _ = compact(raw, None, plan, example=example)
+    network = adapt(raw)
+    traced = compact(network, variables_of(raw), plan, example=example)
+    found = audit(
+        {"module": (others[0], None), "slim": (slim, None), "traced": traced},
+        [(other, None) for other in others[1:]],
+        (raw, None),
+        data,
+        (3,),
+        jax.random.key(0),
+        options=OPTIONS,
+    )
+    tests = {test.name: test for test in found.tests}
+    # The same network cut twice gives the same numbers.
+    for test in tests.values():
+        assert test.values["slim"] == test.values["traced"], test.name
+    assert found.detail["probe"]["layers"] == ["conv", "features"]
+    assert found.detail["cka"]["slim"].keys() == {"conv"}
+    weights = tests["weight_distance_to_raw"]
+    assert weights.values["module"] > 0
+    assert weights.values["slim"] is None
+    assert any("not comparable: slim, traced" in note for note in weights.notes)
+
+
+def test_outputs_of_an_nnx_module_are_its_own(data):
+    module = SmallNNX(nnx.Rngs(0))
+    network, variables = adapt(module), variables_of(module)
+    found = compute_outputs(network, variables, data.test.images, preprocess)
+    module.eval()
+    images = preprocess(data.test.images)
+    np.testing.assert_allclose(found.logits, module(images), atol=1e-5)
+    features = nnx.relu(module.norm(module.conv(images))).mean((1, 2))
+    np.testing.assert_allclose(found.features, features, atol=1e-5)
+    assert layer_names(network, variables, example=images) == ("conv",)
+
+
+def test_a_network_that_cannot_start_afresh_is_drawn_anew(data):
+    module = SmallNNX(nnx.Rngs(0))
+    network, variables = adapt(module), variables_of(module)
+    images = preprocess(data.test.images[:1])
+    fresh = fresh_variables(network, variables, jax.random.key(1), images)
+    assert jax.tree.structure(fresh) == jax.tree.structure(variables)
+    kernel = np.asarray(fresh["params"]["conv"]["kernel"])
+    assert 0.5 < kernel.std() / np.sqrt(2 / 9) < 1.5
+    assert not np.allclose(kernel, variables["params"]["conv"]["kernel"])
+    np.testing.assert_array_equal(fresh["batch_stats"]["norm"]["var"], 1)
+    with pytest.raises(InputError, match="cannot be initialised"):
+        fresh_variables(network, {}, jax.random.key(1), images)

@@ -1,0 +1,319 @@
+"""A network of the user's own, named on the command line, through whole runs."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuprune
+from fuprune import config as configuration
+from fuprune import main, surgery
+from fuprune.errors import FupruneError, InputError
+from fuprune.models.adapt import adapt
+from fuprune.models.brought import bring
+from fuprune.run import experiment, files
+from fuprune.surgery import PrunePlan, rebuild
+
+SHAPE, CLASSES = (6, 6, 1), 3
+SOURCE = """
+import flax.linen as nn
+from flax import nnx
+
+
+class Net(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Conv(5, (3, 3), strides=2)(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+        x = x + nn.relu(nn.Conv(5, (3, 3))(x))
+        return nn.Dense(self.classes, name="last")(x.mean((1, 2)))
+
+
+class Wrapped(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return Net(self.classes, name="inner")(x, train)
+
+
+def make_model(num_classes, input_shape):
+    return Wrapped(num_classes)
+
+
+def make_other(num_classes, input_shape):
+    return Net(num_classes)
+
+
+def narrow(num_classes, input_shape):
+    return Net(num_classes - 1)
+
+
+def broken(num_classes, input_shape):
+    raise RuntimeError("no weights\\nfound")
+
+
+def picky(num_classes):
+    return Net(num_classes)
+
+
+def deep(num_classes, input_shape):
+    return nn.Sequential([nn.Dense(3), lambda x: x.reshape(7, -1)])
+
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A module `own_nets` in the working directory, which is not yet on the path."""
+    (tmp_path / "own_nets.py").write_text(SOURCE)
+    (tmp_path / "half_nets.py").write_text("import not_there_at_all\n")
+    (tmp_path / "bad_nets.py").write_text("1 +\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("own_nets", "half_nets", "bad_nets"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield tmp_path
+    sys.modules.pop("own_nets", None)
+
+
+def write_data(folder):
+    generator = np.random.default_rng(0)
+    labels = np.arange(48) % CLASSES
+    images = generator.integers(0, 80, (48, *SHAPE), dtype=np.uint8)
+    images[np.arange(48), labels] += 150
+    arrays = {"train_images": images, "train_labels": labels}
+    arrays |= {"test_images": images[:12], "test_labels": labels[:12]}
+    np.savez(folder / "own.npz", **arrays)
+
+
+def overrides(folder, **values):
+    write_data(folder)
+    given = {
+        "model.name": "own_nets:make_model",
+        "data.name": f"npz:{folder}/own.npz",
+        "data.validation": 0.0,
+        "partition.clients": 3,
+        "partition.kind": "iid",
+        "unlearn.classes": 2,
+        "train.cohort": 2,
+        "train.rounds": 2,
+        "train.batch_size": 8,
+        "train.checkpoint_every": 1,
+        "fine_tune.rounds": 2,
+        "fine_tune.stop_at_target": False,
+        "unlearn.retrain_seeds": 1,
+        "prune.rate": 0.3,
+        "runtime.progress": "off",
+        **values,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def settings(folder, **values):
+    config = configuration.default()
+    config.update_from_flattened_dict(overrides(folder, **values))
+    return config
+
+
+def make(name="own_nets:make_model"):
+    return bring(name, num_classes=CLASSES, input_shape=SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent_nets:make", "there is no module absent_nets in"),
+        ("own_nets.inner:make", "importing own_nets.inner failed|no module own_nets"),
+        ("half_nets:make", "importing half_nets failed: ModuleNotFoundError"),
+        ("bad_nets:make", "importing bad_nets failed: SyntaxError"),
+        ("own_nets:absent", "no function absent; it has Net, Wrapped, make_model"),
+        ("own_nets:constant", "has no function constant"),
+        ("own_nets:broken", "failed: RuntimeError: no weights found"),
+        ("own_nets:picky", "failed: TypeError: .*input_shape"),
+        ("own_nets:narrow", r"to an array \[2, 2\], but must give logits \[2, 3\]"),
+        ("own_nets:deep", "does not take images of shape"),
+        ("own_nets", "must be package.module:factory"),
+    ],
+)
+def test_a_factory_that_cannot_be_used_is_one_line(package, name, message):
+    with pytest.raises(InputError, match=message) as caught:
+        make(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_on_the_command_line_costs_no_training(package, capsys):
+    values = overrides(package, **{"model.name": "own_nets:narrow"})
+    command = [f"--config.{key}={value}" for key, value in values.items()]
+    assert main.main(["fuprune", *command, f"--workdir={package / 'run'}"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("fuprune: error: the network of own_nets:narrow(")
+    assert not (package / "run" / "metrics.jsonl").exists()
+
+
+def test_kernels_of_ours_are_not_promised_to_a_network_of_others(package):
+    for key, value in (("runtime.conv", "onednn"), ("runtime.dtype", "bfloat16")):
+        with pytest.raises(FupruneError, match=f"{key} is '{value}'"):
+            experiment.run(settings(package, **{key: value}), package / "run")
+
+
+def cut(model):
+    image = jnp.zeros((1, *SHAPE))
+    variables = jax.jit(model.init)(jax.random.key(0), image)
+    layers = surgery.layer_names(model, variables)
+    plan = PrunePlan({layer: np.array([0, 2, 3]) for layer in layers})
+    slim, smaller = surgery.compact(model, variables, plan)
+    pinned = surgery.pin(model, variables, plan)
+    masked = surgery.mask(model, variables, plan)
+    return {
+        "whole": (model, variables),
+        "slim": (slim, smaller),
+        "pinned": (pinned, masked),
+    }
+
+
+@pytest.mark.parametrize("form", ["whole", "slim", "pinned"])
+def test_a_saved_network_is_the_same_again(package, form):
+    model, variables = cut(make())[form]
+    spec = json.loads(json.dumps(rebuild.spec(model)))
+    again = rebuild.from_spec(spec, factory="own_nets:make_model")
+    # Equal and of equal hash: what jit compiled for one serves the other.
+    assert again == model
+    assert hash(again) == hash(model)
+    assert (again.num_classes, again.input_shape) == (CLASSES, SHAPE)
+    fuprune.save_safetensors(package / "model.safetensors", model, variables)
+    loaded, values = fuprune.load(
+        package / "model.safetensors", factory="own_nets:make_model"
+    )
+    assert loaded == model
+    images = jnp.ones((2, *SHAPE))
+    np.testing.assert_array_equal(
+        model.apply(variables, images), loaded.apply(values, images)
+    )
+
+
+@pytest.mark.parametrize("form", ["whole", "slim"])
+def test_a_file_imports_nothing_unless_the_caller_names_it(package, form):
+    model, variables = cut(make())[form]
+    path = package / "model.safetensors"
+    fuprune.save_safetensors(path, model, variables)
+    del sys.modules["own_nets"]
+    for given in (None, "own_nets:make_other", "other_nets:make_model"):
+        with pytest.raises(InputError, match="made by the factory 'own_nets:make_mod"):
+            fuprune.load(path, factory=given)
+    assert "own_nets" not in sys.modules
+    whole = getattr(model, "base", model)
+    loaded, _ = fuprune.load(path, factory=lambda num_classes, input_shape: whole)
+    assert loaded.num_classes == CLASSES
+    assert "own_nets" not in sys.modules
+
+
+CRAFTED = {
+    "deeply nested": lambda spec: [spec := {**spec, "base": spec} for _ in range(9)][8],
+    "another key": lambda spec: {**spec, "code": "1"},
+    "no list": lambda spec: {**spec, "cuts": 3},
+    "no places": lambda spec: {**spec, "cuts": [3]},
+    "another variable": lambda spec: {
+        **spec,
+        "cuts": [{"path": ["params", "x"], "shape": [5], "axes": {"0": [1]}}],
+    },
+    "another shape": lambda spec: {
+        **spec,
+        "cuts": [{**spec["cuts"][0], "shape": [10**9] * 4}],
+    },
+    "other images": lambda spec: {**spec, "input_shape": [5, 5, 1]},
+    "no base": lambda spec: {**spec, "base": None},
+    "a factory of another type": lambda spec: {
+        **spec,
+        "base": {**spec["base"], "factory": 3},
+    },
+    "too many classes": lambda spec: {
+        **spec,
+        "base": {**spec["base"], "num_classes": 10**12},
+    },
+}
+
+
+@pytest.mark.parametrize("craft", CRAFTED.values(), ids=CRAFTED)
+def test_a_crafted_spec_of_a_cut_network_is_one_error(package, craft):
+    spec = rebuild.spec(cut(make())["slim"][0])
+    with pytest.raises(InputError) as caught:
+        rebuild.from_spec(craft(spec), factory="own_nets:make_model")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_nobody_can_make_again_is_not_saved(package):
+    network = adapt(make("own_nets:make_other").network.module)
+    with pytest.raises(InputError, match="a Net, and nothing says .*fuprune.bring"):
+        rebuild.spec(network)
+
+
+def run_and_stop(config, workdir, phase):
+    """Starts a run that stops after the first round of a phase."""
+
+    class Stop(Exception):
+        pass
+
+    def watch(row):
+        if row["phase"] == phase and row["round"] >= 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        experiment.run(config, workdir, on_row=[watch])
+
+
+def test_a_run_with_a_network_of_the_user_resumes_and_reports(package):
+    config = settings(
+        package,
+        **{
+            "phases": "pretrain,unlearn,report",
+            "unlearn.methods": "class_pruning,mask_logit",
+        },
+    )
+    workdir = package / "run"
+    workdir.mkdir()
+    run_and_stop(config, workdir, "unlearn/class_pruning")
+    record = experiment.run(config, workdir)
+    assert record.model["factory"] == "own_nets:make_model"
+    assert [row.error for row in record.methods] == [None, None]
+    assert (workdir / "report" / "report.html").is_file()
+    model, variables = fuprune.load(
+        workdir / "models" / "class_pruning", factory="own_nets:make_model"
+    )
+    assert isinstance(model, surgery.SlimNetwork)
+    assert model.apply(variables, jnp.zeros((2, *SHAPE))).shape == (2, CLASSES)
+    # The head is found where it is, inside another module.
+    _, masked = fuprune.load(
+        workdir / "models" / "mask_logit", factory="own_nets:make_model"
+    )
+    assert masked["params"]["inner"]["last"]["bias"][2] == -1e3
+    finished = files.read_record(workdir)
+    assert experiment.run(config, workdir).methods == finished.methods
+
+
+@pytest.mark.slow
+def test_the_command_line_takes_a_network_from_training_to_audit(package):
+    values = overrides(
+        package,
+        **{
+            "unlearn.methods": "class_pruning,retrain,fine_tune_only",
+            "phases": "pretrain,unlearn,audit,report",
+            "audit.tests": "accuracy,probe",
+        },
+    )
+    command = [sys.executable, "-m", "fuprune.main", f"--workdir={package / 'run'}"]
+    command += [f"--config.{key}={value}" for key, value in values.items()]
+    for _ in range(2):  # the second time there is nothing left to do
+        done = subprocess.run(command, cwd=package, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    report = json.loads((package / "run" / "audit.json").read_text())
+    assert "class_pruning" in report["candidates"]
+    assert (package / "run" / "report" / "report.html").is_file()
