@@ -102,7 +102,7 @@ def test_last_of_two_overrides_counts(ran):
         (["--noconfig.train.rounds"], "makes no sense"),
         (["--config.model.name=resnet18"], "model.name is 'resnet18'; allowed: resnet"),
         (["--config.partition.bias=1.5"], "partition.bias is 1.5; allowed: 0 to 1"),
-        (["--config.train.cohort=21"], "at most partition.clients, which is 20"),
+        (["--config.train.cohort=21"], "at most partition.clients, which is 10"),
         (["--config.unlearn.classes=10"], "names class 10; allowed: 0 to 9"),
         (["--config.unlearn.classes=0,1,2,3,4,5,6,7,8,9"], "names all 10 classes"),
         (["--config.unlearn.classes={}"], "unlearn.classes"),

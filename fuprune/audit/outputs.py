@@ -85,7 +85,7 @@ def forward(model: Any, variables: Variables, images: jax.Array) -> Outputs:
     Raises:
       ValueError: the model has neither a `features` method nor a dense layer.
     """
-    network = adapt(model)
+    network: Any = adapt(model)  # of several kinds; a Linen one below
     module = _linen_module(network)
     if module is None:
         seen = observe(network, variables, images)

@@ -274,7 +274,7 @@ def test_spec_leaves_runtime_choices_out():
         ({"input_shape": [10**9, 10**9, 3]}, "from 1 to 2048"),
         ({"num_classes": "10"}, "must be a number"),
         ({"input_shape": [8, 8]}, "height, width, channels"),
-        ({"channels": {"stem9": [0]}}, "'stem9', which resnet20 has not"),
+        ({"channels": {"stem9": [0]}}, "'stem9', which resnet20 does not have"),
         ({"channels": {"stem": [0, 16]}}, "increasing ids below 16"),
         ({"channels": {"stem": [0.5]}}, "must be a number"),
         ({"channels": [["stem", [0]]]}, "must map layers to ids"),

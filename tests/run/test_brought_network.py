@@ -270,6 +270,7 @@ def run_and_stop(config, workdir, phase):
         experiment.run(config, workdir, on_row=[watch])
 
 
+@pytest.mark.slow
 def test_a_run_with_a_network_of_the_user_resumes_and_reports(package):
     config = settings(
         package,

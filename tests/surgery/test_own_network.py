@@ -165,7 +165,17 @@ def check_result(result, shape, classes):
     assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+# Another method with other options: their own tests are enough by default.
+VARIANTS = ("prune_random", "prune_lowest", "prune_relabel", "retrain_short")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name
+        for name in METHODS
+    ],
+)
 def test_every_method_runs_on_a_network_of_somebody_else(method):
     network, data = adapt(Plain()), small_federation()
     variables = networks.variables_of(network, (6, 6, 1))

@@ -20,7 +20,7 @@ from fuprune.surgery import PrunePlan, cutting, trace
 from tests.models import drawing
 from tests.surgery import networks
 
-FAST = ("mobilenet", "convnext", "vit")
+FAST = ("mobilenet", "vit")
 
 
 def bring(name):
