@@ -280,9 +280,9 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
             f"and {formats.seconds(retrained.seconds)}"
         )
     if ratios[0] is not None:
-        sentence += f": {formats.times(ratios[0])} fewer rounds"
+        sentence += f": {_ratio(ratios[0], 'fewer', 'as many')} rounds"
         if ratios[1] is not None:
-            sentence += f", {formats.times(ratios[1])} less time"
+            sentence += f", {_ratio(ratios[1], 'less', 'as much')} time"
     yield sentence + "."
     sooner = []
     for control in _controls(record):
@@ -294,6 +294,13 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
             sooner.append(f"{formats.in_words(control)} ({rounds})")
     if sooner:
         yield f"Controls that need no more rounds: {formats.listing(sooner, 4)}."
+
+
+def _ratio(speedup: float, less: str, more: str) -> str:
+    """A speed-up as `10× fewer`, or as `2× as many` where there is none."""
+    if speedup >= 1:
+        return f"{formats.times(speedup)} {less}"
+    return f"{formats.times(1 / speedup)} {more}"
 
 
 def _short_sure(audit: AuditReport | None) -> str:
@@ -319,7 +326,7 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
     error = formats.percent(1 - confidence, 0)
     yield (
         "The headline's tests are judged together: a retrained model would fail any of "
-        f"them with at most {error} probability."
+        f"them with about {error} probability at most, as docs/audit.md simulates it."
     )
     powerless = judgement.powerless_membership(audit)
     if powerless:

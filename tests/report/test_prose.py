@@ -2,6 +2,7 @@
 
 import pytest
 
+from fuprune.report import prose
 from fuprune.report.judgement import (
     has_power,
     interval_text,
@@ -67,7 +68,7 @@ def test_the_headline_counts_its_family_only():
     audit = audit._replace(tests=[*audit.tests, aside])
     screen = first_screen(make_record(), audit)
     assert screen.tone == "pass"
-    assert "at most 5% probability" in found(screen)["How sure?"]
+    assert "about 5% probability at most" in found(screen)["How sure?"]
     assert "Outside the headline it fails further." in found(screen)["Gone?"]
 
 
@@ -122,6 +123,11 @@ def test_speed_is_told_in_rounds_and_seconds_with_own_work():
         "6.36× less time."
     ) in price
     assert "Controls that need no more rounds: fine tune only (10)." in price
+
+
+def test_a_method_that_is_slower_is_not_called_faster():
+    assert prose._ratio(0.5, "fewer", "as many") == "2\N{MULTIPLICATION SIGN} as many"
+    assert prose._ratio(4.0, "fewer", "as many") == "4\N{MULTIPLICATION SIGN} fewer"
 
 
 def test_a_target_never_reached_is_said():
