@@ -328,6 +328,12 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
         "The headline's tests are judged together: a retrained model would fail any of "
         f"them with about {error} probability at most, as docs/audit.md simulates it."
     )
+    hidden = audit.headlines.get("mask_logit")
+    if hidden is not None and hidden.verdict != FAIL:
+        yield (
+            "They do not tell mask logit apart either, which forgets nothing: passing "
+            "them shows little here."
+        )
     powerless = judgement.powerless_membership(audit)
     if powerless:
         yield powerless

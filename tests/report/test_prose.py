@@ -188,3 +188,10 @@ def test_few_seeds_and_missing_retraining_are_next_steps():
 def test_intervals_read_as_words(interval, words):
     test = evidence("a", {"x": "pass"}, interval=interval)
     assert interval_text(test) == words
+
+
+@pytest.mark.parametrize(("masked", "said"), [("pass", True), ("fail", False)])
+def test_a_headline_that_clears_a_masked_logit_shows_little(masked, said):
+    audit = make_audit(evidence("a", {PRUNING: "pass", "mask_logit": masked}))
+    sure = found(first_screen(make_record(), audit))["How sure?"]
+    assert ("do not tell mask logit apart either" in sure) == said
