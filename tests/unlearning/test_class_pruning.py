@@ -147,7 +147,7 @@ def both_surgeries(model, variables, data, classes, **options):
     )
 
 
-@hypothesis.settings(max_examples=2, deadline=None)
+@hypothesis.settings(max_examples=4, deadline=None)
 @hypothesis.given(
     classes=st.permutations(range(4)).map(lambda order: tuple(order[:3])),
     scope=st.sampled_from(["global", "layer", "balanced"]),
