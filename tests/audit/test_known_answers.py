@@ -3,8 +3,8 @@
 The settings were chosen before the first run: small grids, so that ten whole audits fit
 in a few minutes. Two expectations were changed after the first run: relearning was to
 tell a masked logit and fine-tuning from retraining. It did not tell the masked logit
-apart, and the run ended there, so nothing is known about fine-tuning. The masked model is
-now held to the raw model's own curve, and fine-tuning to accuracy and distance.
+apart, and the run ended there, so nothing is known about fine-tuning. The masked model
+is now held to the raw model's own curve, and fine-tuning to accuracy and distance.
 """
 
 from typing import NamedTuple
