@@ -178,7 +178,13 @@ def class_label(record: RunRecord, class_id: int) -> str:
 
 
 def forgotten(record: RunRecord) -> str:
-    """Names what was to be forgotten: `class cat (3)`, `classes 0 and 9`."""
+    """Names what was to be forgotten: `class cat (3)`, `clients 3 and 17`."""
+    if record.request is not None and record.request.kind != "classes":
+        kind, targets = record.request.kind, record.request.targets
+        if len(targets) > 5:
+            return f"{len(targets)} {kind}"
+        shown = formats.listing([str(target) for target in targets])
+        return f"{kind if len(targets) > 1 else kind.removesuffix('s')} {shown}"
     names = [class_label(record, class_id) for class_id in record.classes]
     if not names:
         return "the class"

@@ -14,10 +14,9 @@ import numpy as np
 
 from fuprune import audit as auditing
 from fuprune import typed_json
-from fuprune.data.federated import drop_classes
 from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
-from fuprune.run import assembly, checkpoint, files, models
+from fuprune.run import assembly, checkpoint, files, kept_files, models
 from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
 from fuprune.run.record import (
     AuditOutcome,
@@ -29,6 +28,7 @@ from fuprune.run.record import (
     UnlearnedOutcome,
 )
 from fuprune.run.training import (
+    KEPT_ROUNDS,
     Budget,
     Run,
     StopRequested,
@@ -38,6 +38,7 @@ from fuprune.run.training import (
     make_judge,
     measure,
     outcome_of,
+    passes,
     stopping,
     train_unit,
 )
@@ -55,6 +56,7 @@ from fuprune.unlearning.protocol import (
     tree_bytes,
 )
 from fuprune.unlearning.recovery import recovery_key
+from fuprune.unlearning.request import remaining
 
 
 def target_accuracy(this: Run) -> float | None:
@@ -94,6 +96,7 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
             budget,
             key=key_for(this, "pretrain"),
             store=update_history.empty(kept) if kept else None,
+            interval=train.history_interval,
         )
         variables = fit.state.variables
     checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
@@ -102,6 +105,8 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
         head = _head(model, variables).get("head", "")
         masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
     except UnlearnError:  # A network without a dense layer, or its bias, at its end.
+        masked = None
+    if not this.classes:
         masked = None
     return TrainedOutcome(
         measure(this, "raw", Stage("raw", model, variables)),
@@ -168,6 +173,21 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     if "history" in METHODS[method].options:
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
+    if "replay" in METHODS[method].options:
+        kept = this.workdir / KEPT_ROUNDS
+        options["rounds"] = kept_files.RoundFiles(kept, variables)
+        options["replay"] = assembly.make_replay(
+            this.config, model, this.federation, this.runtime
+        )
+    if "shards" in METHODS[method].options:
+        options |= dict(
+            train=assembly.make_slice_training(
+                this.config, this.federation, this.runtime
+            ),
+            rounds=this.config.train.rounds,
+            passes=passes(this.config),
+            kept=kept_files.SliceFiles(this.workdir / "sisa", variables),
+        )
     how = make_budget(this.config, budget, target_accuracy(this))
     outcome = UnlearnedOutcome(
         unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
@@ -178,7 +198,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             model,
             variables,
             this.federation.data,
-            this.classes,
+            this.request,
             key=_method_key(this, unit.seed),
             fine_tune=_fine_tune(this, name, how, watch),
             **options,
@@ -293,7 +313,7 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
     after = measure(this, name, Stage("pruned", cut.model, cut.variables))
     tuned = None
     if config.privacy.curve_fine_tune:
-        left = drop_classes(this.federation.data, this.classes)
+        left = remaining(this.federation.data, this.request)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
         tune = _fine_tune(this, name, budget, watch)
         key = recovery_key(_method_key(this, 0))

@@ -1,6 +1,5 @@
 """SISA: the schedule, what is trained again, and the ensemble as a network."""
 
-import functools
 import hashlib
 
 import chex
@@ -12,30 +11,24 @@ import pytest
 
 from fuprune.data.dataset import Dataset
 from fuprune.federated.evaluate import make_evaluator
-from fuprune.federated.server import fed_avg
-from fuprune.federated.train import fit
 from fuprune.models.ensemble import Ensemble, member_of
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest, remaining
 from fuprune.unlearning.sisa import Sharding, deal_clients, slice_rounds, train_shards
 from tests import reference_requests as reference
-from tests.unlearning.small import SmallNet, SoftmaxRegression, initial, small_data
+from tests.unlearning.small import (
+    SmallNet,
+    SoftmaxRegression,
+    initial,
+    make_train,
+    small_data,
+)
 
 LINEAR = SoftmaxRegression(num_classes=4)
 KEY = jax.random.key(5)
 CLIENTS, SHARDS, SLICES, ROUNDS = 8, 2, 2, 3
-
-
-@functools.cache
-def algorithm():
-    return fed_avg(LINEAR, client_optimizer=optax.sgd(0.2), batch_size=8)
-
-
-def train(model, variables, data, key, rounds):
-    """The engine of every other training."""
-    state = algorithm().init(variables)
-    return fit(algorithm(), state, data, key=key, cohort_size=2, rounds=rounds)
+train = make_train(optax.sgd(0.2))  # by the engine of every other training
 
 
 @pytest.fixture(scope="module")
