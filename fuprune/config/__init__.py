@@ -198,6 +198,9 @@ def _check_together(config: Config) -> None:
                 f"{HISTORY_VALUES[key]}."
             )
     kind = request_kind(config)
+    if kind == "classes" and config.audit.backdoor:
+        allowed = "0 for classes (it is planted in clients' or single images)"
+        raise _refused("audit.backdoor", config.audit.backdoor, allowed)
     if kind != "classes":
         unfit = [name for name in methods(config) if name in FOR_CLASSES]
         others = [name for name in METHODS if name not in FOR_CLASSES]

@@ -307,6 +307,8 @@ SECTIONS = (
          "retrained models compared with; 0 uses all there are"),
         ("reference", "", PATH, "workdir of another run whose retrained models count"),
         ("models", "", PATH, "further saved models to audit: name=folder,name=folder"),
+        ("backdoor", 0.0, SHARE,
+         "share of the images of leaving clients that get a trigger before training"),
         ("confidence", 0.95,
          within(lambda value: 0.5 <= value < 1, "0.5 or more and less than 1"),
          "of the interval that a candidate has to lie in"),

@@ -191,6 +191,20 @@ def forgotten(record: RunRecord) -> str:
     return f"{'class' if len(names) == 1 else 'classes'} {formats.listing(names)}"
 
 
+def u_images(record: RunRecord) -> str:
+    """The images that U-set accuracy is taken on."""
+    if record.request is None or record.request.kind == "classes":
+        return f"the {record.dataset} test images of {forgotten(record)}"
+    return record.request.u_set
+
+
+def r_images(record: RunRecord) -> str:
+    """The images that R-set accuracy is taken on, in two words or three."""
+    if record.request is None or record.request.kind == "classes":
+        return "the other classes"
+    return "the test images"
+
+
 def model_name(record: RunRecord) -> str:
     """The network's name, or that of the factory which made it."""
     return str(record.model.get("name", record.model.get("factory", "")))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fuprune.config import ConfigError
-from fuprune.data import normalisation, partition, sources
+from fuprune.data import backdoor, normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
@@ -71,6 +71,10 @@ def make_federation(config, runtime: Runtime) -> Federation:
     data = place_federation(train, parts, runtime, whole=whole)
     placed = requests.image_numbers(data, parts, numbers.labels)
     request = requests.make_request(config, data, placed)
+    places = requests.forgotten_places(request, data, parts)
+    if config.audit.backdoor:
+        train = backdoor.plant(train, places, config.audit.backdoor, config.seed)
+        data = place_federation(train, parts, runtime, whole=whole)
     normalise = STATISTICS[config.data.normalise]
     mean, std = normalise(config, train, parts, request, data)
     # CIFAR's four pixels in 32, in proportion to the images.
@@ -87,7 +91,7 @@ def make_federation(config, runtime: Runtime) -> Federation:
             mean, std, augment=config.train.augment, padding=padding
         ),
         request=request,
-        forgotten=requests.forgotten_images(request, data, parts, train),
+        forgotten=Dataset(train.images[places], train.labels[places]),
     )
 
 

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from fuprune import config as configuration
+from fuprune.audit.request_audit import RequestData
 from fuprune.config import ConfigError
-from fuprune.data.dataset import Dataset
+from fuprune.data.backdoor import TARGET, triggered
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.request import (
     ForgetRequest,
@@ -112,15 +113,16 @@ def without_request(
     return left
 
 
-def forgotten_images(
-    request: ForgetRequest,
-    data: FederatedDataset,
-    parts: Sequence[np.ndarray],
-    train: Dataset,
-) -> Dataset:
-    """The training images that a request for clients or examples names."""
+def forgotten_places(
+    request: ForgetRequest, data: FederatedDataset, parts: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Where the training images are that a request for clients or examples names.
+
+    Returns:
+      [F] increasing indices that `parts` count by; none for a request of classes.
+    """
     if request.kind == "classes":
-        return Dataset(train.images[:0], train.labels[:0])
+        return np.zeros(0, np.int64)
     named = forgotten(data, request)
     rows, lengths = jax.device_get((named.rows, named.lengths))
     whole = jax.device_get(data.rows)
@@ -129,8 +131,7 @@ def forgotten_images(
         for k, part in enumerate(parts)
         if lengths[k]
     ]
-    places = np.sort(np.concatenate(chosen)).astype(np.int64)
-    return Dataset(train.images[places], train.labels[places])
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
 def describe_sets(request: ForgetRequest, images: int, tested: int) -> dict[str, Any]:
@@ -146,3 +147,10 @@ def describe_sets(request: ForgetRequest, images: int, tested: int) -> dict[str,
     return dict(
         kind=request.kind, targets=list(request.targets), u_set=u_set, r_set=r_set
     )
+
+
+def audit_images(config, federation, preprocess) -> RequestData:
+    """The images that a request for clients or examples is audited on."""
+    test = federation.test
+    planted = triggered(test) if config.audit.backdoor else None
+    return RequestData(federation.forgotten, test, preprocess, planted, TARGET)

@@ -14,9 +14,10 @@ import numpy as np
 
 from fuprune import audit as auditing
 from fuprune import typed_json
+from fuprune.audit.request_audit import audit_request
 from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
-from fuprune.run import assembly, checkpoint, files, kept_files, models
+from fuprune.run import assembly, checkpoint, files, kept_files, models, requests
 from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
 from fuprune.run.record import (
     AuditOutcome,
@@ -362,16 +363,24 @@ def audit(this: Run, name: str) -> AuditOutcome:
             if stopping(this):
                 raise StopRequested
 
-        report = auditing.audit(
-            judged,
-            references,
-            models.load_saved(this, "raw", "pretrain"),
-            data,
-            this.classes,
-            key_for(this, "audit"),
-            on_step=on_step,
-            options=assembly.audit_options(config),
-        )
+        raw = models.load_saved(this, "raw", "pretrain")
+        key, options = key_for(this, "audit"), assembly.audit_options(config)
+        if this.classes:
+            report = auditing.audit(
+                judged,
+                references,
+                raw,
+                data,
+                this.classes,
+                key,
+                on_step=on_step,
+                options=options,
+            )
+        else:
+            images = requests.audit_images(config, this.federation, data.preprocess)
+            report = audit_request(
+                judged, references, raw, images, key, on_step=on_step, options=options
+            )
     if this.runtime.is_main:
         write_whole(this.workdir / "audit.json", report.to_json())
     return AuditOutcome(len(steps))
