@@ -135,14 +135,14 @@ def make_algorithm(
     if train.algorithm == "fed_sgd":
         return fed_sgd(
             model,
-            server_optimizer=_optimizer(train, rate),
+            server_optimizer=optimizer(train, rate),
             batch_size=train.batch_size or None,
             **common,
         )
     server = {"sgd": optax.sgd, "adam": optax.adam}[train.server_optimizer]
     return fed_avg(
         model,
-        client_optimizer=_optimizer(train, learning_rate),
+        client_optimizer=optimizer(train, learning_rate),
         local_epochs=train.local_epochs,
         batch_size=train.batch_size,
         server_optimizer=server(train.server_learning_rate),
@@ -151,7 +151,8 @@ def make_algorithm(
     )
 
 
-def _optimizer(train, learning_rate) -> optax.GradientTransformation:
+def optimizer(train, learning_rate) -> optax.GradientTransformation:
+    """The optimiser of the config's section `train`."""
     if train.optimizer == "adam":
         return optax.adamw(learning_rate, weight_decay=train.weight_decay)
     return optax.chain(

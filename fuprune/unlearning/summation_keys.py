@@ -106,7 +106,7 @@ def check_directory(client: int, keys: Keys, directory: Directory) -> None:
 
     Raises:
         InputError: its own keys are not where they belong, a key occurs twice, or the
-            threshold is so low that a minority could open what it sends.
+            threshold is below 2 or above the number of clients.
     """
     number = len(directory.public_keys)
     own = public_keys(keys)
