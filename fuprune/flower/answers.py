@@ -101,7 +101,7 @@ def _task(header, tree, node: Node) -> Answer:
     worked_on = {"model": digest(tree)}
     name = header.get("task", "")
     longest = _longest(header, node)
-    positions = _positions(header, node)
+    positions, labels = _selected(header, node)
     row = np.zeros(max(longest, 1), np.int32)
     row[: len(positions)] = positions
     clients = Client(
@@ -110,13 +110,19 @@ def _task(header, tree, node: Node) -> Answer:
         jnp.asarray([node.client], jnp.int32),
     )
     context = jax.tree.map(jnp.asarray, tasks.as_context(name, tree))
-    labels = jnp.asarray(node.labels, jnp.int32)
+    labels = jnp.asarray(labels, jnp.int32)
     shared = Shared(jnp.asarray(node.images), labels, context)
     asked = {field: header.get(field) for field in ("spec", "settings", "arguments")}
     shape = node.images.shape[1:]
     run = _make_run(name, json.dumps(asked, sort_keys=True), shape)
     total, each = jax.device_get(run(shared, clients))
     each = jax.tree.map(lambda x: x[0], each)
+    if name == "relabel":
+        # The answers stay here: which image was taken for what is nobody's business.
+        taught = np.array(node.labels)
+        taught[positions] = each[: len(positions)]
+        nodes.keep_labels(node.folder, header["order"], taught)
+        return worked_on, None
     if header.get("secure") is None:
         return worked_on, (total, each)
     return worked_on, secure.masked_upload(each, header["secure"], node)
@@ -134,8 +140,8 @@ def _make_run(name: str, asked: str, shape: tuple[int, ...]):
 def _evaluate(header, tree, node: Node) -> Answer:
     """The confusion matrix of the model on this client's usable images."""
     setting = _setting(header, node.images.shape[1:])
-    positions = _positions(header, node)
-    held = Dataset(node.images[positions], node.labels[positions])
+    positions, labels = _selected(header, node)
+    held = Dataset(node.images[positions], labels[positions])
     evaluation = make_evaluator(
         setting.model,
         held,
@@ -146,12 +152,29 @@ def _evaluate(header, tree, node: Node) -> Answer:
     return {"model": digest(tree)}, (evaluation.confusion, loss)
 
 
-def _positions(header, node: Node) -> np.ndarray:
-    classes = header.get("classes")
+def _selected(header, node: Node) -> tuple[np.ndarray, np.ndarray]:
+    """Which images a request may read, and every image's label in it.
+
+    A class beyond the last, `num_classes` + u, is class u under the labels that the
+    order's own request gave it.
+    """
+    classes, size = header.get("classes"), header.get("num_classes")
     if not isinstance(classes, list) or not all(type(u) is int for u in classes):
         raise InputError(f"classes are {classes!r:.80}, but must be whole numbers.")
+    if type(size) is not int or size <= max(node.labels, default=0):
+        raise InputError(
+            f"the request knows {size!r:.40} classes, and this client has images of "
+            f"class {max(node.labels, default=0)}."
+        )
+    order = header.get("order")
     orders = nodes.read_orders(node.folder)
-    return nodes.usable(node, orders, classes, header.get("order"))
+    positions = nodes.usable(node, orders, [u % size for u in classes], order)
+    renamed = [u - size for u in classes if u >= size]
+    if not renamed:
+        return positions, node.labels
+    taught = np.isin(node.labels, renamed)
+    labels = np.where(taught, nodes.recall_labels(node.folder, order), node.labels)
+    return positions, labels
 
 
 def _longest(header, node: Node) -> int:
@@ -225,6 +248,7 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], Any, Node], Answer]] = {
     "query.forget": _forget,
     "query.class_statistics": _task,
     "query.sums": _task,
+    "query.relabel": _task,
     "query.secure_keys": _secure_keys,
     "query.secure_shares": _secure_shares,
     "query.secure_reveal": _secure_reveal,

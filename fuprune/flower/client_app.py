@@ -127,7 +127,7 @@ QUERIES = tuple(
     map(
         _register,
         (
-            *("hello", "forget", "class_statistics", "sums"),
+            *("hello", "forget", "class_statistics", "sums", "relabel"),
             *("secure_keys", "secure_shares", "secure_reveal"),
         ),
     )

@@ -6,6 +6,7 @@ sums under way, readable by their owner alone; and `compiled/`, JAX's compilatio
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -135,6 +136,31 @@ def usable(
             forgotten |= set(known.classes)
     wanted = sorted({int(u) for u in classes} - forgotten)
     return np.flatnonzero(np.isin(node.labels, wanted)).astype(np.int32)
+
+
+def keep_labels(folder: Path, order: str, labels: np.ndarray) -> None:
+    """Keeps the labels that an order's images are to be taught under, [n] int32."""
+    write_whole(
+        _labels_path(folder, order),
+        lambda file: np.save(file, labels, allow_pickle=False),
+    )
+
+
+def recall_labels(folder: Path, order: str) -> np.ndarray:
+    """What `keep_labels` kept.
+
+    Raises:
+      InputError: this client was not asked for new labels.
+    """
+    path = _labels_path(folder, order)
+    if not path.is_file():
+        raise InputError(f"this client has no new labels for order {order[:80]!r}.")
+    return np.load(path, allow_pickle=False)
+
+
+def _labels_path(folder: Path, order: str) -> Path:
+    name = hashlib.sha256(order.encode()).hexdigest()[:32]
+    return folder / "labels" / f"{name}.npy"
 
 
 def keep_secret(folder: Path, session: str, secret: Mapping[str, Any]) -> None:

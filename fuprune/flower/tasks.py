@@ -22,8 +22,10 @@ from fuprune.federated.objective import classification
 from fuprune.federated.program import ClientProgram
 from fuprune.run import assembly
 from fuprune.unlearning.activations import activations_program
+from fuprune.unlearning.ascent import Ascent, local_ascent
 from fuprune.unlearning.client_sums import make_loss_sum, sum_program
 from fuprune.unlearning.fisher import diagonal_fisher
+from fuprune.unlearning.relabel import answers_program
 
 
 class Setting(NamedTuple):
@@ -104,6 +106,25 @@ def _gradient_sum(setting: Setting, *, chunk) -> ClientProgram:
     return _sum(gradient, setting, chunk)
 
 
+def _ascent(setting: Setting, **climb) -> ClientProgram:
+    return local_ascent(
+        setting.model,
+        Ascent(**climb),
+        max_length=setting.max_length,
+        preprocess=setting.prepare,
+    )
+
+
+def _relabel(setting: Setting, *, others, batch_size) -> ClientProgram:
+    return answers_program(
+        setting.model,
+        others,
+        setting.max_length,
+        batch_size=batch_size,
+        preprocess=setting.prepare,
+    )
+
+
 _CHUNK = frozenset(("chunk",))
 MAKERS: Mapping[str, Maker] = {
     "local_sgd": Maker(_local_sgd, frozenset(("local_epochs", "batch_size")), True),
@@ -117,6 +138,8 @@ MAKERS: Mapping[str, Maker] = {
     "fisher_sum": Maker(_fisher_sum, _CHUNK),
     "loss_sum": Maker(_loss_sum, _CHUNK),
     "gradient_sum": Maker(_gradient_sum, _CHUNK),
+    "ascent": Maker(_ascent, frozenset(Ascent._fields), True),
+    "relabel": Maker(_relabel, frozenset(("others", "batch_size"))),
 }
 
 
@@ -137,7 +160,8 @@ def make_program(name: str, setting: Setting, arguments: Any) -> ClientProgram:
             f"but it takes {sorted(maker.arguments)}."
         )
     for argument, value in arguments.items():
-        if not (value is None or isinstance(value, bool | int | float)):
+        numbers = value if isinstance(value, list) else [value]
+        if not all(x is None or isinstance(x, bool | int | float) for x in numbers):
             raise InputError(
                 f"the request's {argument} is {value!r:.80}, but must be a number."
             )

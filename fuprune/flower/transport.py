@@ -44,13 +44,15 @@ class Terms(NamedTuple):
 class RemoteClients:
     """The clients of a roster as a backend; `federated.program.Transport`."""
 
-    def __init__(self, roster: Roster, terms: Terms):
+    def __init__(self, roster: Roster, terms: Terms, num_classes: int):
         self.roster = roster
         self.terms = terms
+        self.num_classes = num_classes
 
     def under(self, **terms) -> "RemoteClients":
         """The same clients under other terms."""
-        return RemoteClients(self.roster, self.terms._replace(**terms))
+        terms = self.terms._replace(**terms)
+        return RemoteClients(self.roster, terms, self.num_classes)
 
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """How many images clients [M] say they have, [M]."""
@@ -70,6 +72,8 @@ class RemoteClients:
             if task.name == "class_statistics" and self.terms.secure:
                 return self._secure_sum(task, shared, clients, template), None
             replies = self._ask(task, shared, clients)
+            if task.name == "relabel":
+                return (), self._renamed(shared, clients, replies)
             return self._receive(program, shared, clients, template, replies)
 
         return run
@@ -101,6 +105,7 @@ class RemoteClients:
         return {
             "spec": spec,
             "classes": [int(u) for u in classes],
+            "num_classes": self.num_classes,
             "order": terms.order,
             "settings": {
                 "config": dict(terms.config),
@@ -128,8 +133,8 @@ class RemoteClients:
             if clients.length[i] > 0
         }
         kind = "train" if MAKERS[task.name].trains else "query.sums"
-        if task.name == "class_statistics":
-            kind = "query.class_statistics"
+        if task.name in ("class_statistics", "relabel"):
+            kind = f"query.{task.name}"
         return self.roster.exchange(kind, requests)
 
     def _receive(self, program, shared, clients, template, replies: Replies):
@@ -150,6 +155,18 @@ class RemoteClients:
                 "no client answered; look at the SuperNodes, or raise reply-seconds."
             )
         return total, jax.tree.map(lambda *x: np.stack(x), *each)
+
+    def _renamed(self, shared, clients: Client, replies: Replies) -> np.ndarray:
+        """[M, L] labels in place of the answers, which stay with the clients.
+
+        Class u under the new labels is class `num_classes` + u.
+        """
+        if not replies:
+            raise TooFewClientsError(
+                "no client gave its images new labels; look at the SuperNodes, or raise "
+                "reply-seconds."
+            )
+        return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
 
     def _secure_sum(self, task, shared, clients: Client, template) -> ClassActivations:
         clients = jax.device_get(clients)

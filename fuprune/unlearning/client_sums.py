@@ -25,7 +25,6 @@ from fuprune.federated.cohort import (
 )
 from fuprune.federated.objective import cross_entropy
 from fuprune.federated.program import Task
-from fuprune.models.layers import loops_are_fast
 
 BatchSum = Callable[[Any, Batch], Any]
 
@@ -104,16 +103,6 @@ def sum_program(
         return (client.length + chunk - 1) // chunk
 
     return ClientProgram(num_steps, init, step, finish)
-
-
-def client_sum_options(model, *, preprocess, backend, mesh) -> dict[str, Any]:
-    """The keyword arguments that every sum over one model's clients shares."""
-    return dict(
-        preprocess=preprocess,
-        backend=backend,
-        mesh=mesh,
-        loops_are_fast=loops_are_fast(model),
-    )
 
 
 def on_server(tree):

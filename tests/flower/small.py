@@ -74,7 +74,7 @@ def remote(grid, config, *, num_clients=3, **terms):
     assert present == sorted(grid.nodes.values())
     mean, std = constant_statistics("digits", 1)
     settings = Terms(configuration.to_json(config), mean, std, **terms)
-    return RemoteClients(roster, settings), stand_ins(num_clients, 10, (8, 8, 1))
+    return RemoteClients(roster, settings, 10), stand_ins(num_clients, 10, (8, 8, 1))
 
 
 def small_model():
