@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import Message
 
 from fuprune.federated.aggregate import TooFewClientsError
@@ -36,8 +37,19 @@ class Roster:
     a client that comes back as another Flower node is still the same client.
     """
 
-    def __init__(self, grid, num_clients: int, timeouts: Timeouts):
+    def __init__(
+        self,
+        grid,
+        num_clients: int,
+        timeouts: Timeouts,
+        *,
+        least: int = 1,
+        normalise: bool = False,
+    ):
         self.grid = grid
+        self.least = least  # clients that every request waits for
+        self.normalise = normalise  # whether clients tell sums of their colours
+        self.channel_sums: dict[int, np.ndarray] = {}  # by client, [2 * C + 1]
         self.num_clients = num_clients
         self.timeouts = timeouts
         self.orders: dict[str, Order] = {}  # in force
@@ -96,9 +108,10 @@ class Roster:
         return {k: replies[n] for k, n in nodes.items() if n in replies}
 
     def _greet(self, nodes: Sequence[int]) -> None:
-        replies = self._send("query.hello", {n: ({}, None) for n in nodes})
-        for node, (header, _) in replies.items():
-            client = header["client"]
+        asked = {"normalise": self.normalise}
+        replies = self._send("query.hello", {n: (asked, None) for n in nodes})
+        for node, (header, sums) in replies.items():
+            client = header.get("client")
             problem = self._check_greeting(client, header)
             if problem:
                 _LOGGER.warning("node %d is left out: %s", node, problem)
@@ -106,6 +119,8 @@ class Roster:
                 continue
             self._node_of[client] = node
             self.examples[client] = header["examples"]
+            if isinstance(sums, np.ndarray) and sums.dtype == np.int64:
+                self.channel_sums[client] = sums
 
     def _check_greeting(self, client: Any, header) -> str | None:
         examples, shape = header.get("examples"), header.get("shape")

@@ -126,7 +126,7 @@ class RemoteClients:
 
     def _ask(self, task, shared: Shared, clients: Client) -> Replies:
         clients = jax.device_get(clients)
-        self.roster.refresh()
+        self.roster.wait_for(self.roster.least)
         requests = {
             int(k): self._request(task, shared, clients, i)
             for i, k in enumerate(clients.client_id)
@@ -163,14 +163,14 @@ class RemoteClients:
         """
         if not replies:
             raise TooFewClientsError(
-                "no client gave its images new labels; look at the SuperNodes, or raise "
-                "reply-seconds."
+                "no client gave its images new labels; look at the SuperNodes, or "
+                "raise reply-seconds."
             )
         return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
 
     def _secure_sum(self, task, shared, clients: Client, template) -> ClassActivations:
         clients = jax.device_get(clients)
-        present = set(self.roster.refresh())
+        present = set(self.roster.wait_for(self.roster.least))
         chosen = {
             int(k): i
             for i, k in enumerate(clients.client_id)

@@ -34,6 +34,7 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.federated.program import Task
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.participants import participating
