@@ -1,6 +1,7 @@
 """The ServerApp: one run is one command, with files in the server's workdir."""
 
 import logging
+import sys
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -17,7 +18,10 @@ def main(grid: Grid, context: Context) -> None:
     from fuprune.flower.loop import run
     from fuprune.flower.settings import read_settings
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    # Only ours: Flower's transport has a line for every request.
+    logger = logging.getLogger("fuprune")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler(sys.stdout))
     try:
         run(grid, read_settings(context.run_config))
     except FupruneError as error:
