@@ -124,6 +124,27 @@ def for_each_client(
     return make_sharded(makers[inner](program), mesh or make_client_mesh())
 
 
+def for_one_client(program: ClientProgram) -> CohortFn:
+    """Run the client's part of `program` on one client, by a host loop.
+
+    It is for a process that has one client and no cohort: no axis of clients is added,
+    and nothing is compiled but the program's three functions.
+
+    Returns:
+      `run(shared, client) -> (total, each)`, as `program.finish` gives them.
+    """
+    init, step = jax.jit(program.init), jax.jit(program.step, donate_argnums=2)
+    finish = jax.jit(program.finish)
+
+    def run(shared, client):
+        carry = init(shared, client)
+        for i in range(int(program.num_steps(jax.device_get(client)))):
+            carry = step(shared, client, carry, np.int32(i))
+        return finish(shared, client, carry)
+
+    return run
+
+
 def _with_receiver(program: ClientProgram) -> ClientProgram:
     """The server's part joined to the client's, where both are in one process."""
     receive = program.receive

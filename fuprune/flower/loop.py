@@ -361,6 +361,14 @@ def _log_round(folder: Path, record: Record) -> None:
     _LOGGER.info("%s %s", folder.name, row)
 
 
+def _log_messages(session: Session) -> None:
+    """What each answer cost its client."""
+    with open(session.workdir / "messages.jsonl", "a", encoding="utf-8") as file:
+        for kind, client, seconds in session.clients.roster.cpu_seconds:
+            row = {"kind": kind, "client": client, "cpu_seconds": seconds}
+            file.write(json.dumps(row) + "\n")
+
+
 def _send_order(session: Session, name: str) -> None:
     """Tells everybody who is there; the others hear of it with their next request."""
     roster = session.clients.roster
@@ -435,6 +443,7 @@ def run(grid, settings: Settings) -> None:
         done = RUNS[settings.command](session)
     finally:
         ledger.confirm_all(session.workdir, session.clients.roster)
+        _log_messages(session)
     if done is not None:
         print(Path(done).read_text("utf-8"))
         print(f"report: {done}")

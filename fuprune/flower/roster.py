@@ -19,6 +19,7 @@ from fuprune.flower.node import Order
 from fuprune.flower.records import MessageError, digest, pack, unpack
 
 _LOGGER = logging.getLogger(__name__)
+GREETINGS = 3  # without an answer, and a node is left out
 Replies = dict[int, tuple[dict[str, Any], Any]]  # by client: header and arrays
 
 
@@ -60,6 +61,7 @@ class Roster:
         self.cpu_seconds: list[tuple[str, int, float]] = []  # kind, client, seconds
         self._node_of: dict[int, int] = {}  # client -> Flower's node id
         self._refused: set[int] = set()  # nodes that are not of this federation
+        self._unanswered: dict[int, int] = {}  # node -> greetings without an answer
         # Tells this server's requests from those of another, or of an earlier start.
         self._series = secrets.token_hex(8)
         self._number = 0
@@ -110,6 +112,11 @@ class Roster:
     def _greet(self, nodes: Sequence[int]) -> None:
         asked = {"normalise": self.normalise}
         replies = self._send("query.hello", {n: (asked, None) for n in nodes})
+        for node in set(nodes) - replies.keys():
+            self._unanswered[node] = self._unanswered.get(node, 0) + 1
+            if self._unanswered[node] >= GREETINGS:
+                _LOGGER.warning("node %d is left out: it does not say who it is", node)
+                self._refused.add(node)
         for node, (header, sums) in replies.items():
             client = header.get("client")
             problem = self._check_greeting(client, header)

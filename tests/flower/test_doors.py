@@ -13,7 +13,7 @@ from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.program import ClientProgram, Task
 from fuprune.flower.records import pack, unpack
-from fuprune.flower.roster import Roster, Timeouts
+from fuprune.flower.roster import GREETINGS, Roster, Timeouts
 from fuprune.flower.settings import read_config
 from fuprune.run import assembly
 from fuprune.run.machine import Runtime
@@ -135,7 +135,12 @@ def test_two_nodes_with_one_id_are_one_client(setting, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "fuprune"):
         assert roster.wait_for(1) == [0]
     assert "client 0 is there already" in caplog.text
-    assert "ids run from 0 to 2" in caplog.text
+    assert "client-id is 7" in caplog.text
+    # A node that cannot say who it is is asked a few times, and then no more.
+    asked = len(grid.seen)
+    for _ in range(5):
+        roster.refresh()
+    assert len(grid.seen) == asked + GREETINGS - 1
     with pytest.raises(TooFewClientsError, match="1 clients are there"):
         roster.wait_for(2)
 
