@@ -184,7 +184,12 @@ def fed_sgd(
       server_optimizer: fed the mean gradient; its schedule counts rounds.
       batch_size: examples that each client draws per round; None for all it has.
       microbatch: gradients are accumulated in pieces of this many examples.
-      objective, preprocess, aggregation, bn, backend, mesh: as in `fed_avg`.
+      objective: what clients minimise, as in `fed_avg`.
+      preprocess: `(key, uint8 images) -> float images`.
+      aggregation: the rule, and what is turned away.
+      bn: `"aggregate"`, `"recalibrate"` or `LocalBatchNorm(num_clients)`.
+      backend: how the cohort is iterated, one of `cohort.BACKENDS`.
+      mesh: devices for `shard_map`; all by default.
       fused: whether to take one gradient of the whole cohort; None decides.
     """
     network = adapt(model)

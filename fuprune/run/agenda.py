@@ -4,10 +4,11 @@ A unit is what a run finishes or repeats as a whole (see `training`). All here i
 before anything is trained.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 from fuprune import config as configuration
-from fuprune.run import assembly
+from fuprune.run import assembly, files
 from fuprune.run.federation import Federation
 from fuprune.run.training import Budget
 from fuprune.unlearning.methods import METHODS
@@ -45,10 +46,9 @@ def privacy_units(config) -> list[tuple[str, float]]:
     A fine-tuned point is another unit, so that it can be asked for later.
     """
     suffix = "_fine_tuned" if config.privacy.curve_fine_tune else ""
-    return [
-        (f"privacy_curve/{epsilon:g}{suffix}", epsilon)
-        for epsilon in sorted(configuration.privacy_curve(config))
-    ]
+    # Six digits name a point in the files of the run.
+    epsilons = [f"{x:g}" for x in sorted(configuration.read(config, "privacy.curve"))]
+    return [(f"privacy_curve/{text}{suffix}", float(text)) for text in epsilons]
 
 
 def make_budget(config, name: str, target: float | None = None) -> Budget:
@@ -88,8 +88,8 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
     )
 
 
-def budgeted_rounds(config) -> dict[str, int]:
-    """The most rounds that each unit of a config trains for, by the unit's name."""
+def rounds_left(config, workdir: Path) -> int:
+    """The most rounds that the units which are not finished in the workdir train."""
     wanted, rounds = configuration.phases(config), {}
     if "pretrain" in wanted and not config.model.load:
         rounds["pretrain"] = config.train.rounds
@@ -100,7 +100,11 @@ def budgeted_rounds(config) -> dict[str, int]:
         if config.privacy.curve_fine_tune:
             for name, _ in privacy_units(config):
                 rounds[name] = config.fine_tune.rounds
-    return rounds
+    return sum(
+        number
+        for unit, number in rounds.items()
+        if not files.path_of(workdir, unit).exists()
+    )
 
 
 def describe_absences(config, federation: Federation, classes) -> list[str]:

@@ -18,8 +18,7 @@ from fuprune.audit import (
     RelearnOptions,
     ShadowOptions,
 )
-from fuprune.config import ConfigError, audit_tests
-from fuprune.config.keys import numbers
+from fuprune.config import ConfigError, read
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.objective import Objective, classification
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
@@ -276,7 +275,7 @@ def audit_options(config) -> AuditOptions:
     """The audit's options, from the config."""
     audit = config.audit
     return AuditOptions(
-        kinds=audit_tests(config),
+        kinds=read(config, "audit.tests"),
         confidence=audit.confidence,
         max_examples=audit.max_examples,
         train_batch_size=audit.batch_size,
@@ -286,9 +285,9 @@ def audit_options(config) -> AuditOptions:
             learning_rate=audit.shadow_learning_rate,
         ),
         relearn=RelearnOptions(
-            learning_rates=numbers(audit.relearn_learning_rates)
+            learning_rates=read(config, "audit.relearn_learning_rates")
             or (audit.relearn_learning_rate,),
-            images_per_class=tuple(map(int, numbers(audit.relearn_images))),
+            images_per_class=tuple(map(int, read(config, "audit.relearn_images"))),
             steps=audit.relearn_max_steps,
             every=audit.relearn_every,
             level=audit.relearn_level,

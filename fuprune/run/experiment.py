@@ -58,6 +58,9 @@ from fuprune.run.training import (
 )
 from fuprune.surgery import rebuild
 
+# What a run names when it would take a CPU more than a day.
+REDUCED_CONFIG = "cifar10_resnet_cpu"
+
 
 def run(
     config,
@@ -140,13 +143,9 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
         contextlib.ExitStack() as stack,
         Progress(
             mode=config.runtime.progress if main else "off",
-            whole_run_rounds=sum(
-                rounds
-                for unit, rounds in agenda.budgeted_rounds(config).items()
-                if not files.path_of(workdir, unit).exists()
-            ),
+            whole_run_rounds=agenda.rounds_left(config, workdir),
             platform=jax.default_backend(),
-            reduced_config=configuration.REDUCED_CONFIG,
+            reduced_config=REDUCED_CONFIG,
         ) as progress,
     ):
         if config.runtime.tensorboard and main:

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune import config as configuration
 from fuprune.data.federated import federate
 from fuprune.run import agenda, assembly
 from fuprune.unlearning.methods import METHODS
+from tests.settings import quickstart
 from tests.tiny import tiny_dataset
 
 DATASET = tiny_dataset(40)
@@ -27,7 +27,7 @@ def options(config, method):
 
 
 def make_config(**values):
-    config = configuration.quickstart()
+    config = quickstart()
     config.partition.clients = 8
     config.train.cohort = 3
     config.update_from_flattened_dict(values)
