@@ -11,9 +11,13 @@ from typing import Any, NamedTuple
 
 from fuprune import config as configuration
 from fuprune.config import ConfigError
-from fuprune.config.keys import KEYS
 from fuprune.errors import InputError
 from fuprune.flower.roster import Timeouts
+from fuprune.run.config_loading import (
+    apply_overrides,
+    load_config,
+    split_overrides,
+)
 
 COMMANDS = ("train", "forget", "evaluate")
 
@@ -38,32 +42,17 @@ def read_config(text: str) -> Any:
       text: `key=value` with spaces between; a value with spaces is quoted.
 
     Raises:
-      ConfigError: a key is unknown, or a value makes no sense.
+      FupruneError: a key is unknown, or a value makes no sense.
     """
-    config = configuration.quickstart()
-    for part in shlex.split(text):
-        name, equals, value = part.partition("=")
-        if name not in KEYS:
-            raise configuration.unknown_key(name)
-        if not equals:
-            raise ConfigError(f"{name} has no value; write {name}=VALUE.")
-        section, _, key = name.rpartition(".")
-        place = config[section] if section else config
-        place[key] = _parsed(name, value)
+    _, config = load_config("quickstart")
+    parts = shlex.split(text)
+    for part in parts:
+        if "=" not in part:
+            raise ConfigError(f"{part!r:.80} has no value; write {part:.80}=VALUE.")
+    _, overrides = split_overrides([f"--config.{part}" for part in parts])
+    apply_overrides(config, overrides)
     configuration.validate(config)
     return config
-
-
-def _parsed(name: str, value: str) -> Any:
-    default = KEYS[name].default
-    if KEYS[name].allowed.is_list or isinstance(default, str):
-        return value
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "false": False}[value.lower()]
-        return type(default)(value)
-    except (KeyError, ValueError):
-        raise configuration.wrong_type(name, value) from None
 
 
 def read_settings(run_config: Mapping[str, Any]) -> Settings:
