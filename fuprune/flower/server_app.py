@@ -22,6 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     logger = logging.getLogger("fuprune")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler(sys.stdout))
+    logger.propagate = False
     try:
         run(grid, read_settings(context.run_config))
     except FupruneError as error:

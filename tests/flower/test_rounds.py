@@ -44,7 +44,9 @@ def both(config_text, tmp_path):
         "train.algorithm=fed_avg",
         "train.algorithm=fed_avg train.bn=local train.augment=True",
         "train.algorithm=fed_sgd train.bn=recalibrate train.batch_size=0",
-        "train.algorithm=fed_sgd train.aggregation=median",
+        pytest.param(
+            "train.algorithm=fed_sgd train.aggregation=median", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_round_equals_the_simulators(options, tmp_path):
