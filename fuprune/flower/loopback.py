@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -137,7 +138,7 @@ class Loopback:
         if marker in text:
             line = text[text.index(marker) + len(marker) :].splitlines()[0]
             raise FederationError(line)
-        if "finished:completed" not in self.status(text):
+        if "finished:completed" not in self.status(text):  # says Flower
             raise FederationError(
                 f"the run did not finish; see {log} and {self.folder / 'logs'}."
             )
@@ -154,10 +155,12 @@ class Loopback:
         command = ["flwr", "run", str(APP), CONNECTION, "--stream", "-c", assigned]
         return self._start(f"run-{number}", command), self._log(f"run-{number}")
 
-    def status(self, text: str = "") -> str:
-        """What the link says of its runs, newest first."""
-        del text
-        return self.flwr("list", CONNECTION)
+    def status(self, text: str) -> str:
+        """What the link says of the run whose log this is."""
+        started = re.search(r"started run (\d+)", text)
+        if started is None:
+            return "never started"
+        return self.flwr("list", CONNECTION, "--run-id", started[1])
 
     def flwr(self, *arguments: str) -> str:
         """One command of Flower's."""

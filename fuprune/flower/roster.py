@@ -169,6 +169,8 @@ class Roster:
                 )
             )
         replies: Replies = {}
+        if not messages:
+            return replies
         arrived = self.grid.send_and_receive(messages, timeout=self.timeouts.reply)
         for message in arrived:
             node = message.metadata.src_node_id

@@ -20,7 +20,7 @@ from fuprune.federated.client import (
 )
 from fuprune.federated.objective import classification
 from fuprune.federated.program import ClientProgram
-from fuprune.run import assembly
+from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.activations import activations_program
 from fuprune.unlearning.ascent import Ascent, local_ascent
 from fuprune.unlearning.client_sums import make_loss_sum, sum_program
@@ -50,7 +50,7 @@ class Maker(NamedTuple):
 def _local_sgd(setting: Setting, *, local_epochs, batch_size) -> ClientProgram:
     return local_sgd(
         setting.model,
-        assembly.optimizer(setting.config.train, setting.learning_rate),
+        optimizer(setting.config.train, setting.learning_rate),
         local_epochs=local_epochs,
         batch_size=batch_size,
         max_length=setting.max_length,

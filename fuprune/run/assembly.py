@@ -26,6 +26,7 @@ from fuprune.models import zoo
 from fuprune.models.brought import bring
 from fuprune.run.federation import Federation
 from fuprune.run.machine import Runtime
+from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import choose_participants
@@ -147,18 +148,6 @@ def make_algorithm(
         server_optimizer=server(train.server_learning_rate),
         schedule=lambda number: rate(number) / learning_rate,
         **common,
-    )
-
-
-def optimizer(train, learning_rate) -> optax.GradientTransformation:
-    """The optimiser of the config's section `train`."""
-    if train.optimizer == "adam":
-        return optax.adamw(learning_rate, weight_decay=train.weight_decay)
-    return optax.chain(
-        optax.add_decayed_weights(train.weight_decay),
-        optax.sgd(
-            learning_rate, momentum=train.momentum or None, nesterov=train.nesterov
-        ),
     )
 
 
