@@ -5,6 +5,7 @@ units, seeds and rounds in `agenda`); the functions that take the arguments know
 of configs.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -28,6 +29,7 @@ from fuprune.models import zoo
 from fuprune.models.brought import bring
 from fuprune.run.federation import Federation
 from fuprune.run.machine import Runtime, replicate
+from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.fed_eraser import Replay, calibration_epochs
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
@@ -141,14 +143,14 @@ def make_algorithm(
     if train.algorithm == "fed_sgd":
         return fed_sgd(
             model,
-            server_optimizer=_optimizer(train, rate),
+            server_optimizer=optimizer(train, rate),
             batch_size=_images_per_round(train, federation, work),
             **common,
         )
     server = {"sgd": optax.sgd, "adam": optax.adam}[train.server_optimizer]
     return fed_avg(
         model,
-        client_optimizer=_optimizer(train, learning_rate),
+        client_optimizer=optimizer(train, learning_rate),
         local_epochs=calibration_epochs(work, train.local_epochs),
         batch_size=train.batch_size,
         server_optimizer=server(train.server_learning_rate),
@@ -196,8 +198,10 @@ def make_slice_training(
     """How sisa trains a slice: the run's algorithm, with a schedule that fits it."""
     train = config.train
 
-    def train_slice(model, variables, data, key, rounds):
-        algorithm = make_algorithm(
+    # Slices have one or two numbers of rounds, so that few programs serve them all.
+    @functools.cache
+    def algorithm_for(model, rounds) -> FedAlgorithm:
+        return make_algorithm(
             config,
             model,
             federation,
@@ -207,6 +211,9 @@ def make_slice_training(
             rounds=rounds,
             warmup=min(train.warmup_rounds, max(rounds - 1, 0)),
         )
+
+    def train_slice(model, variables, data, key, rounds):
+        algorithm = algorithm_for(model, rounds)
         return fit(
             algorithm,
             algorithm.init(replicate(variables, runtime)),
@@ -218,17 +225,6 @@ def make_slice_training(
         )
 
     return train_slice
-
-
-def _optimizer(train, learning_rate) -> optax.GradientTransformation:
-    if train.optimizer == "adam":
-        return optax.adamw(learning_rate, weight_decay=train.weight_decay)
-    return optax.chain(
-        optax.add_decayed_weights(train.weight_decay),
-        optax.sgd(
-            learning_rate, momentum=train.momentum or None, nesterov=train.nesterov
-        ),
-    )
 
 
 def server_step(config) -> ServerStep:

@@ -22,6 +22,7 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.federated.program import Task
 from fuprune.unlearning.client_sums import (
     make_client_sum,
     make_loss_sum,
@@ -98,9 +99,10 @@ def ascent(
     run_loss = make_client_sum(
         lambda w, batch: loss(*split_params(w), batch),
         chunk=climb.batch_size,
+        task=Task("loss_sum", model),
         **reading.sums(model),
     )
-    program = _local_ascent(
+    program = local_ascent(
         model, climb, max_length=data.max_length, preprocess=reading.preprocess
     )
     run_round = for_each_client(program, **reading.programs(model))
@@ -141,8 +143,15 @@ def ascent(
     return UnlearnResult(model, fit.state.variables, stages, fit, upload_bytes, notes)
 
 
-def _local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgram:
-    """`finish` gives `((n_k * parameter change, n_k), ())`."""
+def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgram:
+    """A client's round; `finish` gives `((n_k * parameter change, n_k), ())`.
+
+    Args:
+      model: the network.
+      climb: how far and how fast the loss is raised.
+      max_length: examples of the largest client.
+      preprocess: as in training, without augmentation.
+    """
     batch_size, local_epochs = climb.batch_size, climb.local_epochs
     padded = -(-max_length // batch_size) * batch_size
 
@@ -188,4 +197,5 @@ def _local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProg
     def num_steps(client):
         return local_epochs * batches(client)
 
-    return ClientProgram(num_steps, init, step, finish)
+    task = Task("ascent", model, climb._asdict())
+    return ClientProgram(num_steps, init, step, finish, task=task)

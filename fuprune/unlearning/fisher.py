@@ -18,6 +18,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess, split_params
+from fuprune.federated.program import Task
 from fuprune.unlearning.client_sums import (
     limit_examples,
     make_client_sum,
@@ -128,6 +129,7 @@ def make_fisher_sum(
     return make_client_sum(
         lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask),
         chunk=chunk,
+        task=Task("fisher_sum", model),
         **Reading(preprocess=preprocess, backend=backend, mesh=mesh).sums(model),
     )
 
@@ -267,7 +269,8 @@ def _mean_gradient(model, variables, data, sums):
         params, state = split_params(w)
         return jax.grad(loss)(params, state, batch)
 
-    total, num_examples = make_client_sum(gradient, **sums)(variables, data)
+    run = make_client_sum(gradient, task=Task("gradient_sum", model), **sums)
+    total, num_examples = run(variables, data)
     mean = jax.tree.map(lambda x: x / num_examples, total)
     _check_finite(mean, "the gradient on the remaining data")
     return mean

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import to_float
 from fuprune.federated.client import Preprocess
+from fuprune.federated.program import Transport
 from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.participants import participating
 from fuprune.unlearning.request import ForgetRequest, forgotten, remaining
@@ -16,7 +17,8 @@ class Reading(NamedTuple):
 
     participants: Sequence[int] | None = None  # ids of those that are read; None: all
     preprocess: Preprocess = to_float  # as in training, without augmentation
-    backend: str = "auto"  # how clients are iterated, one of `cohort.BACKENDS`
+    # How clients are iterated, one of `cohort.BACKENDS`, or by a transport.
+    backend: str | Transport = "auto"
     mesh: Any = None  # devices for `shard_map`; all by default
 
     def programs(self, model) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.federated.program import Task
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.participants import participating
@@ -171,7 +172,7 @@ def _relabelled(
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
     if answer == "nearest":
         run = for_each_client(
-            _answers_program(
+            answers_program(
                 model,
                 others,
                 rows.shape[1],
@@ -200,9 +201,18 @@ def _relabelled(
     return taught, {"new_labels": counts.tolist()}
 
 
-def _answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:
-    """`finish` gives `((), answers)`: the best of `others` for each image, [size]."""
+def answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:
+    """`finish` gives `((), answers)`: the best of `others` for each image, [size].
+
+    Args:
+      model: the network that is asked.
+      others: the classes that may be answered.
+      size: examples of the largest client.
+      batch_size: images at a time.
+      preprocess: as in training, without augmentation.
+    """
     padded = -(-size // batch_size) * batch_size
+    arguments = {"others": [int(u) for u in others], "batch_size": batch_size}
     others = jnp.asarray(others, jnp.int32)
 
     def init(shared, client):
@@ -223,4 +233,5 @@ def _answers_program(model, others, size, *, batch_size, preprocess) -> ClientPr
     def num_steps(client):
         return (client.length + batch_size - 1) // batch_size
 
-    return ClientProgram(num_steps, init, step, finish)
+    task = Task("relabel", model, arguments)
+    return ClientProgram(num_steps, init, step, finish, task=task)
