@@ -273,7 +273,7 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
     key = jax.random.fold_in(jax.random.key(config.seed), number)
     # Who leaves takes part in nothing, so participants are drawn from the others.
     members = federation.data
-    if federation.request.kind == "clients":
+    if federation.request.clients:
         members = remaining(members, federation.request)
     return choose_participants(key, members, number)
 

@@ -18,6 +18,8 @@ from fuprune.run import requests
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.request import ForgetRequest
 
+NO_IMAGES = Dataset(np.zeros((0, 1, 1, 1), np.uint8), np.zeros(0, np.int32))
+
 
 class Federation(NamedTuple):
     """The data of a run."""
@@ -30,8 +32,9 @@ class Federation(NamedTuple):
     class_names: tuple[str, ...]
     prepare: Callable  # (key, uint8 images) -> what the model sees in evaluation
     prepare_training: Callable  # the same with augmentation, if it is on
-    request: ForgetRequest  # what the run forgets
-    forgotten: Dataset  # training images of the clients or examples that it names
+    request: ForgetRequest = ForgetRequest()  # what the run forgets
+    # Training images of the clients or examples that it names; none for classes.
+    forgotten: Dataset = NO_IMAGES
 
 
 def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray | slice:
