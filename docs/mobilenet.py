@@ -1,7 +1,7 @@
 """A MobileNetV2 for 32x32 images, as its owner would write it: plain Flax.
 
 It knows nothing of fuprune. The command line takes it by name from the repository's
-top folder, `--config.model.name=docs.mobilenet:make_model`; `docs/results.md` has a run.
+top folder, `--config.model.name=docs.mobilenet:make_model`; a run is in results.md.
 """
 
 from functools import partial
