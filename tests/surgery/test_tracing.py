@@ -88,9 +88,10 @@ def assert_close(actual, expected, tolerance=2e-6):
     )
 
 
-def check(name):
+def check(name, tolerance=2e-6, dtype=jnp.float32):
     case = networks.NETWORKS[name]
     network, variables, images = bring(name)
+    variables, images = jax.tree.map(lambda x: x.astype(dtype), (variables, images))
     layers = surgery.trace_layers(network, variables, images, dense=case.dense)
     plan = plan_for(layers)
     small, cut = surgery.compact(network, variables, plan, example=images)
@@ -98,12 +99,13 @@ def check(name):
 
     evaluate = jax.jit(lambda v, x: network.apply(v, x, train=False))
     slim = jax.jit(lambda v, x: small.apply(v, x, train=False))
-    assert_close(slim(cut, images), evaluate(masked, images))
+    close = functools.partial(assert_close, tolerance=tolerance)
+    close(slim(cut, images), evaluate(masked, images))
     value, new, gradients = loss_and_gradients(network, images)(masked)
     slim_value, slim_new, slim_gradients = loss_and_gradients(small, images)(cut)
-    assert_close(slim_value, value)
-    assert_close(slim_new, small.cut(new))
-    assert_close(slim_gradients, small.cut({"params": gradients})["params"])
+    close(slim_value, value)
+    close(slim_new, small.cut(new))
+    close(slim_gradients, small.cut({"params": gradients})["params"])
 
     sizes = [
         sum(x.size for x in jax.tree.leaves(v["params"])) for v in (cut, variables)
@@ -124,7 +126,9 @@ def test_slim_network_equals_masked_network_and_trains_like_it(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in networks.NETWORKS if n not in FAST])
 def test_every_slim_network_equals_masked_network_and_trains_like_it(name):
-    check(name)
+    """In double precision: norms of four numbers blow up what rounding does."""
+    with jax.enable_x64(True):
+        check(name, 1e-12, jnp.float64)
 
 
 def zoo_cuts(model, plan):
