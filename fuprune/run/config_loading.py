@@ -127,3 +127,19 @@ def apply_overrides(config: Config, overrides: dict[str, str]) -> None:
         raise ConfigError(f"{' '.join(overrides.values())}: {error}") from error
     except (RecursionError, MemoryError) as error:
         raise ConfigError("a value of --config is nested too deeply.") from error
+
+
+def lift_quickstart_limit(config: Config, name: str, overrides: dict[str, str]) -> None:
+    """Takes all images of data that the user chose.
+
+    The quickstart trains on 22 digits per class so that they are memorised. Its other
+    settings may suit other data; that one would quietly drop most of them.
+
+    Args:
+      config: with the overrides applied.
+      name: of the run, as `load_config` returned it.
+      overrides: what `split_overrides` found.
+    """
+    brought = "data.name" in overrides and config.data.name != "digits"
+    if name == "quickstart" and brought and "data.limit" not in overrides:
+        config.data.limit = 0
