@@ -317,6 +317,54 @@ def test_explain_names_what_runs_whole_and_why():
     assert "reshape runs whole" in text and "split into groups" in text
 
 
+def test_explain_counts_the_flops_of_a_primitive_without_a_rule():
+    class Summed(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = jax.lax.cumsum(nn.Conv(8, (3, 3))(x), axis=1)
+            return jnp.mean(nn.Conv(5, (3, 3), name="last")(x), axis=(1, 2))
+
+    network = adapt(Summed())
+    variables = networks.variables_of(network, (6, 6, 3))
+    plan = PrunePlan({"Conv_0": np.arange(4)})
+    example = jnp.zeros((2, 6, 6, 3))
+    *_, line, total = surgery.explain(
+        network, variables, plan, example=example
+    ).splitlines()
+    filled = 6 * 6 * 4
+    # The sums, and the products of the layer that reads them; half of both were cut.
+    work = 6 * 6 * 8 + 2 * 6 * 6 * 5 * 3 * 3 * 8
+    assert "cumsum runs whole at" in line and "there is no rule for it" in line
+    assert "Summed.__call__" in line and "test_tracing.py" in line
+    assert f"{filled:,} entries per image" in line
+    assert f"about {work // 2:,} FLOPs" in line, line
+    assert f"in all about {work // 2:,} FLOPs" in total
+
+
+def test_hidden_units_are_offered_and_what_writes_to_a_stream_is_not():
+    network, variables, images = bring("vit")
+    layers = surgery.trace_layers(network, variables, images, dense=True)
+    assert list(layers) == ["Conv_0", "Dense_0", "Dense_2"]
+    network, variables, images = bring("convnext")
+    layers = surgery.trace_layers(network, variables, images, dense=True)
+    dense = [name for name, layer in layers.items() if layer.kind == "dense"]
+    assert dense == ["Dense_0", "Dense_2"]
+
+
+def test_hidden_units_before_a_flattened_map_are_offered():
+    def flat(variables, images):
+        params = variables["params"]
+        x = jnp.tanh(images @ params["hidden"]["kernel"])
+        x = x.reshape(x.shape[0], -1)
+        return x @ params["head"]["kernel"]
+
+    shapes = {"hidden": (3, 4), "head": (2 * 2 * 4, 5)}
+    params = {name: {"kernel": jnp.ones(shape)} for name, shape in shapes.items()}
+    images = np.zeros((2, 2, 2, 3), np.float32)
+    layers = surgery.trace_layers(flat, {"params": params}, images, dense=True)
+    assert list(layers) == ["hidden"]
+
+
 def test_nnx_goes_in_and_out():
     module = networks.NNXNet(nnx.Rngs(0))
     plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})
