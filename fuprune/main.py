@@ -120,8 +120,7 @@ def parse(argv: Sequence[str]) -> Command:
             "and --config.<key>=<value>; see --help."
         )
     name, config = config_loading.load_config(values.config or "quickstart")
-    config_loading.apply_overrides(config, overrides)
-    config_loading.lift_quickstart_limit(config, name, overrides)
+    config_loading.apply_overrides(config, overrides, name)
     config_lib.validate(config)
     place = (values.coordinator, values.num_processes, values.process_id)
     return Command(config, Path(values.workdir or f"runs/{name}"), *place)
