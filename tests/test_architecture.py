@@ -98,6 +98,13 @@ def test_only_the_run_touches_files_clocks_and_the_console():
             assert allowed or report_reads(here, name), (path, name)
 
 
+def test_only_flower_needs_flower():
+    for path in modules():
+        if place(path) != "flower":
+            assert "flwr" not in other_imports(path), path
+            assert not any(name[1] == "flower" for name in imports(path)), path
+
+
 def test_nothing_but_the_command_line_starts_an_experiment():
     for path in modules():
         if place(path) == "__init__":
