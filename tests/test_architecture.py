@@ -65,9 +65,9 @@ def other_imports(path: pathlib.Path) -> set[str]:
 
 
 def report_reads(room: str, name: tuple[str, ...]) -> bool:
-    """A report is made from the record of a run and the files that hold it."""
-    record = name[1:3] in (("run", "record"), ("run", "files"))
-    return room == "report" and record
+    """A report is made from the record of a run, by those that read or question it."""
+    readers = ("record", "reading", "queries", "speed", "feature_maps")
+    return room == "report" and name[1] == "run" and name[2] in readers
 
 
 def test_there_is_something_to_check():
