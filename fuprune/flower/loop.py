@@ -42,7 +42,11 @@ UNAVAILABLE = {
     "influence": "it takes one message to every client for each step of a linear "
     "solver, hundreds in all",
     "amnesiac": "it subtracts single clients' updates, which this server does not keep",
-    "fed_eraser": "it replays single clients' updates, which this server does not keep",
+    **dict.fromkeys(
+        ("fed_eraser", "fed_eraser_uncalibrated"),
+        "it replays single clients' updates, which this server does not keep",
+    ),
+    "sisa": "it trains an ensemble of its own, a network for each group of clients",
 }
 
 
