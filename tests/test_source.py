@@ -44,6 +44,7 @@ KNOWN_PLACES = {
     "subprocess": {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
+        "flower/loopback.py",  # Flower's server and clients on this machine
         "run/machine.py",  # git, for the commit
         "run/processes.py",  # the type of the witness's handle
         "run/witnesses.py",  # the shell that says why a process ended
