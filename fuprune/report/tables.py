@@ -58,9 +58,9 @@ def methods_table(record: RunRecord) -> Table | None:
         f"{_sets(record)} Time is the "
         "method's own work (capture, scoring, surgery, noise) and the federated "
         "rounds that it ran, evaluation included. Images: forward and backward passes "
-        "by all clients in these rounds, without the method's own passes over data, "
-        "which its own work covers. Uploaded: by one client that takes part in "
-        "everything.",
+        "by all clients in these rounds and in those of FedEraser and SISA, without "
+        "other passes of a method over data, which its own work covers. Uploaded: by "
+        "one client that takes part in everything.",
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fuprune.config import ConfigError
 from fuprune.files import write_whole
+from fuprune.run import processes
 from fuprune.run.checkpoint import DiskFullError
 from fuprune.unlearning.kept_rounds import KeptRound, kept_bytes
 from fuprune.unlearning.sisa import Checkpoint
@@ -122,6 +123,8 @@ class SliceFiles(MutableMapping):
             arrays = _leaves("variables", variables)
             arrays["images"] = np.asarray(checkpoint.images)
             _write(self._folder / f"{name}.npz", arrays)
+        # The others read it at once.
+        processes.await_file(self._folder / f"{name}.npz")
 
     def __contains__(self, name: object) -> bool:
         """Whether it was written."""

@@ -1,6 +1,7 @@
 """SISA: the schedule, what is trained again, and the ensemble as a network."""
 
 import hashlib
+import json
 
 import chex
 import jax
@@ -12,6 +13,8 @@ import pytest
 from fuprune.data.dataset import Dataset
 from fuprune.federated.evaluate import make_evaluator
 from fuprune.models.ensemble import Ensemble, member_of
+from fuprune.models.zoo import create
+from fuprune.surgery.rebuild import from_spec, spec
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest, remaining
@@ -138,6 +141,16 @@ def test_ensemble_is_a_network_that_trains_and_is_evaluated():
     split = Dataset(np.zeros((4, 6, 6, 1), np.uint8), np.arange(4, dtype=np.int32))
     found = make_evaluator(model, split, num_classes=4)(variables)
     assert found.confusion.sum() == 4
+
+
+def test_ensemble_is_rebuilt_from_plain_data():
+    member = create("resnet8", num_classes=4, input_shape=(8, 8, 1))
+    model = Ensemble(member, 3, "votes")
+    found = json.loads(json.dumps(spec(model)))
+    assert from_spec(found) == model
+    for change in ({"size": 0}, {"size": 10**9}, {"vote": 3}, {"vote": "king"}):
+        with pytest.raises(ValueError):
+            from_spec({**found, **change})
 
 
 def test_bad_input_is_refused_in_one_line(data):
