@@ -185,7 +185,11 @@ class Loopback:
                 stop(process)
 
     def __enter__(self) -> "Loopback":
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # Ctrl-C among them: nothing may be left running
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_) -> None:
