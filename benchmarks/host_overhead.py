@@ -9,6 +9,7 @@ Each section compares two or more processes of this same file, interleaved as in
 
 import argparse
 import datetime
+import functools
 import json
 import operator
 import os
@@ -268,44 +269,40 @@ def interleave(workers: dict[str, dict], repeats: int, warm_up: int = 1, env=Non
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
 
 
-def ratio_row(options, title: str, target: str, shape: dict, workers: dict) -> dict:
-    """The first worker's median over the second's; `target` is such as "<= 1.15"."""
+# Section -> title, target, shape, and two workers whose medians are divided.
+RATIOS = {
+    "fed_sgd": (
+        "FedSGD round / one centralized step on the same 800 images",
+        "<= 1.15",
+        dict(net="resnet20", clients=25, cohort=25, images=32),
+        {"FedSGD round": "fed_sgd_round", "centralized step": "centralized_step"},
+    ),
+    "host": (
+        "a round without training / a round (sampling, dispatch, server)",
+        "< 0.05",
+        dict(net="resnet20", clients=100, cohort=25, images=128),
+        {"empty round": "empty_round", "round": "fed_avg_round"},
+    ),
+    # 40 x 250 = 10,000 images; both take batches of 250.
+    "evaluation": (
+        "evaluation of 10,000 images, speed against the forward pass",
+        ">= 0.8",
+        dict(net="resnet20", cohort=40, images=250, batch_size=250),
+        {"forward": "plain_forward", "evaluation": "evaluation"},
+    ),
+}
+
+
+def ratio_section(name, options):
+    title, target, shape, workers = RATIOS[name]
     medians, _, seconds = interleave(
         {name: dict(worker=worker, **shape) for name, worker in workers.items()},
         options.repeats,
     )
     above, below = (medians[name] for name in workers)
-    sign, bound = target.split()
-    met = COMPARISONS[sign](above / below, float(bound))
-    return row(title, above / below) | {
-        "target": target,
-        "met": met,
-        "seconds": seconds,
-    }
-
-
-def section_fed_sgd(options):
-    return [
-        ratio_row(
-            options,
-            "FedSGD round / one centralized step on the same 800 images",
-            "<= 1.15",
-            dict(net="resnet20", clients=25, cohort=25, images=32),
-            {"FedSGD round": "fed_sgd_round", "centralized step": "centralized_step"},
-        )
-    ]
-
-
-def section_host(options):
-    return [
-        ratio_row(
-            options,
-            "a round without training / a round (sampling, dispatch, server)",
-            "< 0.05",
-            dict(net="resnet20", clients=100, cohort=25, images=128),
-            {"empty round": "empty_round", "round": "fed_avg_round"},
-        )
-    ]
+    ratio, (sign, bound) = above / below, target.split()
+    met = COMPARISONS[sign](ratio, float(bound))
+    return [row(title, ratio) | {"target": target, "met": met, "seconds": seconds}]
 
 
 def section_compile(options):
@@ -327,19 +324,6 @@ def section_compile(options):
             value = first - second
             rows.append(row(title, value) | {"target": target, "met": value < limit})
     return rows
-
-
-def section_evaluation(options):
-    # 40 x 250 = 10,000 images; both take batches of 250.
-    return [
-        ratio_row(
-            options,
-            "evaluation of 10,000 images, speed against the forward pass",
-            ">= 0.8",
-            dict(net="resnet20", cohort=40, images=250, batch_size=250),
-            {"forward": "plain_forward", "evaluation": "evaluation"},
-        )
-    ]
 
 
 def section_memory(options):
@@ -393,10 +377,11 @@ def row(name, value):
     return {"name": name, "value": value}
 
 
-SECTIONS = {
-    name.removeprefix("section_"): function
-    for name, function in list(globals().items())
-    if name.startswith("section_")
+SECTIONS = {name: functools.partial(ratio_section, name) for name in RATIOS} | {
+    "compile": section_compile,
+    "memory": section_memory,
+    "clients": section_clients,
+    "cohort": section_cohort,
 }
 
 
