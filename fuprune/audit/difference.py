@@ -22,7 +22,7 @@ from fuprune.audit.membership import split_targets, target_confidence
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import attack_drafts
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.verdict import Draft
+from fuprune.audit.spread import Draft
 
 
 def find_difference(

@@ -20,7 +20,7 @@ from fuprune.audit.measurements import (
 from fuprune.audit.membership import log_probabilities
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.verdict import Draft
+from fuprune.audit.spread import Draft
 
 
 def find_distance(
