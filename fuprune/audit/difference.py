@@ -1,8 +1,10 @@
 """Attackers who compare models: before and after, and between two known ends.
 
 Who keeps the raw model and receives the unlearned one sees on which images the two
-differ (Chen et al. 2021). Who also has one model trained without the class can say
-where between the two an answer lies (the interpolated score of IAM).
+differ (Chen et al., "When Machine Unlearning Jeopardizes Privacy", CCS 2021). Who also
+has one model trained without the class can say where between the two an answer lies
+(after the interpolated approximate measurement, IAM, of Wang et al., "Towards Lifecycle
+Unlearning Commitment Management", arXiv 2506.06112, 2025).
 """
 
 import jax
@@ -65,8 +67,6 @@ def find_interpolated(
     """How far from a retrained model towards the raw one the confidences lie."""
     del options, key
     notify("interpolated score")
-    if not measurements.retrained:
-        return Findings([])
     split = len(measurements.forgotten.labels)
 
     def confidence(model: ModelOutputs) -> np.ndarray:

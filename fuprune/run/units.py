@@ -28,6 +28,7 @@ from fuprune.run.record import (
     TrainedOutcome,
     UnlearnedOutcome,
 )
+from fuprune.run.shadows import shadow_methods
 from fuprune.run.training import (
     Budget,
     Run,
@@ -330,6 +331,11 @@ def audit(this: Run, name: str) -> AuditOutcome:
     references = models.references(
         this, [u.name for u in units if is_reference[u.name]]
     )
+    raw = models.load_saved(this, "raw", "pretrain")
+    options = assembly.audit_options(config)
+    own = {u.name: u.method for u in units if u.name in judged}
+    unlearn_shadow = shadow_methods(this, raw[0], own, _head(*raw), options)
+    options = options._replace(shadow=options.shadow._replace(unlearn=unlearn_shadow))
     steps: list[str] = []
     # Every model, the raw and a random one included, has its outputs taken and is
     # looked at by probes and by relearning; the other kinds are a step each.
@@ -345,12 +351,12 @@ def audit(this: Run, name: str) -> AuditOutcome:
         report = auditing.audit(
             judged,
             references,
-            models.load_saved(this, "raw", "pretrain"),
+            raw,
             data,
             this.classes,
             key_for(this, "audit"),
             on_step=on_step,
-            options=assembly.audit_options(config),
+            options=options,
         )
     if this.runtime.is_main:
         write_whole(this.workdir / "audit.json", report.to_json())
