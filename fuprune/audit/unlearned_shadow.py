@@ -157,6 +157,8 @@ def fine_tune(
     data: Dataset,
     preprocess: Callable[[np.ndarray], Any],
     options: AuditOptions,
+    *,
+    kept: Any = None,
 ) -> Variables:
     """The short fine-tuning of shadow models, on all of `data`.
 
@@ -167,6 +169,8 @@ def fine_tune(
       data: images and labels to train on.
       preprocess: images -> what the network takes.
       options: how long and how fast, in `options.shadow`, and the size of batches.
+      kept: 1 for parameters that are trained and 0 for those held at zero, in a tree
+        like the parameters; None trains all.
 
     Returns:
       The variables after the last step.
@@ -187,4 +191,12 @@ def fine_tune(
             jax.random.fold_in(key, step),
             rate(options.shadow.fine_tune_learning_rate),
         )
+        if kept is not None:
+            params = _product(state.variables["params"], kept)
+            state = state._replace(variables={**state.variables, "params": params})
     return state.variables
+
+
+@jax.jit
+def _product(params: Any, kept: Any) -> Any:
+    return jax.tree.map(jnp.multiply, params, kept)

@@ -3,8 +3,8 @@
 Shadow models are small stand-ins for the raw model, and each is unlearned once for each
 method; so a method is called as in the run, with the run's options, except for what
 would cost as much as the run: one client holds all images, fine-tuning is the audit's
-few steps, and channels are masked, which compiles one program where compact networks
-need one each.
+few steps, and channels are masked where the run may cut them, so that all shadow models
+run the programs that are compiled already.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def shadow_methods(
     head: Mapping[str, str],
     options: AuditOptions,
 ) -> dict[str, UnlearnShadow]:
-    """A function per candidate that unlearns a shadow model as the candidate was.
+    """A function per candidate that unlearns a shadow model as the raw one was.
 
     Args:
       this: the run.
@@ -68,21 +68,21 @@ def _make(
     def prepare(images):
         return this.federation.prepare(None, images)
 
-    def tune(model, variables, data: FederatedDataset, key, objective=None):
-        if objective is not None:
-            raise UnlearnError(
-                f"{method} trains with an objective of its own, which the short "
-                "fine-tuning of shadow models does not know"
-            )
-        rows = np.concatenate(
-            [row[:n] for row, n in zip(data.rows, data.lengths, strict=True)]
-        )
-        kept = Dataset(np.asarray(data.images)[rows], np.asarray(data.labels)[rows])
-        tuned = fine_tune(model, variables, key, kept, prepare, options)
-        return FitResult(ServerState(tuned, None, jnp.int32(1)), [], None)
-
     def unlearn(module, variables, key: jax.Array, data: Dataset):
-        del module  # the audit's view of the same network
+        def tune(network, start, left: FederatedDataset, key, objective=None):
+            # A masked network is the same network with parameters held at zero.
+            del network
+            if objective is not None:
+                raise UnlearnError(
+                    f"{method} trains with an objective of its own, which the short "
+                    "fine-tuning of shadow models does not know"
+                )
+            kept = jax.tree.map(_not_masked, variables["params"], start["params"])
+            tuned = fine_tune(
+                module, start, key, _images_of(left), prepare, options, kept=kept
+            )
+            return FitResult(ServerState(tuned, None, jnp.int32(1)), [], None)
+
         found = METHODS[method](
             model,
             variables,
@@ -92,6 +92,19 @@ def _make(
             fine_tune=tune,
             **settings,
         )
-        return found.model, found.variables
+        return module, found.variables
 
     return unlearn
+
+
+def _images_of(data: FederatedDataset) -> Dataset:
+    """All clients' images, one after the other."""
+    pairs = zip(np.asarray(data.rows), np.asarray(data.lengths), strict=True)
+    rows = np.concatenate([row[:length] for row, length in pairs])
+    return Dataset(np.asarray(data.images)[rows], np.asarray(data.labels)[rows])
+
+
+def _not_masked(before: Any, after: Any) -> np.ndarray:
+    """1 where a parameter is not zero, or was zero before as well."""
+    kept = (np.asarray(after) != 0) | (np.asarray(before) == 0)
+    return kept.astype(np.float32)
