@@ -25,7 +25,7 @@ from fuprune.audit.measurements import (
 )
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.verdict import Draft
+from fuprune.audit.spread import Draft
 from fuprune.federated.evaluate import Evaluation
 
 # (right answers [U], a retrained model's right answers [U], images [U]) -> distance
@@ -70,6 +70,7 @@ def find_accuracy(
                 family=HEADLINE,
                 resolution=paired_error(retrained),
                 bounds=(0.0, 1.0),
+                is_rate=True,
                 positive_control="raw" if higher_is == WORSE else None,
             )
         )

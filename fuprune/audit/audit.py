@@ -55,6 +55,7 @@ class Kind(NamedTuple):
     find: Callable[[Measurements, AuditOptions, jax.Array, Notify], Findings]
     serves: tuple[str, ...] = ("classes",)
     needs_shadows: bool = False
+    needs_retrained: bool = False  # there is nothing to find without retrained models
 
 
 KIND_TABLE: dict[str, Kind] = {
@@ -68,10 +69,10 @@ KIND_TABLE: dict[str, Kind] = {
         unlearned_shadow.find_unlearned_shadow, needs_shadows=True
     ),
     "difference": Kind(difference.find_difference),
-    "interpolated": Kind(difference.find_interpolated),
+    "interpolated": Kind(difference.find_interpolated, needs_retrained=True),
     "probe": Kind(probe.find_probe),
     "relearn": Kind(relearn.find_relearn),
-    "distance": Kind(distance.find_distance),
+    "distance": Kind(distance.find_distance, needs_retrained=True),
     "weights": Kind(weights.find_weights),
 }
 KINDS = tuple(KIND_TABLE)
@@ -142,6 +143,8 @@ def audit(
     detail: dict[str, Any] = {"left_out": left_out, "roc": {}}
     drafts = []
     for name in kinds:
+        if KIND_TABLE[name].needs_retrained and not measurements.retrained:
+            continue
         # A kind's randomness must not depend on which others were asked for.
         own_key = jax.random.fold_in(kind_key, KINDS.index(name))
         found = KIND_TABLE[name].find(measurements, options, own_key, notify)

@@ -1,8 +1,10 @@
 """Attackers who compare models: before and after, and between two known ends.
 
 Who keeps the raw model and receives the unlearned one sees on which images the two
-differ (Chen et al. 2021). Who also has one model trained without the class can say
-where between the two an answer lies (the interpolated score of IAM).
+differ (Chen et al., "When Machine Unlearning Jeopardizes Privacy", CCS 2021). Who also
+has one model trained without the class can say where between the two an answer lies
+(after the interpolated approximate measurement, IAM, of Wang et al., "Towards Lifecycle
+Unlearning Commitment Management", arXiv 2506.06112, 2025).
 """
 
 import jax
@@ -22,7 +24,7 @@ from fuprune.audit.membership import split_targets, target_confidence
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import attack_drafts
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.verdict import Draft
+from fuprune.audit.spread import Draft
 
 
 def find_difference(
@@ -65,8 +67,6 @@ def find_interpolated(
     """How far from a retrained model towards the raw one the confidences lie."""
     del options, key
     notify("interpolated score")
-    if not measurements.retrained:
-        return Findings([])
     split = len(measurements.forgotten.labels)
 
     def confidence(model: ModelOutputs) -> np.ndarray:

@@ -20,7 +20,7 @@ from fuprune.audit.measurements import (
 from fuprune.audit.membership import log_probabilities
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.verdict import Draft
+from fuprune.audit.spread import Draft
 
 
 def find_distance(
@@ -29,8 +29,6 @@ def find_distance(
     """Distances of outputs and of representations on the forgotten training images."""
     del options, key
     notify("distance to retraining")
-    if not measurements.retrained:
-        return Findings([])
     tests = []
     for name, (function, measure, unit) in DISTANCES.items():
         values, others = to_retraining(
@@ -116,7 +114,7 @@ def total_variation(logits, other_logits) -> np.ndarray:
 
 
 def activation_distance(logits, other_logits) -> np.ndarray:
-    """`[N]` L2 distance of the softmax outputs (Golatkar et al. 2021)."""
+    """`[N]` L2 distance of the softmax outputs, often called by this name."""
     return np.linalg.norm(_difference(logits, other_logits), axis=-1)
 
 

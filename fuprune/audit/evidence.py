@@ -30,7 +30,24 @@ HEADLINE = "headline"
 FURTHER = "further"
 FAMILIES = (HEADLINE, FURTHER)
 
+# What the kinds of evidence ask about. A family's error is shared out evenly among
+# these questions, and within each among its tests, so that a question with many tests
+# takes nothing from the others. A kind that is not listed is a question of its own.
+QUESTIONS = {
+    "answers": ("accuracy", "distance"),
+    "membership": (
+        *("membership", "shadow", "likelihood_ratio", "unlearned_shadow"),
+        *("difference", "interpolated"),
+    ),
+}
+_QUESTION_OF = {kind: name for name, kinds in QUESTIONS.items() for kind in kinds}
+
 FORMAT = 2
+
+
+def question_of(kind: str) -> str:
+    """The question that a kind of evidence asks, one of several or its own."""
+    return _QUESTION_OF.get(kind, kind)
 
 
 class Evidence(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from fuprune.audit.options import Model
 from fuprune.audit.outputs import Outputs
-from fuprune.audit.verdict import Draft
+from fuprune.audit.spread import Draft
 from fuprune.data.dataset import Dataset
 
 RAW = "raw"

@@ -35,14 +35,17 @@ class ShadowOptions(NamedTuple):
 
 
 class RelearnOptions(NamedTuple):
-    """Relearning: every choice of images is crossed with every learning rate."""
+    """Relearning: choices of images, of their number and of learning rates.
+
+    The fewest images are taught at every rate, the others at the middle one.
+    """
 
     images: tuple[str, ...] = ("all", "forgotten", "retained")
     images_per_class: tuple[int, ...] = (10, 100)  # training images, 1 or more
-    learning_rates: tuple[float, ...] = (0.01,)
-    steps: int = 16  # of SGD in each run
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03)
+    steps: int = 10  # of SGD in each run
     every: int = 4  # steps between two looks; the first steps are looked at one by one
-    fixed_steps: tuple[int, ...] = (4, 12)  # where accuracy is also compared
+    fixed_steps: tuple[int, ...] = (4, 10)  # where accuracy is also compared
     level: float = 0.9  # the share of the raw model's accuracy that counts as back
 
 

@@ -34,7 +34,7 @@ from fuprune.audit.measurements import (
 )
 from fuprune.audit.options import AuditOptions, ProbeOptions
 from fuprune.audit.sampling import paired_error, placement_error, placements
-from fuprune.audit.verdict import ANGULAR, Draft
+from fuprune.audit.spread import ANGULAR, Draft
 from fuprune.errors import InputError
 
 FEATURES = "features"
@@ -311,6 +311,7 @@ def _area_draft(
         resolution=placement_error(retrained),
         bounds=(0.0, 1.0),
         scale=ANGULAR,
+        is_rate=True,
     )
 
 
@@ -340,4 +341,5 @@ def _few_shot_draft(
         resolution=paired_error(retrained),
         bounds=(0.0, 1.0),
         scale=ANGULAR,
+        is_rate=True,
     )

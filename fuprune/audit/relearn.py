@@ -32,8 +32,8 @@ from fuprune.audit.outputs import (
     with_forgotten_columns_reset,
 )
 from fuprune.audit.sampling import paired_error
+from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
-from fuprune.audit.verdict import ANGULAR, LOGARITHMIC, Draft
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 
@@ -132,16 +132,26 @@ def find_relearn(
 def make_settings(options: RelearnOptions) -> list[Setting]:
     """The settings of a grid.
 
-    Without images of the class their number hardly matters, so such lessons take the
-    largest one only.
+    Not every amount is crossed with every rate: the fewest images, of which a model
+    that never knew the class learns least, are taught at every rate, and larger amounts
+    at the middle one. Without images of the class their number hardly matters, so such
+    lessons take the largest of both.
     """
-    return [
-        Setting(images, amount, learning_rate)
-        for images in options.images
-        for amount in options.images_per_class
-        for learning_rate in options.learning_rates
-        if images != "retained" or amount == max(options.images_per_class)
-    ]
+    fewest, most = min(options.images_per_class), max(options.images_per_class)
+    rates = sorted(options.learning_rates)
+    middle = rates[len(rates) // 2]
+    found = []
+    for images in options.images:
+        if images == "retained":
+            found.append(Setting(images, most, rates[-1]))
+            continue
+        found += [
+            Setting(images, amount, learning_rate)
+            for amount in options.images_per_class
+            for learning_rate in options.learning_rates
+            if amount == fewest or learning_rate == middle
+        ]
+    return found
 
 
 def make_lesson(train: Dataset, batches: np.ndarray, preprocess) -> Lesson:
@@ -275,6 +285,7 @@ def _drafts(
             resolution=paired_error(retrained),
             bounds=(0.0, 1.0),
             scale=ANGULAR,
+            is_rate=True,
         )
 
     taught = _teaching(settings)

@@ -13,7 +13,7 @@ import numpy as np
 from fuprune.audit.evidence import FURTHER, TWO_SIDED, WORSE
 from fuprune.audit.measurements import Measurements, by_role, plain
 from fuprune.audit.sampling import area_error, paired_error
-from fuprune.audit.verdict import ANGULAR, Draft
+from fuprune.audit.spread import ANGULAR, Draft
 from fuprune.errors import InputError
 
 LOW_RATES = {"1": 0.01, "0.1": 0.001}
@@ -150,6 +150,7 @@ def attack_drafts(
             resolution=error,
             bounds=(0.0, 1.0),
             scale=ANGULAR,
+            is_rate=True,
             positive_control=positive_control,
             notes=notes,
         )
@@ -171,6 +172,7 @@ def attack_drafts(
                 resolution=float(np.hypot(paired_error(found), np.sqrt(alarms))),
                 bounds=(0.0, 1.0),
                 scale=ANGULAR,
+                is_rate=True,
                 positive_control=positive_control,
                 undecidable=(
                     None

@@ -35,8 +35,8 @@ from fuprune.audit.outputs import (
 )
 from fuprune.audit.roc import Scores, attack_drafts
 from fuprune.audit.sampling import paired_error
+from fuprune.audit.spread import ANGULAR, Draft
 from fuprune.audit.training import batch_rows, init_state, next_state
-from fuprune.audit.verdict import ANGULAR, Draft
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch
@@ -93,6 +93,7 @@ def find_shadow(
         resolution=_success_error(retrained),
         bounds=(0.0, 1.0),
         scale=ANGULAR,
+        is_rate=True,
         notes=[f"{len(shadows.models)} shadow models of the raw model's architecture"],
     )
     area, curves = attack_drafts(

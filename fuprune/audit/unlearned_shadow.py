@@ -1,14 +1,19 @@
 """Membership inference with shadow models that are themselves unlearned.
 
-U-LiRA (Hayes et al. 2024) and RULI: an image that was trained on and then removed may
-look different from one that was never there. The references of the likelihood ratio are
+After U-LiRA (Hayes et al., "Inexact Unlearning Needs More Careful Evaluations to Avoid
+a False Sense of Privacy", arXiv 2403.01218, 2024) and RULI (Naderloui et al.,
+"Rectifying Privacy and Efficacy Measurements in Machine Unlearning", USENIX Security
+2025): an image that was trained on and then removed may look different from one that
+was never there. The references of the likelihood ratio are
 shadow models after the same method has removed the forgotten classes from them: for
 each image some that had it before, and some that did not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, HEADLINE
@@ -22,10 +27,11 @@ from fuprune.audit.measurements import (
 )
 from fuprune.audit.membership import split_targets, target_confidence
 from fuprune.audit.options import AuditOptions, Model, UnlearnShadow
-from fuprune.audit.outputs import compute_outputs, find_head
+from fuprune.audit.outputs import Variables, compute_outputs, find_head
 from fuprune.audit.roc import attack_drafts
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
 
 
 def find_unlearned_shadow(
@@ -42,35 +48,44 @@ def find_unlearned_shadow(
         return Findings([])
     methods = options.shadow.unlearn
     candidates = [name for name in measurements.judged if name != "raw"]
-    groups: list[tuple[str, list[str], UnlearnShadow]] = [
-        (f"unlearned_shadow_{name}", [name], methods[name])
-        for name in candidates
-        if name in methods
-    ]
-    others = [name for name in candidates if name not in methods]
-    if others or not groups:
-        stand_in = make_fine_tuning(measurements, options)
-        groups.append(("unlearned_shadow", others, stand_in))
+    others, notes = [], []
     tests, curves = [], {}
-    for name, judged, unlearn in groups:
-        notify(f"unlearning shadow models, {', '.join(judged) or 'raw'}")
-        attacked = _attacked(measurements, judged)
-        own = name != "unlearned_shadow"
+
+    def attack(name, judged, models, how, family) -> None:
         drafts, found = attack_drafts(
-            attacked,
+            (attacked := _attacked(measurements, judged)),
             name,
-            _scores(attacked, unlearned(shadows, unlearn, key), options),
+            _scores(attacked, models, options),
             kind="unlearned_shadow",
             attacker="a likelihood-ratio attacker whose shadow models are unlearned",
-            family=HEADLINE if own else FURTHER,
+            family=family,
             low_rates=True,
-            notes=(
-                f"{len(shadows.models)} shadow models, unlearned by "
-                + ("the method itself" if own else "fine-tuning without the class"),
-            ),
+            notes=(f"{len(models)} shadow models, unlearned by {how}", *notes),
         )
-        tests += drafts
-        curves |= found
+        tests.extend(drafts)
+        curves.update(found)
+
+    for name in candidates:
+        if name not in methods:
+            others.append(name)
+            continue
+        notify(f"unlearning shadow models, {name}")
+        try:
+            models = unlearned(shadows, methods[name], key)
+        except InputError as error:
+            # What a method cannot do for a shadow model, it need not have left undone
+            # for the model under test: that one is judged, with the stand-in.
+            others.append(name)
+            notes.append(f"{name} could not be run on shadow models: {error}")
+            continue
+        attack(
+            f"unlearned_shadow_{name}", [name], models, "the method itself", HEADLINE
+        )
+    if others or not tests:
+        notify(f"unlearning shadow models, {', '.join(others) or 'raw'}")
+        models = unlearned(shadows, make_fine_tuning(measurements, options), key)
+        how = "fine-tuning without the class"
+        attack("unlearned_shadow", others, models, how, FURTHER)
     return Findings(tests, {"roc": curves})
 
 
@@ -127,24 +142,61 @@ def make_fine_tuning(
     """
 
     def unlearn(module, variables, key, data: Dataset) -> Model:
-        rest = np.flatnonzero(~np.isin(data.labels, measurements.classes))
-        generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        steps = options.shadow.fine_tune_steps
-        rows = batch_rows(generator, rest, steps, options.train_batch_size)
-        state = init_state(variables)
-        head = find_head(
-            module, variables, measurements.preprocess(data.images[rows[0]])
-        )
-        for step, batch in enumerate(rows):
-            state = sgd_step(
-                module,
-                head,
-                state,
-                jax.numpy.asarray(measurements.preprocess(data.images[batch])),
-                jax.numpy.asarray(data.labels[batch]),
-                jax.random.fold_in(key, step),
-                rate(options.shadow.fine_tune_learning_rate),
-            )
-        return module, state.variables
+        rest = ~np.isin(data.labels, measurements.classes)
+        kept = Dataset(data.images[rest], data.labels[rest])
+        prepare = measurements.preprocess
+        return module, fine_tune(module, variables, key, kept, prepare, options)
 
     return unlearn
+
+
+def fine_tune(
+    module: Any,
+    variables: Variables,
+    key: jax.Array,
+    data: Dataset,
+    preprocess: Callable[[np.ndarray], Any],
+    options: AuditOptions,
+    *,
+    kept: Any = None,
+) -> Variables:
+    """The short fine-tuning of shadow models, on all of `data`.
+
+    Args:
+      module: the network.
+      variables: where to start.
+      key: of the batches.
+      data: images and labels to train on.
+      preprocess: images -> what the network takes.
+      options: how long and how fast, in `options.shadow`, and the size of batches.
+      kept: 1 for parameters that are trained and 0 for those held at zero, in a tree
+        like the parameters; None trains all.
+
+    Returns:
+      The variables after the last step.
+    """
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    every = np.arange(len(data.labels))
+    steps = options.shadow.fine_tune_steps
+    rows = batch_rows(generator, every, steps, options.train_batch_size)
+    state = init_state(variables)
+    head = find_head(module, variables, preprocess(data.images[rows[0]]))
+    for step, batch in enumerate(rows):
+        state = sgd_step(
+            module,
+            head,
+            state,
+            jnp.asarray(preprocess(data.images[batch])),
+            jnp.asarray(data.labels[batch]),
+            jax.random.fold_in(key, step),
+            rate(options.shadow.fine_tune_learning_rate),
+        )
+        if kept is not None:
+            params = _product(state.variables["params"], kept)
+            state = state._replace(variables={**state.variables, "params": params})
+    return state.variables
+
+
+@jax.jit
+def _product(params: Any, kept: Any) -> Any:
+    return jax.tree.map(jnp.multiply, params, kept)

@@ -7,240 +7,82 @@ probability that a retrained model fails any of them at about one minus the conf
 Whatever cannot be decided is called "cannot tell".
 """
 
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from fuprune.audit.evidence import (
-    BETTER,
     CANNOT_TELL,
-    DIRECTIONS,
     FAIL,
     FAMILIES,
-    FURTHER,
     HEADLINE,
     NOT_TOLD_APART,
     PASS,
-    TWO_SIDED,
-    WORSE,
     Evidence,
     Headline,
+    question_of,
+)
+from fuprune.audit.spread import (
+    Draft,
+    Null,
+    excess,
+    fewest,
+    interval,
+    make_null,
+    moderate,
+    p_value,
+    reach,
+    smallest_difference,
 )
 from fuprune.errors import InputError
 
 # The probability of being seen that `smallest_difference` stands for.
 POWER = 0.8
-# By how much the spread among seeds is widened, because a few seeds do not show whether
-# it is skewed. Calibrated in `benchmarks/audit_power.py`: with it one more retrained
-# model fails a headline of eight tests with a probability of about 5% or less if the
-# spread is as skewed as an exponential distribution, and less if it is normal.
-ALLOWANCE = 1.5
 # The share of the raw model's distance to retraining that a pass may leave open.
 MARGIN = 0.25
 
 
-LINEAR = "linear"
-# Rates spread less near 0 and 1; on the scale of arcsin(sqrt(rate)) they spread alike.
-ANGULAR = "angular"
-# Durations spread in proportion to their length.
-LOGARITHMIC = "log"
-_FORWARD = {
-    LINEAR: float,
-    ANGULAR: lambda rate: math.asin(math.sqrt(min(max(rate, 0.0), 1.0))),
-    LOGARITHMIC: lambda duration: math.log(max(duration, 1e-300)),
-}
-_BACK = {
-    LINEAR: float,
-    ANGULAR: lambda angle: math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2,
-    LOGARITHMIC: math.exp,
-}
-
-
-class Draft(NamedTuple):
-    """A test as it was measured, before its family is known."""
-
-    name: str
-    values: Mapping[str, float | None]  # None: the test has no result for the model
-    retrained: Sequence[float | None]
-    kind: str
-    question: str
-    higher_is: str  # "worse", "better" or "two_sided"
-    unit: str = "fraction"
-    family: str = FURTHER
-    # The standard error that the images alone give a model against the retrained mean.
-    resolution: float = 0.0
-    bounds: tuple[float | None, float | None] = (None, None)  # of possible values
-    # The numbers are each model's mean distance to the (other) retrained models.
-    leave_one_out: bool = False
-    scale: str = LINEAR  # on which the spread is taken: "linear", "angular", "log"
-    # The model that must fail for "not told apart" to mean something. None for numbers
-    # on which the raw model is expected to look like a retrained one.
-    positive_control: str | None = "raw"
-    # What the spread among seeds is widened by; 1 if it is known to be normal.
-    allowance: float = ALLOWANCE
-    undecidable: str | None = None  # why the sample cannot answer at all
-    notes: Sequence[str] = ()
-
-
-class Null(NamedTuple):
-    """Where one more retrained model would fall.
-
-    For n retrained values of mean m and standard deviation s, a further one lies at m
-    plus s * sqrt(1 + 1/n) times Student's t with n - 1 degrees of freedom. All models
-    answer for the same images, so what the images add is in s already; but few seeds
-    can agree by luck. A model is therefore also held against a normal distribution
-    whose deviation is the images' own error, and the larger of the two p-values counts.
-    Nor do few seeds tell a skewed spread from a normal one: wherever a p-value is
-    taken, the deviation is `allowance` times as wide. Everything is on the test's
-    scale.
-    """
-
-    mean: float
-    deviation: float  # s * sqrt(1 + 1/n)
-    freedom: int
-    resolution: float
-    higher_is: str
-    scale: str
-    allowance: float
-
-
-def make_null(draft: Draft) -> Null | None:
-    """The null distribution of a test, None if there are too few retrained models.
-
-    Two are needed, and three for distances, of which two models have only one. Means of
-    distances to the others share their terms: if a distance is the sum of what either
-    model contributes, their spread is (n - 2) / (n - 1) of a further model's, and is
-    scaled back.
-
-    Raises:
-      InputError: `higher_is` or `family` is not allowed.
-    """
-    if draft.higher_is not in DIRECTIONS or draft.family not in FAMILIES:
-        raise InputError(
-            f"higher_is is {draft.higher_is!r} and family {draft.family!r}; allowed: "
-            f"{DIRECTIONS} and {FAMILIES}"
-        )
-    known = [v for v in draft.retrained if v is not None]
-    n = len(known)
-    if n < fewest(draft.leave_one_out):
-        return None
-    forward = _FORWARD[draft.scale]
-    values = np.asarray([forward(v) for v in known])
-    deviation = float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
-    if draft.leave_one_out:
-        deviation *= (n - 1) / (n - 2)
-    centre, error = float(np.mean(known)), draft.resolution
-    return Null(
-        mean=float(values.mean()),
-        deviation=deviation,
-        freedom=n - 1,
-        resolution=max(
-            forward(centre + error) - forward(centre),
-            forward(centre) - forward(centre - error),
-        )
-        if draft.scale != LOGARITHMIC
-        else math.log1p(error / centre),
-        higher_is=draft.higher_is,
-        scale=draft.scale,
-        allowance=draft.allowance,
-    )
-
-
-def fewest(leave_one_out: bool) -> int:
-    """The number of retrained models below which there is no null distribution."""
-    return 3 if leave_one_out else 2
-
-
-def excess(null: Null, value: float) -> float:
-    """How far `value` lies from the retrained mean, towards the side that fails."""
-    distance = _FORWARD[null.scale](value) - null.mean
-    if null.higher_is == TWO_SIDED:
-        return abs(distance)
-    return distance if null.higher_is == WORSE else -distance
-
-
-def p_value(null: Null, value: float) -> float:
-    """The probability that one more retrained model lies at least as far out."""
-    distance = excess(null, value)
-    # A number computed twice may differ in the last bit; that is no finding.
-    if distance <= 1e-9 * max(1.0, abs(value)):
-        return 1.0 if null.higher_is == TWO_SIDED else _one_sided(null, distance)
-    sides = 2 if null.higher_is == TWO_SIDED else 1
-    return min(1.0, sides * _one_sided(null, distance))
-
-
-def _one_sided(null: Null, distance: float) -> float:
-    if distance <= 0 and not (null.deviation or null.resolution):
-        return 1.0
-    by_seeds = by_images = 0.0
-    # The tails of Student's t and of the normal distribution.
-    if null.deviation:
-        widened = null.allowance * null.deviation
-        by_seeds = special.stdtr(null.freedom, -distance / widened)
-    if null.resolution:
-        by_images = special.ndtr(-distance / null.resolution)
-    return float(max(by_seeds, by_images))
-
-
-def reach(null: Null, level: float, power: float = 0.5) -> float:
-    """The distance from the mean at which a model's p-value is `level`.
-
-    Args:
-      null: the null distribution.
-      level: of the test.
-      power: the probability with which a model at this distance fails, its own seed
-        counted; at one half the distance is the interval's half-width.
-
-    Returns:
-      The distance, on the test's scale.
-    """
-    tail = level / 2 if null.higher_is == TWO_SIDED else level
-    freedom = null.freedom
-    # The allowance is for the test; a model's own seed is what it is.
-    by_seeds = special.stdtrit(freedom, power)
-    by_seeds -= null.allowance * special.stdtrit(freedom, tail)
-    by_images = special.ndtri(power) - special.ndtri(tail)
-    return float(max(by_seeds * null.deviation, by_images * null.resolution))
-
-
-def interval(
-    null: Null,
-    level: float,
-    bounds: tuple[float | None, float | None] = (None, None),
-) -> list[float | None]:
-    """Where one more retrained model lies with probability `1 - level`.
-
-    Returns:
-      `[low, high]`, None for the side that is open because it is harmless.
-    """
-    half = reach(null, level)
-    low, high = (_BACK[null.scale](null.mean + side) for side in (-half, half))
-    if bounds[0] is not None:
-        low = max(low, bounds[0])
-    if bounds[1] is not None:
-        high = min(high, bounds[1])
-    return [
-        None if null.higher_is == WORSE else float(low),
-        None if null.higher_is == BETTER else float(high),
-    ]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(
+    p_values: Sequence[float], weights: Sequence[float] | None = None
+) -> list[float]:
     """Holm's adjusted p-values (1979), in the order given.
 
     Rejecting those at or below a level keeps the probability of any false rejection
     below that level, however the tests depend on each other.
+
+    Args:
+      p_values: of the tests.
+      weights: each test's share of the level, chosen without looking at the numbers;
+        even if None.
+
+    Returns:
+      The adjusted p-values, at most 1.
     """
-    order = np.argsort(p_values, kind="stable")
+    shares = np.ones(len(p_values)) if weights is None else np.asarray(weights)
+    weighted = np.asarray(p_values) / shares
+    order = np.argsort(weighted, kind="stable")
     adjusted = np.empty(len(order))
-    worst = 0.0
-    for rank, i in enumerate(order):
-        worst = max(worst, min(1.0, (len(order) - rank) * p_values[i]))
+    worst, left = 0.0, float(shares.sum())
+    for i in order:
+        worst = max(worst, min(1.0, left * float(weighted[i])))
+        left -= shares[i]
         adjusted[i] = worst
     return adjusted.tolist()
+
+
+def shares_of(kinds: Sequence[str]) -> list[float]:
+    """Each test's share of a family's level: even over questions, then over tests.
+
+    Args:
+      kinds: of the tests in the family.
+
+    Returns:
+      The shares, which add up to 1.
+    """
+    questions = [question_of(kind) for kind in kinds]
+    sizes = Counter(questions)
+    return [1 / (len(sizes) * sizes[question]) for question in questions]
 
 
 def settle(
@@ -271,24 +113,35 @@ def settle(
             "and (0, 1)"
         )
     nulls = [make_null(draft) for draft in drafts]
+    members = {
+        family: [i for i, draft in enumerate(drafts) if draft.family == family]
+        for family in FAMILIES
+    }
+    for tests in members.values():
+        moderated = moderate([drafts[i] for i in tests], [nulls[i] for i in tests])
+        for i, null in zip(tests, moderated, strict=True):
+            nulls[i] = null
     p_values = [_p_values(*pair) for pair in zip(drafts, nulls, strict=True)]
     adjusted: list[dict[str, float | None]] = [dict(found) for found in p_values]
-    sizes: dict[str, int] = dict.fromkeys(FAMILIES, 0)
-    for family in FAMILIES:
-        tests = [i for i, draft in enumerate(drafts) if draft.family == family]
+    shares = [1.0] * len(drafts)
+    for tests in members.values():
+        most = 0
         for model in dict.fromkeys(name for i in tests for name in p_values[i]):
             found = [(i, p_values[i].get(model)) for i in tests]
             known = [(i, p) for i, p in found if p is not None]
-            sizes[family] = max(sizes[family], len(known))
-            corrected = holm([p for _, p in known])
+            level_shares = shares_of([drafts[i].kind for i, _ in known])
+            corrected = holm([p for _, p in known], level_shares)
             for (i, _), p in zip(known, corrected, strict=True):
                 adjusted[i][model] = p
+            # What a test can see is told for the model with the most results.
+            if len(known) > most:
+                most = len(known)
+                for (i, _), share in zip(known, level_shares, strict=True):
+                    shares[i] = share
     return [
-        _evidence(
-            draft, null, found, corrected, sizes[draft.family], confidence, margin
-        )
-        for draft, null, found, corrected in zip(
-            drafts, nulls, p_values, adjusted, strict=True
+        _evidence(draft, null, found, corrected, share, confidence, margin)
+        for draft, null, found, corrected, share in zip(
+            drafts, nulls, p_values, adjusted, shares, strict=True
         )
     ]
 
@@ -321,7 +174,7 @@ def _evidence(
     null: Null | None,
     p_values: Mapping[str, float | None],
     adjusted: Mapping[str, float | None],
-    family_size: int,
+    share: float,
     confidence: float,
     margin: float,
 ) -> Evidence:
@@ -366,8 +219,8 @@ def _evidence(
 
     smallest = None
     if null is not None and draft.undecidable is None:
-        distance = reach(null, level / max(family_size, 1), POWER)
-        smallest = _difference(null, distance, draft.bounds)
+        distance = reach(null, level * share, POWER)
+        smallest = smallest_difference(null, distance, draft.bounds)
         if smallest is None:
             notes.append("no possible difference would be seen with this few seeds")
     return Evidence(
@@ -387,31 +240,6 @@ def _evidence(
         p_values=dict(p_values),
         adjusted_p_values=dict(adjusted),
     )
-
-
-def _difference(
-    null: Null, distance: float, bounds: tuple[float | None, float | None]
-) -> float | None:
-    """A distance from the mean in the test's own unit, towards a side that fails.
-
-    Where both sides fail it is the nearer one; None if neither value is possible.
-    """
-    back = _BACK[null.scale]
-    middle = back(null.mean)
-    sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.higher_is]
-    low, high = bounds
-    found = []
-    for side in sides:
-        place = null.mean + side * distance
-        value = back(place)
-        impossible = (
-            (null.scale == ANGULAR and not 0 <= place <= math.pi / 2)
-            or (low is not None and value < low)
-            or (high is not None and value > high)
-        )
-        if not impossible:
-            found.append(abs(value - middle))
-    return min(found, default=None)
 
 
 def headline(tests: Sequence[Evidence], model: str) -> Headline:

@@ -9,6 +9,7 @@ Only networks of the same shapes and channels can be compared.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import TWO_SIDED
@@ -22,8 +23,13 @@ from fuprune.audit.measurements import (
 )
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import Variables, compute_outputs
-from fuprune.audit.verdict import Draft
+from fuprune.audit.outputs import (
+    Variables,
+    compute_outputs,
+    find_head,
+    with_forgotten_columns_reset,
+)
+from fuprune.audit.spread import Draft
 from fuprune.surgery import SlimNetwork
 
 _DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
@@ -35,7 +41,10 @@ def find_weights(
     """Distance and linear connectivity to the raw and to the retrained models."""
     del key
     notify("distance in weight space")
-    models = dict(every_model(measurements))
+    models = {
+        name: _without_forgotten_columns(measurements, model)
+        for name, model in every_model(measurements)
+    }
     retrained = [name for name in models if name not in measurements.judged]
     chosen = np.flatnonzero(~measurements.forgotten_test)[: options.weights.max_images]
     images, labels = (part[chosen] for part in measurements.test)
@@ -97,6 +106,18 @@ def find_weights(
                 )
             )
     return Findings(tests)
+
+
+def _without_forgotten_columns(measurements: Measurements, model: Model) -> Model:
+    """The model with the forgotten classes' columns of the last layer at zero.
+
+    Whatever a method wrote there, a bias of minus a thousand, say, would be all of the
+    distance, and is plain to see without one.
+    """
+    module, variables = model
+    sample = jnp.asarray(measurements.preprocess(measurements.test.images[:1]))
+    head = find_head(module, variables, sample)
+    return module, with_forgotten_columns_reset(variables, head, measurements.classes)
 
 
 def _draft(

@@ -355,7 +355,7 @@ def audit_options(config) -> AuditOptions:
         ),
         relearn=RelearnOptions(
             learning_rates=read(config, "audit.relearn_learning_rates")
-            or (audit.relearn_learning_rate,),
+            or tuple(audit.relearn_learning_rate * factor for factor in (0.3, 1, 3)),
             images_per_class=tuple(map(int, read(config, "audit.relearn_images"))),
             steps=audit.relearn_max_steps,
             every=audit.relearn_every,

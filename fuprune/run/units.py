@@ -28,6 +28,7 @@ from fuprune.run.record import (
     TrainedOutcome,
     UnlearnedOutcome,
 )
+from fuprune.run.shadows import shadow_methods
 from fuprune.run.training import (
     KEPT_ROUNDS,
     Budget,
@@ -349,6 +350,12 @@ def audit(this: Run, name: str) -> AuditOutcome:
     references = models.references(
         this, [u.name for u in units if is_reference[u.name]]
     )
+    raw = models.load_saved(this, "raw", "pretrain")
+    options = assembly.audit_options(config)
+    if this.classes:
+        own = {u.name: u.method for u in units if u.name in judged}
+        unlearn = shadow_methods(this, raw[0], own, _head(*raw), options)
+        options = options._replace(shadow=options.shadow._replace(unlearn=unlearn))
     steps: list[str] = []
     # Every model, the raw and a random one included, has its outputs taken and is
     # looked at by probes and by relearning; the other kinds are a step each.
@@ -361,8 +368,7 @@ def audit(this: Run, name: str) -> AuditOutcome:
             if stopping(this):
                 raise StopRequested
 
-        raw = models.load_saved(this, "raw", "pretrain")
-        key, options = key_for(this, "audit"), assembly.audit_options(config)
+        key = key_for(this, "audit")
         if this.classes:
             report = auditing.audit(
                 judged,

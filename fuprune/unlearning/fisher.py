@@ -62,7 +62,7 @@ class Noise(NamedTuple):
     max_variance: float = 1e-3
     # `golatkar`, for classes: their row of the head starts from zero.
     reset_row: bool = True
-    damping: float = 0.1  # `paper`: added to F in the Newton step
+    damping: float = 1.0  # `paper`: added to F in the Newton step
 
 
 GOLATKAR = Noise()

@@ -5,9 +5,9 @@ edges and textures that any class would teach. So the deepest layers and the hea
 again from fresh weights, as in retraining, and only the shallow ones keep what they
 learned. It is not in the paper: it aims at what pruning leaves behind, which a linear
 probe and a few steps of relearning find. It is of the family of EU-k (Goel et al.,
-"Towards Adversarial Evaluation of Inexact Machine Unlearning", 2022): re-initialise the
-last k layers and train them again without the class. EU-k freezes the layers before;
-here they are fine-tuned, too.
+"Towards Adversarial Evaluations for Inexact Machine Unlearning", arXiv 2201.06640,
+2022): re-initialise the last k layers and train them again without the class. EU-k
+freezes the layers before; here they are fine-tuned, too.
 """
 
 import jax

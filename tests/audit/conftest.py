@@ -76,17 +76,32 @@ def world() -> World:
         return Dataset(images, labels)
 
     train, test = draw(150), draw(60)
+    return make_world(train, test, Perceptron(), seed=1, steps=200)
+
+
+@pytest.fixture(scope="session")
+def memorised() -> World:
+    """Labels that no image explains, so that knowing one is having seen it."""
+    generator = np.random.default_rng(0)
+
+    def draw(per_class):
+        images = generator.integers(0, 256, (4 * per_class, 6, 6, 1)).astype(np.uint8)
+        return Dataset(images, np.tile(np.arange(4), per_class).astype(np.int32))
+
+    return make_world(draw(60), draw(60), Perceptron(width=64), seed=5, steps=250)
+
+
+def make_world(train: Dataset, test: Dataset, model: nn.Module, seed, steps) -> World:
+    """A raw and six retrained models on these images."""
     members = np.tile(train.labels != FORGOTTEN, (7, 1))
     members[0] = True
-    model = Perceptron()
     raw, honest, *retrained = train_models_in_parallel(
         model,
-        jax.random.key(1),
-        train.images,
-        train.labels,
+        jax.random.key(seed),
+        *train,
         members,
         preprocess,
-        steps=200,
+        steps=steps,
         batch_size=32,
         backend="vmap",
     )

@@ -14,7 +14,6 @@ from fuprune.audit import (
 )
 from fuprune.audit.audit import KIND_TABLE
 from fuprune.audit.evidence import AuditReport
-from fuprune.audit.shadow import train_models_in_parallel
 from fuprune.data.dataset import Dataset
 from tests.audit.conftest import FORGOTTEN, Perceptron, preprocess, run_audit
 
@@ -181,33 +180,13 @@ def test_too_few_retrained_models_cannot_tell(world, number):
     assert AuditReport.from_json(found.to_json()) == found
 
 
-def test_model_that_memorised_is_caught_and_a_retrained_one_is_not():
-    generator = np.random.default_rng(0)
-
-    def draw(per_class):
-        # Labels that no image explains: knowing them is having seen them.
-        images = generator.integers(0, 256, (4 * per_class, 6, 6, 1)).astype(np.uint8)
-        return Dataset(images, np.tile(np.arange(4), per_class).astype(np.int32))
-
-    train, test = draw(60), draw(60)
-    members = np.tile(train.labels != FORGOTTEN, (6, 1))
-    members[0] = True
-    model = Perceptron(width=64)
-    raw, honest, *retrained = train_models_in_parallel(
-        model,
-        jax.random.key(5),
-        *train,
-        members,
-        preprocess,
-        steps=250,
-        batch_size=32,
-        backend="vmap",
-    )
+def test_model_that_memorised_is_caught_and_a_retrained_one_is_not(memorised):
+    data, model, raw, retrained, honest = memorised[:5]
     found = audit(
         {"still_there": (model, raw), "honest": (model, honest)},
         [(model, variables) for variables in retrained],
         (model, raw),
-        AuditData(train, test, preprocess),
+        data,
         (FORGOTTEN,),
         jax.random.key(0),
         options=AuditOptions(

@@ -1,10 +1,10 @@
 """Known answers on the digits: what an audit must say of models whose past is known.
 
 The settings were chosen before the first run: small grids, so that ten whole audits fit
-in a few minutes. Two expectations were changed after the first run: relearning was to
-tell a masked logit and fine-tuning from retraining. It did not tell the masked logit
-apart, and the run ended there, so nothing is known about fine-tuning. The masked model
-is now held to the raw model's own curve, and fine-tuning to accuracy and distance.
+in a few minutes. At first relearning was taught at one rate and did not tell a masked
+logit from retraining. At three rates the masked model lies outside the interval of
+retraining; counting the whole headline, relearning alone fails it in about two draws of
+seeds in three (docs/audit.md), so the headline is held to failing it by any test.
 """
 
 from typing import NamedTuple
@@ -142,6 +142,7 @@ def test_known_pretenders_fail_where_they_should(digits):
     # Relearning starts from a column at zero, so the mask is no hiding place.
     relearned = tests["relearn_area"].values
     assert relearned["mask_logit"] == relearned["raw"]
+    assert relearned["mask_logit"] > tests["relearn_area"].interval[1]
     assert {"u_accuracy", "jensen_shannon"} & set(headlines["fine_tune_only"].failed)
     assert {"r_accuracy", "jensen_shannon"} <= set(headlines["random"].failed)
     assert "probe_auc" in headlines["over_erased"].failed

@@ -68,14 +68,19 @@ def test_a_level_never_reached_has_no_time():
     assert curve.steps_to(0.9) is None
 
 
-def test_grid_crosses_images_amounts_and_rates():
-    options = RelearnOptions(images_per_class=(1, 10), learning_rates=(0.01, 0.1))
+def test_grid_has_every_rate_and_every_amount():
+    options = RelearnOptions(
+        images_per_class=(10, 1, 100), learning_rates=(0.1, 0.01, 0.001)
+    )
     settings = make_settings(options)
-    taught = [s for s in settings if s.images in ("all", "forgotten")]
-    assert len(taught) == len(set(taught)) == 8
+    for images in ("all", "forgotten"):
+        taught = [s[1:] for s in settings if s.images == images]
+        assert len(taught) == len(set(taught)) == 5
+        # The fewest images at every rate, the others at the middle one.
+        assert {rate for amount, rate in taught if amount == 1} == {0.1, 0.01, 0.001}
+        assert {rate for amount, rate in taught if amount > 1} == {0.01}
     # How many images of the other classes there are hardly matters.
-    retained = [s[1:] for s in settings if s.images == "retained"]
-    assert retained == [(10, 0.01), (10, 0.1)]
+    assert [s[1:] for s in settings if s.images == "retained"] == [(100, 0.1)]
 
 
 def test_looks_are_close_at_first_and_end_with_the_last_step():

@@ -2,38 +2,10 @@
 
 import jax
 import numpy as np
-import pytest
 
-from fuprune.audit import AuditData, AuditOptions, ShadowOptions, audit
-from fuprune.audit.shadow import train_models_in_parallel
+from fuprune.audit import AuditOptions, ShadowOptions, audit
 from fuprune.data.dataset import Dataset
-from tests.audit.conftest import FORGOTTEN, Perceptron, preprocess
-
-
-@pytest.fixture(scope="module")
-def memorised():
-    """Labels that no image explains, so that knowing one is having seen it."""
-    generator = np.random.default_rng(0)
-
-    def draw(per_class):
-        images = generator.integers(0, 256, (4 * per_class, 6, 6, 1)).astype(np.uint8)
-        return Dataset(images, np.tile(np.arange(4), per_class).astype(np.int32))
-
-    train, test = draw(50), draw(50)
-    members = np.tile(train.labels != FORGOTTEN, (7, 1))
-    members[0] = True
-    model = Perceptron(width=64)
-    raw, honest, *retrained = train_models_in_parallel(
-        model,
-        jax.random.key(5),
-        *train,
-        members,
-        preprocess,
-        steps=200,
-        batch_size=32,
-        backend="vmap",
-    )
-    return model, raw, honest, retrained, AuditData(train, test, preprocess)
+from tests.audit.conftest import FORGOTTEN
 
 
 def turned_down(variables):
@@ -44,7 +16,7 @@ def turned_down(variables):
 
 
 def test_a_method_that_hides_is_caught_by_shadows_that_hide_as_well(memorised):
-    model, raw, honest, retrained, data = memorised
+    data, model, raw, retrained, honest = memorised[:5]
     asked = []
 
     def hide(module, variables, key, trained_on):

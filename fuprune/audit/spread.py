@@ -1,0 +1,299 @@
+"""Where one more retrained model would fall: the null distribution of every test.
+
+Each test has the numbers of n retrained models, and asks how likely a further draw from
+them is at least as far out as a model's number. With three to ten seeds, most of what
+can go wrong lies in the estimate of their spread; tests of one family therefore lend
+each other what they know of it (`moderate`), and the rest is an allowance.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from fuprune.audit.evidence import (
+    BETTER,
+    DIRECTIONS,
+    FAMILIES,
+    FURTHER,
+    TWO_SIDED,
+    WORSE,
+)
+from fuprune.errors import InputError
+
+# By how much the spread among seeds is widened, because a few seeds do not show whether
+# it is skewed. Calibrated in `benchmarks/audit_power.py`: with it one more retrained
+# model fails the headline with a probability of about 5% or less even if all spreads
+# are as skewed as an exponential distribution, and less if they are normal.
+ALLOWANCE = 1.45
+# How many seeds' worth the other tests of a family say about the spread of one.
+LENT_FREEDOM = 3
+
+LINEAR = "linear"
+# Rates spread less near 0 and 1; on the scale of arcsin(sqrt(rate)) they spread alike.
+ANGULAR = "angular"
+# Durations spread in proportion to their length.
+LOGARITHMIC = "log"
+_FORWARD = {
+    LINEAR: float,
+    ANGULAR: lambda rate: math.asin(math.sqrt(min(max(rate, 0.0), 1.0))),
+    LOGARITHMIC: lambda duration: math.log(max(duration, 1e-300)),
+}
+_BACK = {
+    LINEAR: float,
+    ANGULAR: lambda angle: math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2,
+    LOGARITHMIC: math.exp,
+}
+
+
+class Draft(NamedTuple):
+    """A test as it was measured, before its family is known."""
+
+    name: str
+    values: Mapping[str, float | None]  # None: the test has no result for the model
+    retrained: Sequence[float | None]
+    kind: str
+    question: str
+    higher_is: str  # "worse", "better" or "two_sided"
+    unit: str = "fraction"
+    family: str = FURTHER
+    # The standard error that the images alone give a model against the retrained mean.
+    resolution: float = 0.0
+    bounds: tuple[float | None, float | None] = (None, None)  # of possible values
+    # The numbers are each model's mean distance to the (other) retrained models.
+    leave_one_out: bool = False
+    scale: str = LINEAR  # on which the spread is taken: "linear", "angular", "log"
+    # A share of images, or of pairs of images: models differ in it image by image, so
+    # its error over images says something about its spread among seeds.
+    is_rate: bool = False
+    # The model that must fail for "not told apart" to mean something. None for numbers
+    # on which the raw model is expected to look like a retrained one.
+    positive_control: str | None = "raw"
+    # What the spread among seeds is widened by; 1 if it is known to be normal.
+    allowance: float = ALLOWANCE
+    undecidable: str | None = None  # why the sample cannot answer at all
+    notes: Sequence[str] = ()
+
+
+class Null(NamedTuple):
+    """Where one more retrained model would fall.
+
+    For n retrained values of mean m and standard deviation s, a further one lies at m
+    plus s * sqrt(1 + 1/n) times Student's t with n - 1 degrees of freedom. All models
+    answer for the same images, so what the images add is in s already; but few seeds
+    can agree by luck. A model is therefore also held against a normal distribution
+    whose deviation is the images' own error, and the larger of the two p-values counts.
+    Nor do few seeds tell a skewed spread from a normal one: wherever a p-value is
+    taken, the deviation is `allowance` times as wide. Everything is on the test's
+    scale.
+    """
+
+    mean: float
+    deviation: float  # s * sqrt(1 + 1/n); see `moderate`
+    freedom: int  # of s
+    resolution: float
+    higher_is: str
+    scale: str
+    allowance: float
+
+
+def make_null(draft: Draft) -> Null | None:
+    """The null distribution of a test, None if there are too few retrained models.
+
+    Two are needed, and three for distances, of which two models have only one. Means of
+    distances to the others share their terms: if a distance is the sum of what either
+    model contributes, their spread is (n - 2) / (n - 1) of a further model's, and is
+    scaled back.
+
+    Raises:
+      InputError: `higher_is` or `family` is not allowed.
+    """
+    if draft.higher_is not in DIRECTIONS or draft.family not in FAMILIES:
+        raise InputError(
+            f"higher_is is {draft.higher_is!r} and family {draft.family!r}; allowed: "
+            f"{DIRECTIONS} and {FAMILIES}"
+        )
+    known = [v for v in draft.retrained if v is not None]
+    n = len(known)
+    if n < fewest(draft.leave_one_out):
+        return None
+    forward = _FORWARD[draft.scale]
+    values = np.asarray([forward(v) for v in known])
+    deviation = float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
+    if draft.leave_one_out:
+        deviation *= (n - 1) / (n - 2)
+    centre, error = float(np.mean(known)), draft.resolution
+    return Null(
+        mean=float(values.mean()),
+        deviation=deviation,
+        freedom=n - 1,
+        resolution=max(
+            forward(centre + error) - forward(centre),
+            forward(centre) - forward(centre - error),
+        )
+        if draft.scale != LOGARITHMIC
+        else math.log1p(error / centre),
+        higher_is=draft.higher_is,
+        scale=draft.scale,
+        allowance=draft.allowance,
+    )
+
+
+def moderate(
+    drafts: Sequence[Draft], nulls: Sequence[Null | None]
+) -> list[Null | None]:
+    """Estimates the spread of each rate with the help of the other rates.
+
+    Three or five seeds alone say little about a spread: by luck they agree, and a
+    retrained model fails; to allow for that, Student's t asks for so much that little
+    else fails either. But the error over images is known well for every rate, and the
+    ratio of spread to error is much alike in all rates of an audit. So the spread that
+    the other rates suggest, their mean ratio (on a logarithmic scale) times the error
+    of the test at hand, is taken as if `LENT_FREEDOM` more seeds had shown it, one for
+    each other rate at most. This is the moderated t of Smyth (2004), with the error as
+    the prior's scale and fixed degrees of freedom.
+
+    Args:
+      drafts: the tests of one family.
+      nulls: their null distributions, by the seeds alone.
+
+    Returns:
+      The null distributions; those of tests that are no rates, and of rates that are
+      the same for all seeds, as they were.
+    """
+    ratios = {
+        i: _log_ratio(null)
+        for i, (draft, null) in enumerate(zip(drafts, nulls, strict=True))
+        if draft.is_rate and null is not None and null.deviation and null.resolution
+    }
+    found = list(nulls)
+    for i in ratios:
+        null, others = nulls[i], [r for j, r in ratios.items() if j != i]
+        if null is None or not others:
+            continue
+        lent = min(LENT_FREEDOM, len(others))
+        suggested = math.exp(np.mean(others)) * null.resolution**2
+        freedom = lent + null.freedom
+        variance = (lent * suggested + null.freedom * null.deviation**2) / freedom
+        found[i] = null._replace(deviation=math.sqrt(variance), freedom=freedom)
+    return found
+
+
+def _log_ratio(null: Null) -> float:
+    """The logarithm of spread to error, squared, without the bias of a few seeds."""
+    half = null.freedom / 2
+    bias = float(special.digamma(half)) - math.log(half)
+    return 2 * math.log(null.deviation / null.resolution) - bias
+
+
+def fewest(leave_one_out: bool) -> int:
+    """The number of retrained models below which there is no null distribution."""
+    return 3 if leave_one_out else 2
+
+
+def excess(null: Null, value: float) -> float:
+    """How far `value` lies from the retrained mean, towards the side that fails."""
+    distance = _FORWARD[null.scale](value) - null.mean
+    if null.higher_is == TWO_SIDED:
+        return abs(distance)
+    return distance if null.higher_is == WORSE else -distance
+
+
+def p_value(null: Null, value: float) -> float:
+    """The probability that one more retrained model lies at least as far out."""
+    distance = excess(null, value)
+    # A number computed twice may differ in the last bit; that is no finding.
+    if distance <= 1e-9 * max(1.0, abs(value)):
+        return 1.0 if null.higher_is == TWO_SIDED else _one_sided(null, distance)
+    sides = 2 if null.higher_is == TWO_SIDED else 1
+    return min(1.0, sides * _one_sided(null, distance))
+
+
+def _one_sided(null: Null, distance: float) -> float:
+    if distance <= 0 and not (null.deviation or null.resolution):
+        return 1.0
+    by_seeds = by_images = 0.0
+    # The tails of Student's t and of the normal distribution.
+    if null.deviation:
+        widened = null.allowance * null.deviation
+        by_seeds = special.stdtr(null.freedom, -distance / widened)
+    if null.resolution:
+        by_images = special.ndtr(-distance / null.resolution)
+    return float(max(by_seeds, by_images))
+
+
+def reach(null: Null, level: float, power: float = 0.5) -> float:
+    """The distance from the mean at which a model's p-value is `level`.
+
+    Args:
+      null: the null distribution.
+      level: of the test.
+      power: the probability with which a model at this distance fails, its own seed
+        counted; at one half the distance is the interval's half-width.
+
+    Returns:
+      The distance, on the test's scale.
+    """
+    tail = level / 2 if null.higher_is == TWO_SIDED else level
+    freedom = null.freedom
+    # The allowance is for the test; a model's own seed is what it is.
+    by_seeds = special.stdtrit(freedom, power)
+    by_seeds -= null.allowance * special.stdtrit(freedom, tail)
+    by_images = special.ndtri(power) - special.ndtri(tail)
+    return float(max(by_seeds * null.deviation, by_images * null.resolution))
+
+
+def interval(
+    null: Null,
+    level: float,
+    bounds: tuple[float | None, float | None] = (None, None),
+) -> list[float | None]:
+    """Where one more retrained model lies with probability `1 - level`.
+
+    Returns:
+      `[low, high]`, None for the side that is open because it is harmless.
+    """
+    half = reach(null, level)
+    low, high = (_BACK[null.scale](null.mean + side) for side in (-half, half))
+    if bounds[0] is not None:
+        low = max(low, bounds[0])
+    if bounds[1] is not None:
+        high = min(high, bounds[1])
+    return [
+        None if null.higher_is == WORSE else float(low),
+        None if null.higher_is == BETTER else float(high),
+    ]
+
+
+def smallest_difference(
+    null: Null, distance: float, bounds: tuple[float | None, float | None]
+) -> float | None:
+    """A distance from the mean in the test's own unit, towards a side that fails.
+
+    Args:
+      null: the null distribution.
+      distance: on the test's scale.
+      bounds: of possible values.
+
+    Returns:
+      The difference; where both sides fail the smaller one, None if neither value is
+      possible.
+    """
+    back = _BACK[null.scale]
+    middle = back(null.mean)
+    sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.higher_is]
+    low, high = bounds
+    found = []
+    for side in sides:
+        place = null.mean + side * distance
+        value = back(place)
+        impossible = (
+            (null.scale == ANGULAR and not 0 <= place <= math.pi / 2)
+            or (low is not None and value < low)
+            or (high is not None and value > high)
+        )
+        if not impossible:
+            found.append(abs(value - middle))
+    return min(found, default=None)

@@ -1,0 +1,110 @@
+"""The run's own methods, as the audit turns them on its shadow models.
+
+Shadow models are small stand-ins for the raw model, and each is unlearned once for each
+method; so a method is called as in the run, with the run's options, except for what
+would cost as much as the run: one client holds all images, fine-tuning is the audit's
+few steps, and channels are masked where the run may cut them, so that all shadow models
+run the programs that are compiled already.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.audit import AuditOptions
+from fuprune.audit.options import UnlearnShadow
+from fuprune.audit.unlearned_shadow import fine_tune
+from fuprune.data.dataset import Dataset
+from fuprune.data.federated import FederatedDataset, federate
+from fuprune.federated.server import ServerState
+from fuprune.federated.train import FitResult
+from fuprune.run import assembly
+from fuprune.run.training import Run
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.protocol import UnlearnError
+
+
+def shadow_methods(
+    this: Run,
+    model: Any,
+    methods: Mapping[str, str],
+    head: Mapping[str, str],
+    options: AuditOptions,
+) -> dict[str, UnlearnShadow]:
+    """A function per candidate that unlearns a shadow model as the raw one was.
+
+    Args:
+      this: the run.
+      model: the network of the raw model, which shadow models share.
+      methods: candidate -> the name of its method.
+      head: the option that names the last layer, if the network has one.
+      options: of the audit.
+
+    Returns:
+      The functions, for candidates whose method needs no record of a training: shadow
+      models have none.
+    """
+    return {
+        name: _make(this, model, method, head, options)
+        for name, method in methods.items()
+        if "history" not in METHODS[method].options
+    }
+
+
+def _make(
+    this: Run, model: Any, method: str, head: Mapping[str, str], options: AuditOptions
+) -> UnlearnShadow:
+    settings = assembly.method_options(
+        this.config, method, this.federation, this.runtime, classes=this.classes
+    )
+    settings |= {"participants": None, "backend": "loop", "mesh": None, **head}
+    if "surgery" in settings:
+        settings["surgery"] = "mask"
+    settings = {n: x for n, x in settings.items() if n in METHODS[method].options}
+
+    def prepare(images):
+        return this.federation.prepare(None, images)
+
+    def unlearn(module, variables, key: jax.Array, data: Dataset):
+        def tune(network, start, left: FederatedDataset, key, objective=None):
+            # A masked network is the same network with parameters held at zero.
+            del network
+            if objective is not None:
+                raise UnlearnError(
+                    f"{method} trains with an objective of its own, which the short "
+                    "fine-tuning of shadow models does not know"
+                )
+            kept = jax.tree.map(_not_masked, variables["params"], start["params"])
+            tuned = fine_tune(
+                module, start, key, _images_of(left), prepare, options, kept=kept
+            )
+            return FitResult(ServerState(tuned, None, jnp.int32(1)), [], None)
+
+        found = METHODS[method](
+            model,
+            variables,
+            federate(data, [np.arange(len(data.labels))]),
+            this.classes,
+            key=key,
+            fine_tune=tune,
+            **settings,
+        )
+        return module, found.variables
+
+    return unlearn
+
+
+def _images_of(data: FederatedDataset) -> Dataset:
+    """All clients' images, one after the other."""
+    pairs = zip(np.asarray(data.rows), np.asarray(data.lengths), strict=True)
+    rows = np.concatenate([row[:length] for row, length in pairs])
+    return Dataset(np.asarray(data.images)[rows], np.asarray(data.labels)[rows])
+
+
+def _not_masked(before: Any, after: Any) -> np.ndarray:
+    """1 where a parameter is not zero, or was zero before as well."""
+    kept = (np.asarray(after) != 0) | (np.asarray(before) == 0)
+    return kept.astype(np.float32)
