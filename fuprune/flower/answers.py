@@ -104,13 +104,16 @@ def _task(header, tree, node: Node) -> Answer:
     positions, labels = _selected(header, node)
     row = np.zeros(max(longest, 1), np.int32)
     row[: len(positions)] = positions
-    client = Client(row, np.int32(len(positions)), np.int32(node.client))
-    context = tasks.as_context(name, tree)
-    shared = Shared(node.images, labels.astype(np.int32), context)
+    # Put on the device in one go: each array apart would be a program of its own.
+    client = Client(
+        *jax.device_put((row, np.int32(len(positions)), np.int32(node.client)))
+    )
+    held = (node.images, labels.astype(np.int32), tasks.as_context(name, tree))
+    shared = Shared(*jax.device_put(held))
     asked = {field: header.get(field) for field in ("spec", "settings", "arguments")}
     shape = node.images.shape[1:]
     run = _make_run(name, json.dumps(asked, sort_keys=True), shape)
-    total, each = jax.device_get(run(*jax.device_put((shared, client))))
+    total, each = jax.device_get(run(shared, client))
     if name == "relabel":
         # The answers stay here: which image was taken for what is nobody's business.
         taught = np.array(node.labels)

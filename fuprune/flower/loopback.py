@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fuprune.errors import FupruneError
 from fuprune.flower.certificates import make_certificates
@@ -248,7 +249,7 @@ def _program(name: str) -> str:
 
 def demonstrate(folder: Path, given: argparse.Namespace) -> None:
     """Trains, forgets and reports, as `make federation` does."""
-    settings: Mapping[str, str | int] = {
+    settings: Mapping[str, Any] = {
         "config": (
             f"partition.clients={given.nodes} train.cohort={given.nodes} {given.config}"
         ),
@@ -278,7 +279,7 @@ def _last_lines(text: str, marker: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, help="kept; by default a temporary one")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--forget", default="3", help="the class of the order")

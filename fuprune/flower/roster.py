@@ -118,7 +118,7 @@ class Roster:
                 _LOGGER.warning("node %d is left out: it does not say who it is", node)
                 self._refused.add(node)
         for node, (header, sums) in replies.items():
-            client = header.get("client")
+            client: Any = header.get("client")
             problem = self._check_greeting(client, header)
             if problem:
                 _LOGGER.warning("node %d is left out: %s", node, problem)

@@ -28,4 +28,6 @@ def main(grid: Grid, context: Context) -> None:
     except FupruneError as error:
         line = " ".join(str(error).split())
         print(f"fuprune: error: {line}", flush=True)
-        raise SystemExit(2) from None
+        # Raised, so that Flower marks the run as failed and gives this as the reason;
+        # an exit would take the process away before its log has been sent.
+        raise FupruneError(line) from None

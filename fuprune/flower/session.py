@@ -63,7 +63,7 @@ def open_session(grid, settings: Settings) -> Session:
     roster.orders = ledger.read(workdir)
     present = roster.wait_for(settings.min_clients)
     _LOGGER.info("clients %s are there", present)
-    shape = roster.shape or ()
+    shape: tuple[int, ...] = roster.shape or (0, 0, 0)
     name, where = config.data.name, config.data.dir or None
     num_classes = sources.num_classes(name, where)
     mean, std = _statistics(config, workdir, roster, shape[-1])

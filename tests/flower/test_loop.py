@@ -74,6 +74,7 @@ def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
         loop.run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
     class KilledError(Exception):
         pass
@@ -104,7 +105,7 @@ def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
 @pytest.mark.parametrize(
     "method",
     [
-        "fine_tune_only",
+        pytest.param("fine_tune_only", marks=pytest.mark.slow),
         pytest.param("relabel", marks=pytest.mark.slow),
         pytest.param("ascent", marks=pytest.mark.slow),
         pytest.param("fisher", marks=pytest.mark.slow),

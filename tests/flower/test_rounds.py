@@ -42,8 +42,11 @@ def both(config_text, tmp_path):
     "options",
     [
         "train.algorithm=fed_avg",
-        "train.algorithm=fed_avg train.bn=local train.augment=True",
         "train.algorithm=fed_sgd train.bn=recalibrate train.batch_size=0",
+        pytest.param(
+            "train.algorithm=fed_avg train.bn=local train.augment=True",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "train.algorithm=fed_sgd train.aggregation=median", marks=pytest.mark.slow
         ),
