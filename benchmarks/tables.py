@@ -105,6 +105,30 @@ def prune_table(report):
     return "\n".join(lines)
 
 
+def traced_table(report):
+    """Networks cut by tracing against the same widths written by hand."""
+    targets, machine = report["targets"], report["machine"]
+    lines = [
+        f"{report['date']}, {machine['cores']} cores, load {machine['load']:.1f}, jax"
+        f" {machine['jax']}; targets: FLOPs {targets['flops']}x, time"
+        f" {targets['time']}x.",
+        "",
+        "| | against | what | FLOPs | processor time |",
+        "|---|---|---|---:|---:|",
+    ]
+    for row in report["rows"]:
+        ratio = row.get("time_ratio")
+        shown = f"{ratio:.3f}x" if ratio else "-"
+        met = "" if ratio is None or ratio <= targets["time"] else " (**missed**)"
+        lines.append(
+            f"| {row['model']} | {row['against']} | {row['what']} |"
+            f" {row['flops_ratio']:.3f}x | {shown}{met} |"
+        )
+    seconds = report["resnet50_seconds"]
+    lines += ["", f"ResNet50 is traced and cut in {seconds:.1f} s of processor time."]
+    return "\n".join(lines)
+
+
 def any_table(report):
     """The rows of a report whose columns are not known here: its plain numbers."""
     rows = report["rows"] if isinstance(report, dict) else report
@@ -149,6 +173,7 @@ TABLES = {
     "capture": capture_table,
     "accelerator_estimate": accelerator_table,
     "prune_speed": prune_table,
+    "traced_speed": traced_table,
     "convolution": any_table,
     "fisher": any_table,
     "scaling": any_table,

@@ -11,8 +11,9 @@ Half the channels of every layer are cut, at random. Three comparisons:
   smaller widths: FLOPs and time;
 - the seconds of processor time in which Flax's ResNet50 is traced and cut.
 
-FLOPs are XLA's count of the compiled program. Steps of two networks take turns, and the
-shortest of each is compared, so that other programs on the machine disturb neither.
+FLOPs are XLA's count of the compiled program. Times are seconds of processor time of
+all threads, which other programs on the machine lengthen little. Steps of two networks
+take turns, and the shortest of each is compared.
 Results go to benchmarks/results/traced_speed.json.
 """
 
@@ -199,15 +200,15 @@ def compare(name, against, traced, other, options, repeats):
 
 
 def take_turns(runs, repeats):
-    """Seconds of each run, the order reversed every other time."""
+    """Processor seconds of each run, the order reversed every other time."""
     seconds = [[] for _ in runs]
     for repeat in range(repeats + 2):
         order = list(enumerate(runs))
         for number, run in order if repeat % 2 else reversed(order):
-            start = time.perf_counter()
+            start = time.process_time()
             run()
             if repeat >= 2:  # the first ones warm up
-                seconds[number].append(time.perf_counter() - start)
+                seconds[number].append(time.process_time() - start)
     return seconds
 
 

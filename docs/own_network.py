@@ -71,8 +71,10 @@ def main(rounds: int = 6, forgotten: int = 3):
     )  # fmt: skip
     for row in result.notes["cuts"][0]["plan"]:
         print(row["layer"], row["channels_before"], "->", row["channels_after"])
+    for test in report.tests:
+        print(test.name, test.values, "retrained", test.retrained)
     return report
 
 
 if __name__ == "__main__":
-    print(main())
+    main()

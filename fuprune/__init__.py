@@ -11,6 +11,7 @@ use, so that `import fuprune` and the command line's own checks do not wait for 
 
 import ast
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,28 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fuprune' has no attribute {name!r}")
     home, there = _HOMES[name]
     return getattr(importlib.import_module(home), there)
+
+
+def _show_in_notebooks() -> None:
+    """Lets IPython show plans, audits and records as tables, once there are any."""
+    loaded = sys.modules.get("IPython")
+    shell: Any = loaded.get_ipython() if loaded is not None else None
+    if shell is None or not hasattr(shell, "display_formatter"):
+        return
+
+    def show(value: Any) -> str:
+        return importlib.import_module("fuprune.report").show(value)
+
+    formatter = shell.display_formatter.formatters["text/html"]
+    for home, name in (
+        ("fuprune.run.record", "RunRecord"),
+        ("fuprune.audit.evidence", "AuditReport"),
+        ("fuprune.surgery.plan", "PrunePlan"),
+    ):
+        formatter.for_type_by_name(home, name, show)
+
+
+_show_in_notebooks()
 
 
 def __dir__() -> list[str]:

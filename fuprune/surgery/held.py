@@ -128,6 +128,7 @@ def in_full(held: Held) -> Any:
     return onto(held, (None,) * len(held.shape))
 
 
+FEW_CHANNELS = 64  # beyond which a product costs more than it saves
 pick_p = Primitive("pick")
 
 
@@ -162,6 +163,24 @@ def _pick(array, *, index, axis):
     return jnp.where(inside, taken, jnp.zeros((), array.dtype))
 
 
+def _pick_on_cpu(array, *, index, axis):
+    """`_pick`, but a few channels of a map are moved by a product.
+
+    XLA gathers single channels far more slowly on CPUs than it multiplies.
+    """
+    numbers = np.asarray(index, int)
+    few = min(len(index), array.shape[axis]) <= FEW_CHANNELS
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    real = np.flatnonzero(numbers >= 0)
+    apart = np.any(np.diff(real) != 1) or np.any(np.diff(numbers[real]) != 1)
+    is_map = array.ndim >= 3 and axis == array.ndim - 1
+    if not (is_map and few and floating and apart):
+        return _pick(array, index=index, axis=axis)
+    matrix = np.arange(array.shape[axis])[:, None] == numbers
+    matrix = jnp.asarray(matrix, array.dtype)
+    return jnp.matmul(array, matrix, precision=jax.lax.Precision.HIGHEST)
+
+
 def _pick_shape(array, *, index, axis):
     shape = list(array.shape)
     shape[axis] = len(index)
@@ -186,3 +205,6 @@ pick_p.def_abstract_eval(_pick_shape)
 ad.deflinear2(pick_p, _pick_transpose)
 batching.primitive_batchers[pick_p] = _pick_batch
 mlir.register_lowering(pick_p, mlir.lower_fun(_pick, multiple_results=False))
+mlir.register_lowering(
+    pick_p, mlir.lower_fun(_pick_on_cpu, multiple_results=False), platform="cpu"
+)

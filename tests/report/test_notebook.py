@@ -1,5 +1,7 @@
 """Objects in a notebook: each shows what a person wants to see first."""
 
+import os
+import subprocess
 import sys
 import types
 
@@ -60,3 +62,18 @@ def test_ipython_learns_the_types(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", module)
     notebook.register()
     assert known[RunRecord] is show and PrunePlan in known
+
+
+def test_importing_the_package_is_enough_in_ipython(tmp_path):
+    """A plan shows itself although nobody imported `fuprune.report`."""
+    program = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("import fuprune, numpy as np")
+plan = shell.run_cell("fuprune.PrunePlan({'conv1': np.array([0, 2])})").result
+data, _ = shell.display_formatter.format(plan)
+assert "<table" in data["text/html"] and "conv1" in data["text/html"], data
+"""
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, env=environment, check=True, capture_output=True)

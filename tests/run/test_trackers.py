@@ -1,5 +1,6 @@
 """Rows arrive in MLflow and Weights & Biases, both without any network."""
 
+import json
 import sys
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from fuprune import config
 from fuprune.errors import FupruneError
 from fuprune.run import trackers
+from tests.integration import command
 from tests.settings import quickstart
 
 ROWS = [
@@ -56,6 +58,42 @@ def test_wandb_keeps_the_rows_offline(tmp_path, monkeypatch):
     (stored,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = stored.read_bytes()
     assert b"pretrain/loss" in content and b"unlearn/class_pruning/loss" in content
+
+
+@pytest.mark.slow
+def test_a_whole_run_is_followed_by_both_offline(tmp_path, monkeypatch):
+    """Every row of metrics.jsonl with a number arrives, in the order of its phase."""
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    workdir = tmp_path / "run"
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    command.finish(
+        workdir,
+        "--config.train.rounds=2",
+        "--config.fine_tune.rounds=1",
+        f"--config.runtime.mlflow={uri}",
+        "--config.runtime.wandb=fuprune",
+    )
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    expected: dict[str, list] = {}
+    for row in map(json.loads, lines):
+        for name, value in trackers.metrics_of(row).items():
+            expected.setdefault(name, []).append((row.get("round", 0), value))
+    assert "pretrain/loss" in expected and "unlearn/class_pruning/loss" in expected
+    client = MlflowClient(uri)
+    home = client.get_experiment_by_name("fuprune")
+    assert home is not None
+    (run,) = client.search_runs([home.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.rounds"] == "2"
+    for name, points in expected.items():
+        history = client.get_metric_history(run.info.run_id, name)
+        assert sorted((x.step, x.value) for x in history) == sorted(points), name
+    (stored,) = workdir.rglob("run-*.wandb")
+    content = stored.read_bytes()
+    assert all(name.encode() in content for name in expected)
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
