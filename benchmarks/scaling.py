@@ -368,7 +368,7 @@ def measure_pair(options) -> None:
     import numpy as np
     from jax.sharding import PartitionSpec as P
 
-    from fuprune.federated.cohort import AXIS
+    from fuprune.federated.sharded import AXIS
     from fuprune.run import machine as runtime
     from fuprune.run import processes
 

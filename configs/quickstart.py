@@ -23,4 +23,29 @@ from fuprune import config as config_lib
 
 def get_config():
     """Returns the setting that also runs when no --config is given."""
-    return config_lib.quickstart()
+    config = config_lib.default()
+    config.data.name = "digits"
+    # 22 per class, of which validation takes 2: few enough to be memorised, so that
+    # membership tests can see something.
+    config.data.limit = 22
+    config.model.name = "resnet8"
+    config.partition.clients = 10
+    config.partition.bias = 0.3
+    config.train.algorithm = "fed_avg"
+    config.train.rounds = 20
+    config.train.cohort = 10
+    config.train.local_epochs = 2
+    config.train.batch_size = 16
+    config.train.learning_rate = 0.1
+    config.train.augment = False  # a flipped digit is another digit
+    config.train.evaluate_every = 1
+    config.train.checkpoint_every = 10
+    config.unlearn.methods = "class_pruning,retrain,mask_logit,fine_tune_only"
+    config.unlearn.retrain_seeds = 5
+    config.prune.rate = 0.3
+    config.fine_tune.rounds = 12
+    config.fine_tune.schedule = "cosine"
+    config.fine_tune.target_accuracy = 0.9  # reached by all, so that rounds compare
+    config.fine_tune.stop_at_target = False  # the same budget for every method
+    config.audit.max_examples = 1000
+    return config

@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from fuprune import config as config_lib  # noqa: E402
 from fuprune import main as command_line  # noqa: E402
+from fuprune.errors import FupruneError  # noqa: E402
 
 RESNETS = tuple(f"configs/cifar10_resnet.py:{depth}" for depth in (20, 32, 44, 56))
 VGGS = tuple(f"configs/cifar10_vgg.py:{depth}" for depth in (11, 13, 16, 19))
@@ -86,7 +87,7 @@ PAPER = {
 PAPER["dist"] = PAPER["mia"]  # the same runs, another table of the same report
 
 
-class SweepError(config_lib.FupruneError):
+class SweepError(FupruneError):
     """A sweep that cannot be run."""
 
 
@@ -307,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         folder = given.runs.resolve()
         runs = expand(grids_of(given), folder, given.extra)
-    except config_lib.FupruneError as error:
+    except FupruneError as error:
         print(f"sweep: error: {error}", file=sys.stderr)
         return 2
     todo = [run for run in runs if not is_finished(run)]

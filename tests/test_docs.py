@@ -144,7 +144,8 @@ def own_data_section(repository):
 
 def test_the_guides_own_data_is_made_read_and_dealt(repository, tmp_path, monkeypatch):
     from fuprune import main
-    from fuprune.run import assembly, machine
+    from fuprune.run import machine
+    from fuprune.run.federation import make_federation
 
     monkeypatch.chdir(tmp_path)
     programs, commands = own_data_section(repository)
@@ -154,7 +155,7 @@ def test_the_guides_own_data_is_made_read_and_dealt(repository, tmp_path, monkey
     for command in commands:
         assert command[:3] == ["python", "-m", "fuprune.main"]
         config = main.parse(["fuprune", *command[3:]]).config
-        federation = assembly.make_federation(config, runtime)
+        federation = make_federation(config, runtime)
         assert federation.class_names == ("cat", "dog", "hamster")
         natural = config.partition.kind == "natural"
         assert federation.data.num_clients == (

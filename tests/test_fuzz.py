@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 import fuprune
 from fuprune import config as config_lib
 from fuprune import main as main_lib
+from tests.settings import quickstart
 
 KEYS = sorted(config_lib.flatten(config_lib.default()))
-SENSIBLE = {
-    key: [value] for key, value in config_lib.flatten(config_lib.quickstart()).items()
-}
+SENSIBLE = {key: [value] for key, value in config_lib.flatten(quickstart()).items()}
 EXTREMES = (
     *("-1", "0", "1", "1e400", "-1e-400", "nan", "inf", "-inf", "9" * 40, "0x10"),
     *("", " ", ",", "[]", "{}", "()", "None", "True", "null", "'", '"', "\\", "\x00"),

@@ -8,7 +8,10 @@ import pytest
 import fuprune
 from fuprune import config as config_lib
 from fuprune import main as main_lib
+from fuprune.config.keys import MODELS
+from fuprune.errors import FupruneError
 from fuprune.run import config_loading
+from tests.settings import quickstart
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def run(*arguments):
 def test_without_config_the_quickstart_runs(ran, tmp_path):
     assert run() == 0
     ((config, workdir, options),) = ran
-    assert config.to_dict() == config_lib.quickstart().to_dict()
+    assert config.to_dict() == quickstart().to_dict()
     assert workdir.samefile(tmp_path / "runs" / "quickstart")
     assert options == {"coordinator": "", "num_processes": 0, "process_id": -1}
 
@@ -189,7 +192,7 @@ def test_errors_meant_for_people_are_one_line(ran, monkeypatch, capsys):
     from fuprune.data.dataset import DataUnavailableError
 
     for error in (
-        config_lib.FupruneError("a message"),
+        FupruneError("a message"),
         DataUnavailableError("a\n  message"),
         OSError(28, "a message"),
     ):
@@ -217,9 +220,9 @@ def test_bug_keeps_its_traceback(ran, monkeypatch, error):
 
 
 def test_traceback_can_be_asked_for(ran, monkeypatch):
-    stand_in_error(monkeypatch, config_lib.FupruneError("a message"))
+    stand_in_error(monkeypatch, FupruneError("a message"))
     monkeypatch.setenv("FUPRUNE_TRACEBACK", "1")
-    with pytest.raises(config_lib.FupruneError):
+    with pytest.raises(FupruneError):
         run()
 
 
@@ -254,7 +257,7 @@ def test_process_ends_with_exit_code_two_and_one_line(repository):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "fuprune: error: model.name is 'resnet57'; allowed: "
-        f"{', '.join(config_lib.MODELS)}, or package.module:factory.\n"
+        f"{', '.join(MODELS)}, or package.module:factory.\n"
     )
 
 

@@ -47,9 +47,9 @@ from fuprune.federated.cohort import (
     for_each_client,
     keep_compiled,
     make_client_mesh,
-    on_mesh,
     resolve_backend,
 )
+from fuprune.federated.sharded import on_mesh
 from fuprune.models.layers import loops_are_fast
 
 # Sorted probabilities kept as features: what is below the third says little.

@@ -5,9 +5,19 @@ here and nowhere else. The defaults are the paper's setting for CIFAR-10 and Res
 """
 
 import math
-import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from fuprune.config.kinds import (
+    Allowed,
+    at_most,
+    between,
+    matching,
+    numbers,
+    one_of,
+    some_of,
+    whole_numbers,
+    within,
+)
 
 PHASES = ("pretrain", "unlearn", "audit", "report")
 MODELS = (
@@ -25,15 +35,6 @@ AUDIT_TESTS = (
     *("unlearned_shadow", "difference", "interpolated"),
     *("probe", "relearn", "distance", "weights"),
 )
-
-
-class Allowed(NamedTuple):
-    """What a value may be, beside having the type of the default."""
-
-    holds: Callable[[Any], bool]
-    text: str  # completes "allowed: "
-    choices: tuple[str, ...] = ()  # if it is one of a few words
-    is_list: bool = False  # "a,b", ("a", "b") and a number are all welcome
 
 
 class Key(NamedTuple):
@@ -54,50 +55,12 @@ class Section(NamedTuple):
     keys: tuple[Key, ...]
 
 
-def one_of(*names: str) -> Allowed:
-    """One of some words."""
-    return Allowed(lambda value: value in names, ", ".join(names), choices=names)
+def _section(name: str, comment: str, *rows: tuple) -> Section:
+    prefix = f"{name}." if name else ""
+    return Section(name, comment, tuple(Key(prefix + row[0], *row[1:]) for row in rows))
 
 
-def some_of(*names: str) -> Allowed:
-    """Any of some words; `fuprune.config` splits the list and looks them up."""
-    text = f"all, or some of {', '.join(names)}"
-    return Allowed(lambda value: True, text, names, is_list=True)
-
-
-def between(low: float, high: float, *, or_else: float | None = None) -> Allowed:
-    """A number from low to high, or one special value."""
-    extra = "" if or_else is None else f", or {or_else}"
-    span = f"{low} to {high}{extra}"
-    return Allowed(lambda value: low <= value <= high or value == or_else, span)
-
-
-def at_most(high: float) -> Allowed:
-    """A number above 0 and not above another."""
-    span = f"more than 0 and at most {high:g}"
-    return Allowed(lambda value: 0 < value <= high, span)
-
-
-def matching(pattern: str, text: str) -> Allowed:
-    """A string that a regular expression describes."""
-    return Allowed(lambda value: re.fullmatch(pattern, value) is not None, text)
-
-
-def numbers(text: str) -> tuple[float, ...]:
-    """The numbers of a list such as "0.003,0.01".
-
-    Returns:
-      The numbers in their order; NaN alone, which no check admits, for anything else
-      or if one is there twice.
-    """
-    try:
-        found = tuple(float(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        return (math.nan,)
-    return found if len(set(found)) == len(found) and text.isascii() else (math.nan,)
-
-
-SWITCH = Allowed(lambda value: True, "True or False")
+SWITCH = within(lambda value: True, "True or False")
 COUNT = between(0, 2**31 - 1)
 ONE_OR_MORE = between(1, 2**31 - 1)
 CLIENTS, CLIENTS_OR_0 = between(1, 10_000_000), between(0, 10_000_000)
@@ -106,10 +69,11 @@ BATCH = between(1, 65_536)
 STEPS = between(1, 1_000_000)
 SHARE = between(0, 1)
 SECONDS = between(1, 86_400)
-NOT_NEGATIVE = Allowed(lambda value: 0 <= value < math.inf, "0 or more")
-POSITIVE = Allowed(lambda value: 0 < value < math.inf, "more than 0")
-BELOW_ONE = Allowed(lambda value: 0 <= value < 1, "0 or more and less than 1")
-INSIDE_ONE = Allowed(lambda value: 0 < value < 1, "more than 0 and less than 1")
+EVEN = within(lambda value: value in range(0, 1001, 2), "0 to 1000, even")
+NOT_NEGATIVE = within(lambda value: 0 <= value < math.inf, "0 or more")
+POSITIVE = within(lambda value: 0 < value < math.inf, "more than 0")
+BELOW_ONE = within(lambda value: 0 <= value < 1, "0 or more and less than 1")
+INSIDE_ONE = within(lambda value: 0 < value < 1, "more than 0 and less than 1")
 RATE = at_most(1000)
 SCHEDULE = one_of("constant", "cosine", "warmup_cosine")
 OPTIMIZER = one_of("sgd", "adam")
@@ -125,27 +89,25 @@ DATASET = matching(
     "digits, cifar10, cifar100, mnist, fashion_mnist or another TFDS name in lower "
     "case, such as emnist/letters; or npz:PATH, folder:PATH, hf:NAME",
 )
+CLASSES = whole_numbers("class numbers, each once, such as 9 or 0,9")
+EPSILONS = numbers(
+    lambda value: 1e-6 <= value <= 1e6,
+    "numbers from 1e-06 to 1e+06, each once, such as 0.5,1,2,4,8, or nothing",
+    or_nothing=True,
+)
+RATES = numbers(
+    lambda value: 0 < value <= 1000,
+    "numbers more than 0 and at most 1000, each once, such as 0.003,0.01; or nothing",
+    or_nothing=True,
+)
+AMOUNTS = numbers(
+    lambda value: value in range(1, 1_000_001),
+    "whole numbers from 1 to 1000000, each once, such as 10,100",
+)
 NETWORK = matching(
     rf"{'|'.join(MODELS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*",
     f"{', '.join(MODELS)}, or package.module:factory",
 )
-RATES = Allowed(
-    lambda value: value == "" or all(0 < rate <= 1000 for rate in numbers(value)),
-    "numbers more than 0 and at most 1000, each once, such as 0.003,0.01; or nothing",
-)
-AMOUNTS = Allowed(
-    lambda value: all(
-        amount in range(1, 1_000_001) for amount in numbers(value) or (0,)
-    ),
-    "whole numbers from 1 to 1000000, each once, such as 10,100",
-)
-EVEN = Allowed(lambda value: value in range(0, 1001, 2), "0 to 1000, even")
-
-
-def _section(name: str, comment: str, *rows: tuple) -> Section:
-    prefix = f"{name}." if name else ""
-    return Section(name, comment, tuple(Key(prefix + row[0], *row[1:]) for row in rows))
-
 
 # A table reads better by row than by argument.
 # fmt: off
@@ -216,7 +178,7 @@ SECTIONS = (
          "how updates become one"),
         ("clip_norm", 10.0, POSITIVE, "of clipped_mean: longest update, in L2"),
         ("trim", 0.1,
-         Allowed(lambda value: 0 <= value < 0.5, "0 or more and less than 0.5"),
+         within(lambda value: 0 <= value < 0.5, "0 or more and less than 0.5"),
          "of trimmed_mean: share dropped at each end"),
         ("max_update_norm", 0.0, NOT_NEGATIVE,
          "an update longer than this is rejected; 0 accepts any"),
@@ -233,11 +195,9 @@ SECTIONS = (
     _section("unlearn", "what is forgotten, and how",
         ("methods", "class_pruning,retrain", some_of(*METHODS),
          "in this order; all leaves amnesiac out where no history is kept"),
-        ("method", "", matching(f"{LINE}*", f"one of {', '.join(METHODS)}"),
+        ("method", "", some_of(*METHODS, or_nothing=True)._replace(choices=()),
          "a single one; if given, it replaces methods"),
-        ("classes", 9,
-         Allowed(lambda value: True, "class numbers such as 9 or 0,9", is_list=True),
-         "to forget, in this order: 9, '0,9' or (0, 9)"),
+        ("classes", 9, CLASSES, "to forget, in this order: 9, '0,9' or (0, 9)"),
         ("retrain_seeds", 1, MODEL_COUNT,
          "models that retrain trains; the audit takes its spread from them"),
         ("participants", 0, CLIENTS_OR_0,
@@ -267,7 +227,7 @@ SECTIONS = (
         ("delta", 1e-5, INSIDE_ONE, "of (epsilon, delta)-DP"),
         ("clip", 1.0, POSITIVE, "L2 bound on one example's activations, under epsilon"),
         ("min_count", 0, COUNT, "classes with fewer examples are suppressed"),
-        ("curve", "", matching(f"{LINE}*", "numbers such as 0.5,1,2,4,8, or nothing"),
+        ("curve", "", EPSILONS,
          "epsilons such as '0.5,1,2,4,8': cut with each, and compare"),
         ("curve_fine_tune", False, SWITCH, "fine-tune after each of these cuts, too"),
     ),
@@ -318,7 +278,7 @@ SECTIONS = (
         ("reference", "", PATH, "workdir of another run whose retrained models count"),
         ("models", "", PATH, "further saved models to audit: name=folder,name=folder"),
         ("confidence", 0.95,
-         Allowed(lambda value: 0.5 <= value < 1, "0.5 or more and less than 1"),
+         within(lambda value: 0.5 <= value < 1, "0.5 or more and less than 1"),
          "of the interval that a candidate has to lie in"),
         ("max_examples", 4000, between(2, 2**31 - 1),
          "training, and test, images that are looked at"),

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fuprune.federated.cohort import Client, ClientProgram, Shared
 from fuprune.federated.objective import Objective, classification
+from fuprune.federated.program import Client, ClientProgram, Shared
 from fuprune.models.wide import apply_together, clients_together
 
 Preprocess = Callable[[Any, jax.Array], jax.Array]  # (key, uint8) -> float

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
-from fuprune.federated.cohort import AXIS, keep_compiled, on_mesh
+from fuprune.federated.cohort import keep_compiled
+from fuprune.federated.sharded import AXIS, on_mesh
 from fuprune.models.adapt import adapt
 
 

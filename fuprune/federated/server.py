@@ -30,15 +30,10 @@ from fuprune.federated.client import (
     split_params,
     statistics_from_moments,
 )
-from fuprune.federated.cohort import (
-    Shared,
-    clients_of,
-    for_each_client,
-    make_client_mesh,
-    on_mesh,
-    resolve_backend,
-)
+from fuprune.federated.cohort import clients_of, for_each_client, resolve_backend
 from fuprune.federated.objective import Objective, as_objective, classification
+from fuprune.federated.program import Shared
+from fuprune.federated.sharded import make_client_mesh, on_mesh
 from fuprune.federated.uploads import Total, Upload, fuse_gradients, receive_uploads
 from fuprune.models.adapt import adapt
 from fuprune.models.layers import loops_are_fast
@@ -188,9 +183,7 @@ def fed_sgd(
       server_optimizer: fed the mean gradient; its schedule counts rounds.
       batch_size: examples that each client draws per round; None for all it has.
       microbatch: gradients are accumulated in pieces of this many examples.
-      objective: what clients minimise: an `Objective` such as `classification(...)` or
-        `distillation(...)`, or a function `(logits, batch) -> losses [B]`; by default
-        the cross-entropy.
+      objective: what clients minimise, as in `fed_avg`.
       preprocess: `(key, uint8 images) -> float images`.
       aggregation: the rule, and what is turned away.
       bn: `"aggregate"`, `"recalibrate"` or `LocalBatchNorm(num_clients)`.

@@ -19,8 +19,8 @@ from fuprune.federated.client import (
     shuffled_positions,
     split_params,
 )
-from fuprune.federated.cohort import Client, ClientProgram
 from fuprune.federated.objective import Objective
+from fuprune.federated.program import Client, ClientProgram
 
 
 class Upload(NamedTuple):

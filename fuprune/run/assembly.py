@@ -1,12 +1,11 @@
-"""From a config to the parts of a run: data, model, algorithm, options of methods.
+"""From a config to the parts of a run: model, algorithm, options of methods.
 
-Config keys become keyword arguments here, those apart that only say which phases and
-units there are, how long they train and where; the functions that take the arguments
-know nothing of configs.
+Config keys become keyword arguments here (those of the data in `federation`, those of
+units, seeds and rounds in `agenda`); the functions that take the arguments know nothing
+of configs.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,183 +18,18 @@ from fuprune.audit import (
     RelearnOptions,
     ShadowOptions,
 )
-from fuprune.config import ConfigError, audit_tests, methods
-from fuprune.config import classes as classes_to_forget
-from fuprune.config.keys import numbers
-from fuprune.data import normalisation, partition, sources
-from fuprune.data.dataset import Dataset
-from fuprune.data.federated import FederatedDataset
-from fuprune.data.preprocess import make_preprocess
+from fuprune.config import ConfigError, read
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.objective import Objective, classification
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.models import zoo
 from fuprune.models.brought import bring
-from fuprune.run.machine import Runtime, check_memory, place_federation
+from fuprune.run.federation import Federation
+from fuprune.run.machine import Runtime
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.participants import choose_participants, missing_classes
+from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
-
-
-class Federation(NamedTuple):
-    """The data of a run."""
-
-    data: FederatedDataset  # training images, dealt to clients
-    train: Dataset  # the same images in host memory
-    validation: Dataset  # clients' images held out for choices; may be empty
-    test: Dataset  # for tables
-    num_classes: int
-    class_names: tuple[str, ...]
-    prepare: Callable  # (key, uint8 images) -> what the model sees in evaluation
-    prepare_training: Callable  # the same with augmentation, if it is on
-
-
-def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray | slice:
-    """Where the first `limit` images of every class are; 0 takes all."""
-    if not limit:
-        # Not a list of all numbers, which would copy the images.
-        return slice(None)
-    rank = np.zeros(len(labels), np.int64)
-    for label in np.unique(labels):
-        rank[labels == label] = np.arange(np.sum(labels == label))
-    return np.flatnonzero(rank < limit)
-
-
-def make_federation(config, runtime: Runtime) -> Federation:
-    """Load the dataset, deal it to clients, put it on the devices."""
-    name, where = config.data.name, config.data.dir or None
-    train = sources.load(name, split="train", data_dir=where)
-    test = sources.load(name, split="test", data_dir=where)
-    chosen = first_of_each_class(train.labels, config.data.limit)
-    train = Dataset(train.images[chosen], train.labels[chosen])
-    tested = first_of_each_class(test.labels, config.data.test_limit)
-    test = Dataset(test.images[tested], test.labels[tested])
-    num_classes = sources.num_classes(name, where)
-    deal = PARTITIONS[config.partition.kind]
-    parts = deal(config, train.labels, num_classes, chosen)
-    parts, held_out = partition.hold_out(
-        parts, train.labels, config.data.validation, config.seed
-    )
-    validation = Dataset(train.images[held_out], train.labels[held_out])
-    train, parts = partition.restrict(train, parts)
-    whole = config.runtime.pool == "whole"
-    check_memory(train, parts, runtime, whole=whole)
-    data = place_federation(train, parts, runtime, whole=whole)
-    normalise = STATISTICS[config.data.normalise]
-    mean, std = normalise(config, train, parts)
-    # CIFAR's four pixels in 32, in proportion to the images.
-    padding = max(1, min(train.images.shape[1:3]) // 8)
-    return Federation(
-        data=data,
-        train=train,
-        validation=validation,
-        test=test,
-        num_classes=num_classes,
-        class_names=sources.class_names(name, where),
-        prepare=make_preprocess(mean, std),
-        prepare_training=make_preprocess(
-            mean, std, augment=config.train.augment, padding=padding
-        ),
-    )
-
-
-def _bias(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    del chosen
-    return partition.bias_partition(
-        labels,
-        num_clients=config.partition.clients,
-        num_classes=num_classes,
-        bias=config.partition.bias,
-        seed=config.seed,
-    )
-
-
-def _dirichlet(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    del chosen
-    return partition.dirichlet_partition(
-        labels,
-        num_clients=config.partition.clients,
-        num_classes=num_classes,
-        alpha=config.partition.alpha,
-        seed=config.seed,
-    )
-
-
-def _iid(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    del num_classes, chosen
-    return partition.iid_partition(
-        labels, num_clients=config.partition.clients, seed=config.seed
-    )
-
-
-def _pathological(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    del chosen
-    return partition.pathological_partition(
-        labels,
-        num_clients=config.partition.clients,
-        num_classes=num_classes,
-        classes_per_client=config.partition.classes_per_client,
-        seed=config.seed,
-    )
-
-
-def _natural(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    del labels, num_classes
-    data = config.data
-    ids = sources.column(data.name, config.partition.column, data.dir or None)
-    return partition.natural_partition(ids[chosen])
-
-
-def _from_file(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    del num_classes
-    if not isinstance(chosen, slice):
-        raise ConfigError(
-            f"data.limit is {config.data.limit} with partition.kind=file, whose "
-            "numbers count all training images; allowed: 0."
-        )
-    return partition.read_partition(config.partition.file, len(labels))
-
-
-# partition.kind -> (config, labels [N], num_classes, which training images) -> parts
-PARTITIONS = {
-    "bias": _bias,
-    "dirichlet": _dirichlet,
-    "iid": _iid,
-    "pathological": _pathological,
-    "natural": _natural,
-    "file": _from_file,
-}
-
-
-def _constant_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
-    del parts
-    return normalisation.constant_statistics(config.data.name, train.images.shape[-1])
-
-
-def _federated_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
-    """From sums over clients, without the classes that the run will forget."""
-    uploads = normalisation.channel_sums(
-        train.images,
-        parts,
-        labels=train.labels,
-        without_classes=classes_to_forget(config),
-    )
-    return normalisation.statistics_of_sums(uploads)
-
-
-def _central_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
-    """From all training images in one place, as no federation could."""
-    del config, parts
-    return normalisation.channel_statistics(train.images)
-
-
-# data.normalise -> (config, train, parts) -> Statistics
-STATISTICS = {
-    "constants": _constant_statistics,
-    "federated": _federated_statistics,
-    "central": _central_statistics,
-}
 
 
 def make_model(config, federation: Federation, runtime: Runtime):
@@ -374,22 +208,6 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
     return choose_participants(key, federation.data, number)
 
 
-def describe_absences(config, federation: Federation, classes) -> list[str]:
-    """One line per method that will stop because no participant holds a class."""
-    lines = []
-    for method in methods(config):
-        if not METHODS[method].reads_forgotten:
-            continue
-        chosen = participants(config, method, federation)
-        absent = missing_classes(federation.data, chosen, classes)
-        if absent:
-            lines.append(
-                f"{method} will have nothing to read: none of its participants holds "
-                f"class {', '.join(map(str, absent))}; raise unlearn.participants."
-            )
-    return lines
-
-
 def method_options(
     config, method: str, federation: Federation, runtime: Runtime, classes
 ) -> dict[str, Any]:
@@ -456,7 +274,7 @@ def audit_options(config) -> AuditOptions:
     """The audit's options, from the config."""
     audit = config.audit
     return AuditOptions(
-        kinds=audit_tests(config),
+        kinds=read(config, "audit.tests"),
         confidence=audit.confidence,
         max_examples=audit.max_examples,
         train_batch_size=audit.batch_size,
@@ -466,9 +284,9 @@ def audit_options(config) -> AuditOptions:
             learning_rate=audit.shadow_learning_rate,
         ),
         relearn=RelearnOptions(
-            learning_rates=numbers(audit.relearn_learning_rates)
+            learning_rates=read(config, "audit.relearn_learning_rates")
             or (audit.relearn_learning_rate,),
-            images_per_class=tuple(map(int, numbers(audit.relearn_images))),
+            images_per_class=tuple(map(int, read(config, "audit.relearn_images"))),
             steps=audit.relearn_max_steps,
             every=audit.relearn_every,
             level=audit.relearn_level,

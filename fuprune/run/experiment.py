@@ -22,8 +22,18 @@ from fuprune import report as reporting
 from fuprune import typed_json
 from fuprune.files import write_whole
 from fuprune.report import prose, reading
-from fuprune.run import assembly, files, logs, models, processes, trackers, units
+from fuprune.run import (
+    agenda,
+    assembly,
+    files,
+    logs,
+    models,
+    processes,
+    trackers,
+    units,
+)
 from fuprune.run import machine as runtime
+from fuprune.run.federation import make_federation
 from fuprune.run.progress import Progress, show_record
 from fuprune.run.record import (
     FORMAT,
@@ -47,7 +57,9 @@ from fuprune.run.training import (
     passes,
 )
 from fuprune.surgery import rebuild
-from fuprune.unlearning.methods import METHODS
+
+# What a run names when it would take a CPU more than a day.
+REDUCED_CONFIG = "cifar10_resnet_cpu"
 
 
 def run(
@@ -109,13 +121,13 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     stored = workdir / "config.json"
     if stored.exists():
         files.refuse_other_config(workdir, config)
-    federation = assembly.make_federation(config, machine)
+    federation = make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
     model = assembly.make_model(config, federation, machine)
     if "audit" in configuration.phases(config):
-        models.check(config, model, [unit.name for unit in units.unlearn_units(config)])
-    hopeless = units.hopeless_methods(config, federation, machine)
+        names = [unit.name for unit in agenda.unlearn_units(config)]
+        models.check(config, model, names)
     main = machine.is_main
     if stored.exists():
         provenance = files.read_provenance(workdir)
@@ -131,9 +143,9 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
         contextlib.ExitStack() as stack,
         Progress(
             mode=config.runtime.progress if main else "off",
-            whole_run_rounds=_rounds_left(config, workdir),
+            whole_run_rounds=agenda.rounds_left(config, workdir),
             platform=jax.default_backend(),
-            reduced_config=configuration.REDUCED_CONFIG,
+            reduced_config=REDUCED_CONFIG,
         ) as progress,
     ):
         if config.runtime.tensorboard and main:
@@ -143,8 +155,6 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
         for tracker in _trackers(config, workdir) if main else ():
             stack.callback(tracker.close)
             on_row = (*on_row, tracker.on_row)
-        for method, reason in hopeless.items():
-            progress.note(f"Warning: {method} will stop: {reason}.")
         yield Run(
             config,
             workdir,
@@ -194,26 +204,26 @@ def _run_phases(this: Run) -> RunRecord | None:
         f"workdir {this.workdir}"
     )
     if "unlearn" in wanted:
-        for line in assembly.describe_absences(config, this.federation, this.classes):
-            this.progress.note(line)
+        for line in agenda.describe_absences(config, this.federation, this.classes):
+            this.progress.note(f"Warning: {line}")
     record = None
     if "pretrain" in wanted:
         finish_unit(this, "pretrain", TrainedOutcome, units.pretrain)
         record = _write_record(this)
     if "unlearn" in wanted:
         outcome_of(this, "pretrain", TrainedOutcome)
-        for unit in units.unlearn_units(config):
+        for unit in agenda.unlearn_units(config):
             work = functools.partial(units.unlearn, unit=unit)
             finish_unit(this, f"unlearn/{unit.name}", UnlearnedOutcome, work)
             _write_record(this)
-        for name, epsilon in units.privacy_units(config):
+        for name, epsilon in agenda.privacy_units(config):
             work = functools.partial(units.privacy_point, epsilon=epsilon)
             finish_unit(this, name, PrivacyPoint, work)
         if units.has_maps(this):
             finish_unit(this, "feature_maps", FeatureMapsRow, units.feature_maps)
         record = _write_record(this)
         if this.runtime.is_main:
-            names = [unit.name for unit in units.unlearn_units(config)]
+            names = [unit.name for unit in agenda.unlearn_units(config)]
             offset = this.metrics.offset()
             files.finish(this.workdir, "unlearn", UnlearnedUnits(names), offset=offset)
     if "audit" in wanted:
@@ -242,9 +252,9 @@ def _write_record(this: Run) -> RunRecord | None:
     finished = functools.partial(files.finished, workdir)
     unlearned = [
         finished(f"unlearn/{unit.name}", UnlearnedOutcome)
-        for unit in units.unlearn_units(config)
+        for unit in agenda.unlearn_units(config)
     ]
-    points = [finished(name, PrivacyPoint) for name, _ in units.privacy_units(config)]
+    points = [finished(name, PrivacyPoint) for name, _ in agenda.privacy_units(config)]
     record = RunRecord(
         format=FORMAT,
         provenance=this.provenance,
@@ -271,22 +281,3 @@ def _write_record(this: Run) -> RunRecord | None:
     )
     write_whole(workdir / "results.json", typed_json.dumps(record))
     return record
-
-
-def _rounds_left(config, workdir: Path) -> int:
-    """Rounds of all units that have not finished in the workdir."""
-    wanted, rounds = configuration.phases(config), {}
-    if "pretrain" in wanted and not config.model.load:
-        rounds["pretrain"] = config.train.rounds
-    if "unlearn" in wanted:
-        for unit in units.unlearn_units(config):
-            budget = units.make_budget(config, METHODS[unit.method].budget)
-            rounds[f"unlearn/{unit.name}"] = budget.rounds
-        if config.privacy.curve_fine_tune:
-            for name, _ in units.privacy_units(config):
-                rounds[name] = config.fine_tune.rounds
-    return sum(
-        number
-        for unit, number in rounds.items()
-        if not files.path_of(workdir, unit).exists()
-    )

@@ -25,12 +25,8 @@ from fuprune import __version__
 from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset, federate, federation_bytes
-from fuprune.federated.cohort import (
-    AXIS,
-    make_client_mesh,
-    on_mesh,
-    resolve_backend,
-)
+from fuprune.federated.cohort import resolve_backend
+from fuprune.federated.sharded import AXIS, make_client_mesh, on_mesh
 from fuprune.models.layers import loops_are_fast
 from fuprune.run import processes
 from fuprune.run.processes import RuntimeSetupError

@@ -24,6 +24,7 @@ from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models.layers import loops_are_fast
 from fuprune.run import assembly, checkpoint, files, logs, processes, progress
 from fuprune.run import machine as runtime
+from fuprune.run.federation import Federation
 from fuprune.run.record import Provenance, StageRow
 from fuprune.surgery import rebuild
 from fuprune.unlearning import history as update_history
@@ -44,7 +45,7 @@ class Run(NamedTuple):
     workdir: Path
     provenance: Provenance
     runtime: runtime.Runtime
-    federation: assembly.Federation
+    federation: Federation
     classes: tuple[int, ...]
     key: jax.Array
     metrics: logs.MetricsLog

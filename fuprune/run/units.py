@@ -1,24 +1,24 @@
 """The work of each unit: train the raw model, forget by one method, audit, and so on.
 
 Each function takes the run and the unit's name and returns the outcome that
-`training.finish_unit` keeps; `experiment` says which units there are.
+`training.finish_unit` keeps; `agenda` says which units there are.
 """
 
 import io
 import logging
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from fuprune import audit as auditing
-from fuprune import config as configuration
 from fuprune import typed_json
 from fuprune.data.federated import drop_classes
 from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
 from fuprune.run import assembly, checkpoint, files, models
+from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
 from fuprune.run.record import (
     AuditOutcome,
     CutRow,
@@ -46,7 +46,6 @@ from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, head_name, set_rows
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -58,107 +57,12 @@ from fuprune.unlearning.protocol import (
 from fuprune.unlearning.recovery import recovery_key
 
 
-class UnlearnUnit(NamedTuple):
-    """One method with one seed."""
-
-    name: str  # of the unit: the method, with the seed's number behind it
-    method: str
-    seed: int
-
-
-def unlearn_units(config) -> list[UnlearnUnit]:
-    """The methods of a config in their order, with as many seeds as it asks for."""
-    units = []
-    for method in configuration.methods(config):
-        seeds = {
-            "retrain": config.unlearn.retrain_seeds,
-            "class_pruning": config.fine_tune.seeds,
-        }.get(method, 1)
-        for seed in range(seeds):
-            suffix = f"_seed{seed + 1}" if seed else ""
-            units.append(UnlearnUnit(f"{method}{suffix}", method, seed))
-    return units
-
-
-def privacy_units(config) -> list[tuple[str, float]]:
-    """The units that make the points of accuracy against epsilon, and their epsilons.
-
-    A fine-tuned point is another unit, so that it can be asked for later.
-    """
-    suffix = "_fine_tuned" if config.privacy.curve_fine_tune else ""
-    return [
-        (f"privacy_curve/{epsilon:g}{suffix}", epsilon)
-        for epsilon in sorted(configuration.privacy_curve(config))
-    ]
-
-
-def make_budget(config, name: str, target: float | None = None) -> Budget:
-    """How methods train: `fine_tune`, `training` from scratch, or `short`.
-
-    All are evaluated on one grid of rounds, so that crossings compare: the finer of
-    fine-tuning within its rounds, the one of training beyond. `short` retrains in
-    fine-tuning's rounds, with a schedule that fits them.
-    """
-    train, tuning = config.train, config.fine_tune
-
-    def is_due(number: int) -> bool:
-        in_reach = number <= tuning.rounds
-        every = tuning.evaluate_every if in_reach else train.evaluate_every
-        return number % every == 0
-
-    fine_tune = Budget(
-        rounds=tuning.rounds,
-        learning_rate=tuning.learning_rate or train.learning_rate,
-        schedule=tuning.schedule,
-        warmup=tuning.warmup_rounds,
-        is_due=is_due,
-        target=target,
-        metric="r_accuracy",
-        stops=tuning.stop_at_target,
-    )
-    if name == "fine_tune":
-        return fine_tune
-    scratch = fine_tune._replace(
-        learning_rate=train.learning_rate, warmup=train.warmup_rounds, stops=False
-    )
-    if name == "short":
-        warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
-        return scratch._replace(schedule="warmup_cosine", warmup=warmup)
-    return scratch._replace(
-        rounds=train.rounds, schedule=train.schedule, warmup=train.warmup_rounds
-    )
-
-
 def target_accuracy(this: Run) -> float | None:
     """R-set accuracy that fine-tuning aims at; None if there is no target."""
     wanted = this.config.fine_tune.target_accuracy
     if wanted >= 0:
         return wanted or None
     return outcome_of(this, "pretrain", TrainedOutcome).r_accuracy
-
-
-def hopeless_methods(config, federation, machine) -> dict[str, str]:
-    """Methods that will have to stop, and why; known before anything is trained.
-
-    A method that scores a class needs participants that hold it.
-    """
-    classes = configuration.classes(config)
-    reasons = {}
-    for method in configuration.methods(config):
-        if "prune" not in METHODS[method].sections:
-            continue  # it scores no class
-        options = assembly.method_options(
-            config, method, federation, machine, classes=classes
-        )
-        chosen = options["participants"]
-        missing = missing_classes(federation.data, chosen, classes)
-        if missing:
-            reasons[method] = (
-                f"none of its {len(chosen)} participants holds class "
-                f"{', '.join(map(str, missing))}; raise unlearn.participants or lower "
-                "partition.bias"
-            )
-    return reasons
 
 
 def pretrain(this: Run, name: str) -> TrainedOutcome:

@@ -76,7 +76,8 @@ def test_pytorch_client_takes_the_same_step(net, tmp_path, monkeypatch):
 
     from fuprune.data.preprocess import to_float
     from fuprune.federated.client import TrainContext, local_sgd
-    from fuprune.federated.cohort import Client, Shared, for_each_client
+    from fuprune.federated.cohort import for_each_client
+    from fuprune.federated.program import Client, Shared
     from fuprune.models import zoo
 
     work = workload.Workload(net, 1, 16, 16, 32)

@@ -11,15 +11,10 @@ from fuprune.data.federated import Cohort, federate, take_clients, whole_cohort
 from fuprune.federated import client as client_programs
 from fuprune.federated import cohort as iteration
 from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.cohort import (
-    Client,
-    ClientProgram,
-    Shared,
-    for_each_client,
-    make_client_mesh,
-    resolve_backend,
-)
+from fuprune.federated.cohort import for_each_client, resolve_backend
+from fuprune.federated.program import Client, ClientProgram, Shared
 from fuprune.federated.server import LocalBatchNorm, fed_avg, fed_sgd
+from fuprune.federated.sharded import make_client_mesh
 from fuprune.models.resnet import ResNet
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 

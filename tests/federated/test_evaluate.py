@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fuprune.data.preprocess import to_float
-from fuprune.federated.cohort import make_client_mesh
 from fuprune.federated.evaluate import _make_count, make_evaluator
+from fuprune.federated.sharded import make_client_mesh
 from tests.compilations import counted
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,10 +9,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fuprune.data.federated import federate, sample_cohort
-from fuprune.federated import cohort as cohort_module
+from fuprune.federated import sharded
 from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.cohort import AXIS, make_client_mesh
 from fuprune.federated.server import LocalBatchNorm
+from fuprune.federated.sharded import AXIS, make_client_mesh
 from tests.multidevice import rounds
 
 # Sums over devices are taken in another order; everything else is the same.
@@ -126,7 +126,7 @@ def test_a_small_exchange_takes_several_turns_and_changes_nothing(
 ):
     """Room for two clients a device: seven clients come in two blocks of four."""
     row_bytes = data.max_length * int(np.prod(data.images.shape[1:]))
-    monkeypatch.setattr(cohort_module, "EXCHANGE_BYTES", 4 * row_bytes)
+    monkeypatch.setattr(sharded, "EXCHANGE_BYTES", 4 * row_bytes)
     mesh = mesh_of(2)
     split = on(data, mesh, P(AXIS))
     found = rounds.statistics(split, backend="shard_map", mesh=mesh)

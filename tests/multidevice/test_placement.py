@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.federated.cohort import make_client_mesh
+from fuprune.federated.sharded import make_client_mesh
 from fuprune.run import machine as runtime
 from tests.multidevice import rounds
 

@@ -32,10 +32,12 @@ from fuprune import config, export, report
 from fuprune.audit.evidence import AuditReport
 from fuprune.data import cache
 from fuprune.data.dataset import Dataset
+from fuprune.errors import FupruneError
 from fuprune.models import zoo
 from fuprune.run import checkpoint, files, logs
 from fuprune.run.record import TrainedOutcome
 from tests.report import fixture
+from tests.settings import quickstart
 
 FORBIDDEN_EVENTS = {
     "pickle.find_class",
@@ -724,7 +726,7 @@ def test_crafted_records_of_a_run_are_one_error(home, trace, text):
     path = files.path_of(home, "pretrain")
     path.parent.mkdir()
     path.write_text(text)
-    with nothing_happens_outside(home), pytest.raises(config.FupruneError):
+    with nothing_happens_outside(home), pytest.raises(FupruneError):
         files.finished(home, "pretrain", TrainedOutcome)
     with nothing_happens_outside(home), pytest.raises(ValueError):
         AuditReport.from_json(text)
@@ -749,8 +751,8 @@ def test_metrics_are_json_and_nothing_else(home, trace):
 @pytest.mark.parametrize("text", CRAFTED_JSON.values(), ids=CRAFTED_JSON)
 def test_a_run_does_not_start_on_a_crafted_record_of_its_config(home, trace, text):
     (home / "config.json").write_text(text)
-    with nothing_happens_outside(home), pytest.raises(config.FupruneError):
-        files.refuse_other_config(home, config.quickstart())
+    with nothing_happens_outside(home), pytest.raises(FupruneError):
+        files.refuse_other_config(home, quickstart())
     assert [path.name for path in home.iterdir()] == ["config.json"]
 
 
@@ -759,7 +761,7 @@ def test_a_link_in_place_of_a_runs_file_is_not_written_through(home, tmp_path, n
     victim = tmp_path / "victim"
     victim.write_text("keep, and without a last newline")
     (home / name).symlink_to(victim)
-    with contextlib.suppress(config.FupruneError):
+    with contextlib.suppress(FupruneError):
         if name == ".lock":
             with files.WorkdirLock(home):
                 pass
@@ -787,7 +789,7 @@ STRANGE_VALUES = st.recursive(
 @settings(max_examples=150)
 @given(data=st.data())
 def test_a_crafted_config_file_validates_or_is_one_error(data):
-    values = config.to_json(config.quickstart())
+    values = config.to_json(quickstart())
     section = data.draw(st.sampled_from(sorted(values)))
     strange = data.draw(STRANGE_VALUES)
     if isinstance(values[section], dict) and data.draw(st.booleans()):

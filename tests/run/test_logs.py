@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.config import FupruneError
+from fuprune.errors import FupruneError
 from fuprune.run import files, logs, progress
 
 

@@ -11,12 +11,13 @@ from fuprune.models import zoo
 from fuprune.run import checkpoint
 from fuprune.run.models import check, further_models, retrained_models
 from fuprune.run.record import Provenance
+from tests.settings import quickstart
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run's workdir with two retrained models, and a config that refers to it."""
-    config = configuration.quickstart()
+    config = quickstart()
     record = Provenance(configuration.to_json(config), {}, "", [], "cpu")
     (tmp_path / "config.json").write_text(typed_json.dumps(record))
     for name in ("raw", "retrain", "retrain_seed2", "retrain_short"):
@@ -76,7 +77,7 @@ def saved(tmp_path):
 
 
 def test_further_models_are_found_by_name(saved):
-    config = configuration.quickstart()
+    config = quickstart()
     assert further_models(config) == {}
     config.audit.models = f"wide={saved},deep={saved}"
     assert further_models(config) == {"wide": saved, "deep": saved}
@@ -84,14 +85,14 @@ def test_further_models_are_found_by_name(saved):
 
 @pytest.mark.parametrize("text", ["{0}", "={0}", "a=", "A b={0}", "a={0},a={0}"])
 def test_a_list_that_is_none_is_refused(saved, text):
-    config = configuration.quickstart()
+    config = quickstart()
     config.audit.models = text.format(saved)
     with pytest.raises(ConfigError, match="allowed: name=folder"):
         further_models(config)
 
 
 def test_folders_without_models_and_taken_names_are_refused(saved):
-    config = configuration.quickstart()
+    config = quickstart()
     config.audit.models = f"a={saved.parent}"
     with pytest.raises(ConfigError, match="there is no saved model"):
         check(config, network(), ())
@@ -105,7 +106,7 @@ def test_folders_without_models_and_taken_names_are_refused(saved):
 
 @pytest.mark.parametrize("other", [{"num_classes": 3}, {"input_shape": (4, 4, 3)}])
 def test_a_model_for_other_data_is_refused(saved, other):
-    config = configuration.quickstart()
+    config = quickstart()
     config.audit.models = f"mine={saved}"
     with pytest.raises(ConfigError, match="a model for 2 classes of"):
         check(config, network(**other), ())

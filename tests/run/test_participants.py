@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune import config as configuration
 from fuprune.data.federated import federate
-from fuprune.run import assembly
+from fuprune.run import agenda, assembly
 from fuprune.unlearning.methods import METHODS
+from tests.settings import quickstart
 from tests.tiny import tiny_dataset
 
 DATASET = tiny_dataset(40)
@@ -27,7 +27,7 @@ def options(config, method):
 
 
 def make_config(**values):
-    config = configuration.quickstart()
+    config = quickstart()
     config.partition.clients = 8
     config.train.cohort = 3
     config.update_from_flattened_dict(values)
@@ -64,7 +64,7 @@ def test_a_class_that_no_participant_holds_is_told_before_training():
     federation = SimpleNamespace(data=ONE_CLASS_EACH)
     (client,) = assembly.participants(config, "class_pruning", federation)
     held = client % 4
-    assert assembly.describe_absences(config, federation, (held,)) == []
-    lines = assembly.describe_absences(config, federation, ((held + 1) % 4,))
+    assert agenda.describe_absences(config, federation, (held,)) == []
+    lines = agenda.describe_absences(config, federation, ((held + 1) % 4,))
     assert [line.split()[0] for line in lines] == ["class_pruning", "influence"]
     assert all("raise unlearn.participants" in line for line in lines)

@@ -7,6 +7,7 @@ import pytest
 from fuprune import config
 from fuprune.errors import FupruneError
 from fuprune.run import trackers
+from tests.settings import quickstart
 
 ROWS = [
     {"phase": "pretrain", "round": 1, "loss": 2.0, "converged": False},
@@ -27,7 +28,7 @@ def test_mlflow_store_holds_the_rows(tmp_path):
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    values = config.flatten(config.quickstart())
+    values = config.flatten(quickstart())
     tracker = trackers.mlflow(uri, name="a", parameters=values)
     for row in ROWS:
         tracker.on_row(row)

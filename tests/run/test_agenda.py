@@ -1,7 +1,7 @@
 """What a run says of its length before it has begun."""
 
 from fuprune import config as config_lib
-from fuprune.run import experiment, files
+from fuprune.run import agenda, files
 from fuprune.run.record import AuditOutcome
 
 
@@ -12,7 +12,7 @@ def planned(workdir, methods, **values):
     config.unlearn.retrain_seeds = 2
     config.unlearn.methods = methods
     config.update_from_flattened_dict(values)
-    return experiment._rounds_left(config, workdir)
+    return agenda.rounds_left(config, workdir)
 
 
 def test_retraining_counts_as_training_and_a_loaded_model_does_not(tmp_path):

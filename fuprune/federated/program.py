@@ -1,0 +1,48 @@
+"""What a client computes and what it can see: a `ClientProgram` and its arguments.
+
+Programs say what happens on one client; `cohort` has the ways to run one on many.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+
+class Client(NamedTuple):
+    """One client as the program sees it, or a cohort of them with a leading axis."""
+
+    row: jax.Array  # [L] int32, indices into the image pool
+    length: jax.Array  # [] int32, how many of them are real
+    client_id: jax.Array  # [] int32
+
+
+class Shared(NamedTuple):
+    """What every client of the cohort can read."""
+
+    images: jax.Array  # [N, H, W, C] uint8
+    labels: jax.Array  # [N] int32
+    context: Any  # pytree: server variables, keys, ...
+
+
+class ClientProgram(NamedTuple):
+    """A client's work as a fold over steps.
+
+    `num_steps(client)` may depend on the client's length and is written with
+    operators only, so that it works on traced and on NumPy integers. `finish` returns
+    `(total, each)`: `total` is summed over the cohort, `each` is stacked.
+    `batched`, when given, replaces `vmap` of the fold by a cheaper equivalent.
+    `step_together`, when given, equals `vmap` of `step` over clients and carries, and
+    is cheapest with `together` of them.
+    """
+
+    num_steps: Callable[[Client], Any]
+    init: Callable[[Shared, Client], Any]
+    step: Callable[[Shared, Client, Any, jax.Array], Any]
+    finish: Callable[[Shared, Client, Any], tuple[Any, Any]]
+    batched: Callable[[Shared, Client], tuple[Any, Any]] | None = None
+    step_together: Callable[[Shared, Client, Any, jax.Array], Any] | None = None
+    together: int = 1
+
+
+CohortFn = Callable[[Shared, Client], tuple[Any, Any]]

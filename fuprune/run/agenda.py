@@ -1,0 +1,124 @@
+"""What a config asks a run to do: its units, their names, seeds and budgets.
+
+A unit is what a run finishes or repeats as a whole (see `training`). All here is known
+before anything is trained.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fuprune import config as configuration
+from fuprune.run import assembly, files
+from fuprune.run.federation import Federation
+from fuprune.run.training import Budget
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.participants import missing_classes
+
+# Methods that can be run with several seeds, and the key that says with how many.
+SEEDS = {
+    "retrain": ("unlearn", "retrain_seeds"),
+    "class_pruning": ("fine_tune", "seeds"),
+}
+
+
+class UnlearnUnit(NamedTuple):
+    """One method with one seed."""
+
+    name: str  # of the unit: the method, with the seed's number behind it
+    method: str
+    seed: int
+
+
+def unlearn_units(config) -> list[UnlearnUnit]:
+    """The methods of a config in their order, with as many seeds as it asks for."""
+    units = []
+    for method in configuration.methods(config):
+        section, leaf = SEEDS.get(method, ("", ""))
+        for seed in range(config[section][leaf] if section else 1):
+            suffix = f"_seed{seed + 1}" if seed else ""
+            units.append(UnlearnUnit(f"{method}{suffix}", method, seed))
+    return units
+
+
+def privacy_units(config) -> list[tuple[str, float]]:
+    """The units that make the points of accuracy against epsilon, and their epsilons.
+
+    A fine-tuned point is another unit, so that it can be asked for later.
+    """
+    suffix = "_fine_tuned" if config.privacy.curve_fine_tune else ""
+    # Six digits name a point in the files of the run.
+    epsilons = [f"{x:g}" for x in sorted(configuration.read(config, "privacy.curve"))]
+    return [(f"privacy_curve/{text}{suffix}", float(text)) for text in epsilons]
+
+
+def make_budget(config, name: str, target: float | None = None) -> Budget:
+    """How methods train: `fine_tune`, `training` from scratch, or `short`.
+
+    All are evaluated on one grid of rounds, so that crossings compare: the finer of
+    fine-tuning within its rounds, the one of training beyond. `short` retrains in
+    fine-tuning's rounds, with a schedule that fits them.
+    """
+    train, tuning = config.train, config.fine_tune
+
+    def is_due(number: int) -> bool:
+        in_reach = number <= tuning.rounds
+        every = tuning.evaluate_every if in_reach else train.evaluate_every
+        return number % every == 0
+
+    fine_tune = Budget(
+        rounds=tuning.rounds,
+        learning_rate=tuning.learning_rate or train.learning_rate,
+        schedule=tuning.schedule,
+        warmup=tuning.warmup_rounds,
+        is_due=is_due,
+        target=target,
+        metric="r_accuracy",
+        stops=tuning.stop_at_target,
+    )
+    if name == "fine_tune":
+        return fine_tune
+    scratch = fine_tune._replace(
+        learning_rate=train.learning_rate, warmup=train.warmup_rounds, stops=False
+    )
+    if name == "short":
+        warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
+        return scratch._replace(schedule="warmup_cosine", warmup=warmup)
+    return scratch._replace(
+        rounds=train.rounds, schedule=train.schedule, warmup=train.warmup_rounds
+    )
+
+
+def rounds_left(config, workdir: Path) -> int:
+    """The most rounds that the units which are not finished in the workdir train."""
+    wanted, rounds = configuration.phases(config), {}
+    if "pretrain" in wanted and not config.model.load:
+        rounds["pretrain"] = config.train.rounds
+    if "unlearn" in wanted:
+        for unit in unlearn_units(config):
+            budget = make_budget(config, METHODS[unit.method].budget)
+            rounds[f"unlearn/{unit.name}"] = budget.rounds
+        if config.privacy.curve_fine_tune:
+            for name, _ in privacy_units(config):
+                rounds[name] = config.fine_tune.rounds
+    return sum(
+        number
+        for unit, number in rounds.items()
+        if not files.path_of(workdir, unit).exists()
+    )
+
+
+def describe_absences(config, federation: Federation, classes) -> list[str]:
+    """One line per method of which no participant holds a class to forget."""
+    lines = []
+    for method in configuration.methods(config):
+        if not METHODS[method].reads_forgotten:
+            continue
+        chosen = assembly.participants(config, method, federation)
+        absent = missing_classes(federation.data, chosen, classes)
+        if absent:
+            lines.append(
+                f"{method} will have nothing to read: none of its participants holds "
+                f"class {', '.join(map(str, absent))}; raise unlearn.participants or "
+                "lower partition.bias."
+            )
+    return lines

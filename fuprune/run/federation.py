@@ -1,0 +1,160 @@
+"""The data of a run: loaded, dealt to clients, and put on the devices.
+
+Config keys say which dataset, which partition and which statistics of colours; the
+functions of `fuprune.data` take them as plain arguments.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fuprune.config import ConfigError
+from fuprune.config import classes as classes_to_forget
+from fuprune.data import normalisation, partition, sources
+from fuprune.data.dataset import Dataset
+from fuprune.data.federated import FederatedDataset
+from fuprune.data.preprocess import make_preprocess
+from fuprune.run.machine import Runtime, check_memory, place_federation
+
+
+class Federation(NamedTuple):
+    """The data of a run."""
+
+    data: FederatedDataset  # training images, dealt to clients
+    train: Dataset  # the same images in host memory
+    validation: Dataset  # clients' images held out for choices; may be empty
+    test: Dataset  # for tables
+    num_classes: int
+    class_names: tuple[str, ...]
+    prepare: Callable  # (key, uint8 images) -> what the model sees in evaluation
+    prepare_training: Callable  # the same with augmentation, if it is on
+
+
+def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray | slice:
+    """Where the first `limit` images of every class are; 0 takes all."""
+    if not limit:
+        # Not a list of all numbers, which would copy the images.
+        return slice(None)
+    rank = np.zeros(len(labels), np.int64)
+    for label in np.unique(labels):
+        rank[labels == label] = np.arange(np.sum(labels == label))
+    return np.flatnonzero(rank < limit)
+
+
+def make_federation(config, runtime: Runtime) -> Federation:
+    """Load the dataset, deal it to clients, put it on the devices."""
+    name, where = config.data.name, config.data.dir or None
+    train = sources.load(name, split="train", data_dir=where)
+    test = sources.load(name, split="test", data_dir=where)
+    chosen = first_of_each_class(train.labels, config.data.limit)
+    train = Dataset(train.images[chosen], train.labels[chosen])
+    tested = first_of_each_class(test.labels, config.data.test_limit)
+    test = Dataset(test.images[tested], test.labels[tested])
+    num_classes = sources.num_classes(name, where)
+    deal = PARTITIONS[config.partition.kind]
+    parts = deal(config, train.labels, num_classes, chosen)
+    parts, held_out = partition.hold_out(
+        parts, train.labels, config.data.validation, config.seed
+    )
+    validation = Dataset(train.images[held_out], train.labels[held_out])
+    train, parts = partition.restrict(train, parts)
+    whole = config.runtime.pool == "whole"
+    check_memory(train, parts, runtime, whole=whole)
+    data = place_federation(train, parts, runtime, whole=whole)
+    normalise = STATISTICS[config.data.normalise]
+    mean, std = normalise(config, train, parts)
+    # CIFAR's four pixels in 32, in proportion to the images.
+    padding = max(1, min(train.images.shape[1:3]) // 8)
+    return Federation(
+        data=data,
+        train=train,
+        validation=validation,
+        test=test,
+        num_classes=num_classes,
+        class_names=sources.class_names(name, where),
+        prepare=make_preprocess(mean, std),
+        prepare_training=make_preprocess(
+            mean, std, augment=config.train.augment, padding=padding
+        ),
+    )
+
+
+def _drawn(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    """A partition that is drawn from the seed, with its own keys of the section."""
+    del chosen
+    deal, names = _DRAWN[config.partition.kind]
+    options = {**config.partition, "num_classes": num_classes}
+    return deal(
+        labels,
+        num_clients=config.partition.clients,
+        seed=config.seed,
+        **{name: options[name] for name in names},
+    )
+
+
+# partition.kind -> the function that draws it, and what only this one asks for
+_DRAWN = {
+    "bias": (partition.bias_partition, ("num_classes", "bias")),
+    "dirichlet": (partition.dirichlet_partition, ("num_classes", "alpha")),
+    "iid": (partition.iid_partition, ()),
+    "pathological": (
+        partition.pathological_partition,
+        ("num_classes", "classes_per_client"),
+    ),
+}
+
+
+def _natural(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del labels, num_classes
+    data = config.data
+    ids = sources.column(data.name, config.partition.column, data.dir or None)
+    return partition.natural_partition(ids[chosen])
+
+
+def _from_file(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    del num_classes
+    if not isinstance(chosen, slice):
+        raise ConfigError(
+            f"data.limit is {config.data.limit} with partition.kind=file, whose "
+            "numbers count all training images; allowed: 0."
+        )
+    return partition.read_partition(config.partition.file, len(labels))
+
+
+# partition.kind -> (config, labels [N], num_classes, which training images) -> parts
+PARTITIONS = {
+    **dict.fromkeys(_DRAWN, _drawn),
+    "natural": _natural,
+    "file": _from_file,
+}
+
+
+def _constant_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
+    del parts
+    return normalisation.constant_statistics(config.data.name, train.images.shape[-1])
+
+
+def _federated_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
+    """From sums over clients, without the classes that the run will forget."""
+    uploads = normalisation.channel_sums(
+        train.images,
+        parts,
+        labels=train.labels,
+        without_classes=classes_to_forget(config),
+    )
+    return normalisation.statistics_of_sums(uploads)
+
+
+def _central_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
+    """From all training images in one place, as no federation could."""
+    del config, parts
+    return normalisation.channel_statistics(train.images)
+
+
+# data.normalise -> (config, train, parts) -> Statistics
+STATISTICS = {
+    "constants": _constant_statistics,
+    "federated": _federated_statistics,
+    "central": _central_statistics,
+}
