@@ -3,10 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow lint docs format bench clean
+.PHONY: quickstart federation test test-slow lint docs format bench clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m fuprune.main --config configs/quickstart.py --workdir runs/quickstart
+
+# A SuperLink and three SuperNodes on loopback, with certificates: trains, forgets, reports.
+federation: $(VENV)/.installed-flower
+	rm -rf runs/federation
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuprune.flower.loopback --folder runs/federation
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
@@ -48,6 +53,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[onednn]'
 	touch $@
 
+$(VENV)/.installed-flower: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[flower,onednn]'
+	touch $(VENV)/.installed $@
+
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	touch $(VENV)/.installed $@
+	touch $(VENV)/.installed $(VENV)/.installed-flower $@

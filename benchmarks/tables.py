@@ -118,6 +118,16 @@ def any_table(report):
     return "\n".join(lines)
 
 
+def federation_table(report):
+    """What one message costs a client, in CPU seconds."""
+    lines = [when(report), "", "| answer | CPU s | lowest |", "|---|---:|---:|"]
+    for row in report["rows"]:
+        lines.append(
+            f"| {row['answer']} | {row['cpu_seconds']:.2f} | {row['lowest']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def when(report):
     """Date, machine and how busy it was."""
     machine = report["machine"]
@@ -142,6 +152,7 @@ TABLES = {
     "convolution": any_table,
     "fisher": any_table,
     "scaling": any_table,
+    "federation": federation_table,
 }
 
 

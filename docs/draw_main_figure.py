@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 
-from fuprune.report import figures, page, reading, roles
+from fuprune.report import figures, page, roles
+from fuprune.run import reading
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUN = HERE.parent / "results" / "cifar10_resnet20_class9"

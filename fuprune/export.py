@@ -2,13 +2,13 @@
 
 Both are single files of plain data. A safetensors file carries the spec that rebuilds
 the model, widths included, and is checked against it when read; a StableHLO file is a
-compiled-anywhere function from images to logits with any batch size.
+compiled-anywhere function from images to logits with any batch size. A network that
+nothing can rebuild, because its code is not ours and no factory was named, is saved
+with its own programs beside its weights: the spec says which of the two it is.
 """
 
-import importlib.util
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,33 +24,97 @@ from jax import export
 
 from fuprune.errors import InputError, MissingFileError
 from fuprune.files import write_whole
+from fuprune.models.adapt import adapt
 from fuprune.models.brought import Factory
+from fuprune.models.exported import (
+    PLATFORMS,
+    ExportedNetwork,
+    export_network,
+    read_program,
+    require_flatbuffers,
+)
 from fuprune.surgery import rebuild
 
 Variables = Mapping[str, Any]
 
 FORMAT = "fuprune-model-1"
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-# The check that a batch has the shape it should: the only call in our own exports.
-_KNOWN_CALLS = ("@shape_assertion(",)
+# Where the programs of a network are, among the arrays of its file.
+_PROGRAMS = {"evaluation": "program/evaluation", "training": "program/training"}
 
 
-def save_safetensors(path: str | os.PathLike, model: Any, variables: Variables) -> None:
+def save_safetensors(
+    path: str | os.PathLike,
+    model: Any,
+    variables: Variables,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
+) -> None:
     """Writes a model to one safetensors file.
 
     Args:
       path: the file; it is replaced whole or not at all.
-      model: a model of the zoo or one that `bring` made, compacted or not.
+      model: a model of the zoo or one that `bring` made, compacted or not. Any other
+        network is saved as programs of its evaluation and training
+        (`models.exported`), which needs the extra `export`.
       variables: its "params" and "batch_stats". Names in the file are their paths, as
         in `params/stem/conv/kernel`.
+      input_shape: (H, W, C) of one image, for a network that does not say it.
     """
+    programs: dict[str, np.ndarray] = {}
+    if rebuild.is_known(model):
+        spec = rebuild.spec(model)
+    else:
+        model = _as_programs(model, variables, input_shape)
+        spec = {"program": _program_spec(model)}
+        for field, name in _PROGRAMS.items():
+            data = getattr(model, field)
+            if data is not None:
+                programs[name] = np.frombuffer(data, np.uint8)
     flat = {
         name: np.ascontiguousarray(value) for name, value in _flatten(variables).items()
     }
     _check_arrays(model, flat, "variables")
-    metadata = {"format": FORMAT, "spec": json.dumps(rebuild.spec(model))}
-    data = safetensors.numpy.save(flat, metadata=metadata)
+    metadata = {"format": FORMAT, "spec": json.dumps(spec)}
+    data = safetensors.numpy.save({**flat, **programs}, metadata=metadata)
     write_whole(path, _with_sorted_header(data))
+
+
+def _as_programs(model, variables, input_shape) -> ExportedNetwork:
+    if isinstance(model, ExportedNetwork):
+        return model
+    network = adapt(model)
+    shape = input_shape or getattr(network, "input_shape", None)
+    if shape is None:
+        raise InputError(
+            "the network does not say which images it takes; pass their shape: "
+            "save_safetensors(path, model, variables, input_shape=(32, 32, 3))."
+        )
+    return export_network(network, variables, tuple(shape))
+
+
+def _program_spec(network: ExportedNetwork) -> dict[str, Any]:
+    return {
+        "input_shape": list(network.input_shape),
+        "num_classes": network.num_classes,
+        "trains": network.training is not None,
+    }
+
+
+def _from_programs(stored, flat, path) -> ExportedNetwork:
+    """The network of a file with programs, which are taken out of `flat`."""
+    evaluation, training = (flat.pop(name, None) for name in _PROGRAMS.values())
+    if evaluation is None:
+        raise InputError(f"{path} lacks {_PROGRAMS['evaluation']}.")
+    network = ExportedNetwork(
+        evaluation.tobytes(), None if training is None else training.tobytes()
+    )
+    network.check(str(path))
+    if stored != _program_spec(network):
+        raise InputError(
+            f"{path} has the spec {str(stored)[:200]}, but its programs are "
+            f"{_program_spec(network)}."
+        )
+    return network
 
 
 def _with_sorted_header(data: bytes) -> bytes:
@@ -73,8 +137,10 @@ def load_safetensors(
     """Reads what `save_safetensors` wrote.
 
     Every name, shape and type is checked against the spec in the file before use, and
-    nothing in the file is ever executed. A network that a user brought is rebuilt by
-    its factory, which the caller gives: the file's word is not enough to import it.
+    no Python code in the file is ever executed. A network that a user brought is
+    rebuilt by its factory, which the caller gives: the file's word is not enough to
+    import it. Programs of a network can only compute, and are refused if they call
+    anything outside themselves.
 
     Args:
       path: the file.
@@ -103,7 +169,10 @@ def load_safetensors(
         spec = json.loads(metadata.get("spec", ""))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} has a spec that is not JSON: {error}.") from error
-    model = rebuild.from_spec(spec, factory=factory, conv=conv, dtype=dtype)
+    if isinstance(spec, dict) and "program" in spec:
+        model = _from_programs(spec["program"], flat, path)
+    else:
+        model = rebuild.from_spec(spec, factory=factory, conv=conv, dtype=dtype)
     _check_arrays(model, flat, str(path))
     arrays = {name: jnp.asarray(value) for name, value in flat.items()}
     return model, traverse_util.unflatten_dict(arrays, sep="/")
@@ -114,8 +183,11 @@ def _flatten(variables) -> dict[str, Any]:
 
 
 def _check_arrays(model, flat, where):
-    image = jax.ShapeDtypeStruct((1, *model.input_shape), jnp.float32)
-    expected = _flatten(jax.eval_shape(model.init, jax.random.key(0), image))
+    if isinstance(model, ExportedNetwork):
+        expected = _flatten(model.shapes())
+    else:
+        image = jax.ShapeDtypeStruct((1, *model.input_shape), jnp.float32)
+        expected = _flatten(jax.eval_shape(model.init, jax.random.key(0), image))
     for problem, names in (
         ("lacks", sorted(expected.keys() - flat.keys())),
         ("holds unexpected", sorted(flat.keys() - expected.keys())),
@@ -147,7 +219,7 @@ def export_stablehlo(
     images = jax.ShapeDtypeStruct((batch, *model.input_shape), jnp.float32)
     evaluate = jax.jit(lambda images: model.apply(variables, images))
     exported = export.export(evaluate, platforms=PLATFORMS)(images)
-    _require_flatbuffers()
+    require_flatbuffers()
     write_whole(path, bytes(exported.serialize()))
 
 
@@ -160,26 +232,4 @@ def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
     path = Path(path)
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}.")
-    _require_flatbuffers()
-    try:
-        exported = export.deserialize(bytearray(path.read_bytes()))
-        program = exported.mlir_module()
-    except Exception as error:  # The decoder promises no particular one.
-        raise InputError(
-            f"{path} is not a StableHLO export: {type(error).__name__}."
-        ) from error
-    calls = re.findall(r"custom_call\b[ \t]*(\S{0,80})", program)
-    unknown = [call for call in calls if not call.startswith(_KNOWN_CALLS)]
-    if unknown:
-        raise InputError(
-            f"{path} calls out of itself, to {unknown[0]!r}; write it with "
-            "export_stablehlo."
-        )
-    return jax.jit(exported.call)
-
-
-def _require_flatbuffers():
-    if importlib.util.find_spec("flatbuffers") is None:
-        raise ImportError(
-            "StableHLO files need the package flatbuffers; install fuprune[export]."
-        )
+    return jax.jit(read_program(path.read_bytes(), str(path)).call)

@@ -10,9 +10,10 @@
                          one of N processes of the same run
   --version, --help      (python -m fuprune.main is the same command)
 
-Without --config it runs the quickstart: scikit-learn's digits, minutes on a CPU. The
-same command again continues where the last one stopped. Bad input is one line and exit
-code 2; FUPRUNE_TRACEBACK=1 shows where it was refused.
+Without --config it runs the quickstart: a few of scikit-learn's digits, minutes on a
+CPU; of another set that --config.data.name gives it, all images. The same command again
+continues where the last one stopped. Bad input is one line and exit code 2;
+FUPRUNE_TRACEBACK=1 shows where it was refused.
 """
 
 import errno
@@ -119,7 +120,7 @@ def parse(argv: Sequence[str]) -> Command:
             "and --config.<key>=<value>; see --help."
         )
     name, config = config_loading.load_config(values.config or "quickstart")
-    config_loading.apply_overrides(config, overrides)
+    config_loading.apply_overrides(config, overrides, name)
     config_lib.validate(config)
     place = (values.coordinator, values.num_processes, values.process_id)
     return Command(config, Path(values.workdir or f"runs/{name}"), *place)

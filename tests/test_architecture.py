@@ -65,9 +65,9 @@ def other_imports(path: pathlib.Path) -> set[str]:
 
 
 def report_reads(room: str, name: tuple[str, ...]) -> bool:
-    """A report is made from the record of a run and the files that hold it."""
-    record = name[1:3] in (("run", "record"), ("run", "files"))
-    return room == "report" and record
+    """A report is made from the record of a run, by those that read or question it."""
+    readers = ("record", "reading", "queries", "speed", "feature_maps")
+    return room == "report" and name[1] == "run" and name[2] in readers
 
 
 def test_there_is_something_to_check():
@@ -96,6 +96,13 @@ def test_only_the_run_touches_files_clocks_and_the_console():
         for name in imports(path):
             allowed = name[1] == here or name[1] not in GUARDED
             assert allowed or report_reads(here, name), (path, name)
+
+
+def test_only_flower_needs_flower():
+    for path in modules():
+        if place(path) != "flower":
+            assert "flwr" not in other_imports(path), path
+            assert not any(name[1] == "flower" for name in imports(path)), path
 
 
 def test_nothing_but_the_command_line_starts_an_experiment():

@@ -43,6 +43,21 @@ def test_without_config_the_quickstart_runs(ran, tmp_path):
     assert options == {"coordinator": "", "num_processes": 0, "process_id": -1}
 
 
+@pytest.mark.parametrize(
+    ("flags", "limit"),
+    [
+        ((), 22),
+        (("--config.data.name=digits",), 22),
+        (("--config.data.name=npz:own.npz",), 0),
+        (("--config.data.name=npz:own.npz", "--config.data.limit=5"), 5),
+        (("--config", "quickstart", "--config.data.name=mnist"), 0),
+    ],
+)
+def test_own_data_are_not_cut_to_the_quickstarts_few(ran, flags, limit):
+    assert run(*flags) == 0
+    assert ran[0][0].data.limit == limit
+
+
 def test_config_file_with_argument_and_overrides(ran, repository, tmp_path):
     file = repository / "configs" / "cifar10_resnet.py"
     code = run(

@@ -13,19 +13,21 @@ from fuprune.models.layers import ConvNorm, Wiring
 
 
 class TinyNet(nn.Module):
-    """Two convolutions with norms, mean over space, one dense layer."""
+    """Two convolutions with norms, or one, mean over space, one dense layer."""
 
     num_classes: int = 4
     width: int = 6
     norm: str = "batch"
     conv: str = "xla"
     dtype: Any = jnp.float32
+    deep: bool = True  # a second convolution; half of what there is to compile
 
     def setup(self):
         """Build the layers."""
         inputs, hidden = (0,), tuple(range(self.width))
         self.conv1 = ConvNorm(Wiring(inputs, hidden, self.width), self.norm)
-        self.conv2 = ConvNorm(Wiring(hidden, hidden, self.width), self.norm)
+        if self.deep:
+            self.conv2 = ConvNorm(Wiring(hidden, hidden, self.width), self.norm)
         self.head = nn.Dense(self.num_classes)
 
     def __call__(self, images, train=False, mask=None):
@@ -35,7 +37,8 @@ class TinyNet(nn.Module):
     def features(self, images, train=False, mask=None):
         """[B, H, W, 1] -> [B, width]."""
         x = nn.relu(self.conv1(images, train=train, mask=mask))
-        x = nn.relu(self.conv2(x, train=train, mask=mask))
+        if self.deep:
+            x = nn.relu(self.conv2(x, train=train, mask=mask))
         return jnp.mean(x, axis=(1, 2))
 
 

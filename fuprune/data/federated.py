@@ -27,11 +27,17 @@ class FederatedDataset(NamedTuple):
     labels: jax.Array  # [N] int32
     rows: jax.Array  # [K, L] int32, indices into the pool; 0 from lengths[k] on
     lengths: jax.Array  # [K] int32, how many entries of a row are examples
+    members: jax.Array | None = None  # [K'] int32, clients that can be drawn; None: all
 
     @property
     def num_clients(self) -> int:
         """K."""
         return self.rows.shape[0]
+
+    @property
+    def num_members(self) -> int:
+        """K', the clients that have not left."""
+        return self.num_clients if self.members is None else self.members.shape[0]
 
     @property
     def max_length(self) -> int:
@@ -159,6 +165,101 @@ def _select(
     return data._replace(rows=rows, lengths=lengths)
 
 
+def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
+    """Takes single images out of every client's row.
+
+    The pool and all shapes stay as they are, and so does the order of what remains.
+
+    Args:
+      data: K clients.
+      examples: Indices into the pool; none leaves the data as it was.
+    """
+    listed = _listed(data, examples)
+    return data._replace(**_compressed(data, ~listed))
+
+
+def keep_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
+    """Keeps only the given images in every client's row.
+
+    Args:
+      data: K clients.
+      examples: Indices into the pool; none leaves every client empty.
+    """
+    return data._replace(**_compressed(data, _listed(data, examples)))
+
+
+def _listed(data: FederatedDataset, examples: Iterable[int]) -> jax.Array:
+    """Which images of the pool are listed; [N] bool."""
+    chosen = np.asarray(tuple(examples), np.int64).reshape(-1)
+    number = data.labels.shape[0]
+    outside = (chosen < 0) | (chosen >= number)
+    if outside.any():
+        raise InputError(
+            f"Example {chosen[outside][0]} was named, but the pool's run from 0 to "
+            f"{number - 1}."
+        )
+    listed = np.zeros(number, bool)
+    listed[chosen] = True
+    return jnp.asarray(listed)
+
+
+def _compressed(data: FederatedDataset, stays: jax.Array) -> dict[str, jax.Array]:
+    rows, lengths = _compress_rows(data.rows, data.lengths, stays)
+    return {"rows": rows, "lengths": lengths}
+
+
+def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDataset:
+    """Takes clients out of the federation: they hold nothing and are never drawn.
+
+    Shapes stay as they are and the others keep their ids, so that what is kept by
+    client (statistics, updates, keys) still fits. A cohort is drawn from the others.
+
+    Args:
+      data: K clients.
+      clients: Ids of those who leave; none leaves the data as it was.
+    """
+    leaves = _chosen_clients(data, clients)
+    if not leaves.any():
+        return data
+    before = np.arange(data.num_clients)
+    if data.members is not None:
+        before = np.asarray(jax.device_get(data.members))
+    members = jnp.asarray(before[~leaves[before]], jnp.int32)
+    return _emptied(data, leaves)._replace(members=members)
+
+
+def keep_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDataset:
+    """Empties every client but the given ones, who alone can be drawn.
+
+    Args:
+      data: K clients.
+      clients: Ids of those who stay.
+    """
+    stays = _chosen_clients(data, clients)
+    return drop_clients(data, np.flatnonzero(~stays))
+
+
+def _chosen_clients(data: FederatedDataset, clients: Iterable[int]) -> np.ndarray:
+    """Which clients are named; [K] bool."""
+    ids = np.asarray(tuple(clients), np.int64).reshape(-1)
+    outside = (ids < 0) | (ids >= data.num_clients)
+    if outside.any():
+        raise InputError(
+            f"Client {ids[outside][0]} was named, but there are {data.num_clients} "
+            f"clients: ids lie in [0, {data.num_clients - 1}]."
+        )
+    chosen = np.zeros(data.num_clients, bool)
+    chosen[ids] = True
+    return chosen
+
+
+def _emptied(data: FederatedDataset, empty: np.ndarray) -> FederatedDataset:
+    return data._replace(
+        rows=jnp.where(empty[:, None], 0, data.rows),
+        lengths=jnp.where(empty, 0, data.lengths),
+    )
+
+
 @jax.jit
 def _compress_rows(
     rows: jax.Array, lengths: jax.Array, stays: jax.Array
@@ -180,8 +281,9 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
     """Draws `size` different clients; every ordered choice is equally likely.
 
     Its cost depends on the size of the cohort only, not on how many clients or images
-    there are. Call it as it is, or inside the jitted function that consumes the
-    cohort; jitted on its own it would return a copy of the pool.
+    there are. Clients that left (`drop_clients`) are not drawn; if fewer than `size`
+    are left, all of them are. Call it as it is, or inside the jitted function that
+    consumes the cohort; jitted on its own it would return a copy of the pool.
 
     Args:
       key: Of the draw.
@@ -193,15 +295,20 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
             f"A cohort of {size} was asked for, but there are {data.num_clients} "
             f"clients: give a size from 1 to {data.num_clients}."
         )
-    rows, lengths, clients = _draw(key, data.rows, data.lengths, size)
+    if data.members is not None:
+        size = min(size, data.num_members)
+    rows, lengths, clients = _draw(key, data.rows, data.lengths, size, data.members)
     return Cohort(data.images, data.labels, rows, lengths, clients)
 
 
 @functools.partial(jax.jit, static_argnames="size")
 def _draw(
-    key: jax.Array, rows: jax.Array, lengths: jax.Array, size: int
+    key: jax.Array, rows: jax.Array, lengths: jax.Array, size: int, members
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    clients = draw_distinct(key, rows.shape[0], size)
+    if members is None:
+        clients = draw_distinct(key, rows.shape[0], size)
+    else:
+        clients = members[draw_distinct(key, members.shape[0], size)]
     return rows[clients], lengths[clients], clients
 
 

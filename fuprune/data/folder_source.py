@@ -17,7 +17,8 @@ import numpy as np
 
 from fuprune.data.arrays import from_arrays
 from fuprune.data.dataset import DamagedDataError, LabelledSet
-from fuprune.data.pictures import choose_fit, decode_all, read_header
+from fuprune.data.decoded_pictures import decode_split
+from fuprune.data.pictures import choose_fit, read_header
 
 _LOGGER = logging.getLogger(__name__)
 _SUFFIXES = frozenset(
@@ -61,13 +62,24 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
             fit.height,
         )
 
-    def images_and_labels(pictures):
+    def images_and_labels(pictures, split):
         files = [each for each, _ in pictures]
         labels = np.array([label for _, label in pictures], np.int32)
-        return decode_all(files, fit, files), labels
+        images = decode_split(
+            files,
+            labels,
+            fit,
+            files,
+            split=split,
+            class_names=names,
+            fingerprint=fingerprint(path),
+        )
+        return images, labels
 
-    images, labels = images_and_labels(train)
-    test_images, test_labels = (None, None) if test is None else images_and_labels(test)
+    images, labels = images_and_labels(train, "train")
+    test_images = test_labels = None
+    if test is not None:
+        test_images, test_labels = images_and_labels(test, "test")
     return from_arrays(
         images,
         labels,

@@ -14,7 +14,8 @@ import numpy as np
 from fuprune.data import network
 from fuprune.data.arrays import from_arrays
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError, LabelledSet
-from fuprune.data.pictures import choose_fit, decode_all, read_header
+from fuprune.data.decoded_pictures import decode_split
+from fuprune.data.pictures import choose_fit, read_header
 
 _TEST_NAMES = ("test", "validation", "valid", "val")
 # Preferred when a set has several label columns: CIFAR-100's fine one, for example.
@@ -46,22 +47,35 @@ def read(name: str, size: int | None = None) -> LabelledSet:
     train = splits["train"]
     test = next((splits[each] for each in _TEST_NAMES if each in splits), None)
     image_key, label_key = _image_and_label(datasets, train.features, origin)
-    files = _picture_files(datasets, train, image_key, origin)
-    origins = [f"{origin} (train, image {number})" for number in range(len(files))]
+    names = getattr(train.features[label_key], "names", None)
+    files, origins = _picture_files(datasets, train, image_key, origin, "train")
     fit = choose_fit(map(read_header, files, origins), size)
+
+    def images_and_labels(split, stored, files, origins):
+        labels = np.asarray(stored[label_key][:])
+        content = getattr(stored, "_fingerprint", None)
+        images = decode_split(
+            files,
+            labels,
+            fit,
+            origins,
+            split=split,
+            class_names=names or (),
+            fingerprint=content and (origin, content, len(files)),
+        )
+        return images, labels
+
+    images, labels = images_and_labels("train", train, files, origins)
     test_images = test_labels = None
     if test is not None:
-        test_files = _picture_files(datasets, test, image_key, origin)
-        test_origins = [f"{origin} (test, image {n})" for n in range(len(test_files))]
-        test_images = decode_all(test_files, fit, test_origins)
-        test_labels = np.asarray(test[label_key][:])
-    feature = train.features[label_key]
+        pictures = _picture_files(datasets, test, image_key, origin, "test")
+        test_images, test_labels = images_and_labels("test", test, *pictures)
     return from_arrays(
-        decode_all(files, fit, origins),
-        np.asarray(train[label_key][:]),
+        images,
+        labels,
         test_images=test_images,
         test_labels=test_labels,
-        class_names=getattr(feature, "names", None),
+        class_names=names,
         columns={
             key: np.asarray(train[key][:])
             for key, feature in train.features.items()
@@ -143,12 +157,14 @@ def _image_and_label(datasets: Any, features: Any, origin: str) -> tuple[str, st
     return images[0], (preferred or labels)[0]
 
 
-def _picture_files(datasets: Any, split: Any, key: str, origin: str) -> list[Any]:
-    """The pictures as they are stored: bytes, or the path of a file."""
+def _picture_files(
+    datasets: Any, split: Any, key: str, origin: str, name: str
+) -> tuple[list[Any], list[str]]:
+    """The pictures as they are stored, bytes or paths, and what errors call them."""
     stored = split.cast_column(key, datasets.Image(decode=False))[key]
     files = []
     for number, each in enumerate(stored):
         if not each or not (each["bytes"] or each["path"]):
             raise DamagedDataError(f"{origin}: example {number} has no image.")
         files.append(each["bytes"] or each["path"])
-    return files
+    return files, [f"{origin} ({name}, image {n})" for n in range(len(files))]

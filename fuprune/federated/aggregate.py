@@ -298,6 +298,21 @@ def check_statistics(
     return None
 
 
+def check_tree(tree, template) -> str | None:
+    """Says how a tree of arrays from outside differs from `template`, or None.
+
+    Args:
+        tree: anything.
+        template: arrays or `jax.ShapeDtypeStruct`s of the containers, names, shapes
+            and types that are expected.
+
+    Returns:
+        None, or one reason that is safe to log, as in `check_statistics`. Values are
+        not looked at.
+    """
+    return _check_form(tree, template)
+
+
 def _check_form(tree, template) -> str | None:
     try:
         structure = jax.tree.structure(tree)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.federated.objective import Objective, classification
-from fuprune.federated.program import Client, ClientProgram, Shared
+from fuprune.federated.program import Client, ClientProgram, Shared, Task
 from fuprune.models.wide import apply_together, clients_together
 
 Preprocess = Callable[[Any, jax.Array], jax.Array]  # (key, uint8) -> float
@@ -215,7 +215,9 @@ def local_sgd(
     def num_steps(client):
         return local_epochs * batches(client)
 
-    program = ClientProgram(num_steps, init, step, finish)
+    arguments = dict(local_epochs=local_epochs, batch_size=batch_size)
+    task = Task("local_sgd", model, arguments)
+    program = ClientProgram(num_steps, init, step, finish, task=task)
     together = clients_together(model)
     if together > 1:
         program = program._replace(step_together=step_together, together=together)
@@ -299,7 +301,9 @@ def local_gradient(
         )
         return (), ClientUpdate(grads, stats, seen, loss_sum, correct, seen)
 
-    return ClientProgram(num_steps, init, step, finish)
+    arguments = dict(batch_size=batch_size, microbatch=microbatch)
+    task = Task("local_gradient", model, arguments)
+    return ClientProgram(num_steps, init, step, finish, task=task)
 
 
 def local_statistics(
@@ -333,7 +337,8 @@ def local_statistics(
     def num_steps(client):
         return (client.length + batch_size - 1) // batch_size
 
-    return ClientProgram(num_steps, init, step, finish)
+    task = Task("local_statistics", model, {"batch_size": batch_size})
+    return ClientProgram(num_steps, init, step, finish, task=task)
 
 
 def batch_moments(model, variables, batch: Batch):

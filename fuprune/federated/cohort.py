@@ -18,7 +18,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fuprune.errors import InputError
-from fuprune.federated.program import Client, ClientProgram, CohortFn, Shared
+from fuprune.federated.program import (
+    Client,
+    ClientProgram,
+    CohortFn,
+    Shared,
+    Transport,
+)
 from fuprune.federated.sharded import make_client_mesh, make_sharded
 
 BACKENDS = ("auto", "loop", "map", "vmap", "wide", "shard_map")
@@ -84,7 +90,7 @@ def resolve_backend(
 def for_each_client(
     program: ClientProgram,
     *,
-    backend: str = "auto",
+    backend: str | Transport = "auto",
     mesh: Mesh | None = None,
     loops_are_fast: bool = False,
 ) -> CohortFn:
@@ -94,13 +100,17 @@ def for_each_client(
       program: the fold each client computes.
       backend: `loop` (host loop over clients and steps, spread over the local
         devices), `map`, `vmap`, `wide` (groups of clients side by side in one network
-        if the program can, else `map`), `shard_map` (over `mesh`) or `auto`.
+        if the program can, else `map`), `shard_map` (over `mesh`) or `auto`;
+        or a `Transport` to clients outside this process.
       mesh: the devices for `shard_map`; all of them by default.
       loops_are_fast: see `resolve_backend`.
 
     Returns:
       `run(shared, clients) -> (total, each)`, compiled inside, to be called as it is.
     """
+    if not isinstance(backend, str):
+        return backend(program)
+    program = _with_receiver(program)
     backend, inner = resolve_backend(
         backend,
         loops_are_fast=loops_are_fast,
@@ -112,6 +122,40 @@ def for_each_client(
     if backend != "shard_map":
         return jax.jit(makers[backend](program))
     return make_sharded(makers[inner](program), mesh or make_client_mesh())
+
+
+def for_one_client(program: ClientProgram) -> CohortFn:
+    """Run the client's part of `program` on one client, by a host loop.
+
+    It is for a process that has one client and no cohort: no axis of clients is added,
+    and nothing is compiled but the program's three functions.
+
+    Returns:
+      `run(shared, client) -> (total, each)`, as `program.finish` gives them.
+    """
+    init, step = jax.jit(program.init), jax.jit(program.step, donate_argnums=2)
+    finish = jax.jit(program.finish)
+
+    def run(shared, client):
+        carry = init(shared, client)
+        for i in range(int(program.num_steps(jax.device_get(client)))):
+            carry = step(shared, client, carry, np.int32(i))
+        return finish(shared, client, carry)
+
+    return run
+
+
+def _with_receiver(program: ClientProgram) -> ClientProgram:
+    """The server's part joined to the client's, where both are in one process."""
+    receive = program.receive
+    if receive is None:
+        return program
+
+    def finish(shared, client, carry):
+        _, sent = program.finish(shared, client, carry)
+        return receive(shared, client, sent)
+
+    return program._replace(finish=finish, receive=None)
 
 
 def _one_client(program: ClientProgram, shared: Shared, client: Client):

@@ -3,10 +3,11 @@
 Programs say what happens on one client; `cohort` has the ways to run one on many.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 
 class Client(NamedTuple):
@@ -25,6 +26,14 @@ class Shared(NamedTuple):
     context: Any  # pytree: server variables, keys, ...
 
 
+class Task(NamedTuple):
+    """A program as plain data, from which another process makes the same program."""
+
+    name: str  # of the maker
+    model: Any  # the network; it travels as its spec
+    arguments: Mapping[str, Any] = {}  # JSON-able
+
+
 class ClientProgram(NamedTuple):
     """A client's work as a fold over steps.
 
@@ -34,6 +43,9 @@ class ClientProgram(NamedTuple):
     `batched`, when given, replaces `vmap` of the fold by a cheaper equivalent.
     `step_together`, when given, equals `vmap` of `step` over clients and carries, and
     is cheapest with `together` of them.
+    `receive(shared, client, sent)`, when given, is the server's part: what it makes
+    of `each`, again as `(total, each)`. Everything else happens on the client.
+    `task`, when given, describes the client's part to a `Transport`.
     """
 
     num_steps: Callable[[Client], Any]
@@ -43,6 +55,23 @@ class ClientProgram(NamedTuple):
     batched: Callable[[Shared, Client], tuple[Any, Any]] | None = None
     step_together: Callable[[Shared, Client, Any, jax.Array], Any] | None = None
     together: int = 1
+    receive: Callable[[Shared, Client, Any], tuple[Any, Any]] | None = None
+    task: Task | None = None
 
 
 CohortFn = Callable[[Shared, Client], tuple[Any, Any]]
+
+
+class Transport(Protocol):
+    """A backend whose clients are not in this process, as `fuprune.flower` has one.
+
+    Their data are not, either: the pool that the server passes on stands for them.
+    """
+
+    def __call__(self, program: ClientProgram) -> CohortFn:
+        """Run a program that has a `task` on the clients of a cohort."""
+        ...
+
+    def sizes(self, clients: np.ndarray) -> np.ndarray:
+        """How many examples clients [M] say they hold, [M]."""
+        ...

@@ -32,7 +32,7 @@ from fuprune.federated.client import (
 )
 from fuprune.federated.cohort import clients_of, for_each_client, resolve_backend
 from fuprune.federated.objective import Objective, as_objective, classification
-from fuprune.federated.program import Shared
+from fuprune.federated.program import Shared, Transport
 from fuprune.federated.sharded import make_client_mesh, on_mesh
 from fuprune.federated.uploads import Total, Upload, fuse_gradients, receive_uploads
 from fuprune.models.adapt import adapt
@@ -96,7 +96,7 @@ def fed_avg(
     preprocess: Preprocess = to_float,
     aggregation: Aggregation = PLAIN_MEAN,
     bn: str | LocalBatchNorm = "aggregate",
-    backend: str = "auto",
+    backend: str | Transport = "auto",
     mesh=None,
 ) -> FedAlgorithm:
     """Federated averaging (McMahan et al. 2017).
@@ -118,7 +118,8 @@ def fed_avg(
       preprocess: `(key, uint8 images) -> float images`.
       aggregation: the rule, and what is turned away.
       bn: `"aggregate"`, `"recalibrate"` or `LocalBatchNorm(num_clients)`.
-      backend: how the cohort is iterated, one of `cohort.BACKENDS`.
+      backend: how the cohort is iterated, one of `cohort.BACKENDS`, or a
+        `program.Transport`.
       mesh: devices for `shard_map`; all by default.
     """
     network = adapt(model)
@@ -166,7 +167,7 @@ def fed_sgd(
     preprocess: Preprocess = to_float,
     aggregation: Aggregation = PLAIN_MEAN,
     bn: str | LocalBatchNorm = "aggregate",
-    backend: str = "auto",
+    backend: str | Transport = "auto",
     mesh=None,
     fused: bool | None = None,
 ) -> FedAlgorithm:
@@ -233,8 +234,10 @@ def fed_sgd(
     )
 
 
-def _resolve(model, backend: str, mesh) -> str:
-    """The backend's own name, for this network and these devices."""
+def _resolve(model, backend, mesh):
+    """The backend's own name, for this network and these devices; or a transport."""
+    if not isinstance(backend, str):
+        return backend
     count = None if mesh is None else mesh.size
     fast = loops_are_fast(model)
     return resolve_backend(backend, loops_are_fast=fast, device_count=count)[0]

@@ -56,8 +56,7 @@ def receive_uploads(
     # A mean can be summed up client by client; other rules need all updates at once.
     stacked = aggregation.rule != "mean"
 
-    def finish(shared, client, carry):
-        _, sent = program.finish(shared, client, carry)
+    def receive(shared, client, sent):
         if aggregation.fault is not None:
             key = jax.random.fold_in(shared.context.key, client.client_id)
             key = jax.random.fold_in(key, 7)
@@ -85,7 +84,7 @@ def receive_uploads(
             clean.batch_stats if stacked or keep_statistics else (),
         )
 
-    return program._replace(finish=finish)
+    return program._replace(receive=receive)
 
 
 def _is_acceptable(sent: ClientUpdate, client: Client, max_norm):

@@ -256,6 +256,31 @@ class FunctionNetwork:
         return (result, {}) if mutable and "mutable" not in self.also else result
 
 
+class Forwarding:
+    """`apply` of a network that stands before another one of this form."""
+
+    def target(self, variables) -> tuple[Any, Any]:
+        """The other network, and the variables that it gets."""
+        raise NotImplementedError
+
+    def apply(
+        self,
+        variables,
+        images,
+        train: bool = False,
+        mask=None,
+        *,
+        mutable: Any = False,
+        rngs=None,
+        **options,
+    ) -> Any:
+        """Logits [B, U], and the updated collections if `mutable` names any."""
+        network, variables = self.target(variables)
+        options |= {"mutable": mutable} if mutable else {}
+        options |= {"rngs": rngs} if rngs else {}
+        return network.apply(variables, images, train=train, mask=mask, **options)
+
+
 def variables_of(module: nnx.Module) -> dict[str, Any]:
     """The arrays of an NNX module as {"params": ..., "batch_stats": ...}.
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.errors import InputError
-from fuprune.models.adapt import adapt
+from fuprune.models.adapt import Forwarding, adapt
 from fuprune.models.zoo import check_sizes
 
 FACTORY_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -26,7 +26,7 @@ Factory = str | Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class BroughtNetwork:
+class BroughtNetwork(Forwarding):
     """A network that a factory made, in the form that `models.adapt` describes."""
 
     network: Any  # adapted
@@ -38,21 +38,9 @@ class BroughtNetwork:
         """Fresh variables."""
         return self.network.init(key, images, train=train)
 
-    def apply(
-        self,
-        variables,
-        images,
-        train: bool = False,
-        mask=None,
-        *,
-        mutable: Any = False,
-        rngs=None,
-        **options,
-    ) -> Any:
-        """Logits [B, U], and the updated collections if `mutable` names any."""
-        options |= {"mutable": mutable} if mutable else {}
-        options |= {"rngs": rngs} if rngs else {}
-        return self.network.apply(variables, images, train=train, mask=mask, **options)
+    def target(self, variables) -> tuple[Any, Any]:
+        """The network itself."""
+        return self.network, variables
 
 
 def is_factory_name(name: str) -> bool:

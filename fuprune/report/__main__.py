@@ -15,14 +15,7 @@ from fuprune.report.run_report import build
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-      arguments: What follows the program's name; `None` takes the process's own.
-
-    Returns:
-      The exit code: 0, or 2 if something given cannot be used.
-    """
+    """Runs the command line and returns its exit code: 2 for what cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m fuprune.report",
         description="Make the report of a run again, or join several runs into the "
@@ -38,19 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if len(given.runs) == 1 and given.output is None:
-            written = build(given.runs[0])
+            print(build(given.runs[0]))
         else:
-            written = join(given.runs, given.output or _beside(given.runs))
+            parents = [Path(run).resolve().parent for run in given.runs]
+            beside = Path(os.path.commonpath(parents)) / "joined"
+            print(join(given.runs, given.output or beside))
     except (FupruneError, OSError) as error:
         print(f"fuprune.report: {error}", file=sys.stderr)
         return 2
-    print(written)
     return 0
-
-
-def _beside(runs: Sequence[str]) -> Path:
-    parents = [str(Path(run).resolve().parent) for run in runs]
-    return Path(os.path.commonpath(parents)) / "joined"
 
 
 if __name__ == "__main__":

@@ -12,16 +12,13 @@ from fuprune.report import charts, formats, judgement, marks, page, roles
 from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.markup import Markup
 from fuprune.report.table_forms import chip
+from fuprune.run import queries
 
 
-def strip_figures(
-    tests: Sequence[Evidence], tested: str | None, styles: Mapping[str, str]
-) -> list[Markup]:
-    """Where each model lies against retraining, one line per test."""
-    return [_strip(test, tested, styles) for test in tests]
-
-
-def _strip(test: Evidence, tested: str | None, styles: Mapping[str, str]) -> Markup:
+def strip_figure(
+    test: Evidence, tested: str | None, styles: Mapping[str, str]
+) -> Markup:
+    """Where each model lies against retraining in one test."""
     names = sorted(test.values, key=lambda name: name != tested)
     dots = [
         charts.Dot(formats.in_words(name), styles.get(name, "o0"), value)
@@ -33,14 +30,14 @@ def _strip(test: Evidence, tested: str | None, styles: Mapping[str, str]) -> Mar
         f"({test.verdicts[name]})"
         for name in names
     ]
-    retrained = roles.known(test.retrained)
+    retrained = queries.known(test.retrained)
     interval = None
     if test.interval is not None:
         low, high = test.interval
         everything = [
             *(dot.value for dot in dots),
             *retrained,
-            *roles.known([low, high]),
+            *queries.known([low, high]),
         ]
         # An open side reaches to the end of the line.
         interval = (

@@ -51,41 +51,23 @@ def model_cell(name: str, tested: str | None) -> Cell:
     return cell(name, formats.in_words(name), "highlight" if is_tested else "")
 
 
-def verdict_table(
-    audit: AuditReport, tested: str | None, *, whole: bool = False
-) -> Table | None:
-    """The verdict on every model in every test, those that could see first.
-
-    Args:
-      audit: the audit.
-      tested: the method under test.
-      whole: give each membership test its row even if none of them has power;
-        otherwise one row stands for all.
-    """
+def verdict_table(audit: AuditReport, tested: str | None) -> Table | None:
+    """The verdict on every model in every test, those that could see first."""
     names = _judged_models(audit, tested)
-    if not names or not audit.tests:
+    if not names:
         return None
     # A phone shows two columns: the test and the method it is about.
     first, *others = names
-    powerless = "" if whole else judgement.powerless_membership(audit)
-    rows = []
-    for test in judgement.ordered(audit):
-        if powerless and test.kind in judgement.MEMBERSHIP_KINDS:
-            continue
-        rows.append(
-            (
-                cell(test.name, test_title(test)),
-                _judged(test, first),
-                cell(interval_text(test)),
-                cell(judgement.difference_text(test)),
-                *(_judged(test, name) for name in others),
-            )
+    rows = [
+        (
+            cell(test.name, test_title(test)),
+            _judged(test, first),
+            cell(interval_text(test)),
+            cell(judgement.difference_text(test)),
+            *(_judged(test, name) for name in others),
         )
-    if powerless:
-        tests = judgement.of_kinds(audit, judgement.MEMBERSHIP_KINDS)
-        title = cell(f"All {formats.plural(len(tests), 'membership test')}")
-        blank = Cell("", "", "", "cannot tell")
-        rows.append((title, blank, cell(None), cell(None), *[blank] * len(others)))
+        for test in judgement.ordered(audit)
+    ]
     columns = (
         Column("Test", numeric=False),
         Column(formats.in_words(first)),
@@ -93,14 +75,11 @@ def verdict_table(
         Column("Smallest visible difference"),
         *(Column(formats.in_words(name)) for name in others),
     )
-    if not any(test.smallest_difference for test in audit.tests):
-        columns = (*columns[:3], *columns[4:])
-        rows = [(*row[:3], *row[4:]) for row in rows]
-    return Table(
+    return table_of(
         "verdicts",
         "What was tested, and what could be seen",
         columns,
-        tuple(rows),
+        rows,
         "Tests that tell the raw model from retraining come first. A model fails when "
         "it lies where a retrained model hardly would; otherwise it is not told apart.",
     )
@@ -111,33 +90,3 @@ def _judged(test: Evidence, name: str) -> Cell:
         return cell(None)
     value = test.values[name]
     return cell(value, value_text(test, value), "", test.verdicts[name])
-
-
-def numbers_table(audit: AuditReport) -> Table | None:
-    """Every number of the audit, one per row, for other programs."""
-    rows = []
-    for test in audit.tests:
-        low, high = test.interval or (None, None)
-        measured = list(test.values.items())
-        measured += [(f"retrained {n + 1}", v) for n, v in enumerate(test.retrained)]
-        for name, value in measured:
-            adjusted = test.adjusted_p_values.get(name)
-            rows.append(
-                (
-                    cell(test.name),
-                    cell(test.kind),
-                    cell(test.family),
-                    cell(name),
-                    cell(value, value_text(test, value)),
-                    cell(low, value_text(test, low)),
-                    cell(high, value_text(test, high)),
-                    cell(adjusted, formats.number(adjusted)),
-                    cell(test.verdicts.get(name, "")),
-                    cell(test.unit),
-                )
-            )
-    names = ("Test", "Kind", "Family", "Model", "Value", "Low", "High")
-    names += ("Adjusted p", "Verdict", "Unit")
-    numeric = ("Value", "Low", "High", "Adjusted p")
-    columns = [Column(name, numeric=name in numeric) for name in names]
-    return table_of("audit", "Every number of the audit", columns, rows)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fuprune.report import charts, formats, marks, page, roles, speed, tables
+from fuprune.report import charts, formats, marks, page, roles, tables
 from fuprune.report.markup import Markup, element
-from fuprune.report.reading import FeatureMaps
+from fuprune.run import queries, speed
+from fuprune.run.feature_maps import PictureArrays
 from fuprune.run.record import CurveRow, CutRow, RunRecord, StageRow
 
 FEW_CLASSES = 20
@@ -42,14 +43,14 @@ def recovery_figure(
     series = []
     for unit, points in recovery_curves(curves).items():
         # Fine-tuning may log from its first round on; where it started is a stage.
-        cuts = roles.pruned_stages(record, unit)
+        cuts = queries.pruned_stages(record, unit)
         if points[0][0] > 0 and cuts and cuts[-1].r_accuracy is not None:
             points = [(0.0, cuts[-1].r_accuracy), *points]
         kind = formats.in_words(roles.family(unit))
         style = styles.get(unit, "o0")
         name = formats.in_words(unit)
         series.append(charts.Series(name, style, points, family=kind))
-    target = speed.reached(roles.rows_of(record, roles.RETRAIN), "retrained")
+    target = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
     return recovery_chart(
         series,
         target.accuracy if target else None,
@@ -89,7 +90,7 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
     if not stages:
         return None
     names = [
-        roles.class_label(record, index) for index in range(len(stages[0].per_class))
+        queries.class_label(record, index) for index in range(len(stages[0].per_class))
     ]
     groups = [
         (roles.stage_title(stage), styles.get(stage.method, "raw"), stage.per_class)
@@ -148,7 +149,7 @@ def _class_bar(
 def _compared_stages(record: RunRecord) -> list[StageRow]:
     """The raw, the final and the retrained model, as far as they are there."""
     stages = [
-        roles.raw_stage(record),
+        queries.raw_stage(record),
         roles.final_stage(record, roles.tested_method(record)),
         roles.final_stage(record, roles.RETRAIN),
     ]
@@ -158,14 +159,14 @@ def _compared_stages(record: RunRecord) -> list[StageRow]:
 def confusion_figures(record: RunRecord) -> Markup | None:
     """Confusion matrices of the raw, cut, final and retrained model."""
     raw, *others = _compared_stages(record) or [None]
-    stages = [raw, *roles.pruned_stages(record, roles.tested_method(record)), *others]
+    stages = [raw, *queries.pruned_stages(record, roles.tested_method(record)), *others]
     drawn = []
     for stage in stages:
         if stage is None or not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:
             continue
         counts = np.asarray(stage.confusion, dtype=np.float64)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        names = [roles.class_name(record, index) for index in range(len(counts))]
+        names = [queries.class_name(record, index) for index in range(len(counts))]
         label = (
             f"Confusion matrix of {roles.stage_title(stage)}: "
             f"R-set accuracy {formats.percent(stage.r_accuracy)}, "
@@ -180,12 +181,12 @@ def confusion_figures(record: RunRecord) -> Markup | None:
 def _answers(record: RunRecord, shares: np.ndarray, index: int) -> str:
     order = np.argsort(-shares[index], kind="stable")[:3]
     named = [
-        f"{roles.class_label(record, int(answer))} "
+        f"{queries.class_label(record, int(answer))} "
         f"{formats.whole_percent(shares[index, answer])}"
         for answer in order
         if shares[index, answer] > 0
     ]
-    subject = roles.class_label(record, index)
+    subject = queries.class_label(record, index)
     return f"Images of {subject} are answered {formats.listing(named)}."
 
 
@@ -254,12 +255,12 @@ def privacy_figure(record: RunRecord) -> Markup | None:
     )
 
 
-def feature_map_figure(record: RunRecord, maps: FeatureMaps | None) -> Markup | None:
+def feature_map_figure(record: RunRecord, maps: PictureArrays | None) -> Markup | None:
     """Figure 2: what the most and the least discriminative channel see."""
     if maps is None or not len(maps.images):
         return None
     labels = [int(label) for label in maps.labels[:_MOST_PICTURES]]
-    names = [roles.class_name(record, label) for label in labels]
+    names = [queries.class_name(record, label) for label in labels]
     heads = [
         element(
             "th",

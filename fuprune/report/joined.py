@@ -1,21 +1,20 @@
 """Several runs as groups that differ only in their seed, and the tables over them."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import (
     audit_tables,
-    charts,
     formats,
     judgement,
     paper_numbers,
     roles,
-    speed,
     tables,
 )
-from fuprune.report.reading import Run
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
+from fuprune.run import queries, speed
+from fuprune.run.reading import Run
 from fuprune.run.record import MethodRow, StageRow
 
 # Settings that may differ between runs of one group: none changes what is measured.
@@ -62,7 +61,7 @@ class Group(NamedTuple):
         parts = [
             words.format(value)
             for words, key in _SCALE
-            if (value := roles.setting(record, key))
+            if (value := queries.setting(record, key))
         ]
         names = [run.name for run in self.runs]
         amount = formats.plural(len(names), "run")
@@ -104,30 +103,30 @@ def make_group(tag: str, runs: Sequence[Run]) -> Group:
     """A group, described by its first run."""
     record = runs[0].record
     amount = len(record.class_names)
-    split = roles.setting(record, "partition.kind")
+    split = queries.setting(record, "partition.kind")
     even = 1 / amount if split == "iid" and amount else None
     tested = [roles.tested_method(run.record, run.audit) for run in runs]
     return Group(
         tag,
         tuple(runs),
         record.dataset,
-        roles.model_name(record),
+        queries.model_name(record),
         tuple(record.classes),
         amount,
-        str(roles.setting(record, "train.algorithm") or ""),
-        roles.setting(record, "partition.bias") if split == "bias" else even,
+        str(queries.setting(record, "train.algorithm") or ""),
+        queries.setting(record, "partition.bias") if split == "bias" else even,
         next(filter(None, tested), "class_pruning"),
     )
 
 
 def method_rows(group: Group, method: str) -> list[MethodRow]:
     """Every result of a method: over runs, and over seeds inside a run."""
-    return [row for run in group.runs for row in roles.rows_of(run.record, method)]
+    return [row for run in group.runs for row in queries.rows_of(run.record, method)]
 
 
 def raw_stages(group: Group) -> list[StageRow]:
     """The models before forgetting."""
-    stages = [roles.raw_stage(run.record) for run in group.runs]
+    stages = [queries.raw_stage(run.record) for run in group.runs]
     return [stage for stage in stages if stage is not None]
 
 
@@ -136,29 +135,9 @@ def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
     return [
         stages[position]
         for run in group.runs
-        for row in roles.rows_of(run.record, method)
-        if (stages := roles.pruned_stages(run.record, row.name))
+        for row in queries.rows_of(run.record, method)
+        if (stages := queries.pruned_stages(run.record, row.name))
     ]
-
-
-def mean_cell(
-    values: Iterable[float | None],
-    written: Callable[[float], str] = formats.number,
-    *,
-    spread: bool = True,
-) -> Cell:
-    """The mean of what is known, `86.4%`; for several with `spread`, `86.4 ± 0.3%`."""
-    known = roles.known(list(values))
-    if not known:
-        return cell(None)
-    mean = sum(known) / len(known)
-    if len(known) == 1 or not spread:
-        return cell(mean, written(mean))
-    text, deviation = written(mean), charts.standard_deviation(known)
-    unit = text[-1] if text[-1] in "%\N{MULTIPLICATION SIGN}" else ""
-    width = written(deviation) if unit == "%" else formats.number(deviation, 2)
-    both = f"{text.removesuffix(unit)} \N{PLUS-MINUS SIGN} {width.removesuffix(unit)}"
-    return cell(mean, f"{both}{unit}")
 
 
 def speedup(group: Group, method: str, target: str) -> list[float | None]:
@@ -253,7 +232,7 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
         "Every method of every experiment",
         (
             *in_words("Experiment", "Method"),
-            *tables.COSTS,
+            *tables.COST_COLUMNS,
             *audit_tables.count_columns("Audit"),
             Column("Results"),
             *in_words("Remark"),
@@ -271,19 +250,10 @@ def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, 
         if run.audit is not None and name in run.audit.candidates
     ]
     judged = [cell(sum(column)) for column in zip(*audits, strict=True)]
-    costs = (
-        ([row.times.own for row in found], formats.seconds),
-        ([row.times.training for row in found], formats.seconds),
-        ([row.images for row in found], formats.count),
-        ([row.upload_bytes for row in found], formats.size),
-    )
     return (
         cell(group.subject, None, "highlight" if name == group.tested else ""),
         cell(name, formats.in_words(name)),
-        mean_cell([row.u_accuracy for row in found], formats.percent),
-        mean_cell([row.r_accuracy for row in found], formats.percent),
-        mean_cell([row.rounds for row in found], spread=False),
-        *(mean_cell(values, written, spread=False) for values, written in costs),
+        *tables.cost_cells(found),
         *(judged or [cell(None)] * len(judgement.Counts._fields)),
         cell(len(found)),
         cell(roles.warning(name)),
@@ -304,7 +274,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
                 (
                     cell(run.name),
                     cell(group.subject),
-                    cell(str(roles.setting(run.record, "seed") or 0)),
+                    cell(str(queries.setting(run.record, "seed") or 0)),
                     cell(group.scale),
                     cell(judged),
                     cell(run.record.provenance.commit[:12]),

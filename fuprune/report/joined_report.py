@@ -13,24 +13,13 @@ from fuprune.report import (
     page,
     paper,
     roles,
-    speed,
     table_forms,
 )
 from fuprune.report.joined import Group
 from fuprune.report.markup import Child, Markup, element
-from fuprune.report.reading import Run, read_run
 from fuprune.report.table_forms import Table
-
-_TABLES = (
-    joined.methods_table,
-    joined.speed_table,
-    paper.bias_table,
-    paper.erasure_table,
-    paper.removal_table,
-    paper.membership_table,
-    paper.distribution_table,
-    joined.runs_table,
-)
+from fuprune.run import speed
+from fuprune.run.reading import Run, read_run
 
 
 def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
@@ -54,17 +43,20 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
             raise InputError(f"{str(place)!r} is given twice; give each run once.")
     runs = [read_run(workdir) for workdir in workdirs]
     groups = joined.group_runs(runs)
-    found = [make(groups) for make in _TABLES]
+    found = [
+        joined.methods_table(groups),
+        joined.speed_table(groups),
+        *paper.paper_tables(groups),
+        joined.runs_table(groups),
+    ]
     every_table = {table.name: table for table in found if table is not None}
-    contents = {
-        "report.html": _page(runs, groups, every_table),
-        "report.md": _markdown(runs, every_table),
-    }
-    for table in every_table.values():
-        contents[f"{table.name}.csv"] = table_forms.to_csv(table)
-    target = output.make_folder(Path(folder))
-    output.write_files(target, contents)
-    return target / "report.html"
+    names = table_forms.markdown_text(formats.listing([run.name for run in runs], 20))
+    return output.write_report(
+        Path(folder),
+        _page(runs, groups, every_table),
+        ["# Our runs beside the paper's tables", "", f"Runs: {names}."],
+        every_table.values(),
+    )
 
 
 def _page(
@@ -177,10 +169,3 @@ def _recovery(group: Group) -> Markup | None:
     target = speed.reached(joined.method_rows(group, roles.RETRAIN), "retrained")
     accuracy = target.accuracy if target else None
     return figures.recovery_chart(series, accuracy, group.subject, f"{group.scale}.")
-
-
-def _markdown(runs: Sequence[Run], every_table: Mapping[str, Table]) -> str:
-    names = formats.listing([run.name for run in runs], 20)
-    lines = ["# Our runs beside the paper's tables", ""]
-    lines += [f"Runs: {table_forms.markdown_text(names)}.", ""]
-    return "\n".join(lines + [table_forms.to_markdown(t) for t in every_table.values()])

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 _VOID = frozenset({"br", "hr", "img", "meta", "link", "col"})
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9:-]*")
 # Characters that XML forbids, bidirectional overrides that let a name rewrite its
 # neighbours on screen, and halves of surrogate pairs, which UTF-8 cannot hold.
 _UNPRINTABLE = re.compile(
@@ -46,7 +45,7 @@ def element(
     """Builds one element.
 
     Args:
-      name: Tag name, always a constant of the program.
+      name: Tag name; like the names of attributes, a constant of the program.
       attributes: Attribute values; `None` and `False` leave the attribute out, `True`
         writes it without a value. Values are escaped.
       *children: Text (escaped), `Markup` (kept), `None` (skipped) or nested lists.
@@ -54,12 +53,8 @@ def element(
     Returns:
       The element as `Markup`.
     """
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not a tag name; use letters and digits.")
     parts = [f"<{name}"]
     for key, value in (attributes or {}).items():
-        if not _NAME.fullmatch(key):
-            raise ValueError(f"{key!r} is not an attribute name; use letters and '-'.")
         if value is None or value is False:
             continue
         parts.append(f" {key}" if value is True else f' {key}="{text(value)}"')

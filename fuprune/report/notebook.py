@@ -19,8 +19,8 @@ from fuprune.report import (
     tables,
 )
 from fuprune.report.markup import Child, Markup, element
-from fuprune.report.reading import Run
 from fuprune.report.table_forms import Column, Table, cell, in_words
+from fuprune.run.reading import Run
 from fuprune.run.record import RunRecord
 from fuprune.surgery.plan import PrunePlan
 
@@ -84,10 +84,8 @@ def _audit(audit: AuditReport | None) -> list[Child]:
     if audit is None:
         return []
     tested = roles.tested_among(audit.candidates)
-    made = [
-        audit_tables.tally_table(audit, tested),
-        audit_tables.verdict_table(audit, tested),
-    ]
+    tables_of = (audit_tables.tally_table, audit_tables.verdict_table)
+    made = [make(audit, tested) for make in tables_of]
     return [table_forms.to_html(table) for table in made if table is not None]
 
 

@@ -1,20 +1,19 @@
 """Writes a report's files into one folder and nowhere else."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from fuprune.errors import InputError
 from fuprune.files import write_whole
-
-_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_]*\.(html|md|csv)")
+from fuprune.report import table_forms
+from fuprune.report.table_forms import Table
 
 
 def report_folder(workdir: Path) -> Path:
-    """Makes `workdir/report`.
+    """The path of `workdir/report`, links resolved.
 
     Raises:
-      InputError: `report` is a link out of the run, or is not a folder.
+      InputError: `report` is a link out of the run.
     """
     folder = workdir.resolve() / "report"
     if folder.resolve() != folder:
@@ -22,14 +21,25 @@ def report_folder(workdir: Path) -> Path:
             f"{str(folder)!r} is a link to {str(folder.resolve())!r}, outside the run; "
             "remove the link."
         )
-    return make_folder(folder)
+    return folder
 
 
-def make_folder(folder: Path) -> Path:
-    """Makes a folder for the files of a report and returns it with links resolved.
+def write_report(
+    folder: Path, html: str, heading: Iterable[str], tables: Iterable[Table]
+) -> Path:
+    """Writes `report.html`, `report.md` and one CSV per table, each as a whole.
+
+    Args:
+      folder: made if it is not there.
+      html: the page.
+      heading: lines of Markdown that come before the tables.
+      tables: in their order.
+
+    Returns:
+      The path of `report.html`.
 
     Raises:
-      InputError: a file is in its place.
+      InputError: a file is in the folder's place.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,19 +47,10 @@ def make_folder(folder: Path) -> Path:
         raise InputError(
             f"{str(folder)!r} is not a folder; remove it or choose another place."
         ) from error
-    return folder.resolve()
-
-
-def write_files(folder: Path, contents: Mapping[str, str]) -> None:
-    """Writes files whole or not at all.
-
-    Raises:
-      InputError: a name could lead out of the folder.
-    """
-    for name, content in contents.items():
-        if not _FILE_NAME.fullmatch(name):
-            raise InputError(
-                f"{name!r} is not a report file name; use letters, digits and '_' with "
-                ".html, .md or .csv."
-            )
-        write_whole(folder / name, content)
+    folder, tables = folder.resolve(), list(tables)
+    parts = [*heading, "", *map(table_forms.to_markdown, tables)]
+    write_whole(folder / "report.md", "\n".join(parts))
+    for table in tables:
+        write_whole(folder / f"{table.name}.csv", table_forms.to_csv(table))
+    write_whole(folder / "report.html", html)
+    return folder / "report.html"

@@ -1,11 +1,10 @@
 """Tables 1 to 5 and the appendix of the paper, our numbers under the paper's.
 
-Every function takes the groups and returns a `Table`; rows of the paper that nothing
-was run for stay, so that a gap is seen.
+Rows of the paper that nothing was run for stay, so that a gap is seen.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fuprune.report import (
     formats,
@@ -13,53 +12,88 @@ from fuprune.report import (
     judgement,
     paper_numbers,
     roles,
-    speed,
     tables,
 )
-from fuprune.report.joined import Group, mean_cell, same_cifar10
+from fuprune.report.joined import Group, same_cifar10
 from fuprune.report.paper_numbers import PaperRow
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
+from fuprune.report.tables import mean_cell
+from fuprune.run import queries, speed
 
 PRUNING = "class_pruning"
 
 
-class Comparison(NamedTuple):
-    """How one table of the paper finds our numbers for its rows."""
+class PaperTable(NamedTuple):
+    """One table of the paper, and how it finds our numbers for its rows."""
 
-    entries: Sequence[PaperRow]
+    name: str
+    title: str
+    note: str
+    labels: tuple[str, ...]  # titles of the first columns
+    label: Callable[[PaperRow | Group, str], tuple[str, ...]]  # of a row and a method
+    columns: Sequence[Column]
     written: Sequence[Callable[[float], str]]  # one per column
-    label: Callable[[PaperRow | Group], tuple[str, ...]]  # the first columns
+    entries: Sequence[PaperRow]
     repeats: Callable[[Group, PaperRow], bool]  # whether a group repeats a row
     belongs: Callable[[Group], bool]  # whether one that repeats none is shown, too
-    our_cells: Callable[[Group], list[Cell] | None]  # None without any
+    our_cells: Callable[[Group, str], list[Cell] | None]  # of a method; None without
 
 
-def bias_table(groups: Sequence[Group]) -> Table:
-    """Table 1: bias of the clients' data, against the Fisher method."""
-    rows = []
-    for method in (PRUNING, "fisher"):
-        comparison = Comparison(
-            entries=[row for row in paper_numbers.TABLE_1 if row.method == method],
-            written=[formats.number, _exact, _exact],
-            label=lambda row, m=method: (row.dataset, f"{row.bias:g}", m),
-            repeats=lambda group, row: (
-                _fits_table_1(group)
-                and group.dataset == row.dataset
-                and abs((group.bias or 0.0) - (row.bias or 0.0)) < 5e-3
-            ),
-            belongs=_fits_table_1,
-            our_cells=lambda group, m=method: _rounds_and_accuracy(group, m),
-        )
-        rows += _rows(groups, comparison)
-    return _table(
-        "table_1",
-        "Table 1: impact of bias probability q (ResNet20, last class)",
-        ("Data", "q", "Method"),
-        [Column("Rounds"), Column("U-set"), Column("R-set")],
-        rows,
-        "The paper uses FedAvg with five local epochs here. Our rounds: until "
-        "retraining's own R-set accuracy.",
-    )
+def paper_tables(groups: Sequence[Group]) -> list[Table]:
+    """Every table of the paper with our rows in it."""
+    return [_filled(table, groups) for table in TABLES]
+
+
+def _filled(table: PaperTable, groups: Sequence[Group]) -> Table:
+    """Follows each row of the paper with ours, then adds ours that it has no row for.
+
+    The column after the label says whose a row is, the last one which group's.
+    """
+    rows: list[tuple[Cell, ...]] = []
+
+    def add(label: tuple[str, ...], source: str, numbers: list[Cell], tag: str) -> None:
+        tint = "highlight" if source == "ours" else ""
+        named = [cell(part, formats.in_words(part), tint) for part in label]
+        rows.append((*named, cell(source), *numbers, cell(tag)))
+
+    def add_ours(group: Group, method: str) -> None:
+        numbers = table.our_cells(group, method)
+        if numbers is not None:
+            add(table.label(group, method), "ours", numbers, group.tag)
+
+    for method in dict.fromkeys(entry.method for entry in table.entries):
+        used = []
+        for entry in table.entries:
+            if entry.method != method:
+                continue
+            written = zip(entry.numbers, table.written, strict=True)
+            numbers = [cell(value, write(value)) for value, write in written]
+            add(table.label(entry, method), "paper", numbers, "")
+            repeating = [group for group in groups if table.repeats(group, entry)]
+            used += repeating
+            for group in repeating:
+                add_ours(group, method)
+        for group in groups:
+            if group not in used and table.belongs(group):
+                add_ours(group, method)
+    words, tag = in_words(*table.labels, "Source"), in_words("Experiment")
+    columns = (*words, *table.columns, *tag)
+    return Table(table.name, table.title, columns, tuple(rows), table.note)
+
+
+def _exact(value: float) -> str:
+    return formats.percent(value, 2)
+
+
+def _mean_pair(rows: Sequence) -> list[Cell]:
+    fields = ("u_accuracy", "r_accuracy")
+    return [mean_cell([getattr(row, f) for row in rows], _exact) for f in fields]
+
+
+def _accuracy_columns(*groups: str) -> list[Column]:
+    return [
+        Column(title, group=group) for group in groups for title in ("U-set", "R-set")
+    ]
 
 
 def _fits_table_1(group: Group) -> bool:
@@ -73,35 +107,6 @@ def _rounds_and_accuracy(group: Group, method: str) -> list[Cell] | None:
     return [rounds, *_mean_pair(found)] if found else None
 
 
-def erasure_table(groups: Sequence[Group]) -> Table:
-    """Table 2: raw, after-pruned, fine-tuned and re-trained accuracy."""
-    comparison = Comparison(
-        entries=paper_numbers.TABLE_2,
-        written=[_exact] * 8,
-        label=lambda row: (row.dataset, row.model),
-        repeats=lambda group, row: (
-            group.forgets_last
-            and group.is_even
-            and group.algorithm != "fed_avg"
-            and (group.dataset, group.model) == (row.dataset, row.model)
-        ),
-        belongs=lambda group: (
-            group.forgets_last and group.dataset not in ("cifar10", "cifar100")
-        ),
-        our_cells=lambda group: _stage_cells(group, [-1]),
-    )
-    return _table(
-        "table_2",
-        "Table 2: information erased (last class)",
-        ("Data", "Model"),
-        _accuracy_columns("Raw", "After-pruned", "Fine-tuned", "Re-trained"),
-        _rows(groups, comparison),
-        "The paper uses FedSGD and an even split here; ours with FedAvg are in Table "
-        "1. After-pruned values of the paper such as 11.11% are those of a "
-        "constant answer.",
-    )
-
-
 def _stage_cells(group: Group, cuts: Sequence[int]) -> list[Cell] | None:
     """Accuracies of the raw, cut, fine-tuned and retrained models of a group."""
     found = joined.method_rows(group, PRUNING)
@@ -113,173 +118,127 @@ def _stage_cells(group: Group, cuts: Sequence[int]) -> list[Cell] | None:
     return [made for rows in models for made in _mean_pair(rows)]
 
 
-def removal_table(groups: Sequence[Group]) -> Table:
-    """Table 3 and the appendix: several classes at once."""
-
-    def ours(group: Group) -> list[Cell] | None:
-        accuracies = _stage_cells(group, [0, -1])
-        ratio = joined.speedup(group, PRUNING, "retrained")[0]
-        return accuracies and [*accuracies, cell(ratio, formats.times(ratio))]
-
-    stages = ("Raw", "First class pruned", "Last class pruned")
-    return _cifar10_table(
-        groups,
-        "table_3_and_appendix",
-        "Table 3 and appendix: several classes removed",
-        paper_numbers.TABLE_3_AND_APPENDIX,
-        [*_accuracy_columns(*stages, "Fine-tuned", "Re-trained"), Column("Speed-up")],
-        [*[_exact] * 10, formats.times],
-        ours,
-        "The first three rows of the paper are its Table 3. Our speed-up is in rounds, "
-        "until retraining's own R-set accuracy.",
-        belongs=lambda group: len(group.classes) > 1,
-    )
+def _stages_and_speedup(group: Group, method: str) -> list[Cell] | None:
+    accuracies = _stage_cells(group, [0, -1])
+    ratio = joined.speedup(group, method, "retrained")[0]
+    return accuracies and [*accuracies, cell(ratio, formats.times(ratio))]
 
 
-def membership_table(groups: Sequence[Group]) -> Table:
-    """Table 4: difference of the attack's success rate to retraining."""
-
-    def ours(group: Group) -> list[Cell] | None:
-        found = _evidence(group, "shadow_success_rate")
-        # An attacker who gives every model the same answer has not attacked.
-        attacked = [
-            abs(value - sum(retrained) / len(retrained))
-            for value, retrained in found
-            if any(other != value for other in retrained)
-        ]
-        made = mean_cell(attacked, _exact)
-        result = made if attacked else cell(None, judgement.NO_RESULT)
-        return [result] if found else None
-
-    return _cifar10_table(
-        groups,
-        "table_4",
-        "Table 4: membership attack, difference to retraining",
-        paper_numbers.TABLE_4,
-        [Column("Difference of success rate")],
-        [_exact],
-        ours,
-        "Ours: shadow-model attack, absolute difference to the mean of the retrained "
-        "models. Whether a difference matters is judged in each run's own report.",
-    )
+def _attack(group: Group, method: str) -> list[Cell] | None:
+    found = _evidence(group, method, "shadow_success_rate")
+    # An attacker who gives every model the same answer has not attacked.
+    attacked = [
+        abs(value - sum(retrained) / len(retrained))
+        for value, retrained in found
+        if any(other != value for other in retrained)
+    ]
+    made = mean_cell(attacked, _exact) if attacked else cell(None, judgement.NO_RESULT)
+    return [made] if found else None
 
 
-def distribution_table(groups: Sequence[Group]) -> Table:
-    """Table 5: class-wise accuracy against retraining."""
-
-    def ours(group: Group) -> list[Cell] | None:
-        greatest = _evidence(group, "class_accuracy_difference")
-        divergence = _evidence(group, "class_accuracy_kl")
-        made = [
-            mean_cell([value for value, _ in greatest], _exact),
-            mean_cell([value for value, _ in divergence]),
-        ]
-        return made if greatest or divergence else None
-
-    return _cifar10_table(
-        groups,
-        "table_5",
-        "Table 5: class-wise accuracy, distance to retraining",
-        paper_numbers.TABLE_5,
-        [Column("Greatest difference"), Column("KL divergence")],
-        [_exact, formats.number],
-        ours,
-        "The paper does not say how accuracies become a distribution.",
-    )
+def _distances(group: Group, method: str) -> list[Cell] | None:
+    greatest = _evidence(group, method, "class_accuracy_difference")
+    divergence = _evidence(group, method, "class_accuracy_kl")
+    made = [
+        mean_cell([value for value, _ in greatest], _exact),
+        mean_cell([value for value, _ in divergence]),
+    ]
+    return made if greatest or divergence else None
 
 
-def _evidence(group: Group, test_name: str) -> list[tuple[float, list[float]]]:
-    """A number of the audits: of the pruned and of the retrained models, per run."""
+def _evidence(group: Group, method: str, test_name: str):
+    """A number of the audits: of a method's and of the retrained models, per run."""
     return [
-        (value, roles.known(test.retrained))
+        (value, queries.known(test.retrained))
         for run in group.runs
         for test in (run.audit.tests if run.audit is not None else ())
         if test.name == test_name
-        and (value := test.values.get(PRUNING)) is not None
-        and roles.known(test.retrained)
+        and (value := test.values.get(method)) is not None
+        and queries.known(test.retrained)
     ]
 
 
-def _cifar10_table(
-    groups: Sequence[Group],
-    name: str,
-    title: str,
-    entries: Sequence[PaperRow],
-    columns: Sequence[Column],
-    written: Sequence[Callable[[float], str]],
-    our_cells: Callable[[Group], list[Cell] | None],
-    note: str,
-    belongs: Callable[[Group], bool] = bool,
-) -> Table:
-    """A table whose rows are a model and classes of CIFAR-10."""
-    comparison = Comparison(
-        entries,
-        written,
-        label=lambda row: (row.dataset, row.model, "+".join(map(str, row.classes))),
-        repeats=lambda group, row: same_cifar10(group, row.model, row.classes),
-        belongs=belongs,
-        our_cells=our_cells,
-    )
-    labels = ("Data", "Model", "Classes")
-    return _table(name, title, labels, columns, _rows(groups, comparison), note)
-
-
-def _rows(groups: Sequence[Group], comparison: Comparison) -> list[tuple[Cell, ...]]:
-    """Follows each row of the paper with ours, then adds ours that it has no row for.
-
-    The column after the label says whose a row is, the last one which group's.
-    """
-    rows = []
-
-    def add(label: tuple[str, ...], source: str, numbers: list[Cell], tag: str) -> None:
-        tint = "highlight" if source == "ours" else ""
-        named = [cell(part, formats.in_words(part), tint) for part in label]
-        rows.append((*named, cell(source), *numbers, cell(tag)))
-
-    def add_ours(group: Group) -> None:
-        numbers = comparison.our_cells(group)
-        if numbers is not None:
-            add(comparison.label(group), "ours", numbers, group.tag)
-
-    used = []
-    for entry in comparison.entries:
-        written = zip(entry.numbers, comparison.written, strict=True)
-        numbers = [cell(value, write(value)) for value, write in written]
-        add(comparison.label(entry), "paper", numbers, "")
-        for group in groups:
-            if comparison.repeats(group, entry):
-                used.append(group.tag)
-                add_ours(group)
-    for group in groups:
-        if group.tag not in used and comparison.belongs(group):
-            add_ours(group)
-    return rows
-
-
-def _table(
-    name: str,
-    title: str,
-    labels: Sequence[str],
-    columns: Sequence[Column],
-    rows: Sequence[tuple[Cell, ...]],
-    note: str,
-) -> Table:
-    words, tag = in_words(*labels, "Source"), in_words("Experiment")
-    return Table(name, title, (*words, *columns, *tag), tuple(rows), note)
-
-
-def _accuracy_columns(*groups: str) -> list[Column]:
-    return [
-        Column(title, group=group) for group in groups for title in ("U-set", "R-set")
-    ]
-
-
-def _mean_pair(rows: Sequence) -> list[Cell]:
-    return [
-        mean_cell([row.u_accuracy for row in rows], _exact),
-        mean_cell([row.r_accuracy for row in rows], _exact),
-    ]
-
-
-def _exact(value: float) -> str:
-    return formats.percent(value, 2)
+_STAGES = ("Raw", "First class pruned", "Last class pruned", "Fine-tuned", "Re-trained")
+# Tables whose rows are a model and classes of CIFAR-10.
+_CIFAR10: dict[str, Any] = dict(
+    labels=("Data", "Model", "Classes"),
+    label=lambda row, _: (row.dataset, row.model, "+".join(map(str, row.classes))),
+    repeats=lambda group, row: same_cifar10(group, row.model, row.classes),
+)
+TABLES = (
+    PaperTable(
+        "table_1",
+        "Table 1: impact of bias probability q (ResNet20, last class)",
+        "The paper uses FedAvg with five local epochs here. Our rounds: until "
+        "retraining's own R-set accuracy.",
+        labels=("Data", "q", "Method"),
+        label=lambda row, method: (row.dataset, f"{row.bias:g}", method),
+        columns=[Column("Rounds"), Column("U-set"), Column("R-set")],
+        written=[formats.number, _exact, _exact],
+        entries=paper_numbers.TABLE_1,
+        repeats=lambda group, row: (
+            _fits_table_1(group)
+            and group.dataset == row.dataset
+            and abs((group.bias or 0.0) - (row.bias or 0.0)) < 5e-3
+        ),
+        belongs=_fits_table_1,
+        our_cells=_rounds_and_accuracy,
+    ),
+    PaperTable(
+        "table_2",
+        "Table 2: information erased (last class)",
+        "The paper uses FedSGD and an even split here; ours with FedAvg are in Table "
+        "1. After-pruned values of the paper such as 11.11% are those of a "
+        "constant answer.",
+        labels=("Data", "Model"),
+        label=lambda row, _: (row.dataset, row.model),
+        columns=_accuracy_columns("Raw", "After-pruned", "Fine-tuned", "Re-trained"),
+        written=[_exact] * 8,
+        entries=paper_numbers.TABLE_2,
+        repeats=lambda group, row: (
+            group.forgets_last
+            and group.is_even
+            and group.algorithm != "fed_avg"
+            and (group.dataset, group.model) == (row.dataset, row.model)
+        ),
+        belongs=lambda group: (
+            group.forgets_last and group.dataset not in ("cifar10", "cifar100")
+        ),
+        our_cells=lambda group, _: _stage_cells(group, [-1]),
+    ),
+    PaperTable(
+        "table_3_and_appendix",
+        "Table 3 and appendix: several classes removed",
+        "The first three rows of the paper are its Table 3. Our speed-up is in rounds, "
+        "until retraining's own R-set accuracy.",
+        columns=[*_accuracy_columns(*_STAGES), Column("Speed-up")],
+        written=[*[_exact] * 10, formats.times],
+        entries=paper_numbers.TABLE_3_AND_APPENDIX,
+        belongs=lambda group: len(group.classes) > 1,
+        our_cells=_stages_and_speedup,
+        **_CIFAR10,
+    ),
+    PaperTable(
+        "table_4",
+        "Table 4: membership attack, difference to retraining",
+        "Ours: shadow-model attack, absolute difference to the mean of the retrained "
+        "models. Whether a difference matters is judged in each run's own report.",
+        columns=[Column("Difference of success rate")],
+        written=[_exact],
+        entries=paper_numbers.TABLE_4,
+        belongs=bool,
+        our_cells=_attack,
+        **_CIFAR10,
+    ),
+    PaperTable(
+        "table_5",
+        "Table 5: class-wise accuracy, distance to retraining",
+        "The paper does not say how accuracies become a distribution.",
+        columns=[Column("Greatest difference"), Column("KL divergence")],
+        written=[_exact, formats.number],
+        entries=paper_numbers.TABLE_5,
+        belongs=bool,
+        our_cells=_distances,
+        **_CIFAR10,
+    ),
+)

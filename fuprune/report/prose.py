@@ -7,13 +7,20 @@ models, seeds). A method that does no better than a trivial control is said to.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fuprune.audit.evidence import CANNOT_TELL, FAIL, AuditReport, Evidence
-from fuprune.report import formats, judgement, roles, speed
+from fuprune.audit.evidence import (
+    CANNOT_TELL,
+    FAIL,
+    NOT_TOLD_APART,
+    PASS,
+    AuditReport,
+    Evidence,
+)
+from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_words, value_text
+from fuprune.run import queries, speed
 from fuprune.run.record import MethodRow, RunRecord
 
 RECOMMENDED_SEEDS = 5  # retrained models; fewer leave small differences unseen
-_TONES = {"pass": "pass", FAIL: "fail"}
 _RANK = {FAIL: 0, CANNOT_TELL: 1}
 
 
@@ -36,16 +43,16 @@ class Answer(NamedTuple):
 def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
     """Sums a run up for somebody who reads nothing else."""
     tested = roles.tested_method(record, audit)
-    tone, headline = _headline(record, audit, tested)
+    verdict = _judged(record, audit, tested)
     answers = [
-        ("Gone?", _short_gone(audit, tested), _gone(record, audit, tested)),
+        ("Gone?", verdict.short, _gone(record, audit, tested)),
         ("At what price?", _short_price(record, tested), _price(record, tested)),
         ("How sure?", _short_sure(audit), _sure(record, audit)),
         ("What next?", "", _next(record, audit, tested)),
     ]
     written = [Answer(asked, short, " ".join(why)) for asked, short, why in answers]
     kept = tuple(answer for answer in written if answer.short or answer.details)
-    return FirstScreen(tone, headline, kept)
+    return FirstScreen(verdict.tone, verdict.headline, kept)
 
 
 def as_text(screen: FirstScreen) -> str:
@@ -54,52 +61,67 @@ def as_text(screen: FirstScreen) -> str:
     return "\n".join([screen.headline, *lines])
 
 
-def _headline(
+class _Verdict(NamedTuple):
+    tone: str
+    headline: str
+    short: str  # whether it is gone
+
+
+_VERDICTS = {
+    FAIL: _Verdict(
+        "fail",
+        "{} can be told from a model that never saw {target}: it fails {failed} of "
+        "{tests}.",
+        "Not shown: it differs from retraining.",
+    ),
+    PASS: _Verdict(
+        "pass",
+        "{} passes all {tests}: it is as close to models that never saw {target} as "
+        "the audit's margin asks.",
+        "Yes, within the audit's margin.",
+    ),
+    NOT_TOLD_APART: _Verdict(
+        "unknown",
+        "{} is not told apart, at this power, from models that never saw {target}: it "
+        "fails none of {tests}.",
+        "No trace was found.",
+    ),
+    CANNOT_TELL: _Verdict(
+        "unknown",
+        "This audit cannot tell whether {method} forgot {target}.",
+        "Unknown.",
+    ),
+}
+
+
+def _judged(
     record: RunRecord, audit: AuditReport | None, tested: str | None
-) -> tuple[str, str]:
+) -> _Verdict:
+    """The colour, the headline and the short answer of a run."""
     target = roles.forgotten(record)
     if audit is None or not audit.tests:
-        return "unknown", f"Not audited: nothing here shows that {target} is gone."
+        missing = f"Not audited: nothing here shows that {target} is gone."
+        return _Verdict("unknown", missing, "Unknown.")
     if tested is None or tested not in audit.candidates:
-        return "unknown", "Only controls were audited, so there is no method to judge."
+        missing = "Only controls were audited, so there is no method to judge."
+        return _Verdict("unknown", missing, "Unknown.")
     found = judgement.headline(audit, tested)
-    method = formats.capital(formats.in_words(tested))
-    tests = formats.plural(found.tests, "headline test")
-    tone = _TONES.get(found.verdict, "unknown")
-    if found.verdict == FAIL:
-        told = "can be told from a model that never saw"
-        return tone, (
-            f"{method} {told} {target}: it fails {len(found.failed)} of {tests}."
-        )
-    if found.verdict == "pass":
-        return tone, (
-            f"{method} passes all {tests}: it is as close to models that never saw "
-            f"{target} as the audit's margin asks."
-        )
-    if found.verdict == CANNOT_TELL:
-        words = formats.in_words(tested)
-        return tone, f"This audit cannot tell whether {words} forgot {target}."
-    return tone, (
-        f"{method} is not told apart, at this power, from models that never saw "
-        f"{target}: it fails none of {tests}."
+    verdict, method = _VERDICTS[found.verdict], formats.in_words(tested)
+    headline = verdict.headline.format(
+        formats.capital(method),
+        method=method,
+        target=target,
+        failed=len(found.failed),
+        tests=formats.plural(found.tests, "headline test"),
     )
-
-
-def _short_gone(audit: AuditReport | None, tested: str | None) -> str:
-    if audit is None or tested not in audit.candidates:
-        return "Unknown."
-    return {
-        FAIL: "Not shown: it differs from retraining.",
-        "pass": "Yes, within the audit's margin.",
-        CANNOT_TELL: "Unknown.",
-    }.get(judgement.headline(audit, tested).verdict, "No trace was found.")
+    return verdict._replace(headline=headline)
 
 
 def _gone(
     record: RunRecord, audit: AuditReport | None, tested: str | None
 ) -> Iterator[str]:
-    rows = roles.rows_of(record, tested)
-    lows = roles.known([row.u_accuracy for row in rows])
+    rows = queries.rows_of(record, tested)
+    lows = queries.known([row.u_accuracy for row in rows])
     if lows:
         yield _accuracy_sentence(
             record,
@@ -110,7 +132,7 @@ def _gone(
         equal = [
             control
             for control in _controls(record)
-            if (u := _mean(roles.rows_of(record, control), "u_accuracy")) is not None
+            if (u := _mean(queries.rows_of(record, control), "u_accuracy")) is not None
             and u <= max(lows)
         ]
         if equal:
@@ -142,23 +164,23 @@ def _accuracy_sentence(
 ) -> str:
     method = formats.in_words(rows[0].method)
     sentence = f"{where}, {method} is right on {_seeds(rows, field)}"
-    raw = roles.raw_stage(record)
+    raw = queries.raw_stage(record)
     value = getattr(raw, field) if raw is not None else None
     if value is not None:
         sentence += f", the raw model on {formats.percent(value)}"
-    retrained = roles.rows_of(record, roles.RETRAIN)
+    retrained = queries.rows_of(record, roles.RETRAIN)
     if _mean(retrained, field) is not None:
         sentence += f", retraining on {_seeds(retrained, field)}"
     return sentence + "."
 
 
 def _seeds(rows: Sequence[MethodRow], field: str) -> str:
-    values = roles.known([getattr(row, field) for row in rows])
+    values = queries.known([getattr(row, field) for row in rows])
     return f"{formats.spread(values)} ({formats.plural(len(values), 'seed')})"
 
 
 def _mean(rows: Sequence[MethodRow], field: str) -> float | None:
-    return roles.mean(getattr(row, field) for row in rows)
+    return queries.mean(getattr(row, field) for row in rows)
 
 
 def _controls(record: RunRecord) -> list[str]:
@@ -177,20 +199,20 @@ def _control_sentences(audit: AuditReport, tested: str) -> Iterator[str]:
     def listed(names: list[str]) -> str:
         return formats.listing([formats.in_words(name) for name in names])
 
-    if as_good:
+    has = "has" if len(as_good) == 1 else "have"
+    if as_good and winning:
         yield (
-            f"It loses to trivial controls: {listed(as_good)} "
-            f"{'has' if len(as_good) == 1 else 'have'} the same or a better verdict "
-            "in every test."
-            if winning
-            else f"It does no better than a trivial control: {listed(as_good)} "
-            f"{'has' if len(as_good) == 1 else 'have'} the same verdicts."
+            f"It loses to trivial controls: {listed(as_good)} {has} the same or a "
+            "better verdict in every test."
         )
-    if len(partly) == 1:
-        won = formats.listing(_tests_lost(audit, tested, partly[0]), 3)
-        yield f"{formats.capital(listed(partly))} does better in {won}."
-    elif partly:
-        yield f"Better than it in some tests: {listed(partly)}."
+    elif as_good:
+        yield (
+            f"It does no better than a trivial control: {listed(as_good)} {has} the "
+            "same verdicts."
+        )
+    for name in partly:
+        won = formats.listing(_tests_lost(audit, tested, name), 3)
+        yield f"{formats.capital(formats.in_words(name))} does better in {won}."
     if beaten:
         yield f"It does better than {listed(beaten)}, and worse in no test."
 
@@ -211,8 +233,8 @@ def _tests_lost(audit: AuditReport, loser: str, winner: str) -> list[str]:
 
 
 def _short_price(record: RunRecord, tested: str | None) -> str:
-    ours = _mean(roles.rows_of(record, tested), "r_accuracy")
-    base = _mean(roles.rows_of(record, roles.RETRAIN), "r_accuracy")
+    ours = _mean(queries.rows_of(record, tested), "r_accuracy")
+    base = _mean(queries.rows_of(record, roles.RETRAIN), "r_accuracy")
     if ours is None or base is None:
         return ""
     points = 100 * (ours - base)
@@ -224,11 +246,12 @@ def _short_price(record: RunRecord, tested: str | None) -> str:
 
 
 def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
-    rows = roles.rows_of(record, tested)
+    rows = queries.rows_of(record, tested)
     accuracy = _mean(rows, "r_accuracy")
     if accuracy is None:
         return
-    yield _accuracy_sentence(record, "On all other classes", rows, "r_accuracy")
+    where = "On the test images of all other classes"
+    yield _accuracy_sentence(record, where, rows, "r_accuracy")
     yield from _speed_sentences(record, rows)
     warning = roles.warning(rows[0].method)
     if warning:
@@ -236,7 +259,7 @@ def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
     rounds = max(row.rounds for row in rows)
     better = []
     for control in _controls(record):
-        found = roles.rows_of(record, control)
+        found = queries.rows_of(record, control)
         kept = _mean(found, "r_accuracy")
         spent = max((row.rounds for row in found), default=0)
         if kept is not None and kept > accuracy and spent <= rounds:
@@ -246,21 +269,20 @@ def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
             )
     if better:
         yield (
-            f"On price it loses to {'a trivial control' if len(better) == 1 else ''}"
-            f"{'trivial controls' if len(better) > 1 else ''}: "
-            f"{formats.listing(better, 4)} {'keeps' if len(better) == 1 else 'keep'} "
-            "more accuracy for no more rounds."
+            "On price it loses to trivial controls, which keep more accuracy for no "
+            f"more rounds: {formats.listing(better, 4)}."
         )
 
 
 def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[str]:
-    retrained = speed.reached(roles.rows_of(record, roles.RETRAIN), "retrained")
+    retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
     found = speed.reached(rows, "retrained")
-    if not roles.rows_of(record, roles.RETRAIN):
+    if not queries.rows_of(record, roles.RETRAIN):
         yield "Nothing was retrained, so there is no speed to compare with."
     if found is None:
         return
-    goal = f"retraining's own {formats.percent(found.accuracy)}"
+    accuracy = formats.percent(found.accuracy)
+    goal = f"retraining's own {accuracy} on the {record.chosen_on or 'test'} split"
     if found.rounds is None or found.late:
         yield (
             f"It does not reach {goal} within its "
@@ -286,7 +308,7 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
     yield sentence + "."
     sooner = []
     for control in _controls(record):
-        other = speed.reached(roles.rows_of(record, control), "retrained")
+        other = speed.reached(queries.rows_of(record, control), "retrained")
         if other is None or other.rounds is None or other.late:
             continue
         if other.rounds <= found.rounds:
@@ -348,7 +370,7 @@ def _next(
 ) -> Iterator[str]:
     if audit is None or not audit.tests:
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
-    if not roles.rows_of(record, roles.RETRAIN):
+    if not queries.rows_of(record, roles.RETRAIN):
         yield "Add retrain to unlearn.methods: everything is measured against it."
     elif audit is not None and judgement.retrained_models(audit) < RECOMMENDED_SEEDS:
         yield (
@@ -361,7 +383,7 @@ def _next(
             "Add controls (mask_logit, fine_tune_only) to unlearn.methods: without "
             "them nobody knows whether a trivial change would do as well."
         )
-    if tested is not None and len(roles.rows_of(record, tested)) == 1:
+    if tested is not None and len(queries.rows_of(record, tested)) == 1:
         yield "Repeat it with other seeds before trusting the last digit."
     if audit is not None and tested in audit.candidates:
         if judgement.headline(audit, tested).verdict == FAIL:

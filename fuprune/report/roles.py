@@ -6,11 +6,11 @@ the accent colour; the others share a colour-blind safe cycle with changing dash
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
-from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
+from fuprune.run import queries
+from fuprune.run.record import CutRow, RunRecord, StageRow
 from fuprune.unlearning.methods import METHODS
 
 RAW = "raw"
@@ -28,7 +28,7 @@ CONTROLS = {
     "retrain_short": "trains again from scratch on a tenth of the rounds",
 }
 _PREFERRED = "class_pruning"
-_CYCLE = 12
+_CYCLE = 8
 _SEED = re.compile(r"_seed\d+$")
 _RETRAINED = re.compile(r"^retrained(_\d+)?$")
 
@@ -117,25 +117,6 @@ def model_styles(record: RunRecord, audit: AuditReport | None) -> dict[str, str]
     return styles(dict.fromkeys([RAW, *units, *audited]), tested)
 
 
-def rows_of(record: RunRecord, method: str | None) -> list[MethodRow]:
-    """The results of one method that came to an end, one per seed."""
-    return [row for row in record.methods if row.method == method and row.error is None]
-
-
-def raw_stage(record: RunRecord) -> StageRow | None:
-    """The model before anything was forgotten."""
-    return next((stage for stage in record.stages if stage.stage == RAW), None)
-
-
-def pruned_stages(record: RunRecord, unit: str | None) -> list[StageRow]:
-    """The models of a unit between its cuts, in order."""
-    return [
-        stage
-        for stage in record.stages
-        if stage.method == unit and stage.stage.startswith("pruned")
-    ]
-
-
 def final_stage(record: RunRecord, method: str | None) -> StageRow | None:
     """The last model of a method's first seed."""
     stages = [
@@ -165,45 +146,9 @@ def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:
     return unit, record.cuts.get(unit, [])
 
 
-def class_name(record: RunRecord, class_id: int) -> str:
-    """Names a class as the data set does; by its number if it has no name."""
-    names = record.class_names
-    return (names[class_id] if 0 <= class_id < len(names) else "") or str(class_id)
-
-
-def class_label(record: RunRecord, class_id: int) -> str:
-    """Names a class as the data set does, with its number where they differ."""
-    name = class_name(record, class_id)
-    return f"{name} ({class_id})" if name != str(class_id) else name
-
-
 def forgotten(record: RunRecord) -> str:
     """Names what was to be forgotten: `class cat (3)`, `classes 0 and 9`."""
-    names = [class_label(record, class_id) for class_id in record.classes]
+    names = [queries.class_label(record, class_id) for class_id in record.classes]
     if not names:
         return "the class"
     return f"{'class' if len(names) == 1 else 'classes'} {formats.listing(names)}"
-
-
-def model_name(record: RunRecord) -> str:
-    """The network's name, or that of the factory which made it."""
-    return str(record.model.get("name", record.model.get("factory", "")))
-
-
-def setting(record: RunRecord, dotted: str) -> Any:
-    """Looks up a key such as `partition.bias` in the run's config."""
-    value: Any = record.provenance.config
-    for key in dotted.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def known(values: Iterable[float | None]) -> list[float]:
-    """Those values that are there."""
-    return [value for value in values if value is not None]
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of those values that are there; None without any."""
-    found = known(values)
-    return sum(found) / len(found) if found else None

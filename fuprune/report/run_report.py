@@ -12,12 +12,12 @@ from fuprune.report import (
     audit_figures,
     audit_tables,
     figures,
+    formats,
     judgement,
     output,
     page,
     prose,
     roles,
-    speed,
     table_forms,
     tables,
 )
@@ -31,8 +31,9 @@ from fuprune.report.questions import (
     RELEARN,
     Question,
 )
-from fuprune.report.reading import Run, read_run
 from fuprune.report.table_forms import Table
+from fuprune.run import queries, speed
+from fuprune.run.reading import Run, read_run
 
 
 def build(workdir: str | Path) -> Path:
@@ -49,25 +50,22 @@ def build(workdir: str | Path) -> Path:
     """
     run = read_run(workdir)
     folder = output.report_folder(Path(workdir))
-    every_table = _tables(run)
-    contents = {"report.html": html_page(run), "report.md": _markdown(run, every_table)}
-    for table in every_table:
-        contents.setdefault(f"{table.name}.csv", table_forms.to_csv(table))
-    output.write_files(folder, contents)
-    return folder / "report.html"
+    made = _tables(run)
+    page_text, heading = html_page(run, made), _markdown(run)
+    return output.write_report(folder, page_text, heading, made.values())
 
 
-def html_page(run: Run) -> str:
-    """Composes the page of a run."""
+def html_page(run: Run, made: Mapping[str, Table]) -> str:
+    """Composes the page of a run and its tables."""
     styles = roles.model_styles(run.record, run.audit)
     sections = [
-        _first_section(run),
-        _accuracy_section(run, styles),
-        _speed_section(run, styles),
+        _first_section(run, made),
+        _accuracy_section(run, made, styles),
+        _speed_section(run, made, styles),
         *_audit_sections(run, styles),
-        _cut_section(run),
-        _privacy_section(run),
-        _rerun_section(run),
+        _cut_section(run, made),
+        _privacy_section(run, made),
+        _rerun_section(run, made),
     ]
     return page.document(
         title(run),
@@ -84,23 +82,33 @@ def html_page(run: Run) -> str:
 
 def title(run: Run) -> str:
     """Names the run: `Forgetting class 9: resnet20 on cifar10`."""
-    names = (roles.model_name(run.record), run.record.dataset)
+    names = (queries.model_name(run.record), run.record.dataset)
     subject = " on ".join(name for name in names if name)
     named = f"Forgetting {roles.forgotten(run.record)}"
     return f"{named}: {subject}" if subject else named
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    keys = {
-        "seed": "seed",
-        "clients": "partition.clients",
-        "per round": "train.cohort",
-        "partition": "partition.kind",
-        "bias": "partition.bias",
-        "algorithm": "train.algorithm",
-        "pruning rate": "prune.rate",
+    found = {
+        name: queries.setting(run.record, key)
+        for name, key in (
+            ("seed", "seed"),
+            ("clients", "partition.clients"),
+            ("per round", "train.cohort"),
+            ("partition", "partition.kind"),
+            ("bias", "partition.bias"),
+            ("algorithm", "train.algorithm"),
+            ("pruning rate", "prune.rate"),
+            ("images per class", "data.limit"),
+        )
     }
-    found = {name: roles.setting(run.record, key) for name, key in keys.items()}
+    # A part of the data is not the dataset, and says so.
+    if found["images per class"]:
+        share = queries.setting(run.record, "data.validation") or 0.0
+        held = f", {formats.percent(share, 0)} of them for validation" if share else ""
+        found["images per class"] = f"the first {found['images per class']}{held}"
+    else:
+        del found["images per class"]
     return [
         ("run", run.name),
         *((name, str(value)) for name, value in found.items() if value is not None),
@@ -125,21 +133,16 @@ def first_screen_card(screen: prose.FirstScreen) -> Markup:
     )
 
 
-def _first_section(run: Run) -> page.Section:
+def _first_section(run: Run, made: Mapping[str, Table]) -> page.Section:
     body: list[Child] = [
         first_screen_card(prose.first_screen(run.record, run.audit)),
         # A page made while the run goes on says so before any evidence.
         page.missing(" ".join(run.notes)) if run.notes else None,
     ]
     if run.audit is not None:
-        tested = roles.tested_method(run.record, run.audit)
-        whole = audit_tables.verdict_table(run.audit, tested, whole=True)
         body += [
-            _in_page(audit_tables.tally_table(run.audit, tested)),
-            _in_page(audit_tables.verdict_table(run.audit, tested)),
-            _folded("Every single membership test", whole)
-            if judgement.powerless_membership(run.audit)
-            else None,
+            _in_page(made.get("tally")),
+            _in_page(made.get("verdicts")),
             page.details("How a verdict is reached", page.note(_HOW_JUDGED)),
         ]
     return page.Section(
@@ -158,28 +161,31 @@ _HOW_JUDGED = (
 )
 
 
-def _accuracy_section(run: Run, styles: Mapping[str, str]) -> page.Section:
+def _accuracy_section(
+    run: Run, made: Mapping[str, Table], styles: Mapping[str, str]
+) -> page.Section:
     bars = figures.class_figure(run.record, styles)
     body: list[Child] = [
-        _in_page(tables.paper_table(run.record)),
+        _in_page(made.get("paper_form")),
         *_evidence(run, ACCURACY, styles, [bars], fitting=4),
         _titled("Which class is answered", figures.confusion_figures(run.record)),
-        _folded("Accuracy of each class as a table", tables.class_table(run.record)),
+        _folded("Accuracy of each class as a table", made.get("classes")),
     ]
     if not run.record.stages:
         body.append(page.missing("There are no accuracies yet."))
     return page.section(*ACCURACY[:4], *body)
 
 
-def _speed_section(run: Run, styles: Mapping[str, str]) -> page.Section:
+def _speed_section(
+    run: Run, made: Mapping[str, Table], styles: Mapping[str, str]
+) -> page.Section:
     record = run.record
-    curves = figures.recovery_figure(record, run.curves, styles)
-    main, *others = [tables.speed_table(record, target) for target in speed.TARGETS]
+    main, *others = [made.get(f"speed_{target}") for target in speed.TARGETS]
     body: list[Child] = [
-        curves,
+        figures.recovery_figure(record, run.curves, styles),
         _in_page(main),
         _folded("The same for other targets", *others),
-        _in_page(tables.methods_table(record)),
+        _in_page(made.get("methods")),
     ]
     if not record.methods:
         body.append(page.missing("No method has finished yet."))
@@ -239,14 +245,12 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
 def _membership_section(run: Run, styles: Mapping[str, str]) -> page.Section:
     assert run.audit is not None
     curves = _titled("ROC curves", audit_figures.roc_figures(run.audit, styles))
+    attacks = [*_evidence(run, MEMBERSHIP, styles, []), curves]
     powerless = judgement.powerless_membership(run.audit)
-    if not powerless:
-        return page.section(
-            *MEMBERSHIP[:4], *_evidence(run, MEMBERSHIP, styles, []), curves
-        )
-    attacks = _evidence(run, MEMBERSHIP, styles, [])
-    folded = page.details("The attacks, one by one", *attacks, curves)
-    return page.section(*MEMBERSHIP[:4], page.missing(powerless), folded)
+    if powerless:
+        folded = page.details("The attacks, one by one", *attacks)
+        attacks = [page.missing(powerless), folded]
+    return page.section(*MEMBERSHIP[:4], *attacks)
 
 
 def _evidence(
@@ -262,7 +266,7 @@ def _evidence(
     if run.audit is None or not tests:
         return [page.grid(drawn)]
     tested = roles.tested_method(run.record, run.audit)
-    strips = audit_figures.strip_figures(tests, tested, styles)
+    strips = [audit_figures.strip_figure(test, tested, styles) for test in tests]
     alone = len(drawn) == 1
     return [
         page.grid([drawn[0], page.stack(strips[:fitting])]) if alone else None,
@@ -272,42 +276,42 @@ def _evidence(
     ]
 
 
-def _tables(run: Run) -> list[Table]:
-    """Every table of a run that has content, for the Markdown and CSV files."""
-    record, audit = run.record, run.audit
+_LISTS = ("settings", "versions", "audit_settings")
+
+
+def _tables(run: Run) -> dict[str, Table]:
+    """Every table of a run that has content, by name."""
+    record, audit, provenance = run.record, run.audit, run.record.provenance
     tested = roles.tested_method(record, audit)
+    settings = audit.settings if audit else {}
     found = [
-        audit_tables.tally_table(audit, tested) if audit else None,
-        audit_tables.verdict_table(audit, tested, whole=True) if audit else None,
+        audit and audit_tables.tally_table(audit, tested),
+        audit and audit_tables.verdict_table(audit, tested),
         *(tables.speed_table(record, target) for target in speed.TARGETS),
         tables.methods_table(record),
         tables.paper_table(record),
         tables.class_table(record),
         *tables.layer_tables(record),
         tables.privacy_curve_table(record),
-        audit_tables.numbers_table(audit) if audit else None,
-        *_lists(run).values(),
+        *(
+            tables.key_value_table(name, title, values)
+            for name, title, values in (
+                ("privacy", "The privacy accountant's numbers", record.privacy),
+                ("settings", "Every setting", provenance.config),
+                ("versions", "Versions", provenance.versions),
+                ("audit_settings", "Settings of the audit", settings),
+            )
+        ),
     ]
-    return [table for table in found if table is not None]
+    return {table.name: table for table in found if table is not None}
 
 
-def _lists(run: Run) -> dict[str, Table | None]:
-    """Everything that is a list of keys and values, by the name of its table."""
-    provenance = run.record.provenance
-    found = [
-        ("privacy", "The privacy accountant's numbers", run.record.privacy),
-        ("settings", "Every setting", provenance.config),
-        ("versions", "Versions", provenance.versions),
-        ("audit_settings", "Settings of the audit", run.audit and run.audit.settings),
-    ]
-    return {name: tables.key_value_table(name, t, v or {}) for name, t, v in found}
-
-
-def _cut_section(run: Run) -> page.Section:
+def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section:
+    layers = [table for name, table in made.items() if name.startswith("layers")]
     body: list[Child] = [
         *figures.score_figures(run.record),
         figures.feature_map_figure(run.record, run.feature_maps),
-        _folded("The layers as a table", *tables.layer_tables(run.record)),
+        _folded("The layers as a table", *layers),
     ]
     if not any(body):
         body = [page.missing("No pruning plan was recorded, so nothing was cut.")]
@@ -322,10 +326,10 @@ def _cut_section(run: Run) -> page.Section:
     )
 
 
-def _privacy_section(run: Run) -> page.Section | None:
+def _privacy_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
     if not run.record.privacy and not run.record.privacy_curve:
         return None
-    numbers = page.stack([_in_page(_lists(run)["privacy"])])
+    numbers = page.stack([_in_page(made.get("privacy"))])
     return page.section(
         "privacy",
         "What leaves a client?",
@@ -334,11 +338,11 @@ def _privacy_section(run: Run) -> page.Section | None:
         "(\N{GREEK SMALL LETTER EPSILON}, \N{GREEK SMALL LETTER DELTA})-differentially "
         "private: the smaller epsilon, the less can be learnt about one image.",
         page.grid([figures.privacy_figure(run.record), numbers]),
-        _folded("The curve as a table", tables.privacy_curve_table(run.record)),
+        _folded("The curve as a table", made.get("privacy_curve")),
     )
 
 
-def _rerun_section(run: Run) -> page.Section:
+def _rerun_section(run: Run, made: Mapping[str, Table]) -> page.Section:
     provenance = run.record.provenance
     commands = [
         ("This page, from the files alone", f"python -m fuprune.report {run.name}")
@@ -354,9 +358,8 @@ def _rerun_section(run: Run) -> page.Section:
         body.append(
             page.note("Code at commit ", commit, f", on {provenance.platform}.")
         )
-    for name, table in _lists(run).items():
-        if table is not None and name != "privacy":
-            body.append(_folded(table.title, table))
+    lists = [made[name] for name in _LISTS if name in made]
+    body += [_folded(table.title, table) for table in lists]
     return page.section(
         "rerun",
         "How to run it again",
@@ -382,7 +385,8 @@ def _titled(heading: str, body: Markup | None) -> Child:
     return None if body is None else [element("h3", None, heading), body]
 
 
-def _markdown(run: Run, every_table: list[Table]) -> str:
+def _markdown(run: Run) -> list[str]:
+    """What `report.md` says before the tables."""
     text = table_forms.markdown_text
     screen = prose.first_screen(run.record, run.audit)
     lines = [f"# {text(title(run))}", "", f"**{text(screen.headline)}**", ""]
@@ -392,6 +396,4 @@ def _markdown(run: Run, every_table: list[Table]) -> str:
     ]
     if run.notes:
         lines += ["", *(f"> {text(note)}" for note in run.notes)]
-    # One number per row is for programs, and is in audit.csv.
-    parts = [table_forms.to_markdown(t) for t in every_table if t.name != "audit"]
-    return "\n".join([*lines, "", *parts])
+    return lines

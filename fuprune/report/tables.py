@@ -6,20 +6,22 @@ Each function returns a `Table`, or None when the record holds nothing for it.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fuprune.report import formats, roles, speed
+from fuprune.report import charts, formats, roles
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
+from fuprune.run import queries, speed
 from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
 
-# What every method reached and spent.
-COSTS = (
-    Column("U-set", group="Accuracy"),
-    Column("R-set", group="Accuracy"),
-    Column("Rounds"),
-    Column("own work", group="Time"),
-    Column("training", group="Time"),
-    Column("Images"),
-    Column("Uploaded"),
+# What every method reached and spent: column, value of a row, how it is written.
+_COSTS = (
+    (Column("U-set", group="Accuracy"), lambda row: row.u_accuracy, formats.percent),
+    (Column("R-set", group="Accuracy"), lambda row: row.r_accuracy, formats.percent),
+    (Column("Rounds"), lambda row: row.rounds, formats.number),
+    (Column("own work", group="Time"), lambda row: row.times.own, formats.seconds),
+    (Column("training", group="Time"), lambda row: row.times.training, formats.seconds),
+    (Column("Images"), lambda row: row.images, formats.count),
+    (Column("Uploaded"), lambda row: row.upload_bytes, formats.size),
 )
+COST_COLUMNS = tuple(column for column, _, _ in _COSTS)
 # What a point of the privacy curve says, and its title in tables and legends.
 PRIVACY_FIELDS = (
     ("r_accuracy", "R-set accuracy"),
@@ -39,17 +41,13 @@ def methods_table(record: RunRecord) -> Table | None:
         (
             cell(row.name, formats.in_words(row.name), _tint(row.method == tested)),
             cell(roles.role(row.method, tested)),
-            *_cells(row, ("u_accuracy", "r_accuracy"), formats.percent),
-            cell(row.rounds),
-            *_cells(row.times, ("own", "training"), formats.seconds),
-            cell(row.images, formats.count(row.images)),
-            cell(row.upload_bytes, formats.size(row.upload_bytes)),
+            *cost_cells([row]),
             cell(_remark(row)),
         )
         for row in sorted(record.methods, key=lambda row: order.index(row.method))
     ]
     remark = Column("Remark", numeric=False, words=True)
-    columns = (*in_words("Method", "Role"), *COSTS, remark)
+    columns = (*in_words("Method", "Role"), *COST_COLUMNS, remark)
     if not any(map(_remark, record.methods)):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return table_of(
@@ -60,8 +58,38 @@ def methods_table(record: RunRecord) -> Table | None:
         "U-set: test images of the forgotten classes; R-set: of all others. Time is "
         "the method's own work (capture, scoring, surgery, noise) and the federated "
         "rounds that it ran, evaluation included. Images: forward and backward passes "
-        "by all clients. Uploaded: by one client that takes part in everything.",
+        "by all clients in these rounds, without the method's own passes over data, "
+        "which its own work covers. Uploaded: by one client that takes part in "
+        "everything.",
     )
+
+
+def cost_cells(rows: Sequence[MethodRow]) -> list[Cell]:
+    """What seeds of a method reached and spent, in the order of `COST_COLUMNS`."""
+    return [
+        mean_cell(map(value, rows), written, spread=written is formats.percent)
+        for _, value, written in _COSTS
+    ]
+
+
+def mean_cell(
+    values: Iterable[float | None],
+    written: Callable[[float], str] = formats.number,
+    *,
+    spread: bool = True,
+) -> Cell:
+    """The mean of what is known, `86.4%`; for several with `spread`, `86.4 ± 0.3%`."""
+    known = queries.known(values)
+    if not known:
+        return cell(None)
+    mean = sum(known) / len(known) if len(known) > 1 else known[0]
+    if len(known) == 1 or not spread:
+        return cell(mean, written(mean))
+    text, deviation = written(mean), charts.standard_deviation(known)
+    unit = text[-1] if text[-1] in "%\N{MULTIPLICATION SIGN}" else ""
+    width = written(deviation) if unit == "%" else formats.number(deviation, 2)
+    both = f"{text.removesuffix(unit)} \N{PLUS-MINUS SIGN} {width.removesuffix(unit)}"
+    return cell(mean, f"{both}{unit}")
 
 
 def _remark(row: MethodRow) -> str:
@@ -76,10 +104,10 @@ def _tint(highlighted: bool) -> str:
 def speed_table(record: RunRecord, target: str) -> Table | None:
     """When each method came to one of `speed.TARGETS`, and how much sooner."""
     tested = roles.tested_method(record)
-    retrained = speed.reached(roles.rows_of(record, roles.RETRAIN), target)
+    retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), target)
     rows, accuracy = [], None
     for method in dict.fromkeys(row.method for row in record.methods):
-        found = speed.reached(roles.rows_of(record, method), target)
+        found = speed.reached(queries.rows_of(record, method), target)
         if found is None:
             continue
         accuracy = found.accuracy
@@ -98,7 +126,8 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
     costs = ("rounds", "time", "images", "upload")
     return table_of(
         f"speed_{target}",
-        f"Speed to {speed.TARGETS[target]}: {formats.percent(accuracy)} on the R-set",
+        f"Speed to {speed.TARGETS[target]}: {formats.percent(accuracy)} on the R-set "
+        f"of the {record.chosen_on or 'test'} split",
         (
             *in_words("Method"),
             *(Column(cost, group="Spent until then") for cost in costs),
@@ -129,14 +158,14 @@ def reached_cells(found: speed.Reached | None) -> list[Cell]:
 def paper_table(record: RunRecord) -> Table | None:
     """The table of the paper's form: raw, after-pruned, fine-tuned, re-trained."""
     cuts = {
-        row.name: (row, roles.pruned_stages(record, row.name))
+        row.name: (row, queries.pruned_stages(record, row.name))
         for row in record.methods
-        if roles.pruned_stages(record, row.name)
+        if queries.pruned_stages(record, row.name)
     }
     if not cuts:
         return None
     tested = roles.tested_method(record)
-    retrained = next(iter(roles.rows_of(record, roles.RETRAIN)), None)
+    retrained = next(iter(queries.rows_of(record, roles.RETRAIN)), None)
     longest = max(len(stages) for _, stages in cuts.values())
     headings = (
         ["After-pruned"]
@@ -149,7 +178,7 @@ def paper_table(record: RunRecord) -> Table | None:
     rows = []
     for name, (final, stages) in cuts.items():
         title = cell(name, formats.in_words(name), _tint(final.method == tested))
-        models = [roles.raw_stage(record), *stages]
+        models = [queries.raw_stage(record), *stages]
         models += [None] * (longest - len(stages)) + [final, retrained]
         rows.append((title, *(c for model in models for c in _accuracy_pair(model))))
     return Table(
@@ -183,7 +212,7 @@ def class_table(record: RunRecord) -> Table | None:
     ]
     rows = [
         (
-            cell(roles.class_label(record, index), None, tints[index]),
+            cell(queries.class_label(record, index), None, tints[index]),
             *(cell(value, formats.percent(value)) for value in values),
         )
         for index, values in enumerate(
@@ -211,7 +240,7 @@ def layer_tables(record: RunRecord) -> list[Table]:
 def cut_title(record: RunRecord, unit: str, cut: CutRow) -> str:
     """Whose cut it is, and for which class where there are several."""
     several = len(record.cuts[unit]) > 1
-    which = f", class {roles.class_label(record, cut.class_id)}" if several else ""
+    which = f", class {queries.class_label(record, cut.class_id)}" if several else ""
     return f"{formats.in_words(unit)}{which}"
 
 

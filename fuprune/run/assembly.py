@@ -26,6 +26,7 @@ from fuprune.models import zoo
 from fuprune.models.brought import bring
 from fuprune.run.federation import Federation
 from fuprune.run.machine import Runtime
+from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import choose_participants
@@ -134,30 +135,19 @@ def make_algorithm(
     if train.algorithm == "fed_sgd":
         return fed_sgd(
             model,
-            server_optimizer=_optimizer(train, rate),
+            server_optimizer=optimizer(train, rate),
             batch_size=train.batch_size or None,
             **common,
         )
     server = {"sgd": optax.sgd, "adam": optax.adam}[train.server_optimizer]
     return fed_avg(
         model,
-        client_optimizer=_optimizer(train, learning_rate),
+        client_optimizer=optimizer(train, learning_rate),
         local_epochs=train.local_epochs,
         batch_size=train.batch_size,
         server_optimizer=server(train.server_learning_rate),
         schedule=lambda number: rate(number) / learning_rate,
         **common,
-    )
-
-
-def _optimizer(train, learning_rate) -> optax.GradientTransformation:
-    if train.optimizer == "adam":
-        return optax.adamw(learning_rate, weight_decay=train.weight_decay)
-    return optax.chain(
-        optax.add_decayed_weights(train.weight_decay),
-        optax.sgd(
-            learning_rate, momentum=train.momentum or None, nesterov=train.nesterov
-        ),
     )
 
 

@@ -134,10 +134,12 @@ def restore(
     return step, jax.tree.unflatten(structure, restored), record["spec"]
 
 
-def save_model(path: str | os.PathLike, model: Any, variables: Any) -> None:
+def save_model(
+    path: str | os.PathLike, model: Any, variables: Any, **options: Any
+) -> None:
     """Saves a model and its weights in the directory `path`, whole or not at all.
 
-    Only process 0 writes.
+    Only process 0 writes. `options` are those of `save_safetensors`.
 
     Raises:
       DiskFullError: if there is no room; a model saved there before stays.
@@ -147,7 +149,7 @@ def save_model(path: str | os.PathLike, model: Any, variables: Any) -> None:
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        export.save_safetensors(path / MODEL_FILE, model, variables)
+        export.save_safetensors(path / MODEL_FILE, model, variables, **options)
     except Exception as error:
         if not _is_disk_full(error):
             raise

@@ -103,8 +103,13 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
     return rest, overrides
 
 
-def apply_overrides(config: Config, overrides: dict[str, str]) -> None:
+def apply_overrides(config: Config, overrides: dict[str, str], name: str = "") -> None:
     """Sets what `split_overrides` found in the config.
+
+    Args:
+      config: changed in place.
+      overrides: --config.key=value by key.
+      name: of the run, as `load_config` returned it.
 
     Raises:
       FupruneError: for a value that its key cannot take.
@@ -127,3 +132,16 @@ def apply_overrides(config: Config, overrides: dict[str, str]) -> None:
         raise ConfigError(f"{' '.join(overrides.values())}: {error}") from error
     except (RecursionError, MemoryError) as error:
         raise ConfigError("a value of --config is nested too deeply.") from error
+    if name == "quickstart":
+        _lift_quickstart_limit(config, overrides)
+
+
+def _lift_quickstart_limit(config: Config, overrides: dict[str, str]) -> None:
+    """Takes all images of data that the user chose.
+
+    The quickstart trains on 22 digits per class so that they are memorised. Its other
+    settings may suit other data; that one would quietly drop most of them.
+    """
+    brought = "data.name" in overrides and config.data.name != "digits"
+    if brought and "data.limit" not in overrides:
+        config.data.limit = 0

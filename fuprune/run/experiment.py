@@ -21,7 +21,7 @@ from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune import typed_json
 from fuprune.files import write_whole
-from fuprune.report import prose, reading
+from fuprune.report import prose
 from fuprune.run import (
     agenda,
     assembly,
@@ -35,6 +35,7 @@ from fuprune.run import (
 from fuprune.run import machine as runtime
 from fuprune.run.federation import make_federation
 from fuprune.run.progress import Progress, show_record
+from fuprune.run.reading import read_run
 from fuprune.run.record import (
     FORMAT,
     AuditOutcome,
@@ -238,7 +239,7 @@ def _run_phases(this: Run) -> RunRecord | None:
         this.progress.note(f"Written: {this.workdir}")
         if record is not None and record.methods:
             # The audit may be of an earlier start of this run.
-            read = reading.read_run(this.workdir)
+            read = read_run(this.workdir)
             screen = prose.first_screen(read.record, read.audit)
             this.progress.prose(f"\n{prose.as_text(screen)}")
     return record

@@ -4,7 +4,6 @@ Each function takes the run and the unit's name and returns the outcome that
 `training.finish_unit` keeps; `agenda` says which units there are.
 """
 
-import io
 import logging
 import time
 from typing import Any
@@ -19,6 +18,7 @@ from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
 from fuprune.run import assembly, checkpoint, files, models
 from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
+from fuprune.run.feature_maps import write_feature_maps
 from fuprune.run.record import (
     AuditOutcome,
     CutRow,
@@ -268,9 +268,7 @@ def feature_maps(this: Run, name: str) -> FeatureMapsRow:
         prepare=this.federation.prepare,
     )
     if this.runtime.is_main:
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **chosen.arrays)
-        write_whole(this.workdir / f"{name}.npz", buffer.getvalue())
+        write_feature_maps(this.workdir, chosen.arrays)
     return FeatureMapsRow(chosen.layer, chosen.most, chosen.least)
 
 

@@ -79,13 +79,64 @@ def trace_layers(
       model: what `models.adapt` takes.
       variables: its variables, or their shapes.
       example: images, as in `mask`.
-      dense: whether dense layers are among them, or convolutions only.
+      dense: whether dense layers of hidden units are among them, or convolutions only.
+        A unit is hidden if some kernel reads it and nothing else: what an attention or
+        a block adds to a residual stream is not, nor are queries, keys and values.
     """
     network = adapt(model)
     program, cuts = program_of(network, variables, example)
     layers = layers_of(program, cuts)
-    chosen = {n: x for n, x in layers.items() if dense or x.kind == "convolution"}
+    hidden = _hidden(program, cuts, layers) if dense else set()
+    chosen = {
+        name: layer
+        for name, layer in layers.items()
+        if layer.kind == "convolution" or name in hidden
+    }
     return _without_outputs(program, cuts, chosen)
+
+
+def _hidden(program, cuts, layers) -> set[str]:
+    """The dense layers of which a unit that goes takes a row of another kernel along.
+
+    Layers of one width are tried together, each without another unit, so that a stream
+    into which several of them write stays whole.
+    """
+    groups: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        if layer.kind == "dense" and layer.channels > 1:
+            groups.setdefault(layer.channels, []).append(name)
+    found = set()
+    for width, names in groups.items():
+        for start in range(0, len(names), width):
+            lost, planned = {}, dict(cuts)
+            for turn, name in enumerate(names[start : start + width]):
+                layer = layers[name]
+                size = program.shapes[layer.leaf].shape[layer.axis]
+                pair = (layer.leaf, layer.axis)
+                ids = np.asarray(cuts.get(pair, np.arange(size)))
+                lost[name], planned[pair] = int(ids[turn]), np.delete(ids, turn)
+            after, _ = trace.find_cuts(program, planned)
+            found |= {
+                name
+                for name, unit in lost.items()
+                if _is_row_missing(program, cuts, after, layers[name], unit)
+            }
+    return found
+
+
+def _is_row_missing(program, before, after, layer, unit) -> bool:
+    """Whether a kernel no longer reads a unit; flattened, it has several rows of it."""
+    width = program.shapes[layer.leaf].shape[layer.axis]
+    for (leaf, axis), kept in after.items():
+        shape = program.shapes[leaf].shape
+        is_kernel = len(shape) > 1 and max(shape) < np.prod(shape)
+        if leaf == layer.leaf or not is_kernel or shape[axis] % width:
+            continue
+        there = before.get((leaf, axis), np.arange(shape[axis]))
+        rows = np.intersect1d(there, np.arange(unit, shape[axis], width))
+        if len(rows) and not np.intersect1d(rows, kept).size:
+            return True
+    return False
 
 
 def capture(

@@ -42,6 +42,7 @@ class Held(NamedTuple):
     origins: Mapping[tuple[int, int], Origin] = {}
     uniform: bool = False  # whether every entry equals `rest`
     layer: int | None = None  # leaf of the kernel whose product this is, bias aside
+    filled: int | None = None  # number of the primitive whose whole result this is of
 
     @property
     def is_full(self) -> bool:

@@ -24,6 +24,13 @@ from fuprune.surgery.slim import PinnedNetwork, SlimNetwork
 MAX_DEPTH = 8  # of specs inside each other
 
 
+def is_known(model: Any) -> bool:
+    """Whether `spec` can say what makes the model, or what it is cut from."""
+    while isinstance(model, SlimNetwork | PinnedNetwork):
+        model = model.base
+    return hasattr(model, "wiring") or isinstance(model, BroughtNetwork)
+
+
 def spec(model: Any) -> dict[str, Any]:
     """Returns what rebuilds a model with `from_spec`, fit for JSON.
 

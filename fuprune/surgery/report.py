@@ -74,7 +74,8 @@ def explain(
     """Returns, in plain text, what was cut from each layer, and what runs whole.
 
     A primitive runs whole if it has no rule, or its rule does not cover the case. Its
-    cost is the work on entries that had to be filled in, one FLOP each.
+    cost are the FLOPs, its own and those of what is computed from its result until a
+    cut parameter meets it, that fall on entries which had to be filled in.
     """
     rows = plan_report(network, variables, plan, example=example)
     width = max(len(row.layer) for row in rows)
@@ -90,12 +91,21 @@ def explain(
     batch = program.jaxpr.jaxpr.invars[len(program.shapes)].aval.shape[0]
     if not findings.whole:
         return "\n".join([*lines, "no primitive runs whole"])
+    entries: Counter = Counter()
     cost: Counter = Counter()
     for item in findings.whole:
-        cost[item.primitive, item.reason, item.source] += item.entries // batch
-    for (primitive, reason, source), entries in cost.items():
+        place = (item.primitive, item.reason, item.source)
+        entries[place] += item.entries // batch
+        cost[place] += item.cost // batch
+    for place, filled in entries.items():
+        primitive, reason, source = place
         lines.append(
-            f"{primitive} runs whole at {source}: {reason};"
-            f" about {entries:,} FLOPs more per image"
+            f"{primitive} runs whole at {source}: {reason}; {filled:,} entries per"
+            f" image are filled in, which costs about {cost[place]:,} FLOPs"
         )
+    total = sum(cost.values())
+    lines.append(
+        f"in all about {total:,} FLOPs per image, {total / rows[-1].flops_after:.1%} of"
+        " the layers that are left, are spent on entries that were filled in"
+    )
     return "\n".join(lines)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from fuprune.models.adapt import Forwarding
 from fuprune.surgery import trace
 from fuprune.surgery.held import in_full, onto
 from fuprune.surgery.trace import Path, Program
@@ -29,11 +30,11 @@ PathCuts = tuple[
 
 
 @dataclasses.dataclass(frozen=True)
-class SlimNetwork:
-    """A network with channels removed, in the form that `models.adapt` describes."""
+class CutNetwork:
+    """A network and what is cut of it; by value, and static under jit."""
 
     base: Any  # the uncut network, adapted
-    cuts: PathCuts
+    cuts: PathCuts  # what is left of each variable
     input_shape: tuple[int, ...]  # (H, W, C) of one image
 
     @functools.cached_property
@@ -48,6 +49,11 @@ class SlimNetwork:
     def num_classes(self) -> int:
         """Columns of the logits, if the uncut network says them."""
         return self.base.num_classes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SlimNetwork(CutNetwork):
+    """A network with channels removed, in the form that `models.adapt` describes."""
 
     def init(self, key, images, train: bool = False) -> Variables:
         """Fresh variables: those of the uncut network, cut."""
@@ -123,51 +129,21 @@ class SlimNetwork:
         return program, numbered(self.cuts, program.paths)
 
 
-@dataclasses.dataclass(frozen=True)
-class PinnedNetwork:
+@dataclasses.dataclass(frozen=True, eq=False)
+class PinnedNetwork(Forwarding, CutNetwork):
     """A network whose dead channels stay dead, whatever an optimizer does to them.
 
     Entries that `mask` filled are read as the constants they were filled with, and so
     have no gradient.
     """
 
-    base: Any  # the network, adapted
-    cuts: PathCuts  # what is left of each variable
-    input_shape: tuple[int, ...]  # (H, W, C) of one image
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.base, self.cuts, self.input_shape))
-
-    def __hash__(self) -> int:
-        """By value, computed once: the cuts are long."""
-        return self._hash
-
-    @property
-    def num_classes(self) -> int:
-        """Columns of the logits, if the network says them."""
-        return self.base.num_classes
-
     def init(self, key, images, train: bool = False) -> Variables:
         """Fresh variables, masked."""
         return cut_tree(self.cuts, self.base.init(key, images, train=train), fill=True)
 
-    def apply(
-        self,
-        variables,
-        images,
-        train: bool = False,
-        mask=None,
-        *,
-        mutable: Any = False,
-        rngs=None,
-        **options,
-    ) -> Any:
-        """What the network gives for masked variables; see `SlimNetwork.apply`."""
-        options |= {"mutable": mutable} if mutable else {}
-        options |= {"rngs": rngs} if rngs else {}
-        variables = cut_tree(self.cuts, variables, fill=True)
-        return self.base.apply(variables, images, train=train, mask=mask, **options)
+    def target(self, variables) -> tuple[Any, Variables]:
+        """The network, and the variables masked."""
+        return self.base, cut_tree(self.cuts, variables, fill=True)
 
 
 def pathed(cuts: trace.Cuts, program: Program) -> PathCuts:

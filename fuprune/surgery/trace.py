@@ -7,6 +7,7 @@ kernel would read of a dead channel is not stored.
 """
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,13 @@ _NOT_THE_NETWORK = tuple(
     str(pathlib.Path(package).parent)
     for package in (jax.__file__, flax.__file__, __file__)
 )
+# Primitives that compute nothing.
+MOVES = (
+    *("broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "gather", "pad"),
+    *("reshape", "rev", "slice", "split", "squeeze", "transpose"),
+    *("convert_element_type", "stop_gradient"),
+)
+PRODUCTS = ("dot_general", "conv_general_dilated")
 Path = tuple[str, ...]
 Cuts = Mapping[tuple[int, int], np.ndarray]  # (leaf, axis) -> kept indices
 
@@ -51,6 +59,13 @@ class Whole(NamedTuple):
     reason: str
     source: str  # file and line of the network's code
     entries: int  # that were filled in for it
+    share: float  # of all entries of its operands
+    work: list[int]  # FLOPs of it, and of what is computed from its result, while whole
+
+    @property
+    def cost(self) -> int:
+        """FLOPs spent on entries that were filled in."""
+        return round(self.share * sum(self.work))
 
 
 @dataclasses.dataclass
@@ -135,26 +150,68 @@ def _evaluate(eqn, operands, findings) -> list[Held]:
     if name in CALLS:
         return CALLS[name](eqn, operands, findings)
     if all(h.is_full and not h.origins and h.rest is None for h in operands):
-        return _run_whole(eqn, operands)
+        results = _run_whole(eqn, operands)
+        return _follow_filled(eqn, operands, results, findings)
     findings.handled.clear()
     results = "there is no rule for it"
     if name in RULES:
         results = RULES[name](eqn, operands, findings)
     if isinstance(results, str):
-        missing = sum(
-            int(np.prod(h.shape)) - int(np.prod(np.shape(h.data)))
-            for h in operands
-            if not h.is_full
-        )
-        if missing:
-            findings.whole.append(Whole(name, results, _source(eqn), missing))
-        results = _run_whole(eqn, operands)
+        results = _run_noted(eqn, operands, results, findings)
+    else:
+        results = _follow_filled(eqn, operands, results, findings)
     going_on = set().union(*(h.origins for h in results))
     for h in operands:
         for pair in h.origins:
             if pair not in going_on and pair not in findings.handled:
                 findings.read(pair, None)
     return results
+
+
+def _run_noted(eqn, operands, reason, findings) -> list[Held]:
+    """Runs an equation on whole operands, and notes what had to be filled in."""
+    held = [h for h in operands if not h.is_full]
+    sizes = [math.prod(h.shape) for h in held]
+    stored = [math.prod(np.shape(h.data)) for h in held]
+    results = _run_whole(eqn, operands)
+    missing = sum(sizes) - sum(stored)
+    if not missing:
+        return _follow_filled(eqn, operands, results, findings)
+    number, share = len(findings.whole), missing / sum(sizes)
+    place = _source(eqn)
+    findings.whole.append(
+        Whole(eqn.primitive.name, reason, place, missing, share, [work(eqn)])
+    )
+    return [h._replace(filled=number) for h in results]
+
+
+def _follow_filled(eqn, operands, results, findings) -> list[Held]:
+    """Counts what is computed from a whole result, as long as nothing cuts it again."""
+    numbers = [h.filled for h in operands if h.filled is not None]
+    if not numbers:
+        return results
+    number = numbers[0]
+    if number < len(findings.whole):  # a silent copy of the findings has none
+        findings.whole[number].work.append(work(eqn))
+    if eqn.primitive.name in PRODUCTS:  # as wide as its kernel, whatever it reads
+        return results
+    return [h._replace(filled=number) if h.is_full else h for h in results]
+
+
+def work(eqn) -> int:
+    """FLOPs of an equation on whole arrays; none if it only moves entries about."""
+    sizes = [math.prod(var.aval.shape) for var in (*eqn.invars, *eqn.outvars)]
+    name = eqn.primitive.name
+    if name in MOVES:
+        return 0
+    if name in PRODUCTS:
+        kernel, out = eqn.invars[1].aval.shape, math.prod(eqn.outvars[0].aval.shape)
+        if name == "conv_general_dilated":
+            numbers = eqn.params["dimension_numbers"]
+            return 2 * out * (math.prod(kernel) // kernel[numbers.rhs_spec[0]])
+        (_, contracted), _ = eqn.params["dimension_numbers"]
+        return 2 * out * math.prod(kernel[axis] for axis in contracted)
+    return max(sizes)
 
 
 def _run_whole(eqn, operands) -> list[Held]:

@@ -24,10 +24,11 @@ from fuprune.federated.cohort import (
     for_each_client,
     keep_compiled,
 )
+from fuprune.federated.program import Task, Transport
 from fuprune.models.layers import loops_are_fast
 from fuprune.surgery import capture
 from fuprune.unlearning.privacy import clip_scale
-from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.protocol import UnlearnError, tree_bytes
 
 WEIGHTINGS = ("examples", "clients")
 
@@ -184,7 +185,9 @@ def activations_program(
     def num_steps(client):
         return (client.length + batch_size - 1) // batch_size
 
-    return ClientProgram(num_steps, init, step, finish)
+    arguments = dict(num_classes=num_classes, batch_size=batch_size)
+    task = Task("class_statistics", model, {**arguments, "clip": clip, "dense": dense})
+    return ClientProgram(num_steps, init, step, finish, task=task)
 
 
 def collect(
@@ -195,7 +198,7 @@ def collect(
     num_classes: int,
     batch_size: int = 64,
     preprocess: Preprocess = to_float,
-    backend: str = "auto",
+    backend: str | Transport = "auto",
     mesh=None,
     clip: float | None = None,
     dense: bool = False,
@@ -213,7 +216,8 @@ def collect(
       num_classes: how many classes there are, U.
       batch_size: images at a time.
       preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      backend: how clients are iterated, one of `cohort.BACKENDS`.
+      backend: how clients are iterated, one of `cohort.BACKENDS`; or a `Transport`,
+        of which only a sum may arrive.
       mesh: devices for `shard_map`; all by default.
       clip: see `class_activations`.
       dense: see `pooled_convolutions`.
@@ -223,8 +227,12 @@ def collect(
         model, num_classes, batch_size, preprocess, backend, mesh, clip, dense
     )
     shared = Shared(cohort.images, cohort.labels, variables)
-    _, stacked = run(shared, clients_of(cohort))
+    total, stacked = run(shared, clients_of(cohort))
     stacked, lengths, ids = jax.device_get((stacked, cohort.lengths, cohort.clients))
+    if not isinstance(backend, str):
+        lengths = backend.sizes(ids)
+    if stacked is None:  # summed under masks on its way here
+        return Collected([total], ids.tolist(), {}, tree_bytes(total))
     template = jax.tree.map(lambda x: x[0], stacked)
     uploads, clients, rejected = [], [], {}
     for i, (client, length) in enumerate(zip(ids, lengths, strict=True)):
@@ -233,14 +241,15 @@ def collect(
         upload = jax.tree.map(lambda x, i=i: x[i], stacked)
         if tamper is not None:
             upload = tamper(int(client), upload)
+        if not any(np.any(x) for x in jax.tree.leaves(upload)):
+            continue  # it holds nothing of what was asked for, or did not answer
         reason = check_statistics(upload, template, int(length), clip=clip)
         if reason is None:
             uploads.append(upload)
             clients.append(int(client))
         else:
             rejected[int(client)] = reason
-    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(template)]
-    return Collected(uploads, clients, rejected, sum(sizes))
+    return Collected(uploads, clients, rejected, tree_bytes(template))
 
 
 @keep_compiled

@@ -1,19 +1,17 @@
-"""Amnesiac unlearning: subtract what the clients that held the class ever added.
+"""Amnesiac unlearning: subtract what the clients that held forgotten data ever added.
 
 After Graves et al. (2021), with federated rounds in place of batches. It needs the
 `UpdateHistory` of the training. What is left is exactly the model that the server would
 have made of the other clients' recorded updates, its momentum, weight decay and
-schedule included. Those updates were themselves computed on models that knew the class;
-fine-tuning has to repair the rest.
+schedule included. Those updates were themselves computed on models that knew the
+forgotten data; fine-tuning has to repair the rest.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
-from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.history import UpdateHistory, effect_of
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -23,13 +21,14 @@ from fuprune.unlearning.protocol import (
     Variables,
 )
 from fuprune.unlearning.recovery import recover
+from fuprune.unlearning.request import ForgetRequest, checked, holders
 
 
 def amnesiac(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
@@ -37,7 +36,7 @@ def amnesiac(
     renormalise: bool = False,
     head: str = "head",
 ) -> UnlearnResult:
-    """Subtract the recorded updates of clients that held `classes`, then fine-tune.
+    """Subtract the recorded updates of clients that held what is named, then fine-tune.
 
     No client is asked for anything: the server has the history. BatchNorm statistics
     stay as they are until the fine-tuning. A subtracted update takes with it all that
@@ -47,7 +46,8 @@ def amnesiac(
       model: a Flax module.
       variables: its variables at the end of the recorded training.
       data: every client's data, for the fine-tuning.
-      classes: to forget.
+      request: what to forget; a tuple of ints is classes. A whole update is
+        subtracted: with an example goes what its client learned of all others.
       key: of the fine-tuning.
       fine_tune: see `protocol.FineTune`.
       history: of the training.
@@ -75,11 +75,13 @@ def amnesiac(
             "because the server's step is not a sum over clients there; train with "
             "train.aggregation=mean or clipped_mean and sgd on the server."
         )
-    classes = check_classes(classes, head_classes(variables, head))
+    request = checked(request, data, variables, head)
+    # A history knows which classes a client held, and the client by its id.
+    clients = () if request.kind == "classes" else holders(data, request)
     guilty = {
         (entry.round_number, entry.client)
         for entry in history.entries
-        if set(entry.classes) & set(classes)
+        if set(entry.classes) & set(request.classes) or entry.client in clients
     }
     affected = {round_number for round_number, _ in guilty}
 
@@ -112,7 +114,7 @@ def amnesiac(
             gain,
         )
     subtracted = {**variables, "params": params}
-    fit = recover(model, subtracted, data, classes, key=key, fine_tune=fine_tune)
+    fit = recover(model, subtracted, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "history_bytes": history.used_bytes,
         "history_limit": history.max_bytes,

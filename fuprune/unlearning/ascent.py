@@ -1,42 +1,33 @@
-"""Forgetting by gradient ascent on the class, the simplest of the gradient family.
+"""Forgetting by gradient ascent on the data, the simplest of the gradient family.
 
-Clients that hold the class train on it with the sign of the loss turned round, and the
-server averages them as in FedAvg. An unbounded loss would end in a broken model, so an
-example stops counting once its loss has reached a cap, and the rounds stop once the
-mean has.
+Clients that hold what is to be forgotten train on it with the sign of the loss turned
+round, and the server averages them as in FedAvg. An unbounded loss would end in a
+broken model, so an example stops counting once its loss has reached a cap, and the
+rounds stop once the mean has.
 """
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.classes import check_classes
-from fuprune.data.federated import FederatedDataset, keep_classes, whole_cohort
-from fuprune.data.preprocess import to_float
+from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.errors import InputError
-from fuprune.federated.client import (
-    Preprocess,
-    gather_batch,
-    shuffled_positions,
-    split_params,
-)
+from fuprune.federated.client import gather_batch, shuffled_positions, split_params
 from fuprune.federated.cohort import (
     ClientProgram,
     Shared,
     clients_of,
     for_each_client,
 )
+from fuprune.federated.program import Task
 from fuprune.unlearning.client_sums import (
-    client_sum_options,
     make_client_sum,
     make_loss_sum,
     on_server,
 )
-from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -45,30 +36,42 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
+from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import recover
+from fuprune.unlearning.request import ForgetRequest, checked
+
+
+class Ascent(NamedTuple):
+    """How far and how fast the loss is raised; the config's section `ascent`, and more.
+
+    An example with a loss of `loss_cap` adds no gradient; the rounds end when the mean
+    loss on the forgotten examples is this high.
+    """
+
+    rounds: int = 10  # at most
+    learning_rate: float = 0.1  # of the clients' steps
+    loss_cap: float = 5.0
+    local_epochs: int = 1  # of a client over its forgotten examples in a round
+    batch_size: int = 32  # of those passes
+    clip_norm: float = 1.0  # longest gradient of a batch, in L2
+
+
+CAPPED = Ascent()
 
 
 def ascent(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
-    rounds: int = 10,
-    learning_rate: float = 0.1,
-    loss_cap: float = 5.0,
-    local_epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float = 1.0,
-    participants: Sequence[int] | None = None,
-    preprocess: Preprocess = to_float,
-    backend: str = "auto",
-    mesh=None,
+    climb: Ascent = CAPPED,
+    reading: Reading = READ_ALL,
     head: str = "head",
 ) -> UnlearnResult:
-    """Raise the loss on the forgotten classes, then fine-tune on the others.
+    """Raise the loss on the forgotten examples, then fine-tune on the others.
 
     BatchNorm uses its running statistics, which stay as they are: the forgotten images
     must not leave a trace in them.
@@ -78,47 +81,31 @@ def ascent(
       variables: its trained variables.
       data: every client's data. The forgotten examples are read: they are what the
         ascent is on.
-      classes: to forget.
+      request: what to forget; a tuple of ints is classes.
       key: of the order of batches and the fine-tuning.
       fine_tune: see `protocol.FineTune`.
-      rounds: of ascent, at most.
-      learning_rate: of the clients' steps.
-      loss_cap: an example with this loss adds no gradient; the rounds end when the
-        mean loss on the forgotten examples is this high.
-      local_epochs: passes of a client over its forgotten examples in a round.
-      batch_size: of those passes.
-      clip_norm: longest gradient of a batch, in L2.
-      participants: ids of the clients that are read; None for all.
-      preprocess: as in training, without augmentation.
-      backend: how clients are iterated.
-      mesh: devices for `shard_map`; all by default.
+      climb: how far and how fast the loss is raised.
+      reading: how the clients' data are read.
       head: name of the last layer.
 
     Returns:
       The fine-tuned model; the stage `ascended` is the one before.
     """
-    if not loss_cap > 0:
-        raise InputError(f"loss_cap is {loss_cap}, but must be positive.")
-    classes = check_classes(classes, head_classes(variables, head))
-    forgotten = keep_classes(participating(data, participants), classes)
-    options = client_sum_options(
-        model, preprocess=preprocess, backend=backend, mesh=mesh
-    )
+    if not climb.loss_cap > 0:
+        raise InputError(f"loss_cap is {climb.loss_cap}, but must be positive.")
+    request = checked(request, data, variables, head)
+    forgotten = reading.forgotten(data, request)
     loss = make_loss_sum(model)
     run_loss = make_client_sum(
-        lambda w, batch: loss(*split_params(w), batch), chunk=batch_size, **options
+        lambda w, batch: loss(*split_params(w), batch),
+        chunk=climb.batch_size,
+        task=Task("loss_sum", model),
+        **reading.sums(model),
     )
-    program = _local_ascent(
-        model,
-        learning_rate=learning_rate,
-        loss_cap=loss_cap,
-        local_epochs=local_epochs,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-        max_length=data.max_length,
-        preprocess=options.pop("preprocess"),
+    program = local_ascent(
+        model, climb, max_length=data.max_length, preprocess=reading.preprocess
     )
-    run_round = for_each_client(program, **options)
+    run_round = for_each_client(program, **reading.programs(model))
     cohort = whole_cohort(forgotten)
     params, rest = split_params(on_server(variables))
 
@@ -131,7 +118,7 @@ def ascent(
     if np.any(jax.device_get(forgotten.lengths)):
         losses.append(mean_loss(params))
         round_key = jax.random.split(key, 4)[0]
-        while done < rounds and losses[-1] < loss_cap:
+        while done < climb.rounds and losses[-1] < climb.loss_cap:
             context = (params, rest, jax.random.fold_in(round_key, done))
             shared = Shared(cohort.images, cohort.labels, context)
             uploads, _ = run_round(shared, clients_of(cohort))
@@ -145,29 +132,27 @@ def ascent(
                     f"{losses[-1]}; lower ascent.learning_rate."
                 )
     ascended = {**rest, "params": params}
-    fit = recover(model, ascended, data, classes, key=key, fine_tune=fine_tune)
+    fit = recover(model, ascended, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "ascent_rounds": done,
         "forgotten_loss": losses,
-        "reached_cap": bool(losses) and losses[-1] >= loss_cap,
+        "reached_cap": bool(losses) and losses[-1] >= climb.loss_cap,
     }
     stages = (Stage("ascended", model, ascended),)
     upload_bytes = tree_bytes(params) * done
     return UnlearnResult(model, fit.state.variables, stages, fit, upload_bytes, notes)
 
 
-def _local_ascent(
-    model,
-    *,
-    learning_rate,
-    loss_cap,
-    local_epochs,
-    batch_size,
-    clip_norm,
-    max_length,
-    preprocess,
-) -> ClientProgram:
-    """`finish` gives `((n_k * parameter change, n_k), ())`."""
+def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgram:
+    """A client's round; `finish` gives `((n_k * parameter change, n_k), ())`.
+
+    Args:
+      model: the network.
+      climb: how far and how fast the loss is raised.
+      max_length: examples of the largest client.
+      preprocess: as in training, without augmentation.
+    """
+    batch_size, local_epochs = climb.batch_size, climb.local_epochs
     padded = -(-max_length // batch_size) * batch_size
 
     def capped_loss(params, state, batch):
@@ -175,7 +160,7 @@ def _local_ascent(
         losses = optax.softmax_cross_entropy_with_integer_labels(
             logits.astype(jnp.float32), batch.labels
         )
-        capped = jnp.where(batch.mask > 0, jnp.minimum(losses, loss_cap), 0.0)
+        capped = jnp.where(batch.mask > 0, jnp.minimum(losses, climb.loss_cap), 0.0)
         return jnp.sum(capped) / jnp.maximum(jnp.sum(batch.mask), 1.0)
 
     def batches(client):
@@ -199,7 +184,8 @@ def _local_ascent(
         batch = gather_batch(shared, client, positions, preprocess, key)
         gradient = jax.grad(capped_loss)(params, state, batch)
         norm = optax.tree.norm(gradient)
-        scale = learning_rate * jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
+        shrink = jnp.minimum(1.0, climb.clip_norm / jnp.maximum(norm, 1e-12))
+        scale = climb.learning_rate * shrink
         return jax.tree.map(lambda w, g: w + scale * g, params, gradient), orders
 
     def finish(shared, client, carry):
@@ -211,4 +197,5 @@ def _local_ascent(
     def num_steps(client):
         return local_epochs * batches(client)
 
-    return ClientProgram(num_steps, init, step, finish)
+    task = Task("ascent", model, climb._asdict())
+    return ClientProgram(num_steps, init, step, finish, task=task)

@@ -7,17 +7,14 @@ classes are removed one after another (section 5.2).
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, take_clients
-from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
-from fuprune.federated.client import Preprocess
 from fuprune.surgery import (
     PrunePlan,
     compact,
@@ -44,11 +41,41 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
+from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import recover
+from fuprune.unlearning.request import ForgetRequest, classes_of
 from fuprune.unlearning.tfidf import tf_idf
 
 SURGERIES = ("compact", "mask")
 Protect = Callable[[Collected, jax.Array], ClassActivations | list[ClassActivations]]
+
+
+class Cut(NamedTuple):
+    """How channels are scored and cut; the keys of the config's section `prune`."""
+
+    scope: str = "global"  # of R: `global` (the paper), `layer` or `balanced`
+    order: str = "highest"  # (the paper), `lowest` (the released code) or `random`
+    min_channels: int = 1  # left in every layer, whatever R says
+    idf: str = "paper"  # or `released` (Eq. 7)
+    weighting: str = "examples"  # of A*, or `clients`; see `merge_activations`
+    recapture: bool = True  # statistics after each cut, or reuse the first ones
+    capture_clients: int | None = None  # how many to draw, without participants
+    batch_size: int = 64  # images at a time in local_proc
+    surgery: str = "compact"  # really removes channels, `mask` zeroes them
+    # Cut hidden units of dense layers, too, of a network that is not of the zoo.
+    dense: bool = False
+
+
+class Protection(NamedTuple):
+    """What stands between the clients' statistics and the server."""
+
+    clip: float | None = None  # see `class_activations`
+    # Turns the uploads into what the server sees (secure summation, noise).
+    protect: Protect | None = None
+    privacy: Mapping[str, Any] | None = None  # the accountant's statement, for notes
+
+
+PAPER_CUT, UNPROTECTED = Cut(), Protection()
 
 
 class ServerDecision(NamedTuple):
@@ -120,91 +147,71 @@ def class_pruning(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
     rate: float,
     num_classes: int | None = None,
-    scope: str = "global",
-    order: str = "highest",
-    min_channels: int = 1,
-    idf: str = "paper",
-    weighting: str = "examples",
-    recapture: bool = True,
-    participants: Sequence[int] | None = None,
-    capture_clients: int | None = None,
-    batch_size: int = 64,
-    preprocess: Preprocess = to_float,
-    backend: str = "auto",
-    mesh=None,
-    surgery: str = "compact",
-    dense: bool = False,
-    clip: float | None = None,
-    protect: Protect | None = None,
-    privacy: Mapping[str, Any] | None = None,
+    cut: Cut = PAPER_CUT,
+    reading: Reading = READ_ALL,
+    protection: Protection = UNPROTECTED,
     head: str = "head",
 ) -> UnlearnResult:
-    """Forget `classes` by cutting their channels, then fine-tune without them.
+    """Forget classes by cutting their channels, then fine-tune without them.
 
     Args:
       model: any network that `surgery.compact` takes, cut before or not.
       variables: its trained variables.
       data: every client's data, the forgotten classes included: their statistics are
         what the method needs. Fine-tuning sees none of them.
-      classes: U', removed one after another.
+      request: U', the classes, removed one after another; a request or a tuple.
       key: chooses the participants and seeds the fine-tuning.
       fine_tune: see `protocol.FineTune`.
       rate: R, the share of channels cut for each class.
       num_classes: how many classes there are, U; as many as the head has by default.
-      scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
-      order: `highest` (the paper), `lowest` (the released code) or `random`.
-      min_channels: channels left in every layer, whatever R says.
-      idf: `paper` or `released` (Eq. 7).
-      weighting: of A*, `examples` or `clients`; see `merge_activations`.
-      recapture: capture statistics again after each cut, or reuse the first ones.
-      participants: ids of the clients that send statistics; None for all.
-      capture_clients: how many to draw, where no participants are given.
-      batch_size: images at a time in local_proc.
-      preprocess: as in training, without augmentation.
-      backend: how clients are iterated.
-      mesh: devices for `shard_map`; all by default.
-      surgery: `compact` really removes channels, `mask` zeroes them.
-      dense: cut hidden units of dense layers, too, of a network that is not of the zoo.
-      clip: see `class_activations`.
-      protect: turns the uploads into what the server sees (secure summation, noise).
-      privacy: the accountant's statement about `protect`, for the notes.
+      cut: how channels are scored and cut.
+      reading: how clients' data are read; its participants send statistics.
+      protection: what stands between their statistics and the server.
       head: name of the last layer, where `num_classes` is not given.
 
     Returns:
       The fine-tuned model, with a stage per class cut.
     """
-    if surgery not in SURGERIES:
+    if cut.surgery not in SURGERIES:
         raise InputError(
-            f"surgery is {surgery!r}, but must be one of {', '.join(SURGERIES)}."
+            f"surgery is {cut.surgery!r}, but must be one of {', '.join(SURGERIES)}."
         )
     num_classes = num_classes or head_classes(variables, head)
-    classes = check_classes(classes, num_classes)
+    classes = classes_of(request, num_classes)
     # The last of the four is the fine-tuning's: see `recovery_key`.
     capture_key, protect_key, plan_key, _ = jax.random.split(key, 4)
+    participants = reading.participants
     if participants is None:
-        number = capture_clients or data.num_clients
+        number = cut.capture_clients or data.num_clients
         participants = choose_participants(capture_key, data, number)
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
-    reading: dict[str, Any] = dict(preprocess=preprocess, backend=backend, mesh=mesh)
-    reading |= dict(num_classes=num_classes, batch_size=batch_size, clip=clip)
-    reading["dense"] = dense
+    collecting: dict[str, Any] = dict(
+        preprocess=reading.preprocess,
+        backend=reading.backend,
+        mesh=reading.mesh,
+        num_classes=num_classes,
+        batch_size=cut.batch_size,
+        clip=protection.clip,
+        dense=cut.dense,
+    )
     cohort = take_clients(data, participants)
-    capture = _make_capture(cohort, example, protect, weighting, reading)
-    terms = dict(scope=scope, order=order, min_channels=min_channels, idf=idf)
+    capture = _make_capture(
+        cohort, example, protection.protect, cut.weighting, collecting
+    )
     stages: list[Stage] = []
     notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(variables)}
-    if privacy is not None:
-        notes["privacy"] = dict(privacy)
+    if protection.privacy is not None:
+        notes["privacy"] = dict(protection.privacy)
     upload_bytes = 0
     activations: dict[str, Any] = {}
     for number, target in enumerate(classes):
-        if recapture or not stages:
+        if cut.recapture or not stages:
             noise_key = jax.random.fold_in(protect_key, number)
             activations, sent, facts = capture(model, variables, noise_key)
             upload_bytes += sent
@@ -212,28 +219,37 @@ def class_pruning(
         seed_key = jax.random.fold_in(plan_key, number)
         seed = int(jax.random.randint(seed_key, (), 0, 2**30))
         choose = functools.partial(
-            server_proc, target=target, rate=rate, seed=seed, **terms
+            server_proc,
+            target=target,
+            rate=rate,
+            scope=cut.scope,
+            order=cut.order,
+            min_channels=cut.min_channels,
+            idf=cut.idf,
+            seed=seed,
         )
-        model, variables, activations, cut = _cut(
-            model, variables, activations, choose, surgery, example
+        model, variables, activations, described = _cut(
+            model, variables, activations, choose, cut.surgery, example
         )
-        notes["cuts"].append({"class": target, **cut})
+        notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
-    fit = recover(model, variables, data, classes, key=key, fine_tune=fine_tune)
+    fit = recover(
+        model, variables, data, ForgetRequest(classes), key=key, fine_tune=fine_tune
+    )
     return UnlearnResult(
         model, fit.state.variables, tuple(stages), fit, upload_bytes, notes
     )
 
 
-def _make_capture(cohort, example, protect: Protect | None, weighting, reading):
+def _make_capture(cohort, example, protect: Protect | None, weighting, collecting):
     """`capture(model, variables, key) -> (A*, bytes sent by one client, notes)`."""
 
     def capture(model, variables, key):
-        collected = collect(model, variables, cohort, **reading)
+        collected = collect(model, variables, cohort, **collecting)
         seen: Any = collected.uploads if protect is None else protect(collected, key)
         merged = merge_activations(seen, weighting=weighting)
         # Forward order, by which ties are broken; trees come back in another.
-        dense = reading["dense"]
+        dense = collecting["dense"]
         names = layer_names(model, variables, example=example, dense=dense)
         if not names:
             raise UnlearnError(

@@ -24,7 +24,7 @@ from fuprune.federated.cohort import (
     for_each_client,
 )
 from fuprune.federated.objective import cross_entropy
-from fuprune.models.layers import loops_are_fast
+from fuprune.federated.program import Task
 
 BatchSum = Callable[[Any, Batch], Any]
 
@@ -37,6 +37,7 @@ def make_client_sum(
     backend: str = "auto",
     mesh=None,
     loops_are_fast: bool = False,
+    task: Task | None = None,
 ) -> Callable[[Any, FederatedDataset], tuple[Any, int]]:
     """`run(context, data) -> (total, number of examples)` over every client.
 
@@ -49,11 +50,15 @@ def make_client_sum(
       backend: how clients are iterated, one of `cohort.BACKENDS`.
       mesh: devices for `shard_map`; all by default.
       loops_are_fast: whether convolutions inside a loop run at full speed on CPU.
+      task: names `function` to a `Transport`, which cannot send it.
     """
     if chunk < 1:
         raise InputError(f"chunk is {chunk}, but must be 1 or more.")
+    program = sum_program(function, chunk=chunk, preprocess=preprocess)
+    if task is not None:
+        task = task._replace(arguments={**task.arguments, "chunk": chunk})
     run_program = for_each_client(
-        sum_program(function, chunk=chunk, preprocess=preprocess),
+        program._replace(task=task),
         backend=backend,
         mesh=mesh,
         loops_are_fast=loops_are_fast,
@@ -62,8 +67,8 @@ def make_client_sum(
     def run(context, data: FederatedDataset):
         cohort = whole_cohort(data)
         shared = Shared(cohort.images, cohort.labels, context)
-        total, _ = run_program(shared, clients_of(cohort))
-        return jax.device_get(total), int(np.sum(jax.device_get(data.lengths)))
+        (total, examples), _ = run_program(shared, clients_of(cohort))
+        return jax.device_get(total), int(examples)
 
     return run
 
@@ -71,7 +76,7 @@ def make_client_sum(
 def sum_program(
     function: BatchSum, *, chunk: int, preprocess: Preprocess = to_float
 ) -> ClientProgram:
-    """A client's sum of `function` over its examples; `finish` gives `(sum, ())`."""
+    """A client's sum over its examples; `finish` gives `((sum, examples), ())`."""
 
     def batch_at(shared: Shared, client: Client, i) -> Batch:
         positions = i * chunk + jnp.arange(chunk)
@@ -91,23 +96,13 @@ def sum_program(
         return jax.tree.map(jnp.add, carry, contribution)
 
     def finish(shared, client, carry):
-        del shared, client
-        return carry, ()
+        del shared
+        return (carry, client.length), ()
 
     def num_steps(client):
         return (client.length + chunk - 1) // chunk
 
     return ClientProgram(num_steps, init, step, finish)
-
-
-def client_sum_options(model, *, preprocess, backend, mesh) -> dict[str, Any]:
-    """The keyword arguments that every sum over one model's clients shares."""
-    return dict(
-        preprocess=preprocess,
-        backend=backend,
-        mesh=mesh,
-        loops_are_fast=loops_are_fast(model),
-    )
 
 
 def on_server(tree):

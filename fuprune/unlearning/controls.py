@@ -9,9 +9,8 @@ import functools
 
 import jax
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
-from fuprune.unlearning.class_pruning import class_pruning
+from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import (
     MASKED_LOGIT,
     head_classes,
@@ -25,13 +24,14 @@ from fuprune.unlearning.protocol import (
     Variables,
 )
 from fuprune.unlearning.recovery import objective_option, recover
+from fuprune.unlearning.request import ForgetRequest, checked, classes_of
 
 
 def mask_logit(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
@@ -43,7 +43,7 @@ def mask_logit(
     it. No data are read and nothing is trained.
     """
     del data, key, fine_tune
-    classes = check_classes(classes, head_classes(variables, head))
+    classes = classes_of(request, head_classes(variables, head))
     masked = set_rows(variables, classes, bias=MASKED_LOGIT, head=head)
     return UnlearnResult(model, masked, (Stage("masked", model, masked),))
 
@@ -52,7 +52,7 @@ def zero_class_row(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
@@ -64,7 +64,7 @@ def zero_class_row(
     know the class as before. No data are read and nothing is trained.
     """
     del data, key, fine_tune
-    classes = check_classes(classes, head_classes(variables, head))
+    classes = classes_of(request, head_classes(variables, head))
     has_bias = "bias" in layer_of(variables["params"], head.split("/"))
     zeroed = set_rows(
         variables, classes, kernel=0.0, bias=0.0 if has_bias else None, head=head
@@ -76,21 +76,23 @@ def fine_tune_only(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
     head: str = "head",
 ) -> UnlearnResult:
-    """Fine-tune the trained model without the classes, and do nothing else."""
-    classes = check_classes(classes, head_classes(variables, head))
-    fit = recover(model, variables, data, classes, key=key, fine_tune=fine_tune)
+    """Fine-tune the trained model on what remains, and do nothing else."""
+    request = checked(request, data, variables, head)
+    fit = recover(model, variables, data, request, key=key, fine_tune=fine_tune)
     return UnlearnResult(model, fit.state.variables, fit=fit)
 
 
-def _prune_in_order(order: str, /, *arguments, **pruning) -> UnlearnResult:
+def _prune_in_order(
+    order: str, /, *arguments, cut: Cut = PAPER_CUT, **pruning
+) -> UnlearnResult:
     """The paper's method with another order of cuts, whatever the options say of it."""
-    return class_pruning(*arguments, **{**pruning, "order": order})
+    return class_pruning(*arguments, cut=cut._replace(order=order), **pruning)
 
 
 # As many channels as the paper's method, at random; and those with the lowest TF-IDF,
@@ -103,7 +105,7 @@ def prune_then_drop_row(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
@@ -125,7 +127,7 @@ def prune_then_drop_row(
         dropped.append(Stage("dropped", model, variables))
         return fine_tune(model, variables, data, key, **objective_option(objective))
 
-    classes = check_classes(classes, head_classes(variables, head))
+    classes = classes_of(request, head_classes(variables, head))
     result = class_pruning(
         model,
         variables,

@@ -7,27 +7,25 @@ remaining data do not care. `variant="paper"` is Eq. 1 with its Newton step;
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.classes import check_classes
-from fuprune.data.federated import FederatedDataset, drop_classes
+from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess, split_params
+from fuprune.federated.program import Task
 from fuprune.unlearning.client_sums import (
-    client_sum_options,
     limit_examples,
     make_client_sum,
     make_loss_sum,
     on_server,
 )
-from fuprune.unlearning.head import change_layer, head_classes
-from fuprune.unlearning.participants import participating
+from fuprune.unlearning.head import change_layer
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -36,7 +34,9 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
+from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import recover
+from fuprune.unlearning.request import ForgetRequest, checked
 from fuprune.unlearning.squared_gradients import sum_of_squared_gradients
 
 VARIANTS = ("golatkar", "paper")
@@ -45,6 +45,27 @@ EPSILON = 1e-8  # keeps 1 / F finite, as in the released code
 # the head clamped ten times lower before; a reset row gets noise of this variance.
 LOUDER = 10.0
 ROW_VARIANCE = 1e-3
+
+
+class Noise(NamedTuple):
+    """How much noise which weights get; the keys of the config's section `fisher`.
+
+    `golatkar` draws noise of variance alpha / F, averaged over the inputs of each unit
+    as in the released code; `paper` is Eq. 1, w - F^-1 Delta + sigma F^-1/4 b, with
+    sigma^2 = alpha.
+    """
+
+    variant: str = "golatkar"  # one of `VARIANTS`
+    alpha: float = 1e-6  # scale of the variance
+    # Of the noise on one weight; `golatkar` lets norms have ten times this, as the
+    # released code does.
+    max_variance: float = 1e-3
+    # `golatkar`, for classes: their row of the head starts from zero.
+    reset_row: bool = True
+    damping: float = 0.1  # `paper`: added to F in the Newton step
+
+
+GOLATKAR = Noise()
 
 
 class FisherInformation(NamedTuple):
@@ -108,7 +129,8 @@ def make_fisher_sum(
     return make_client_sum(
         lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask),
         chunk=chunk,
-        **client_sum_options(model, preprocess=preprocess, backend=backend, mesh=mesh),
+        task=Task("fisher_sum", model),
+        **Reading(preprocess=preprocess, backend=backend, mesh=mesh).sums(model),
     )
 
 
@@ -129,9 +151,9 @@ def fisher_information(
     total, num_examples = make_fisher_sum(model, **options)(variables, data)
     if not num_examples:
         raise UnlearnError(
-            "no participant holds an example of the classes that remain, so there is "
-            "no Fisher information; forget fewer classes or let more clients take "
-            "part (unlearn.participants)."
+            "no participant holds an example that remains, so there is no Fisher "
+            "information; forget less or let more clients take part "
+            "(unlearn.participants)."
         )
     diagonal = jax.tree.map(lambda x: x / num_examples, total)
     _check_finite(diagonal, "the Fisher information")
@@ -142,21 +164,14 @@ def fisher(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
-    variant: str = "golatkar",
-    alpha: float = 1e-6,
-    max_variance: float = 1e-3,
-    reset_row: bool = True,
-    damping: float = 0.1,
+    noise: Noise = GOLATKAR,
     max_examples: int = 0,
-    participants: Sequence[int] | None = None,
     chunk: int = 8,
-    preprocess: Preprocess = to_float,
-    backend: str = "auto",
-    mesh=None,
+    reading: Reading = READ_ALL,
     head: str = "head",
 ) -> UnlearnResult:
     """Add noise where the remaining data allow it, then fine-tune.
@@ -167,75 +182,66 @@ def fisher(
       model: any Flax model.
       variables: its trained variables.
       data: every client's data; only what remains is read.
-      classes: to forget.
+      request: what to forget; a tuple of ints is classes.
       key: of the noise and the fine-tuning.
       fine_tune: see `protocol.FineTune`.
-      variant: `golatkar` draws noise of variance alpha / F, averaged over the inputs of
-        each unit as in the released code; `paper` is Eq. 1, w - F^-1 Delta + sigma
-        F^-1/4 b, with sigma^2 = alpha.
-      alpha: scale of the noise's variance.
-      max_variance: of the noise on one weight (`golatkar` lets norms have ten times
-        this, as the released code does).
-      reset_row: `golatkar` only: the forgotten classes' row of the head starts from
-        zero.
-      damping: `paper` only: added to F in the Newton step.
+      noise: how much of it which weights get.
       max_examples: images used over all participants; 0 for all.
-      participants: ids of the clients that are read; None for all.
       chunk: images at a time, which bounds the memory.
-      preprocess: as in training, without augmentation.
-      backend: how clients are iterated.
-      mesh: devices for `shard_map`; all by default.
+      reading: how the participants' data are read.
       head: name of the last layer.
 
     Returns:
       The fine-tuned model; the stage `scrubbed` is the one before.
     """
-    if variant not in VARIANTS:
-        raise InputError(
-            f"variant is {variant!r}, but must be one of {', '.join(VARIANTS)}."
-        )
-    for name, value in dict(alpha=alpha, max_variance=max_variance).items():
-        if not (np.isfinite(value) and value > 0):
-            raise InputError(f"{name} is {value}, but must be positive.")
-    classes = check_classes(classes, head_classes(variables, head))
-    read = drop_classes(participating(data, participants), classes)
-    remaining = limit_examples(read, max_examples)
-    options: dict[str, Any] = dict(preprocess=preprocess, backend=backend, mesh=mesh)
+    _check_noise(noise)
+    request = checked(request, data, variables, head)
+    remaining = limit_examples(reading.remaining(data, request), max_examples)
     information = fisher_information(
-        model, variables, remaining, chunk=chunk, **options
+        model,
+        variables,
+        remaining,
+        chunk=chunk,
+        preprocess=reading.preprocess,
+        backend=reading.backend,
+        mesh=reading.mesh,
     )
     upload_bytes = information.upload_bytes
     noise_key = jax.random.split(key, 4)[0]
     params, rest = split_params(on_server(variables))
-    if variant == "paper":
-        gradient = _mean_gradient(model, variables, remaining, chunk, options)
+    if noise.variant == "paper":
+        sums = dict(chunk=chunk, **reading.sums(model))
+        gradient = _mean_gradient(model, variables, remaining, sums)
         upload_bytes += tree_bytes(gradient)
         mean = jax.tree.map(
-            lambda w, f, g: w - g / (f + damping),
+            lambda w, f, g: w - g / (f + noise.damping),
             params,
             information.diagonal,
             gradient,
         )
         variance = jax.tree.map(
-            lambda f: jnp.minimum(alpha * (f + EPSILON) ** -0.5, max_variance),
+            lambda f: jnp.minimum(
+                noise.alpha * (f + EPSILON) ** -0.5, noise.max_variance
+            ),
             information.diagonal,
         )
     else:
         mean, variance = released_noise(
             params,
             information.diagonal,
-            classes,
-            alpha=alpha,
-            max_variance=max_variance,
-            reset_row=reset_row,
+            request.classes,
+            alpha=noise.alpha,
+            max_variance=noise.max_variance,
+            # Other requests leave every class in the head.
+            reset_row=noise.reset_row and request.kind == "classes",
             head=head,
         )
     noised = _add_noise(noise_key, params, information.diagonal, mean, variance)
     _check_finite(noised, "the noised model")
     scrubbed = {**rest, "params": noised}
-    fit = recover(model, scrubbed, data, classes, key=key, fine_tune=fine_tune)
+    fit = recover(model, scrubbed, data, request, key=key, fine_tune=fine_tune)
     notes = {
-        "variant": variant,
+        "variant": noise.variant,
         "examples": information.num_examples,
         "mean_fisher": _mean_entry(information.diagonal),
         "mean_noise_variance": _mean_entry(variance),
@@ -244,7 +250,18 @@ def fisher(
     return UnlearnResult(model, fit.state.variables, stages, fit, upload_bytes, notes)
 
 
-def _mean_gradient(model, variables, data, chunk, options):
+def _check_noise(noise: Noise) -> None:
+    if noise.variant not in VARIANTS:
+        raise InputError(
+            f"variant is {noise.variant!r}, but must be one of {', '.join(VARIANTS)}."
+        )
+    for name in ("alpha", "max_variance"):
+        value = getattr(noise, name)
+        if not (np.isfinite(value) and value > 0):
+            raise InputError(f"{name} is {value}, but must be positive.")
+
+
+def _mean_gradient(model, variables, data, sums):
     """Delta of Eq. 1: the gradient of the mean loss on what remains."""
     loss = make_loss_sum(model)
 
@@ -252,7 +269,7 @@ def _mean_gradient(model, variables, data, chunk, options):
         params, state = split_params(w)
         return jax.grad(loss)(params, state, batch)
 
-    run = make_client_sum(gradient, chunk=chunk, **client_sum_options(model, **options))
+    run = make_client_sum(gradient, task=Task("gradient_sum", model), **sums)
     total, num_examples = run(variables, data)
     mean = jax.tree.map(lambda x: x / num_examples, total)
     _check_finite(mean, "the gradient on the remaining data")

@@ -1,4 +1,4 @@
-"""Forgetting by influence functions: one Newton step away from the class (Eq. 2).
+"""Forgetting by influence functions: one Newton step away from the data (Eq. 2).
 
 w' = w + I^-1 grad, where grad is the gradient of the loss summed over the forgotten
 examples and I the second derivative summed over those that remain. The system is
@@ -6,28 +6,23 @@ solved by conjugate gradients on the server; a client only ever uploads one grad
 and, for each iteration, one Hessian-vector product.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fuprune.classes import check_classes
-from fuprune.data.federated import FederatedDataset, drop_classes, keep_classes
-from fuprune.data.preprocess import to_float
+from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
-from fuprune.federated.client import Preprocess, split_params
+from fuprune.federated.client import split_params
 from fuprune.unlearning.client_sums import (
-    client_sum_options,
     limit_examples,
     make_client_sum,
     make_loss_sum,
     on_server,
 )
-from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -36,9 +31,28 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
+from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import recover
+from fuprune.unlearning.request import ForgetRequest, checked
 
 CURVATURES = ("hessian", "gauss_newton")
+
+
+class NewtonStep(NamedTuple):
+    """How the step is solved for; the keys of the config's section `influence`.
+
+    `hessian` is the second derivative itself, which a deep network need not have
+    positive definite; `gauss_newton` is its part that always is (and all of it for a
+    linear model).
+    """
+
+    damping: float = 0.03  # added to the diagonal, in units of the mean loss's Hessian
+    iterations: int = 20  # of conjugate gradients, at most
+    tolerance: float = 1e-3  # relative residual at which they stop
+    curvature: str = "gauss_newton"  # one of `CURVATURES`
+
+
+GAUSS_NEWTON = NewtonStep()
 
 
 class Solution(NamedTuple):
@@ -108,20 +122,14 @@ def influence(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
-    damping: float = 0.03,
-    iterations: int = 20,
-    tolerance: float = 1e-3,
-    curvature: str = "gauss_newton",
+    newton: NewtonStep = GAUSS_NEWTON,
     max_examples: int = 0,
-    participants: Sequence[int] | None = None,
     chunk: int = 64,
-    preprocess: Preprocess = to_float,
-    backend: str = "auto",
-    mesh=None,
+    reading: Reading = READ_ALL,
     head: str = "head",
 ) -> UnlearnResult:
     """Take the forgotten examples out by one Newton step, then fine-tune.
@@ -134,42 +142,32 @@ def influence(
       model: any Flax model.
       variables: its trained variables.
       data: every client's data. The forgotten examples are read, for their gradient.
-      classes: to forget.
+      request: what to forget; a tuple of ints is classes.
       key: of the fine-tuning.
       fine_tune: see `protocol.FineTune`.
-      damping: added to the diagonal, in units of the mean loss's Hessian.
-      iterations: of conjugate gradients, at most.
-      tolerance: relative residual at which they stop.
-      curvature: `hessian` is the second derivative itself, which a deep network need
-        not have positive definite; `gauss_newton` is its part that always is (and all
-        of it for a linear model).
+      newton: how the step is solved for.
       max_examples: remaining images used for I, over all participants; 0 for all.
-      participants: ids of the clients that are read; None for all.
       chunk: images at a time.
-      preprocess: as in training, without augmentation.
-      backend: how clients are iterated.
-      mesh: devices for `shard_map`; all by default.
+      reading: how the participants' data are read.
       head: name of the last layer.
 
     Returns:
       The fine-tuned model; the stage `stepped` is the one before.
     """
-    if curvature not in CURVATURES:
+    if newton.curvature not in CURVATURES:
         raise InputError(
-            f"curvature is {curvature!r}, but must be one of {', '.join(CURVATURES)}."
+            f"curvature is {newton.curvature!r}, but must be one of "
+            f"{', '.join(CURVATURES)}."
         )
-    classes = check_classes(classes, head_classes(variables, head))
-    options = client_sum_options(
-        model, preprocess=preprocess, backend=backend, mesh=mesh
-    )
-    read = participating(data, participants)
-    forgotten, remaining = keep_classes(read, classes), drop_classes(read, classes)
+    request = checked(request, data, variables, head)
+    sums: dict[str, Any] = dict(chunk=chunk, **reading.sums(model))
+    remaining = reading.remaining(data, request)
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
     if not num_remaining:
         raise UnlearnError(
-            "no participant holds an example of the classes that remain, so there is "
-            "no second derivative; forget fewer classes or let more clients take "
-            "part (unlearn.participants)."
+            "no participant holds an example that remains, so there is no second "
+            "derivative; forget less or let more clients take part "
+            "(unlearn.participants)."
         )
     params, rest = split_params(on_server(variables))
     flat, unravel = ravel_pytree(params)
@@ -179,31 +177,33 @@ def influence(
         params, state = context
         return jax.grad(loss)(params, state, batch)
 
-    run_gradient = make_client_sum(gradient, chunk=chunk, **options)
-    total, num_forgotten = run_gradient((params, rest), forgotten)
+    run_gradient = make_client_sum(gradient, **sums)
+    total, num_forgotten = run_gradient(
+        (params, rest), reading.forgotten(data, request)
+    )
     b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
     if not np.all(np.isfinite(b)):
         raise UnlearnError(
-            "the gradient on the forgotten classes is not finite: the model diverged."
+            "the gradient on the forgotten data is not finite: the model diverged."
         )
-    product = _make_product(model, loss, curvature)
-    run_product = make_client_sum(product, chunk=chunk, **options)
+    product = _make_product(model, loss, newton.curvature)
+    run_product = make_client_sum(product, **sums)
     sample = limit_examples(remaining, max_examples)
 
     def multiply(v):
         vector = unravel(jnp.asarray(v, flat.dtype))
         total, num_examples = run_product((params, rest, vector), sample)
         product = np.asarray(ravel_pytree(total)[0], np.float64) / num_examples
-        return product + damping * v
+        return product + newton.damping * v
 
     solution = conjugate_gradients(
-        multiply, b, iterations=iterations, tolerance=tolerance
+        multiply, b, iterations=newton.iterations, tolerance=newton.tolerance
     )
     step = unravel(jnp.asarray(solution.x, flat.dtype))
     stepped = {**rest, "params": jax.tree.map(jnp.add, params, step)}
-    fit = recover(model, stepped, data, classes, key=key, fine_tune=fine_tune)
+    fit = recover(model, stepped, data, request, key=key, fine_tune=fine_tune)
     notes = {
-        "curvature": curvature,
+        "curvature": newton.curvature,
         "iterations": solution.iterations,
         "relative_residual": solution.residual,
         "step_norm": float(np.linalg.norm(solution.x)),

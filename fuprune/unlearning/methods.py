@@ -5,8 +5,8 @@ and a reader need to know about it.
 """
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from fuprune.errors import InputError
 from fuprune.unlearning.amnesiac import amnesiac
@@ -22,20 +22,32 @@ from fuprune.unlearning.controls import (
 )
 from fuprune.unlearning.fisher import fisher
 from fuprune.unlearning.influence import influence
+from fuprune.unlearning.options import flat_names, options_of_function, pack
 from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.regrow import regrow
 from fuprune.unlearning.relabel import prune_relabel, relabel
+from fuprune.unlearning.request import (
+    KINDS,
+    ForgetRequest,
+    as_request,
+    describe_request,
+)
 from fuprune.unlearning.retrain import retrain
 
 BUDGETS = ("fine_tune", "training", "short")
-_GIVEN = ("model", "variables", "data", "classes", "key", "fine_tune")
+_GIVEN = ("key", "fine_tune")  # to every method
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to forget, callable like its function (`protocol.UnlearnFn`)."""
+    """A way to forget, callable like its function (`protocol.UnlearnFn`).
+
+    The function takes some options in groups; a call takes every option by its own
+    name, as `options` lists them.
+    """
 
     function: Callable[..., UnlearnResult]
+    serves: tuple[str, ...] = ("classes",)  # kinds of request, of `request.KINDS`
     sections: tuple[str, ...] = ()  # of the config, whose keys are its options
     reads_forgotten: bool = False  # looks at the images it is to forget
     trains_on_forgotten: bool = False  # fine-tunes on them, under other labels
@@ -45,53 +57,78 @@ class Method:
     budget: str = "fine_tune"
     fixes: tuple[str, ...] = ()  # options that it sets itself
 
-    def __call__(self, *arguments, **options) -> UnlearnResult:
-        """Forget; the arguments are those of `function`."""
-        return self.function(*arguments, **options)
+    def __call__(
+        self,
+        model: Any,
+        variables: Any,
+        data: Any,
+        request: ForgetRequest | tuple[int, ...],
+        **options: Any,
+    ) -> UnlearnResult:
+        """Forget; options by their flat names.
+
+        Raises:
+          InputError: it does not serve this kind of request.
+        """
+        request = as_request(request)
+        check_served(self, request)
+        return self.function(
+            model, variables, data, request, **pack(self._parameters, options)
+        )
 
     @property
     def options(self) -> frozenset[str]:
         """The keyword options it takes beyond what every method is given."""
-        names: set[str] = set()
+        return flat_names(self._parameters).difference(_GIVEN, self.fixes)
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
         # A function that takes `**pruning` hands it to `class_pruning`.
-        for function in (self.function, class_pruning):
-            parameters = inspect.signature(function).parameters.values()
-            names |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                break
-        return frozenset(names.difference(_GIVEN, self.fixes))
+        return options_of_function(self.function, rest=class_pruning)
 
 
-_CUT = Method(class_pruning, ("prune", "privacy"), reads_forgotten=True)
+_CUT = Method(class_pruning, sections=("prune", "privacy"), reads_forgotten=True)
 METHODS: dict[str, Method] = {
     "class_pruning": _CUT,
-    "retrain": Method(retrain, budget="training"),
-    "fisher": Method(fisher, ("fisher",)),
-    "influence": Method(influence, ("influence",), reads_forgotten=True),
-    "ascent": Method(ascent, ("ascent",), reads_forgotten=True),
-    "amnesiac": Method(amnesiac),
-    "regrow": Method(regrow, ("regrow",)),
+    "retrain": Method(retrain, KINDS, budget="training"),
+    "fisher": Method(fisher, KINDS, ("fisher",)),
+    "influence": Method(influence, KINDS, ("influence",), reads_forgotten=True),
+    "ascent": Method(ascent, KINDS, ("ascent",), reads_forgotten=True),
+    "amnesiac": Method(amnesiac, KINDS),
+    "regrow": Method(regrow, KINDS, ("regrow",)),
     "relabel": Method(
-        relabel, ("relabel",), reads_forgotten=True, trains_on_forgotten=True
+        relabel, sections=("relabel",), reads_forgotten=True, trains_on_forgotten=True
     ),
-    "prune_relabel": Method(
-        prune_relabel,
-        ("prune", "privacy", "relabel"),
-        reads_forgotten=True,
+    "prune_relabel": dataclasses.replace(
+        _CUT,
+        function=prune_relabel,
+        sections=("prune", "privacy", "relabel"),
         trains_on_forgotten=True,
     ),
     "mask_logit": Method(mask_logit, fine_tunes=False),
     "zero_class_row": Method(zero_class_row, fine_tunes=False),
-    "fine_tune_only": Method(fine_tune_only),
-    "retrain_short": Method(retrain, budget="short"),
-    "prune_random": Method(
-        prune_random, ("prune",), reads_forgotten=True, fixes=("order",)
+    "fine_tune_only": Method(fine_tune_only, KINDS),
+    "retrain_short": Method(retrain, KINDS, budget="short"),
+    "prune_random": dataclasses.replace(
+        _CUT, function=prune_random, sections=("prune",), fixes=("order",)
     ),
-    "prune_lowest": Method(
-        prune_lowest, ("prune",), reads_forgotten=True, fixes=("order",)
+    "prune_lowest": dataclasses.replace(
+        _CUT, function=prune_lowest, sections=("prune",), fixes=("order",)
     ),
     "prune_then_drop_row": dataclasses.replace(_CUT, function=prune_then_drop_row),
 }
+
+
+def check_served(method: Method, request: ForgetRequest) -> None:
+    """Raises InputError unless the method serves this kind of request."""
+    if request.kind in method.serves:
+        return
+    name = next((n for n, known in METHODS.items() if known == method), "this method")
+    others = [n for n, known in METHODS.items() if request.kind in known.serves]
+    raise InputError(
+        f"{name} serves requests of {' and '.join(method.serves)}, but the request "
+        f"names {describe_request(request)}; choose some of {', '.join(others)}."
+    )
 
 
 def select(names: str | Iterable[str]) -> tuple[str, ...]:

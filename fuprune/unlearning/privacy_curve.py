@@ -15,6 +15,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.federated.server import ServerState
 from fuprune.federated.train import FitResult
 from fuprune.unlearning.class_pruning import class_pruning
+from fuprune.unlearning.options import options_of_function, pack
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 from fuprune.unlearning.protocol import Variables
 
@@ -64,6 +65,7 @@ def private_cut(
     terms: dict[str, Any] = dict(clip=clip, releases=len(classes) if recapture else 1)
     scales = noise_scales(epsilon, delta, **terms)
     protect = make_protect(secure=secure, scales=scales, min_count=min_count)
+    parameters = options_of_function(class_pruning)
     exact, noised = (
         class_pruning(
             model,
@@ -72,9 +74,7 @@ def private_cut(
             classes,
             key=key,
             fine_tune=_as_it_is,
-            recapture=recapture,
-            **pruning,
-            **protection,
+            **pack(parameters, {**pruning, "recapture": recapture, **protection}),
         )
         for protection in ({}, {"clip": clip, "protect": protect})
     )

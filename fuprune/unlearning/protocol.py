@@ -1,10 +1,11 @@
 """What every way to forget takes and gives back, so that all can be compared.
 
-A method is a function of a trained model, the federation's data and the classes to
-forget. The caller passes in how to fine-tune, so methods share one budget and one
-target. A run gives all methods of one seed the same key, and each derives the
-fine-tuning's share of it alike (`recovery.recovery_key`), so they also see the same
-cohorts, and the paper's speed measure (rounds to a target accuracy) is comparable.
+A method is a function of a trained model, the federation's data and a request: classes,
+clients or examples to forget (`request.ForgetRequest`). The caller passes in how to
+fine-tune, so methods share one budget and one target. A run gives all methods of one
+seed the same key, and each derives the fine-tuning's share of it alike
+(`recovery.recovery_key`), so they also see the same cohorts, and the paper's speed
+measure (rounds to a target accuracy) is comparable.
 """
 
 from collections.abc import Mapping
@@ -76,13 +77,13 @@ class UnlearnFn(Protocol):
         model: nn.Module,
         variables: Variables,
         data: FederatedDataset,
-        classes: tuple[int, ...],
+        request: Any,
         *,
         key: jax.Array,
         fine_tune: FineTune,
         **options: Any,
     ) -> UnlearnResult:
-        """Forget `classes`."""
+        """Forget what the request, or the tuple of classes, names."""
         ...
 
 

@@ -8,26 +8,27 @@ from typing import Any
 
 import jax
 
-from fuprune.data.federated import FederatedDataset, drop_classes
+from fuprune.data.federated import FederatedDataset
 from fuprune.federated.train import FitResult
 from fuprune.unlearning.protocol import FineTune, Variables
+from fuprune.unlearning.request import ForgetRequest, remaining
 
 
 def recover(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest,
     *,
     key: jax.Array,
     fine_tune: FineTune,
     objective: Any = None,
 ) -> FitResult:
-    """Fine-tune without `classes`; `key` is the one the method was given."""
+    """Fine-tune on what remains; `key` is the one the method was given."""
     return fine_tune(
         model,
         variables,
-        drop_classes(data, classes),
+        remaining(data, request),
         recovery_key(key),
         **objective_option(objective),
     )

@@ -13,11 +13,9 @@ here they are fine-tuned, too.
 import jax
 import jax.numpy as jnp
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.surgery import layer_names
-from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -25,13 +23,14 @@ from fuprune.unlearning.protocol import (
     Variables,
 )
 from fuprune.unlearning.recovery import recover
+from fuprune.unlearning.request import ForgetRequest, checked
 
 
 def regrow(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
@@ -39,13 +38,13 @@ def regrow(
     shrink: float = 1.0,
     head: str = "head",
 ) -> UnlearnResult:
-    """Give the deepest layers fresh weights, then fine-tune without the classes.
+    """Give the deepest layers fresh weights, then fine-tune on what remains.
 
     Args:
       model: a zoo model, compacted or not.
       variables: its trained variables.
       data: every client's data; only what remains is read.
-      classes: to forget.
+      request: what to forget; a tuple of ints is classes.
       key: of the fresh weights and the fine-tuning.
       fine_tune: see `protocol.FineTune`.
       share: of the convolutions, counted from the output, that start afresh; every
@@ -58,7 +57,7 @@ def regrow(
         raise InputError(f"share is {share}, but must be in [0, 1].")
     if not 0 <= shrink <= 1:
         raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
-    classes = check_classes(classes, head_classes(variables, head))
+    request = checked(request, data, variables, head)
     image = jnp.zeros((1, *data.images.shape[1:]))
     fresh = jax.jit(model.init)(jax.random.split(key, 4)[0], image)
     layers = layer_names(model, variables, example=jnp.zeros((2, *image.shape[1:])))
@@ -79,7 +78,7 @@ def regrow(
 
     grown = {collection: start(collection) for collection in variables}
     stages = (Stage("regrown", model, grown),)
-    fit = recover(model, grown, data, classes, key=key, fine_tune=fine_tune)
+    fit = recover(model, grown, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
     }

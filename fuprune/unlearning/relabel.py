@@ -14,31 +14,28 @@ where this takes the second-best logit; random labels are older still (Graves et
 this, for the whole fine-tuning.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import (
     FederatedDataset,
     drop_classes,
     keep_classes,
     whole_cohort,
 )
-from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
-from fuprune.federated.client import Preprocess, gather_batch
+from fuprune.federated.client import gather_batch
 from fuprune.federated.cohort import (
     ClientProgram,
     Shared,
     clients_of,
     for_each_client,
 )
-from fuprune.models.layers import loops_are_fast
-from fuprune.unlearning.class_pruning import class_pruning
+from fuprune.federated.program import Task
+from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import (
@@ -46,7 +43,9 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     Variables,
 )
+from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import objective_option, recovery_key
+from fuprune.unlearning.request import ForgetRequest, classes_of
 
 ANSWERS = ("nearest", "random")
 
@@ -55,16 +54,13 @@ def relabel(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
     answer: str = "nearest",
-    participants: Sequence[int] | None = None,
     batch_size: int = 64,
-    preprocess: Preprocess = to_float,
-    backend: str = "auto",
-    mesh=None,
+    reading: Reading = READ_ALL,
     head: str = "head",
 ) -> UnlearnResult:
     """Fine-tune with the forgotten images under the labels of other classes.
@@ -76,33 +72,26 @@ def relabel(
       variables: its trained variables.
       data: every client's data; the participants' forgotten images are trained on,
         with new labels, and the other clients' are left out.
-      classes: to forget.
+      request: classes to forget, as a request or a tuple.
       key: of random answers and the fine-tuning.
       fine_tune: see `protocol.FineTune`.
       answer: `nearest`, the trained model's best answer among the other classes, or
         `random`, any of them.
-      participants: ids of the clients that relabel; None for all.
       batch_size: images at a time when the model is asked.
-      preprocess: as in training, without augmentation.
-      backend: how clients are iterated.
-      mesh: devices for `shard_map`; all by default.
+      reading: how clients' data are read; its participants relabel.
       head: name of the last layer.
     """
     num_classes = head_classes(variables, head)
-    classes = check_classes(classes, num_classes)
     taught, notes = _relabelled(
         model,
         variables,
         data,
-        classes,
+        classes_of(request, num_classes),
         num_classes,
         key=key,
         answer=answer,
-        participants=participants,
         batch_size=batch_size,
-        preprocess=preprocess,
-        backend=backend,
-        mesh=mesh,
+        reading=reading,
     )
     fit = fine_tune(model, variables, taught, recovery_key(key))
     return UnlearnResult(model, fit.state.variables, fit=fit, notes=notes)
@@ -112,17 +101,14 @@ def prune_relabel(
     model,
     variables: Variables,
     data: FederatedDataset,
-    classes: tuple[int, ...],
+    request: ForgetRequest | tuple[int, ...],
     *,
     key: jax.Array,
     fine_tune: FineTune,
     num_classes: int | None = None,
     answer: str = "nearest",
-    participants: Sequence[int] | None = None,
-    batch_size: int = 64,
-    preprocess: Preprocess = to_float,
-    backend: str = "auto",
-    mesh=None,
+    cut: Cut = PAPER_CUT,
+    reading: Reading = READ_ALL,
     head: str = "head",
     **pruning,
 ) -> UnlearnResult:
@@ -132,16 +118,17 @@ def prune_relabel(
     `relabel`, and in `pruning` the others of `class_pruning`.
     """
     num_classes = num_classes or head_classes(variables, head)
-    classes = check_classes(classes, num_classes)
-    clients: dict[str, Any] = dict(
-        participants=participants,
-        batch_size=batch_size,
-        preprocess=preprocess,
-        backend=backend,
-        mesh=mesh,
-    )
+    classes = classes_of(request, num_classes)
     taught, notes = _relabelled(
-        model, variables, data, classes, num_classes, key=key, answer=answer, **clients
+        model,
+        variables,
+        data,
+        classes,
+        num_classes,
+        key=key,
+        answer=answer,
+        batch_size=cut.batch_size,
+        reading=reading,
     )
 
     def tune_on_everything(model, variables, data, key, objective=None):
@@ -156,7 +143,8 @@ def prune_relabel(
         key=key,
         fine_tune=tune_on_everything,
         num_classes=num_classes,
-        **clients,
+        cut=cut,
+        reading=reading,
         **pruning,
     )
     return result._replace(notes={**result.notes, **notes})
@@ -171,32 +159,27 @@ def _relabelled(
     *,
     key,
     answer: str,
-    participants: Sequence[int] | None,
     batch_size: int,
-    preprocess: Preprocess,
-    backend: str,
-    mesh,
+    reading: Reading,
 ) -> tuple[FederatedDataset, dict[str, Any]]:
     """The data with new labels for `classes`, and how often each label was given."""
     if answer not in ANSWERS:
         raise InputError(
             f"answer is {answer!r}, but must be one of {', '.join(ANSWERS)}."
         )
-    forgotten = keep_classes(participating(data, participants), classes)
+    forgotten = keep_classes(participating(data, reading.participants), classes)
     others = np.setdiff1d(np.arange(num_classes), classes)
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
     if answer == "nearest":
         run = for_each_client(
-            _answers_program(
+            answers_program(
                 model,
                 others,
                 rows.shape[1],
                 batch_size=batch_size,
-                preprocess=preprocess,
+                preprocess=reading.preprocess,
             ),
-            backend=backend,
-            mesh=mesh,
-            loops_are_fast=loops_are_fast(model),
+            **reading.programs(model),
         )
         cohort = whole_cohort(forgotten)
         shared = Shared(cohort.images, cohort.labels, variables)
@@ -218,9 +201,18 @@ def _relabelled(
     return taught, {"new_labels": counts.tolist()}
 
 
-def _answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:
-    """`finish` gives `((), answers)`: the best of `others` for each image, [size]."""
+def answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:
+    """`finish` gives `((), answers)`: the best of `others` for each image, [size].
+
+    Args:
+      model: the network that is asked.
+      others: the classes that may be answered.
+      size: examples of the largest client.
+      batch_size: images at a time.
+      preprocess: as in training, without augmentation.
+    """
     padded = -(-size // batch_size) * batch_size
+    arguments = {"others": [int(u) for u in others], "batch_size": batch_size}
     others = jnp.asarray(others, jnp.int32)
 
     def init(shared, client):
@@ -241,4 +233,5 @@ def _answers_program(model, others, size, *, batch_size, preprocess) -> ClientPr
     def num_steps(client):
         return (client.length + batch_size - 1) // batch_size
 
-    return ClientProgram(num_steps, init, step, finish)
+    task = Task("relabel", model, arguments)
+    return ClientProgram(num_steps, init, step, finish, task=task)

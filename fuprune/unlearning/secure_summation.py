@@ -1,17 +1,22 @@
-"""Secure summation of what clients upload, simulated: the server learns only the sum.
+"""Secure summation of what clients upload: the server learns only the sum.
 
-The protocol is that of Bonawitz et al. 2017. Uploads become whole numbers modulo 2^64;
-every pair of clients adds and subtracts one common mask, and each client adds a mask of
-its own, so that masks cancel exactly in the sum. Keys and own masks are shared out
-by Shamir's scheme, so that clients that drop out after sharing are made up for.
+The protocol is that of Bonawitz et al. 2017, as functions of one party each. Uploads
+become whole numbers modulo 2^64; every pair of clients adds and subtracts one common
+mask, and each client adds a mask of its own, so that masks cancel exactly in the sum.
+Keys and own masks are shared out by Shamir's scheme, so that clients that drop out
+after sharing are made up for.
 
-What the simulation does not cover: everything runs in one process from one key; keys
-are agreed in a toy Diffie-Hellman group and masks come from Threefry with 64-bit seeds,
-where a deployment takes X25519 and a cipher; channels are taken to be private and
-authentic; the server follows the protocol, and looks. Fewer than `threshold` clients
-that collude with it learn nothing about the rest beyond the sum of the others. The sum
-itself is not noised: that is `privacy.py`. And what cannot be seen cannot be checked: a
-hostile client can spoil a secure sum.
+Keys are X25519 keys, fresh for every sum; masks are ChaCha20 streams whose keys HKDF
+derives from what a pair agreed; shares travel through the server sealed by
+ChaCha20-Poly1305. A federation calls the functions on different machines
+(`fuprune.flower`); `secure_sum` calls them all in one process.
+
+What it does not cover: the server hands out the public keys, so it has to follow the
+protocol (it may look, and keep what it saw); one that puts keys of its own in the place
+of the clients' could read them. Fewer than `threshold` clients that collude with it
+learn nothing about the rest beyond the sum of the others. The sum itself is not noised:
+that is `privacy.py`. And what cannot be seen cannot be checked: a hostile client can
+spoil a secure sum. In `secure_sum` everything random derives from one JAX key.
 """
 
 import hashlib
@@ -21,34 +26,50 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.unlearning.secret_sharing import (
+    PRIME,
+    Share,
+    recover_secret,
+    share_secret,
+)
+from fuprune.unlearning.summation_keys import (
+    KEY_BYTES,
+    SHARE_BYTES,
+    Directory,
+    HeldShares,
+    Keys,
+    RandomBytes,
+    agree_secret,
+    check_threshold,
+    derive_key,
+    make_directory,
+    make_keys,
+    open_shares,
+    public_key,
+    public_keys,
+    share_keys,
+)
 
-PRIME = 2**127 - 1  # the field of the shares, and the toy key-agreement group
-GENERATOR = 3
+__all__ = [
+    "PRIME",
+    "SCALE",
+    "agree_keys",
+    "decode",
+    "encode",
+    "gather_shares",
+    "mask_upload",
+    "recover_secret",
+    "reveal_shares",
+    "secure_sum",
+    "share_secret",
+    "unmask",
+]
+
 SCALE = 2.0**20  # a value is sent to the nearest 2^-20
-
-
-class Share(NamedTuple):
-    """One point of the polynomial whose value at zero is the secret."""
-
-    holder: int  # x - 1: which client holds it
-    value: int
-
-
-class Keys(NamedTuple):
-    """What one client keeps to itself."""
-
-    private_key: int
-    self_seed: int  # of the client's own mask
-
-
-class Directory(NamedTuple):
-    """What everybody knows."""
-
-    public_keys: tuple[int, ...]  # by client
-    threshold: int  # how many clients it takes to open a share
 
 
 class Setup(NamedTuple):
@@ -102,23 +123,34 @@ def secure_sum(
     # Whoever is still there answers for both kinds of clients, never with both kinds
     # of shares for the same one.
     helpers = sorted(masked)[: setup.directory.threshold]
+    revealed = {
+        helper: reveal_shares(
+            {
+                owner: HeldShares(
+                    setup.private_key_shares[owner][helper],
+                    setup.self_seed_shares[owner][helper],
+                )
+                for owner in range(len(uploads))
+            },
+            setup.directory,
+            sent=masked,
+        )
+        for helper in helpers
+    }
+    private_key_shares, self_seed_shares = gather_shares(
+        revealed, dropped=dropped, sent=masked
+    )
     words = unmask(
         masked,
         setup.directory,
-        private_key_shares={
-            client: [setup.private_key_shares[client][helper] for helper in helpers]
-            for client in dropped
-        },
-        self_seed_shares={
-            client: [setup.self_seed_shares[client][helper] for helper in helpers]
-            for client in masked
-        },
+        private_key_shares=private_key_shares,
+        self_seed_shares=self_seed_shares,
     )
     return decode(words, uploads[0], scale=scale)
 
 
 def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -> Setup:
-    """Draws every client's keys and shares them out among all clients.
+    """Every client's part of the setup, one after another, from one JAX key.
 
     Args:
         key: a JAX key.
@@ -129,106 +161,75 @@ def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -
     Returns:
         `Setup`.
     """
-    if num_clients < 2:
-        raise InputError(
-            f"secure summation has {num_clients} clients and needs at least 2, since "
-            "a sum of one hides nothing; capture on more clients."
+    threshold = check_threshold(num_clients, threshold)
+    clients = range(num_clients)
+    sources = [_random_from(key, client) for client in clients]
+    keys = tuple(make_keys(random_bytes) for random_bytes in sources)
+    directory = make_directory([public_keys(k) for k in keys], threshold)
+    sealed = [
+        share_keys(client, keys[client], directory, sources[client])
+        for client in clients
+    ]
+    held = [
+        open_shares(
+            client, keys[client], directory, {o: sealed[o][client] for o in clients}
         )
-    if threshold is None:
-        threshold = num_clients // 2 + 1
-    if not 2 <= threshold <= num_clients:
-        raise InputError(
-            f"threshold is {threshold}, but it must lie in [2, {num_clients}], the "
-            "number of clients."
-        )
-    keys = tuple(
-        Keys(
-            1 + _draw(key, "private key", client) % (PRIME - 2),
-            _draw(key, "self seed", client) % 2**64,
-        )
-        for client in range(num_clients)
-    )
-    public_keys = tuple(pow(GENERATOR, k.private_key, PRIME) for k in keys)
-
-    def share_out(label, secrets):
-        return tuple(
-            share_secret(
-                secret,
-                coefficients=[
-                    _draw(key, label, client, power) % PRIME
-                    for power in range(1, threshold)
-                ],
-                num_shares=num_clients,
-            )
-            for client, secret in enumerate(secrets)
-        )
-
+        for client in clients
+    ]
     return Setup(
-        Directory(public_keys, threshold),
+        directory,
         keys,
-        share_out("private key share", [k.private_key for k in keys]),
-        share_out("self seed share", [k.self_seed for k in keys]),
+        tuple(tuple(held[h][o].private_key for h in clients) for o in clients),
+        tuple(tuple(held[h][o].self_seed for h in clients) for o in clients),
     )
 
 
-def share_secret(
-    secret: int, *, coefficients: Sequence[int], num_shares: int, prime: int = PRIME
-) -> tuple[Share, ...]:
-    """Shamir's scheme: points of a random polynomial through the secret.
+def reveal_shares(
+    held: Mapping[int, HeldShares], directory: Directory, *, sent: Collection[int]
+) -> dict[int, Share]:
+    """A client's last message: one share for every owner, never both.
+
+    A client answers once for each sum: two answers to different lists of senders would
+    bare an upload.
 
     Args:
-        secret: in [0, prime).
-        coefficients: of the powers 1, 2, ..., uniform in [0, prime); one fewer than
-            the shares that it takes to recover the secret.
-        num_shares: n, below `prime`.
-        prime: the field.
+        held: by owner, from `open_shares`.
+        directory: everybody's public keys.
+        sent: the owners whose upload the server says it has.
 
     Returns:
-        n shares. Any `len(coefficients)` of them are uniform whatever the secret is.
-    """
-    if not (0 <= secret < prime and num_shares < prime):
-        raise InputError(
-            f"a secret and {num_shares} shares must lie in [0, {prime}); choose a "
-            "larger prime."
-        )
-    shares = []
-    for holder in range(num_shares):
-        value = 0
-        for coefficient in (*reversed(coefficients), secret):
-            value = (value * (holder + 1) + coefficient) % prime
-        shares.append(Share(holder, value))
-    return tuple(shares)
-
-
-def recover_secret(
-    shares: Sequence[Share], *, threshold: int, prime: int = PRIME
-) -> int:
-    """The polynomial's value at zero, by Lagrange's formula.
-
-    Args:
-        shares: of one secret.
-        threshold: how many of them it takes.
-        prime: the field.
+        By owner, a share of the own mask's seed if it sent, of the private key if not.
 
     Raises:
-        TooFewClientsError: there are fewer shares of different holders.
+        TooFewClientsError: fewer than the threshold sent, so a sum of few would show.
     """
-    points = {share.holder + 1: share.value for share in shares}
-    if len(points) < threshold:
+    if len(sent) < directory.threshold:
         raise TooFewClientsError(
-            f"{len(points)} clients remain to recover a secret that takes {threshold}; "
-            "sample other clients or lower the threshold."
+            f"{len(sent)} of {len(directory.public_keys)} clients remain and "
+            f"{directory.threshold} are needed to unmask a secure sum; sample other "
+            "clients or lower the threshold."
         )
-    chosen = sorted(points)[:threshold]
-    secret = 0
-    for x in chosen:
-        above, below = 1, 1
-        for other in chosen:
-            if other != x:
-                above = above * other % prime
-                below = below * (other - x) % prime
-        secret += points[x] * above * pow(below, -1, prime)
-    return secret % prime
+    return {
+        owner: shares.self_seed if owner in sent else shares.private_key
+        for owner, shares in held.items()
+    }
+
+
+def gather_shares(
+    revealed: Mapping[int, Mapping[int, Share]],
+    *,
+    dropped: Collection[int],
+    sent: Collection[int],
+) -> tuple[dict[int, list[Share]], dict[int, list[Share]]]:
+    """What the clients revealed, by owner: of private keys, and of own masks."""
+
+    def by_owner(owners):
+        return {
+            owner: [shares[owner] for shares in revealed.values() if owner in shares]
+            for owner in owners
+        }
+
+    return by_owner(dropped), by_owner(sent)
 
 
 def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
@@ -357,10 +358,12 @@ def unmask(
         words = words + sent
     for shares in self_seed_shares.values():
         seed = recover_secret(shares, threshold=directory.threshold)
+        seed = seed.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
         words = words - _own_mask(seed, len(words))
     for client, shares in private_key_shares.items():
-        private_key = recover_secret(shares, threshold=directory.threshold)
-        if pow(GENERATOR, private_key, PRIME) != directory.public_keys[client]:
+        secret = recover_secret(shares, threshold=directory.threshold)
+        private_key = secret.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
+        if public_key(private_key) != directory.public_keys[client]:
             raise InputError(
                 f"the shares of client {client}'s key do not give that key, so one of "
                 "them is false; repeat the round with other clients."
@@ -372,35 +375,32 @@ def unmask(
     return words
 
 
-def _own_mask(self_seed: int, size: int) -> np.ndarray:
-    return _mask(hashlib.sha256(b"own" + self_seed.to_bytes(16)).digest(), size)
+def _own_mask(self_seed: bytes, size: int) -> np.ndarray:
+    return _mask(self_seed, b"own mask", size)
 
 
 def _pair_mask(client, peer, private_key, public_keys, size) -> np.ndarray:
     """The client's side of the pair's mask: its peer's side is the negative."""
-    agreed = pow(public_keys[peer], private_key, PRIME)
+    agreed = agree_secret(private_key, public_keys[peer])
     low, high = sorted((client, peer))
-    label = b"pair" + low.to_bytes(4) + high.to_bytes(4)
-    mask = _mask(hashlib.sha256(label + agreed.to_bytes(16)).digest(), size)
+    mask = _mask(agreed, f"pair mask {low} {high}".encode(), size)
     return mask if client < peer else np.uint64(0) - mask
 
 
-def _mask(digest: bytes, size: int) -> np.ndarray:
-    halves = np.asarray(_stream(np.frombuffer(digest[:8], np.uint32), size=size))
-    high, low = halves.astype(np.uint64)
-    return (high << np.uint64(32)) | low
+def _mask(secret: bytes, label: bytes, size: int) -> np.ndarray:
+    """[size] uint64 from a ChaCha20 stream under the key that HKDF derives."""
+    cipher = Cipher(
+        algorithms.ChaCha20(derive_key(secret, label), bytes(16)), mode=None
+    )
+    return np.frombuffer(cipher.encryptor().update(bytes(8 * size)), "<u8")
 
 
-def _threefry(seed, *, size):
-    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    return jax.random.bits(key, (2, size), jnp.uint32)
+def _random_from(key: jax.Array, client: int) -> RandomBytes:
+    """A stand-in for a client's own random source that only this key gives."""
+    seed = np.asarray(jax.random.key_data(key)).tobytes() + client.to_bytes(8)
+    calls = iter(range(2**63))
 
+    def random_bytes(size: int) -> bytes:
+        return hashlib.shake_256(seed + next(calls).to_bytes(8)).digest(size)
 
-_stream = jax.jit(_threefry, static_argnames="size")
-
-
-def _draw(key, label: str, *positions: int) -> int:
-    """A whole number below 2^256 that only this key, label and positions give."""
-    seed = np.asarray(jax.random.key_data(key)).tobytes()
-    text = "/".join([label, *map(str, positions)]).encode()
-    return int.from_bytes(hashlib.sha256(seed + text).digest())
+    return random_bytes

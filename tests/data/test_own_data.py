@@ -13,10 +13,12 @@ from fuprune.data import (
     DataUnavailableError,
     class_names,
     column,
+    decoded_pictures,
     from_arrays,
     load,
     network,
     num_classes,
+    pictures,
     sources,
 )
 from fuprune.errors import FupruneError, InputError
@@ -269,6 +271,57 @@ def test_a_folder_without_splits_sets_every_fifth_aside(tmp_path):
     np.testing.assert_array_equal(load(name, split="test").images, expected.test[0])
 
 
+@pytest.fixture
+def decoded(monkeypatch, tmp_path):
+    """Sources of each call that decodes; every set counts as one of many pictures."""
+    calls = []
+
+    def spy(files, fit, origins):
+        calls.append(len(files))
+        return pictures.decode_all(files, fit, origins)
+
+    monkeypatch.setattr(decoded_pictures, "MANY", 1)
+    monkeypatch.setattr(decoded_pictures, "decode_all", spy)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return calls
+
+
+def read_anew(name):
+    sources._read_once.cache_clear()
+    return load(name, split="train").images
+
+
+def test_many_pictures_are_decoded_once_until_one_changes(tmp_path, decoded):
+    images, labels = arrays()
+    write_folder(tmp_path / "set" / "train", images, labels)
+    write_folder(tmp_path / "set" / "test", images[:4], labels[:4])
+    name = f"folder:{tmp_path}/set"
+    first = read_anew(name)
+    assert decoded == [30, 4]
+    np.testing.assert_array_equal(read_anew(name), first)
+    assert decoded == [30, 4]
+    assert read_anew(f"{name}?size=2").shape == (30, 2, 2, 3)
+    assert decoded == [30, 4] * 2
+    write_picture(tmp_path / "set" / "train" / "ant" / "000.png", 255 - images[0])
+    np.testing.assert_array_equal(read_anew(name)[0], 255 - images[0])
+    assert decoded == [30, 4] * 3
+    for file in (tmp_path / "cache").rglob("train_images.npy"):
+        file.write_bytes(file.read_bytes()[:-1])
+    np.testing.assert_array_equal(read_anew(name)[1:], first[1:])
+    assert decoded == [30, 4] * 3 + [30]
+
+
+def test_pictures_that_do_not_fit_in_memory_are_refused_first(
+    tmp_path, decoded, monkeypatch
+):
+    write_folder(tmp_path / "set", *arrays())
+    monkeypatch.setattr(decoded_pictures, "free_memory", lambda: 30 * 5 * 4 * 3 - 1)
+    with pytest.raises(DamagedDataError) as error:
+        load(f"folder:{tmp_path}/set", split="train")
+    assert_one_line(error, "29 more pictures take", "are free", "?size=64")
+    assert decoded == []
+
+
 def test_directories_below_a_class_say_whose_a_picture_is(tmp_path):
     images, labels = arrays()
     write_folder(tmp_path / "train", images, labels, client=np.arange(30) % 4)
@@ -373,6 +426,17 @@ def test_a_hugging_face_set_on_disk_gives_splits_names_and_columns(tmp_path, dat
     with pytest.raises(DamagedDataError) as error:
         load(f"hf:{tmp_path}/text", split="train")
     assert_one_line(error, "text, label", "an image and a class label")
+
+
+def test_many_pictures_of_a_hugging_face_set_are_decoded_once(
+    tmp_path, datasets, decoded
+):
+    images, labels = arrays()
+    hf_split(datasets, images, labels).save_to_disk(str(tmp_path / "set"))
+    name = f"hf:{tmp_path}/set"
+    first = read_anew(name)
+    np.testing.assert_array_equal(read_anew(name), first)
+    assert decoded == [30]
 
 
 def test_a_set_of_the_hub_without_network_or_cache_fails_in_one_line(

@@ -24,6 +24,8 @@ SMALL = (
     "--config.fine_tune.rounds=4",
     "--config.phases=pretrain,unlearn,report",
     "--config.runtime.conv=xla",
+    # Every device compiles every program for itself.
+    "--config.runtime.devices=1",
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fuprune.report import join, joined, paper, paper_numbers
 from fuprune.report.__main__ import main
-from fuprune.report.reading import Run
+from fuprune.run.reading import Run
 from tests.report.fixture import evidence, make_audit, make_record, write_run
 from tests.report.reading import Page
 
@@ -98,7 +98,8 @@ def test_membership_is_the_difference_to_retraining_or_no_result(values, written
     test = evidence("shadow_success_rate", {"class_pruning": "pass"}, kind="shadow")
     audit = make_audit(test._replace(retrained=values))
     group = joined.make_group("E1", (Run("a", cifar10(), [], audit, None, ()),))
-    rows = paper.membership_table([group]).rows
+    (table,) = [one for one in paper.paper_tables([group]) if one.name == "table_4"]
+    rows = table.rows
     (found,) = [row for row in rows if row[3].text == "ours"]
     assert found[4].text == written
 

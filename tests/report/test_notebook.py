@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fuprune.report import notebook, show
-from fuprune.report.reading import Run
+from fuprune.run.reading import Run
 from fuprune.run.record import RunRecord
 from fuprune.surgery.plan import PrunePlan
 from tests.report.fixture import make_audit, make_record
@@ -27,7 +27,7 @@ def test_a_record_shows_its_first_screen_and_methods():
 def test_an_audit_shows_its_verdicts():
     text = shown(make_audit())
     assert "Verdicts on every model" in text
-    assert "All 2 membership tests" in text
+    assert "cannot tell" in text
 
 
 def test_a_whole_run_shows_both():

@@ -118,9 +118,9 @@ def test_a_control_gets_its_due(control, words):
 def test_speed_is_told_in_rounds_and_seconds_with_own_work():
     price = answers()["At what price?"]
     assert (
-        "It reaches retraining's own 85.5% after 12 rounds and 22.0 s (2.0 s of it its "
-        "own work); retraining needs 130 rounds and 2.3 min: 10.8× fewer rounds, "
-        "6.36× less time."
+        "It reaches retraining's own 85.5% on the test split after 12 rounds and "
+        "22.0 s (2.0 s of it its own work); retraining needs 130 rounds and 2.3 min: "
+        "10.8× fewer rounds, 6.36× less time."
     ) in price
     assert "Controls that need no more rounds: fine tune only (10)." in price
 
@@ -135,12 +135,13 @@ def test_a_target_never_reached_is_said():
     late = method_row(PRUNING, reached=None)
     record = record._replace(methods=[late, *record.methods[1:]])
     price = answers(record)["At what price?"]
-    assert "It does not reach retraining's own 85.5% within its 20 rounds." in price
+    goal = "retraining's own 85.5% on the test split"
+    assert f"It does not reach {goal} within its 20 rounds." in price
 
 
 def test_a_cheaper_and_better_control_is_named():
     price = answers()["At what price?"]
-    assert "On price it loses to a trivial control: fine tune only (87.0%, 20" in price
+    assert "for no more rounds: fine tune only (87.0%, 20" in price
 
 
 def test_training_on_the_forgotten_images_stands_beside_the_numbers():

@@ -101,7 +101,7 @@ def test_the_papers_form_and_other_tables_are_files(run):
     )
     assert float(row.split(",")[6]) == 0.86
     names = {path.stem for path in (run / "report").glob("*.csv")}
-    expected = {"methods", "verdicts", "classes", "layers", "audit", "settings"}
+    expected = {"methods", "verdicts", "classes", "layers", "settings"}
     assert expected | {"speed_retrained", "tally"} <= names
     markdown = (run / "report" / "report.md").read_text()
     assert "## What was tested, and what could be seen" in markdown

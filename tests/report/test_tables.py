@@ -5,9 +5,10 @@ import io
 
 import pytest
 
-from fuprune.report import audit_tables, formats, markup, output, speed, table_forms
+from fuprune.report import audit_tables, formats, markup, output, table_forms
 from fuprune.report import tables as run_tables
 from fuprune.report.table_forms import Column, Table, cell
+from fuprune.run import speed
 from tests.report.fixture import evidence, make_audit, make_record
 from tests.report.reading import Page
 
@@ -68,19 +69,6 @@ def test_unprintable_characters_become_visible():
 def test_attributes_cannot_be_left():
     made = markup.element("p", {"title": '" onclick="x'}, "t")
     assert Page(made).all("p") == [{"title": '" onclick="x'}]
-    with pytest.raises(ValueError, match="is not an attribute name"):
-        markup.element("p", {"a b": 1})
-    with pytest.raises(ValueError, match="is not a tag name"):
-        markup.element("p onclick=x")
-
-
-@pytest.mark.parametrize(
-    "name", ["../x.html", "a/b.csv", ".hidden.md", "x.js", "X.csv"]
-)
-def test_only_plain_names_are_written(tmp_path, name):
-    with pytest.raises(ValueError, match="is not a report file name"):
-        output.write_files(tmp_path, {name: ""})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path):
@@ -88,10 +76,10 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path):
     victim.write_text("keep")
     folder = tmp_path / "report"
     folder.mkdir()
-    (folder / "a.html").symlink_to(victim)
-    output.write_files(folder, {"a.html": "new"})
+    (folder / "report.html").symlink_to(victim)
+    output.write_report(folder, "new", [], [])
     assert victim.read_text() == "keep"
-    assert (folder / "a.html").read_text() == "new"
+    assert (folder / "report.html").read_text() == "new"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +120,7 @@ def test_the_speed_table_compares_rounds_time_images_and_bytes():
     assert ours["Times less than retraining upload"] == "10.8×"
     assert row_of(table, "mask_logit")["Spent until then rounds"] == "not reached"
     assert row_of(table, "retrain")["Times less than retraining rounds"] == "–"
-    assert "85.5% on the R-set" in table.title
+    assert "85.5% on the R-set of the test split" in table.title
     assert run_tables.speed_table(make_record(), "configured") is None
     assert set(speed.TARGETS) == {"retrained", "raw_masked", "configured"}
 
@@ -160,13 +148,11 @@ def test_a_constant_attacker_is_no_result():
         "shadow_success_rate", {"class_pruning": "cannot tell"}, kind="shadow"
     )
     test = test._replace(values={"class_pruning": None})
-    table = audit_tables.verdict_table(make_audit(test), "class_pruning", whole=True)
+    table = audit_tables.verdict_table(make_audit(test), "class_pruning")
     assert row_of(table, "shadow_success_rate")["class pruning"] == "no result"
 
 
-def test_one_row_stands_for_membership_tests_without_power():
+def test_tests_without_power_come_last():
     table = audit_tables.verdict_table(make_audit(), "class_pruning")
-    assert [row[0].text for row in table.rows][-1] == "All 2 membership tests"
-    assert len(table.rows) == 5
-    whole = audit_tables.verdict_table(make_audit(), "class_pruning", whole=True)
-    assert len(whole.rows) == 6
+    undecided = [row[1].verdict == "cannot tell" for row in table.rows]
+    assert len(undecided) == 6 and undecided == sorted(undecided) and any(undecided)

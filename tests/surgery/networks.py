@@ -271,8 +271,8 @@ NETWORKS = {
     "mobilenet": Case(MobileNet),
     "convnext": Case(ConvNeXt, dense=True),
     "group_norm": Case(GroupNormNet, whole=6),
-    # Attention is not cut, and keeps the stream whole: only hidden units go.
-    "vit": Case(ViT, dense=True, share=0.7),
+    # Attention and the stream stay whole: only patches and hidden units go.
+    "vit": Case(ViT, dense=True, share=0.75),
     "nnx": Case(lambda: NNXNet(nnx.Rngs(0))),
     "flax_resnet18": Case(partial(resnet18, 4)),
     "flax_resnet50": Case(partial(resnet50, 4)),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import drop_classes
-from fuprune.unlearning.ascent import ascent
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from tests.unlearning.small import (
     SmallNet,
@@ -26,7 +26,7 @@ def regression():
 
 
 def forget(model, variables, data, **options):
-    return ascent(
+    return METHODS["ascent"](
         model,
         variables,
         data,

@@ -21,7 +21,8 @@ from fuprune.models import zoo
 from fuprune.models.resnet import ResNet
 from fuprune.surgery import PrunePlan, compact, mask
 from fuprune.unlearning.activations import ClassActivations, collect, merge_activations
-from fuprune.unlearning.class_pruning import class_pruning, server_proc
+from fuprune.unlearning.class_pruning import server_proc
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy import NoiseScales, make_protect
 from fuprune.unlearning.protocol import UnlearnError
 from tests.compilations import counted
@@ -58,7 +59,7 @@ def forget(trained, classes, seen=None, **options):
     """The method on the fixture's network."""
     data, variables = trained
     settings = dict(rate=0.1, num_classes=4, key=jax.random.key(1))
-    return class_pruning(
+    return METHODS["class_pruning"](
         MODEL,
         variables,
         data,
@@ -132,7 +133,7 @@ def test_masking_and_compacting_give_the_same_function(trained):
 def both_surgeries(model, variables, data, classes, **options):
     """The method by mask and by compact, without any fine-tuning."""
     return (
-        class_pruning(
+        METHODS["class_pruning"](
             model,
             variables,
             data,
@@ -445,7 +446,7 @@ def test_layers_are_scored_in_forward_order_so_that_ties_fall_that_way():
         del model, data, key
         return FitResult(ServerState(variables, (), jnp.int32(0)), [], None)
 
-    result = class_pruning(
+    result = METHODS["class_pruning"](
         model,
         variables,
         small_data(),

@@ -10,11 +10,11 @@ from fuprune.data.federated import drop_classes, federate
 from fuprune.surgery import PrunePlan, mask
 from fuprune.unlearning.fisher import (
     diagonal_fisher,
-    fisher,
     fisher_information,
     label_factors,
     released_noise,
 )
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from tests import reference_baselines as reference
 from tests.tiny import tiny_dataset
@@ -105,7 +105,7 @@ def test_information_is_an_expectation_over_labels_per_example():
 
 
 def forget(model, variables, data, classes, **options):
-    return fisher(
+    return METHODS["fisher"](
         model,
         variables,
         data,

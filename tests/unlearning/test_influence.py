@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import federate
-from fuprune.unlearning.influence import conjugate_gradients, influence
+from fuprune.unlearning.influence import conjugate_gradients
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from tests import reference_baselines as reference
 from tests.tiny import tiny_dataset
@@ -29,7 +30,7 @@ def regression():
 
 
 def forget(model, variables, data, classes=(1,), **options):
-    return influence(
+    return METHODS["influence"](
         model,
         variables,
         data,

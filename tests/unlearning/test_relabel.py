@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from fuprune.data.preprocess import to_float
-from fuprune.unlearning.class_pruning import class_pruning
-from fuprune.unlearning.relabel import prune_relabel, relabel
+from fuprune.unlearning.methods import METHODS
 from tests.unlearning.small import SmallNet, initial, make_fine_tune, small_data
 
 MODEL = SmallNet()
 CLASSES = (1, 3)
 
 
-def taught_by(data, variables, method=relabel, **options):
+def taught_by(data, variables, method="relabel", **options):
     """The data that fine-tuning was given, and the notes."""
     seen = []
     fine_tune = make_fine_tune()
@@ -23,7 +22,7 @@ def taught_by(data, variables, method=relabel, **options):
         seen.append(given)
         return fine_tune(model, variables, given, key)
 
-    result = method(
+    result = METHODS[method](
         MODEL,
         variables,
         data,
@@ -60,10 +59,10 @@ def test_random_answers_are_other_classes_and_follow_the_key():
 def test_after_the_papers_cut_labels_are_those_of_the_uncut_network():
     data, variables = small_data(), initial(MODEL)
     plain, notes = taught_by(data, variables)
-    given, both = taught_by(data, variables, prune_relabel, rate=0.3)
+    given, both = taught_by(data, variables, "prune_relabel", rate=0.3)
     np.testing.assert_array_equal(plain.labels, given.labels)
     assert both["new_labels"] == notes["new_labels"]
-    _, cut = taught_by(data, variables, class_pruning, rate=0.3, num_classes=4)
+    _, cut = taught_by(data, variables, "class_pruning", rate=0.3, num_classes=4)
     assert both["cuts"] == cut["cuts"] and both["cuts"]
 
 

@@ -7,7 +7,7 @@ A target is an R-set accuracy: retraining's own ("retrained"), the masked raw mo
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fuprune.report import roles
+from fuprune.run.queries import mean
 from fuprune.run.record import Crossing, MethodRow
 
 TARGETS = {
@@ -41,7 +41,7 @@ def reached(rows: Sequence[MethodRow], target: str) -> Reached | None:
     if not found:
         return None
     there = [one for one in found if one.rounds is not None]
-    means = [roles.mean(getattr(one, cost) for one in there) for cost in COSTS]
+    means = [mean(getattr(one, cost) for one in there) for cost in COSTS]
     accuracy = sum(one.accuracy for one in found) / len(found)
     return Reached(accuracy, len(found), len(found) - len(there), *means)
 

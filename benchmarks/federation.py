@@ -1,0 +1,197 @@
+"""What a message costs a client of a Flower federation, against a simulated client.
+
+Flower starts a process for every message. The same training request is answered three
+times: by a process whose compilation cache is empty, by one that finds it filled, and
+by the simulator in a process that has answered before. CPU seconds are compared, which
+depend little on what else the machine does; Flower's transport is not in them.
+
+    python benchmarks/federation.py
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "peers")]
+
+RESULTS = HERE / "results" / "federation.json"
+CONFIG = "partition.clients=3 partition.kind=iid train.cohort=3 train.local_epochs=1"
+
+
+def main(arguments=None):
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--part", choices=("message", "simulator", "nothing"))
+    options = parser.parse_args(arguments)
+    if options.part:
+        PARTS[options.part]()
+        return
+    import round_throughput
+
+    machine = round_throughput.machine()
+    rows = measure(options.repeats)
+    report = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": machine | {"load_after": os.getloadavg()[0]},
+        "workload": {"config": CONFIG, "model": "resnet8", "images": "digits, 8x8"},
+        "rows": rows,
+    }
+    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
+
+
+def measure(repeats):
+    """CPU seconds of each kind of answer, the median of `repeats`."""
+    found = {"process that answers nothing": [], "cold": [], "warm": []}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            found["process that answers nothing"].append(run("nothing", folder))
+            found["cold"].append(run("message", folder))
+            found["warm"].append(run("message", folder))
+    simulator = [run("simulator", "") for _ in range(repeats)]
+    rows = [{"answer": name, **middle(times)} for name, times in found.items()]
+    rows.append({"answer": "simulated client, later rounds", **middle(simulator)})
+    return rows
+
+
+def middle(times):
+    times = sorted(times)
+    return {"cpu_seconds": times[len(times) // 2], "lowest": times[0]}
+
+
+def run(part, folder):
+    """CPU seconds that a fresh process says a part took."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    environment |= {"FUPRUNE_FOLDER": folder, "PYTHONPATH": str(HERE.parent)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, __file__, "--part", part],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])["cpu_seconds"]
+
+
+def answer_message():
+    """One training request, answered as Flower's process does; all that it costs."""
+    from flwr.app import Context, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fuprune.flower import client_app
+    from fuprune.flower.records import pack, unpack
+
+    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+    folder = pathlib.Path(os.environ["FUPRUNE_FOLDER"])
+    header, arrays = request()
+    message = Message(pack(header, arrays), message_type="train", dst_node_id=1)
+    context = Context(
+        run_id=1,
+        node_id=1,
+        node_config={"client-id": 0, "folder": str(folder)},
+        state=RecordDict(),
+        run_config={"config": CONFIG},
+    )
+    reply, _ = unpack(client_app.app(message, context).content)
+    assert reply["problem"] is None, reply["problem"]
+    print(json.dumps({"cpu_seconds": reply["cpu_seconds"]}))
+
+
+def request():
+    """A request for one epoch; NumPy alone makes its arrays, so nothing is compiled."""
+    import jax
+    import numpy as np
+
+    from fuprune import config as configuration
+    from fuprune.flower.answers import PROTOCOL
+    from fuprune.flower.settings import read_config
+    from fuprune.models import zoo
+    from fuprune.surgery import rebuild
+
+    config = read_config(CONFIG)
+    model = zoo.create("resnet8", num_classes=10, input_shape=(8, 8, 1))
+    images = jax.ShapeDtypeStruct((1, 8, 8, 1), np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    draws = np.random.default_rng(0)
+    variables = jax.tree.map(
+        lambda x: (0.1 * draws.standard_normal(x.shape) ** 2).astype(x.dtype), shapes
+    )
+    arguments = {"local_epochs": 1, "batch_size": 16}
+    header = {
+        "protocol": PROTOCOL,
+        "request": "benchmark",
+        "orders": [],
+        "task": "local_sgd",
+        "arguments": arguments,
+        "spec": rebuild.spec(model),
+        "classes": list(range(10)),
+        "num_classes": 10,
+        "order": None,
+        "settings": {
+            "config": configuration.to_json(config),
+            "mean": [0.3],
+            "std": [0.3],
+            "learning_rate": 0.1,
+            "max_length": 100,
+        },
+    }
+    context = (variables, jax.random.key(1), np.float32(1.0), None, ())
+    return header, context
+
+
+def simulate():
+    """A round of three clients in the simulator, per client, compiled before."""
+    import time
+
+    import jax
+
+    from fuprune.data.federated import whole_cohort
+    from fuprune.flower.settings import read_config
+    from fuprune.run import assembly
+    from fuprune.run.federation import make_federation
+    from fuprune.run.machine import Runtime
+
+    config, runtime = read_config(CONFIG), Runtime(None, "loop", "xla", 0, 1)
+    federation = make_federation(config, runtime)
+    model = assembly.make_model(config, federation, runtime)
+    algorithm = assembly.make_algorithm(
+        config,
+        model,
+        federation,
+        runtime,
+        learning_rate=0.1,
+        schedule="constant",
+        rounds=9,
+    )
+    state = algorithm.init(assembly.initial_variables(model, jax.random.key(0)))
+    cohort = whole_cohort(federation.data)
+    state, _ = jax.block_until_ready(algorithm.round(state, cohort, jax.random.key(1)))
+    start = time.process_time()
+    jax.block_until_ready(algorithm.round(state, cohort, jax.random.key(2)))
+    taken = (time.process_time() - start) / 3
+    print(json.dumps({"cpu_seconds": round(taken, 3)}))
+
+
+def start_only():
+    """What a process costs that loads the client's code and does nothing."""
+    import time
+
+    from fuprune.flower import answers, client_app  # noqa: F401
+
+    print(json.dumps({"cpu_seconds": round(time.process_time(), 3)}))
+
+
+PARTS = {"message": answer_message, "simulator": simulate, "nothing": start_only}
+
+
+if __name__ == "__main__":
+    main()

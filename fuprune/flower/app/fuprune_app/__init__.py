@@ -1,0 +1,1 @@
+"""What Flower loads: the two apps of `fuprune.flower`."""

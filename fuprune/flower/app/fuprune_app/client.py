@@ -1,0 +1,5 @@
+"""The ClientApp."""
+
+from fuprune.flower.client_app import app
+
+__all__ = ["app"]

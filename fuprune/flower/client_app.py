@@ -1,0 +1,134 @@
+"""The ClientApp: Flower's messages in, a client's answers out.
+
+The node's config says who the client is: `client-id`, the `folder` for its log, secrets
+and compiled programs, and `data`, the source of its own images. Without `data` the node
+plays one client of a rehearsal: it takes its part of the dataset that the run names.
+"""
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fuprune.errors import FupruneError, InputError
+from fuprune.flower.node import Node
+
+app = ClientApp()
+
+
+def reply_to(kind: str, message: Message, context: Context) -> Message:
+    """Answers one message; whatever cannot be done is told in one line."""
+    # Deferred, because a process that only logs an order need not wait for JAX.
+    from fuprune.flower import answers, records
+
+    header, tree = records.unpack(message.content)
+    try:
+        node = load_node(dict(context.node_config), dict(context.run_config))
+    except FupruneError as error:
+        reply, content = {"request": header.get("request"), "problem": str(error)}, None
+    else:
+        keep_compiled_programs(node.folder)
+        reply, content = answers.answer(kind, header, tree, node)
+    return Message(records.pack(reply, content), reply_to=message)
+
+
+def load_node(node_config: dict[str, Any], run_config: dict[str, Any]) -> Node:
+    """The client that a node's config describes.
+
+    Args:
+      node_config: `client-id`; `folder`, by default in the user's home; `data` and
+        `data-dir`, the client's own source of images.
+      run_config: of the app; read only if the node has no data of its own.
+
+    Raises:
+      InputError: an id or the data are missing or of the wrong kind.
+    """
+    client = node_config.get("client-id")
+    if type(client) is not int or client < 0:
+        raise InputError(
+            f"client-id is {client!r}, but must be a whole number from 0; start the "
+            'SuperNode with --node-config "client-id=0 ...".'
+        )
+    default = Path.home() / ".fuprune" / f"client-{client}"
+    folder = Path(str(node_config.get("folder") or default)).expanduser().absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    name = node_config.get("data")
+    where = str(node_config.get("data-dir", "")) or None
+    if name:
+        images, labels = _own_data(str(name), where)
+    else:
+        images, labels = _rehearsed_data(str(run_config.get("config", "")), client)
+    return Node(client, folder, images, labels)
+
+
+@functools.lru_cache(maxsize=1)
+def _own_data(name: str, where: str | None):
+    from fuprune.data import sources
+
+    held = sources.load(name, split="train", data_dir=where)
+    return held.images, held.labels
+
+
+@functools.lru_cache(maxsize=8)
+def _rehearsed_data(text: str, client: int):
+    """One client's part of the dataset that the run names."""
+    import jax
+
+    from fuprune.flower.settings import read_config
+    from fuprune.run.federation import make_federation
+    from fuprune.run.machine import Runtime
+
+    config = read_config(text)
+    federation = make_federation(config, Runtime(None, "auto", "xla", 0, 1))
+    if client >= federation.data.num_clients:
+        raise InputError(
+            f"client-id is {client}, but the rehearsal has "
+            f"{federation.data.num_clients} clients; set partition.clients."
+        )
+    rows, lengths = jax.device_get((federation.data.rows, federation.data.lengths))
+    chosen = rows[client][: lengths[client]]
+    return federation.train.images[chosen], federation.train.labels[chosen]
+
+
+def keep_compiled_programs(folder: Path) -> None:
+    """Has JAX keep what it compiles, since the next message is a process of its own."""
+    import jax
+
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "compiled")
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Local training, gradients, or BatchNorm's moments."""
+    return reply_to("train", message, context)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """What a model does on the client's own images, as counts."""
+    return reply_to("evaluate", message, context)
+
+
+def _register(name: str):
+    @app.query(name)
+    def query(message: Message, context: Context) -> Message:
+        return reply_to(f"query.{name}", message, context)
+
+    return query
+
+
+QUERIES = tuple(
+    map(
+        _register,
+        (
+            *("hello", "forget", "class_statistics", "sums", "relabel"),
+            *("secure_keys", "secure_shares", "secure_reveal"),
+        ),
+    )
+)

@@ -1,0 +1,359 @@
+"""The server's work in a federation: train, forget on order, evaluate.
+
+Rounds, doors, aggregation, scores, plans and surgery are those of a simulation, with
+`RemoteClients` as the backend. Every round is saved before the next, and every order is
+on disk before it is sent, so a server that was killed goes on where it was: start the
+same run again.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fuprune import typed_json
+from fuprune.data.federated import FederatedDataset, drop_classes
+from fuprune.errors import InputError
+from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.train import FitResult, Record, Step, iterate
+from fuprune.files import write_whole
+from fuprune.flower import ledger
+from fuprune.flower.audit import write_report
+from fuprune.flower.session import Session, open_session
+from fuprune.flower.settings import Settings
+from fuprune.flower.transport import RemoteClients
+from fuprune.run import assembly, checkpoint
+from fuprune.run.agenda import make_budget
+from fuprune.run.files import seed_of
+from fuprune.run.machine import Runtime
+from fuprune.surgery import rebuild
+from fuprune.unlearning.methods import METHODS, select
+
+_LOGGER = logging.getLogger(__name__)
+
+# Methods that need more than clients' uploads, and what that is.
+UNAVAILABLE = {
+    "influence": "it takes one message to every client for each step of a linear "
+    "solver, hundreds in all",
+    "amnesiac": "it subtracts single clients' updates, which this server does not keep",
+    "fed_eraser": "it replays single clients' updates, which this server does not keep",
+}
+
+
+def train(session: Session) -> None:
+    """Trains the network of the config on what clients may be asked for."""
+    config = session.config
+    model: Any = assembly.make_model(config, session.federation, _runtime(session))
+    variables = assembly.initial_variables(
+        model, jax.random.fold_in(session.key, seed_of("initial"))
+    )
+    budget = make_budget(config, "training")
+    fit = _fit(
+        session,
+        "train",
+        model,
+        variables,
+        _remaining(session),
+        budget,
+        key=jax.random.fold_in(session.key, seed_of("pretrain")),
+    )
+    _publish(session, "train", model, fit.state.variables)
+    accuracy = _evaluate(session, model, fit.state.variables).accuracy
+    print(f"trained {len(fit.history)} rounds; accuracy on the test set {accuracy:.4f}")
+
+
+def forget(session: Session) -> Path:
+    """Carries out a forget order; the path of its report.
+
+    Raises:
+      InputError: the order, its classes or its method cannot be.
+    """
+    settings, name = session.settings, session.settings.order
+    method = METHODS.get(select((settings.method,))[0])
+    if method is None or settings.method in UNAVAILABLE:
+        raise InputError(
+            f"{settings.method} cannot run over a federation: "
+            f"{UNAVAILABLE.get(settings.method)}; choose class_pruning, for example."
+        )
+    order = ledger.open_order(
+        session.workdir, name, settings.classes, session.federation.num_classes
+    )
+    roster = session.clients.roster
+    roster.orders = ledger.read(session.workdir)
+    folder = session.workdir / "orders" / ledger.folder_name(name)
+    started = time.time()
+    if order.closed:
+        raise InputError(f"order {name!r} is closed; give another request another id.")
+    _send_order(session, name)
+    model, variables = current_model(session)
+    before = _evaluate(session, model, variables)
+    clients = session.clients.under(order=name)
+    ordered = session._replace(clients=clients)
+    result, facts = _run_method(ordered, method, model, variables, folder)
+    checkpoint.save_model(folder / "model", *result)
+    after = _evaluate(session, *result)
+    _publish(session, f"orders/{ledger.folder_name(name)}", *result)
+    roster.orders = ledger.close_order(session.workdir, name)
+    _send_order(session, name)
+    return write_report(
+        folder,
+        order=roster.orders[name],
+        method=settings.method,
+        models=((model, variables), result),
+        evaluations=(before, after),
+        federation=session.federation,
+        roster=roster,
+        facts={**facts, "seconds": round(time.time() - started, 1)},
+        key=session.key,
+    )
+
+
+def evaluate(session: Session) -> None:
+    """What the current model does on the server's test set and on clients' images."""
+    model, variables = current_model(session)
+    here = _evaluate(session, model, variables)
+    classes = range(session.federation.num_classes)
+    there = session.clients.evaluate(model, variables, classes)
+    rows = {
+        "test set": here.accuracy,
+        f"{int(there.confusion.sum())} images of clients": there.accuracy,
+    }
+    for where, accuracy in rows.items():
+        print(f"accuracy on the {where}: {accuracy:.4f}")
+
+
+def _run_method(session: Session, method, model, variables, folder: Path):
+    """`((model, variables), facts)` after the method, resumed if it was interrupted."""
+    settings, config = session.settings, session.config
+    budget = make_budget(config, method.budget)
+    unit = str(folder.relative_to(session.workdir) / "fine_tune")
+    resumed = _interrupted(session, unit)
+    if resumed is not None:
+        # The cut, or whatever came before, is done: only its fine-tuning is left.
+        model, start, data, key = resumed
+        fit = _fit(session, unit, model, start, data, budget, key=key)
+        return (model, fit.state.variables), {"resumed": True}
+    options = assembly.method_options(
+        config,
+        settings.method,
+        session.federation,
+        _runtime(session),
+        classes=settings.classes,
+    )
+    for handled_by_clients in ("protect", "privacy", "clip"):
+        options.pop(handled_by_clients, None)
+
+    def tune(model, variables, data, key, objective=None) -> FitResult:
+        if objective is not None:
+            raise InputError(
+                "distillation sends a second network with every request, which the "
+                "federation does not do; set fine_tune.distill_weight=0."
+            )
+        return _fit(session, unit, model, variables, data, budget, key=key)
+
+    result = method(
+        model,
+        variables,
+        _remaining(session, but_for=settings.order),
+        settings.classes,
+        key=jax.random.fold_in(session.key, seed_of(f"order {settings.order}")),
+        fine_tune=tune,
+        **options,
+    )
+    notes = typed_json.to_plain(dict(result.notes))
+    facts = {
+        "rounds": 0 if result.fit is None else len(result.fit.history),
+        "statistics_bytes": int(result.upload_bytes),
+        "cut": {
+            layer: len(channels)
+            for cut in notes.get("cuts", [])
+            for layer, channels in cut["cut"].items()
+        },
+    }
+    return (result.model, result.variables), facts
+
+
+def _fit(session: Session, unit: str, model, variables, data, budget, *, key):
+    """Trains from where the unit was left; every round is on disk before the next."""
+    config, folder = session.config, session.workdir / unit
+    clients = session.clients.under(learning_rate=float(budget.learning_rate))
+    algorithm = assembly.make_algorithm(
+        config,
+        model,
+        session.federation._replace(data=data),
+        _runtime(session, clients),
+        learning_rate=budget.learning_rate,
+        schedule=budget.schedule,
+        rounds=budget.rounds,
+        warmup=budget.warmup,
+    )
+    state = algorithm.init(variables)
+    saved = checkpoint.restore(folder / "checkpoints", lambda spec: state)
+    start, history = 0, []
+    if saved is not None:
+        start, state, _ = saved
+        _LOGGER.info("%s goes on after round %d", unit, start)
+    else:
+        _save(folder, 0, state, model, data, key)
+    evaluate = _evaluator(session, model)
+    steps = iterate(
+        algorithm,
+        state,
+        data,
+        key=key,
+        cohort_size=min(config.train.cohort, data.num_clients),
+        rounds=budget.rounds,
+        start=start,
+        evaluate=lambda w: {"accuracy": evaluate(w).accuracy},
+        evaluate_every=budget.is_due,
+        min_participants=session.settings.min_clients,
+    )
+    for step in _in_terms_of_the_app(steps):
+        state = step.state
+        _save(folder, step.record.round_number, state, model, data, key)
+        history.append(step.record)
+        _log_round(folder, step.record)
+    return FitResult(state, history, None)
+
+
+def _in_terms_of_the_app(steps: Iterator[Step]) -> Iterator[Step]:
+    """The steps; if too few clients answer, the key to look at is the app's."""
+    try:
+        yield from steps
+    except TooFewClientsError as error:
+        text = str(error).replace("train.min_participants", "min-clients")
+        raise TooFewClientsError(text) from None
+
+
+def _save(folder: Path, number: int, state, model, data: FederatedDataset, key):
+    spec = {
+        "model": rebuild.spec(model),
+        "rows": np.asarray(data.rows).tolist(),
+        "lengths": np.asarray(data.lengths).tolist(),
+        "labels": np.asarray(data.labels).tolist(),
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+    }
+    checkpoint.save(folder / "checkpoints", number, state, spec=spec)
+    write_whole(folder / "unit.json", json.dumps(spec) + "\n")
+
+
+def _interrupted(session: Session, unit: str):
+    """`(model, variables to start from, data, key)` of a unit that was begun."""
+    file = session.workdir / unit / "unit.json"
+    if not file.exists():
+        return None
+    spec = json.loads(file.read_text("utf-8"))
+    model = rebuild.from_spec(spec["model"])
+    data = session.federation.data._replace(
+        rows=jax.numpy.asarray(spec["rows"], jax.numpy.int32),
+        lengths=jax.numpy.asarray(spec["lengths"], jax.numpy.int32),
+        labels=jax.numpy.asarray(spec["labels"], jax.numpy.int32),
+    )
+    key = jax.random.wrap_key_data(jax.numpy.asarray(spec["key"], jax.numpy.uint32))
+    # Only the form counts: the values come from the checkpoint.
+    return model, assembly.initial_variables(model, jax.random.key(0)), data, key
+
+
+def _log_round(folder: Path, record: Record) -> None:
+    row = {
+        "round": record.round_number,
+        **{k: round(float(v), 6) for k, v in record.metrics.items()},
+        "rejected": list(record.rejected),
+    }
+    with open(folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    _LOGGER.info("%s %s", folder.name, row)
+
+
+def _log_messages(session: Session) -> None:
+    """What each answer cost its client."""
+    with open(session.workdir / "messages.jsonl", "a", encoding="utf-8") as file:
+        for kind, client, seconds in session.clients.roster.cpu_seconds:
+            row = {"kind": kind, "client": client, "cpu_seconds": seconds}
+            file.write(json.dumps(row) + "\n")
+
+
+def _send_order(session: Session, name: str) -> None:
+    """Tells everybody who is there; the others hear of it with their next request."""
+    roster = session.clients.roster
+    present = roster.refresh()
+    roster.exchange("query.forget", {k: ({"order": name}, None) for k in present})
+    ledger.confirm(session.workdir, name, roster)
+    _LOGGER.info("order %s is confirmed by %s", name, ledger.holders(roster, name))
+
+
+def _remaining(session: Session, but_for: str = "") -> FederatedDataset:
+    """What clients may be asked for: nothing of any order but the one given."""
+    classes = {
+        u
+        for order in ledger.read(session.workdir).values()
+        if order.order != but_for
+        for u in order.classes
+    }
+    return drop_classes(session.federation.data, sorted(classes))
+
+
+def current_model(session: Session) -> tuple[Any, Any]:
+    """The newest model of the workdir.
+
+    Raises:
+      InputError: nothing has been trained there.
+    """
+    file = session.workdir / "current.json"
+    if not file.exists():
+        raise InputError(
+            f"there is no trained model in {session.workdir}; run with "
+            'command="train" first.'
+        )
+    place = json.loads(file.read_text("utf-8"))["model"]
+    return checkpoint.load(session.workdir / place)
+
+
+def _publish(session: Session, unit: str, model, variables) -> None:
+    """Makes a model the one that is handed out from now on."""
+    checkpoint.save_model(session.workdir / unit / "model", model, variables)
+    current = json.dumps({"model": f"{unit}/model"}) + "\n"
+    write_whole(session.workdir / "current.json", current)
+
+
+def _evaluator(session: Session, model):
+    return make_evaluator(
+        model,
+        session.federation.test,
+        num_classes=session.federation.num_classes,
+        preprocess=session.federation.prepare,
+    )
+
+
+def _evaluate(session: Session, model, variables) -> Evaluation:
+    return _evaluator(session, model)(variables)
+
+
+def _runtime(session: Session, clients: RemoteClients | None = None) -> Runtime:
+    return Runtime(None, clients or session.clients, "xla", 0, 1)  # type: ignore
+
+
+RUNS = {"train": train, "forget": forget, "evaluate": evaluate}
+
+
+def run(grid, settings: Settings) -> None:
+    """One run of the app, from the first look at who is there to the last line.
+
+    Raises:
+      FupruneError: it cannot go on; one sentence says why.
+    """
+    session = open_session(grid, settings)
+    try:
+        done = RUNS[settings.command](session)
+    finally:
+        ledger.confirm_all(session.workdir, session.clients.roster)
+        _log_messages(session)
+    if done is not None:
+        print(Path(done).read_text("utf-8"))
+        print(f"report: {done}")

@@ -1,0 +1,306 @@
+"""A whole federation on this machine: `python -m fuprune.flower.loopback`.
+
+It makes keys and certificates, starts a SuperLink and SuperNodes on loopback, trains,
+sends a forget order by `flwr run`, prints the report, and ends every process that it
+started. The tests start theirs with the same class. Without `--insecure` everything
+speaks TLS and nodes prove who they are; with it nothing but loopback is listened on.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fuprune.errors import FupruneError
+from fuprune.flower.certificates import make_certificates
+
+HOST = "127.0.0.1"
+APP = Path(__file__).parent / "app"
+CONNECTION = "loop"
+
+
+class FederationError(FupruneError):
+    """A process of the federation did not do what it should."""
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of loopback that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Loopback:
+    """A SuperLink and SuperNodes of this machine, in a folder of their own."""
+
+    def __init__(self, folder: Path, nodes: int, *, insecure: bool = False):
+        self.folder = folder.absolute()
+        self.insecure = insecure
+        self.port, *self._node_ports = free_ports(1 + nodes)
+        self.link: subprocess.Popen | None = None
+        self.nodes: dict[int, subprocess.Popen] = {}
+        self._keys = self.folder / "keys"
+        for name in ("logs", "flwr"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        if not insecure:
+            make_certificates(self._keys, hosts=["localhost", HOST], nodes=nodes)
+        trust = f'root-certificates = "{self._keys / "ca.crt"}"'
+        (self.folder / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{HOST}:{self.port}"\n'
+            f"{'insecure = true' if insecure else trust}\n"
+        )
+
+    @property
+    def workdir(self) -> Path:
+        """Of the server."""
+        return self.folder / "server"
+
+    def client_folder(self, client: int) -> Path:
+        """Of one client."""
+        return self.folder / f"client-{client}"
+
+    def start(self) -> None:
+        """Starts the link, registers the keys, starts the nodes."""
+        self.start_link()
+        for client in range(len(self._node_ports)):
+            if not self.insecure:
+                self.register(self._keys / f"node-{client}.pub")
+            self.start_node(client)
+
+    def start_link(self) -> None:
+        """Starts the SuperLink, and waits until it listens."""
+        command = [
+            *("flower-superlink", "--host", HOST, "--port", str(self.port)),
+            *("--database", str(self.folder / "link.db")),
+            "--disable-runtime-dependency-installation",
+        ]
+        if self.insecure:
+            command.append("--insecure")
+        else:
+            command += ["--ssl-ca-certfile", str(self._keys / "ca.crt")]
+            command += ["--ssl-certfile", str(self._keys / "superlink.crt")]
+            command += ["--ssl-keyfile", str(self._keys / "superlink.key")]
+            command.append("--enable-supernode-auth")
+        self.link = self._start("superlink", command)
+        self._await_port(self.port, self.link, "superlink")
+
+    def register(self, public_key: Path) -> None:
+        """Lets the SuperNode with this key in."""
+        self.flwr("supernode", "register", str(public_key), CONNECTION)
+
+    def start_node(
+        self, client: int, *, key: Path | None = None, data: str = ""
+    ) -> subprocess.Popen:
+        """Starts the SuperNode of one client."""
+        config = f'client-id={client} folder="{self.client_folder(client)}"'
+        if data:
+            config += f' data="{data}"'
+        command = [
+            *("flower-supernode", "--superlink", f"{HOST}:{self.port}"),
+            *("--host", HOST, "--port", str(self._node_ports[client])),
+            *("--node-config", config),
+        ]
+        if self.insecure:
+            command.append("--insecure")
+        else:
+            key = key or self._keys / f"node-{client}"
+            command += ["--root-certificates", str(self._keys / "ca.crt")]
+            command += ["--auth-supernode-private-key", str(key)]
+        self.nodes[client] = self._start(f"node-{client}", command)
+        return self.nodes[client]
+
+    def run(self, timeout: float = 3600, **config) -> str:
+        """`flwr run` to its end; what the server printed.
+
+        Raises:
+          FederationError: the run failed; the server's last lines are in it.
+        """
+        process, log = self.start_run(**config)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            stop(process)
+            raise FederationError(f"the run took more than {timeout:.0f} s.") from None
+        text = log.read_text("utf-8", errors="replace")
+        marker = "fuprune: error: "
+        if marker in text:
+            line = text[text.index(marker) + len(marker) :].splitlines()[0]
+            raise FederationError(line)
+        if "finished:completed" not in self.status(text):  # says Flower
+            raise FederationError(
+                f"the run did not finish; see {log} and {self.folder / 'logs'}."
+            )
+        return text
+
+    def start_run(self, **config) -> tuple[subprocess.Popen, Path]:
+        """Starts `flwr run --stream`; the process and its log."""
+        settings = {"workdir": str(self.workdir), **config}
+        assigned = " ".join(
+            f"{name.replace('_', '-')}={json.dumps(value)}"
+            for name, value in settings.items()
+        )
+        number = len(list((self.folder / "logs").glob("run-*.log")))
+        command = ["flwr", "run", str(APP), CONNECTION, "--stream", "-c", assigned]
+        return self._start(f"run-{number}", command), self._log(f"run-{number}")
+
+    def status(self, text: str) -> str:
+        """What the link says of the run whose log this is."""
+        started = re.search(r"started run (\d+)", text)
+        if started is None:
+            return "never started"
+        return self.flwr("list", CONNECTION, "--run-id", started[1])
+
+    def flwr(self, *arguments: str) -> str:
+        """One command of Flower's."""
+        done = subprocess.run(
+            [_program("flwr"), *arguments],
+            env=self._environment(),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr).strip()
+            raise FederationError(f"flwr {' '.join(arguments)}: {said[-500:]}")
+        return done.stdout
+
+    def stop(self) -> None:
+        """Ends every process that was started here."""
+        for process in (*self.nodes.values(), self.link):
+            if process is not None:
+                stop(process)
+
+    def __enter__(self) -> "Loopback":
+        self.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+            # Flower's processes start others by name.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen:
+        with open(self._log(name), "ab") as log:
+            return subprocess.Popen(
+                [_program(command[0]), *command[1:]],
+                env=self._environment(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def _await_port(self, port: int, process, name: str, seconds: float = 180) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if process.poll() is not None:
+                break
+            with contextlib.suppress(OSError):
+                socket.create_connection((HOST, port), 1).close()
+                return
+            time.sleep(0.2)
+        raise FederationError(f"{name} does not listen; see {self._log(name)}.")
+
+
+def stop(process: subprocess.Popen, seconds: float = 20) -> None:
+    """Ends a process and those that it started, which share its group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+            if number == signal.SIGTERM:
+                continue
+            return
+
+
+def _program(name: str) -> str:
+    """The program of this environment."""
+    return str(Path(sys.executable).parent / name)
+
+
+def demonstrate(folder: Path, given: argparse.Namespace) -> None:
+    """Trains, forgets and reports, as `make federation` does."""
+    settings: Mapping[str, str | int] = {
+        "config": (
+            f"partition.clients={given.nodes} train.cohort={given.nodes} {given.config}"
+        ),
+        "min_clients": max(1, given.nodes - 1),
+    }
+    federation = Loopback(folder, given.nodes, insecure=given.insecure)
+    print(f"starting a SuperLink and {given.nodes} SuperNodes; logs: {folder}/logs")
+    with federation:
+        print("training ...", flush=True)
+        print(_last_lines(federation.run(command="train", **settings), "trained"))
+        print(f"forgetting class {given.forget} ...", flush=True)
+        federation.run(
+            command="forget",
+            classes=given.forget,
+            order=given.order,
+            method=given.method,
+            **settings,
+        )
+    (report,) = federation.workdir.glob("orders/*/report.md")
+    print(report.read_text("utf-8"))
+    print(f"report: {report}")
+
+
+def _last_lines(text: str, marker: str) -> str:
+    return "\n".join(line for line in text.splitlines() if marker in line)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--folder", type=Path, help="kept; by default a temporary one")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--forget", default="3", help="the class of the order")
+    parser.add_argument("--order", default="demonstration-1", help="its id")
+    parser.add_argument("--method", default="class_pruning")
+    parser.add_argument(
+        "--config",
+        default="train.rounds=3 train.local_epochs=8 fine_tune.rounds=2",
+        help="keys of fuprune's config",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="without TLS and keys, on loopback"
+    )
+    given = parser.parse_args(arguments)
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="fuprune-federation-"))
+    try:
+        demonstrate(folder, given)
+    except FupruneError as error:
+        print(f"fuprune: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""What a client keeps on its own disk: its data, its log of forget orders, its secrets.
+
+Flower starts a process for every message, so whatever a client must remember is in its
+folder: `orders.jsonl`, appended to and never rewritten; `sums/`, the keys of secure
+sums under way, readable by their owner alone; and `compiled/`, JAX's compilation cache.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fuprune.errors import InputError
+from fuprune.files import write_whole
+
+ORDERS_FILE = "orders.jsonl"
+
+
+class Order(NamedTuple):
+    """A forget order: classes whose images are not to be used from now on."""
+
+    order: str  # its id
+    classes: tuple[int, ...]
+    closed: bool = False  # forgetting is done: not even the method reads them any more
+
+
+class Node(NamedTuple):
+    """A client: who it is and what it holds."""
+
+    client: int  # id, from 0
+    folder: Path
+    images: np.ndarray  # [n, H, W, C] uint8
+    labels: np.ndarray  # [n] int32
+
+
+def read_orders(folder: Path) -> dict[str, Order]:
+    """The orders in a client's log, by id; a line that was cut short is left out."""
+    path = folder / ORDERS_FILE
+    orders: dict[str, Order] = {}
+    if not path.exists():
+        return orders
+    for line in path.read_text("utf-8").splitlines():
+        try:
+            row = json.loads(line)
+            order = _order(row)
+        except (ValueError, InputError):
+            continue
+        known = orders.get(order.order)
+        # What was closed stays closed, and what was to be forgotten stays so.
+        if known is not None:
+            classes = tuple(sorted({*known.classes, *order.classes}))
+            order = Order(order.order, classes, known.closed or order.closed)
+        orders[order.order] = order
+    return orders
+
+
+def log_orders(folder: Path, received: Sequence[Any]) -> dict[str, Order]:
+    """Appends what is new to the log, on disk before it returns; gives all orders.
+
+    Args:
+      folder: the client's.
+      received: orders as they came in a message.
+
+    Raises:
+      InputError: one of them is not an order.
+    """
+    if not isinstance(received, list | tuple):
+        raise InputError(f"orders are {received!r:.80}, but must be a list.")
+    new = [_order(row) for row in received]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ORDERS_FILE, "a+", encoding="utf-8") as file:
+        # Two processes of one client may receive the same order.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        known = read_orders(folder)
+        for order in new:
+            if _adds(order, known.get(order.order)):
+                row = {**order._asdict(), "received": round(time.time(), 3)}
+                file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return read_orders(folder)
+
+
+def _adds(order: Order, known: Order | None) -> bool:
+    return (
+        known is None
+        or not set(order.classes) <= set(known.classes)
+        or (order.closed and not known.closed)
+    )
+
+
+def _order(row: Any) -> Order:
+    if not isinstance(row, Mapping):
+        raise InputError(f"an order is {row!r:.80}, but must be an object.")
+    name, classes = row.get("order"), row.get("classes")
+    closed = row.get("closed", False)
+    good = (
+        isinstance(name, str)
+        and 0 < len(name) <= 100
+        and name.isprintable()
+        and isinstance(classes, list | tuple)
+        and all(type(u) is int and u >= 0 for u in classes)
+        and isinstance(closed, bool)
+    )
+    if not good:
+        raise InputError(
+            f"an order is {dict(row)!r:.200}, but must have an id of up to 100 "
+            "characters and classes."
+        )
+    return Order(str(name), tuple(classes or ()), bool(closed))
+
+
+def usable(
+    node: Node, orders: Mapping[str, Order], classes: Sequence[int], order: str | None
+) -> np.ndarray:
+    """Positions of the images that a request may read.
+
+    Args:
+      node: the client.
+      orders: its log.
+      classes: those that the request asks for.
+      order: the open order that the request carries out, whose classes it may read.
+
+    Returns:
+      [m] int32 in the client's own order.
+    """
+    forgotten: set[int] = set()
+    for known in orders.values():
+        if known.closed or known.order != order:
+            forgotten |= set(known.classes)
+    wanted = sorted({int(u) for u in classes} - forgotten)
+    return np.flatnonzero(np.isin(node.labels, wanted)).astype(np.int32)
+
+
+def keep_labels(folder: Path, order: str, labels: np.ndarray) -> None:
+    """Keeps the labels that an order's images are to be taught under, [n] int32."""
+    write_whole(
+        _labels_path(folder, order),
+        lambda file: np.save(file, labels, allow_pickle=False),
+    )
+
+
+def recall_labels(folder: Path, order: str) -> np.ndarray:
+    """What `keep_labels` kept.
+
+    Raises:
+      InputError: this client was not asked for new labels.
+    """
+    path = _labels_path(folder, order)
+    if not path.is_file():
+        raise InputError(f"this client has no new labels for order {order[:80]!r}.")
+    return np.load(path, allow_pickle=False)
+
+
+def _labels_path(folder: Path, order: str) -> Path:
+    name = hashlib.sha256(order.encode()).hexdigest()[:32]
+    return folder / "labels" / f"{name}.npy"
+
+
+def keep_secret(folder: Path, session: str, secret: Mapping[str, Any]) -> None:
+    """Keeps what one secure sum needs until its last message; mode 0600."""
+    path = _secret_path(folder, session)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.chmod(path.parent, 0o700)
+    write_whole(path, lambda file: file.write(json.dumps(dict(secret)).encode()))
+    os.chmod(path, 0o600)
+
+
+def recall_secret(folder: Path, session: str) -> dict[str, Any]:
+    """What `keep_secret` kept.
+
+    Raises:
+      InputError: there is nothing, because this client did not start that sum or is
+        through with it.
+    """
+    path = _secret_path(folder, session)
+    if not path.is_file():
+        raise InputError(
+            f"secure sum {session[:40]!r} is unknown here, or was answered before; "
+            "start another one."
+        )
+    return json.loads(path.read_text("utf-8"))
+
+
+def drop_secret(folder: Path, session: str) -> None:
+    """Forgets the keys of a secure sum: its last message has been answered."""
+    _secret_path(folder, session).unlink(missing_ok=True)
+
+
+def _secret_path(folder: Path, session: str) -> Path:
+    if not (isinstance(session, str) and session.isalnum() and len(session) <= 64):
+        raise InputError(f"session is {session!r:.80}, but must be letters and digits.")
+    return folder / "sums" / f"{session}.json"

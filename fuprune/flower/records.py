@@ -1,0 +1,128 @@
+"""What travels: one JSON header and a tree of arrays, in Flower's records and back.
+
+A tree is made of dictionaries, lists, tuples, None, arrays and typed keys; its form
+goes into the header and its arrays into an `ArrayRecord`. What comes in is read as data
+and checked: nothing in a message is ever executed or unpickled.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fuprune.errors import InputError
+
+MAX_DEPTH = 64
+MAX_HEADER = 64 * 2**20  # characters
+
+
+class MessageError(InputError):
+    """A message that is not what this protocol sends."""
+
+
+def pack(header: Mapping[str, Any], tree: Any = None) -> RecordDict:
+    """A header and a tree as the content of a message.
+
+    Args:
+      header: JSON-able.
+      tree: of arrays; NamedTuples travel as tuples.
+    """
+    arrays: list[np.ndarray] = []
+    form = _form(tree, arrays)
+    text = json.dumps({"header": dict(header), "form": form}, allow_nan=False)
+    named = {f"{i:06d}": Array.from_numpy_ndarray(x) for i, x in enumerate(arrays)}
+    return RecordDict(
+        {"json": ConfigRecord({"text": text}), "arrays": ArrayRecord(named)}
+    )
+
+
+def unpack(content: RecordDict) -> tuple[dict[str, Any], Any]:
+    """The header and the tree that `pack` was given; arrays are NumPy's.
+
+    Raises:
+      MessageError: the message is not of that form.
+    """
+    try:
+        text = content.config_records["json"]["text"]
+        if not isinstance(text, str) or len(text) > MAX_HEADER:
+            raise MessageError("the message's header is no text, or too long.")
+        plain = json.loads(text)
+        record = content.array_records["arrays"]
+        arrays = [record[name].numpy() for name in sorted(record)]
+        header, form = plain["header"], plain["form"]
+        if not isinstance(header, dict):
+            raise MessageError("the message's header is no JSON object.")
+        return header, _tree(form, arrays, 0)
+    except MessageError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, EOFError, OSError) as error:
+        raise MessageError(
+            f"the message cannot be read ({type(error).__name__}); it is of another "
+            "program or version."
+        ) from error
+
+
+def digest(tree: Any) -> str:
+    """SHA-256 of a tree's form and values: which model a message is about."""
+    arrays: list[np.ndarray] = []
+    found = hashlib.sha256(json.dumps(_form(tree, arrays)).encode())
+    for array in arrays:
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def plain(tree: Any) -> Any:
+    """The tree as `unpack` would give it: NamedTuples are tuples, maps are dicts."""
+    if isinstance(tree, Mapping):
+        return {str(name): plain(child) for name, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(plain(child) for child in tree)
+    if isinstance(tree, list):
+        return [plain(child) for child in tree]
+    return tree
+
+
+def _form(tree: Any, arrays: list[np.ndarray]) -> Any:
+    """A tree's form in JSON; its arrays are appended to `arrays`."""
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping):
+        # Sorted as JAX flattens them, so that equal trees have equal digests.
+        return {"map": {str(k): _form(tree[k], arrays) for k in sorted(tree)}}
+    if isinstance(tree, list | tuple):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [_form(child, arrays) for child in tree]}
+    if isinstance(tree, jax.Array) and jnp.issubdtype(tree.dtype, jax.dtypes.prng_key):
+        arrays.append(np.asarray(jax.random.key_data(tree)))
+        return {"key": len(arrays) - 1}
+    array = np.asarray(tree)
+    if array.dtype.kind not in "biuf":
+        raise MessageError(f"an array of {array.dtype} cannot travel; use numbers.")
+    arrays.append(array)
+    return {"array": len(arrays) - 1}
+
+
+def _tree(form: Any, arrays: list[np.ndarray], depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise MessageError(f"the message's tree is deeper than {MAX_DEPTH} levels.")
+    if form is None:
+        return None
+    ((kind, value),) = form.items()
+    if kind == "map":
+        return {str(k): _tree(v, arrays, depth + 1) for k, v in value.items()}
+    if kind in ("list", "tuple"):
+        made = [_tree(child, arrays, depth + 1) for child in value]
+        return made if kind == "list" else tuple(made)
+    if not isinstance(value, int) or value < 0:
+        raise MessageError("the message names an array that it does not hold.")
+    if kind == "key":
+        return jax.random.wrap_key_data(jnp.asarray(arrays[value], jnp.uint32))
+    if kind == "array":
+        return arrays[value]
+    raise MessageError(f"the message's tree has a {kind!r:.40} in it.")

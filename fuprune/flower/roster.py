@@ -1,0 +1,217 @@
+"""Who takes part, and one exchange of messages with them.
+
+Nodes come and go; a client is known by the id that it says it has. A reply counts only
+if it answers the request that was sent to its node, on the model that was sent.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Message
+
+from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.flower.answers import PROTOCOL
+from fuprune.flower.node import Order
+from fuprune.flower.records import MessageError, digest, pack, unpack
+
+_LOGGER = logging.getLogger(__name__)
+GREETINGS = 3  # without an answer, and a node is left out
+Replies = dict[int, tuple[dict[str, Any], Any]]  # by client: header and arrays
+
+
+class Timeouts(NamedTuple):
+    """How long the server waits, in seconds."""
+
+    reply: float = 600.0  # for the answers to one request
+    join: float = 600.0  # for enough clients to be there
+    poll: float = 1.0  # between two looks at who is there
+
+
+class Roster:
+    """Who is there: the one thing here that changes.
+
+    A node is known by the client id that it says it has. Ids are the federation's, so
+    a client that comes back as another Flower node is still the same client.
+    """
+
+    def __init__(
+        self,
+        grid,
+        num_clients: int,
+        timeouts: Timeouts,
+        *,
+        least: int = 1,
+        normalise: bool = False,
+    ):
+        self.grid = grid
+        self.least = least  # clients that every request waits for
+        self.normalise = normalise  # whether clients tell sums of their colours
+        self.channel_sums: dict[int, np.ndarray] = {}  # by client, [2 * C + 1]
+        self.num_clients = num_clients
+        self.timeouts = timeouts
+        self.orders: dict[str, Order] = {}  # in force
+        self.confirmed: dict[int, set[str]] = {}  # by client: orders in its log
+        self.closed: dict[int, set[str]] = {}  # by client: those it knows as closed
+        self.examples: dict[int, int] = {}  # by client, as it said
+        self.shape: tuple[int, ...] | None = None
+        self.cpu_seconds: list[tuple[str, int, float]] = []  # kind, client, seconds
+        self._node_of: dict[int, int] = {}  # client -> Flower's node id
+        self._refused: set[int] = set()  # nodes that are not of this federation
+        self._unanswered: dict[int, int] = {}  # node -> greetings without an answer
+        # Tells this server's requests from those of another, or of an earlier start.
+        self._series = secrets.token_hex(8)
+        self._number = 0
+
+    def refresh(self) -> list[int]:
+        """Greets nodes that are new; the clients that are there, in order."""
+        present = set(self.grid.get_node_ids())
+        known = set(self._node_of.values())
+        new = sorted(present - known - self._refused)
+        if new:
+            self._greet(new)
+        return sorted(k for k, n in self._node_of.items() if n in present)
+
+    def wait_for(self, number: int) -> list[int]:
+        """The clients that are there, once there are `number` of them.
+
+        Raises:
+          TooFewClientsError: they did not come in time.
+        """
+        until = time.monotonic() + self.timeouts.join
+        while True:
+            present = self.refresh()
+            if len(present) >= number:
+                return present
+            if time.monotonic() > until:
+                raise TooFewClientsError(
+                    f"{len(present)} clients are there after "
+                    f"{self.timeouts.join:.0f} s, and {number} are needed; start more "
+                    "SuperNodes, or lower min-clients."
+                )
+            time.sleep(self.timeouts.poll)
+
+    def exchange(
+        self,
+        kind: str,
+        requests: Mapping[int, tuple[Mapping[str, Any], Any]],
+    ) -> Replies:
+        """Sends one request to each client, and gives the replies that are answers.
+
+        Args:
+          kind: Flower's message type.
+          requests: by client, header and arrays.
+        """
+        nodes = {k: self._node_of[k] for k in requests if k in self._node_of}
+        replies = self._send(kind, {nodes[k]: requests[k] for k in nodes})
+        return {k: replies[n] for k, n in nodes.items() if n in replies}
+
+    def _greet(self, nodes: Sequence[int]) -> None:
+        asked = {"normalise": self.normalise}
+        replies = self._send("query.hello", {n: (asked, None) for n in nodes})
+        for node in set(nodes) - replies.keys():
+            self._unanswered[node] = self._unanswered.get(node, 0) + 1
+            if self._unanswered[node] >= GREETINGS:
+                _LOGGER.warning("node %d is left out: it does not say who it is", node)
+                self._refused.add(node)
+        for node, (header, sums) in replies.items():
+            client = header.get("client")
+            problem = self._check_greeting(client, header)
+            if problem:
+                _LOGGER.warning("node %d is left out: %s", node, problem)
+                self._refused.add(node)
+                continue
+            self._node_of[client] = node
+            self.examples[client] = header["examples"]
+            if isinstance(sums, np.ndarray) and sums.dtype == np.int64:
+                self.channel_sums[client] = sums
+
+    def _check_greeting(self, client: Any, header) -> str | None:
+        examples, shape = header.get("examples"), header.get("shape")
+        if type(client) is not int or not 0 <= client < self.num_clients:
+            return (
+                f"its client id is {client!r:.40}, and ids run from 0 to "
+                f"{self.num_clients - 1}"
+            )
+        if type(examples) is not int or not 0 <= examples < 2**31:
+            return f"it says that it has {examples!r:.40} images"
+        if not isinstance(shape, list) or self.shape not in (None, tuple(shape)):
+            return f"its images are {shape!r:.80}, and others' are {self.shape}"
+        holder = self._node_of.get(client)
+        if holder is not None and holder in set(self.grid.get_node_ids()):
+            return f"client {client} is there already, as node {holder}"
+        self.shape = tuple(shape)
+        return None
+
+    def _send(self, kind: str, requests) -> Replies:
+        """Replies by Flower's node id."""
+        messages, expected = [], {}
+        for node, (header, tree) in requests.items():
+            self._number += 1
+            request = f"{self._series}-{self._number}"
+            expected[node] = (request, None if tree is None else digest(tree))
+            header = {
+                **header,
+                "protocol": PROTOCOL,
+                "request": request,
+                "orders": [order._asdict() for order in self.orders.values()],
+            }
+            messages.append(
+                Message(
+                    pack(header, tree),
+                    message_type=kind,
+                    dst_node_id=node,
+                    group_id=request,
+                    ttl=self.timeouts.reply + 60,
+                )
+            )
+        replies: Replies = {}
+        if not messages:
+            return replies
+        arrived = self.grid.send_and_receive(messages, timeout=self.timeouts.reply)
+        for message in arrived:
+            node = message.metadata.src_node_id
+            if node not in expected or node in replies:
+                continue
+            problem, found = self._read(message, *expected[node])
+            if found is None:
+                _LOGGER.warning("%s: node %d: %s", kind, node, problem)
+                continue
+            self._note(kind, found[0])
+            replies[node] = found
+        for node in expected.keys() - replies.keys():
+            _LOGGER.warning("%s: no usable answer from node %d", kind, node)
+        return replies
+
+    def _read(self, message, request: str, model: str | None):
+        """`(problem, None)`, or `("", (header, arrays))` of an answer to it."""
+        if message.has_error():
+            return f"Flower says: {message.error.reason}"[:300], None
+        try:
+            header, tree = unpack(message.content)
+        except MessageError as error:
+            return str(error), None
+        if header.get("request") != request:
+            return (
+                f"it answers request {header.get('request')!r:.60}, not {request}",
+                None,
+            )
+        if header.get("problem"):
+            return f"it cannot answer: {header['problem']!s:.500}", None
+        if model is not None and header.get("model") != model:
+            return "it worked on another model than the one that was sent", None
+        return "", (header, tree)
+
+    def _note(self, kind: str, header) -> None:
+        client, seconds = header.get("client"), header.get("cpu_seconds")
+        if type(client) is not int:
+            return
+        for field, kept in (("orders", self.confirmed), ("closed", self.closed)):
+            names = header.get(field)
+            if isinstance(names, list):
+                kept[client] = {n for n in names if n in self.orders}
+        if isinstance(seconds, int | float):
+            self.cpu_seconds.append((kind, client, float(seconds)))

@@ -1,0 +1,119 @@
+"""What one run of the app on the server starts from: clients, test set, workdir."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fuprune import config as configuration
+from fuprune.data import normalisation, sources
+from fuprune.data.dataset import Dataset
+from fuprune.data.preprocess import make_preprocess
+from fuprune.errors import InputError
+from fuprune.files import write_whole
+from fuprune.flower import ledger
+from fuprune.flower.roster import Roster
+from fuprune.flower.settings import Settings
+from fuprune.flower.transport import RemoteClients, Terms, stand_ins
+from fuprune.run.federation import Federation
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Session(NamedTuple):
+    """One run of the app on the server."""
+
+    settings: Settings
+    workdir: Path
+    federation: Federation  # `data` stands for what clients hold
+    clients: RemoteClients
+
+    @property
+    def config(self) -> Any:
+        """Fuprune's config."""
+        return self.settings.config
+
+    @property
+    def key(self) -> jax.Array:
+        """Everything random that the server decides derives from it."""
+        return jax.random.key(self.config.seed)
+
+
+def open_session(grid, settings: Settings) -> Session:
+    """Waits for enough clients, and prepares what the server itself holds.
+
+    Raises:
+      TooFewClientsError: they did not come in time.
+      InputError: the config asks for what a federation does not have.
+    """
+    config = settings.config
+    _check_config(config)
+    workdir = Path(settings.workdir).expanduser().absolute()
+    workdir.mkdir(parents=True, exist_ok=True)
+    roster = Roster(
+        grid,
+        config.partition.clients,
+        settings.timeouts,
+        least=settings.min_clients,
+        normalise=config.data.normalise == "federated",
+    )
+    roster.orders = ledger.read(workdir)
+    present = roster.wait_for(settings.min_clients)
+    _LOGGER.info("clients %s are there", present)
+    shape = roster.shape or ()
+    name, where = config.data.name, config.data.dir or None
+    num_classes = sources.num_classes(name, where)
+    mean, std = _statistics(config, workdir, roster, shape[-1])
+    test = sources.load(name, split="test", data_dir=where)
+    padding = max(1, min(shape[:2]) // 8)
+    blank = Dataset(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
+    federation = Federation(
+        data=stand_ins(config.partition.clients, num_classes, shape),
+        train=blank,
+        validation=blank,
+        test=test,
+        num_classes=num_classes,
+        class_names=sources.class_names(name, where),
+        prepare=make_preprocess(mean, std),
+        prepare_training=make_preprocess(
+            mean, std, augment=config.train.augment, padding=padding
+        ),
+    )
+    terms = Terms(
+        configuration.to_json(config), mean, std, secure=config.privacy.secure_sum
+    )
+    clients = RemoteClients(roster, terms, num_classes)
+    return Session(settings, workdir, federation, clients)
+
+
+def _check_config(config) -> None:
+    for key, value, allowed in (
+        ("data.normalise", config.data.normalise, ("constants", "federated")),
+        ("privacy.epsilon", config.privacy.epsilon, (0.0,)),
+        ("privacy.min_count", config.privacy.min_count, (0,)),
+        ("relabel.answer", config.relabel.answer, ("nearest",)),
+    ):
+        if value not in allowed:
+            choices = " or ".join(map(str, allowed))
+            raise InputError(
+                f"{key} is {value!r}, which a federation of separate clients does not "
+                f"have; allowed: {choices}."
+            )
+
+
+def _statistics(config, workdir: Path, roster: Roster, channels: int):
+    """Mean and deviation of the colours, the same for as long as the workdir lives."""
+    file = workdir / "colours.json"
+    if file.exists():
+        kept = json.loads(file.read_text("utf-8"))
+        return tuple(kept["mean"]), tuple(kept["std"])
+    if config.data.normalise == "constants":
+        mean, std = normalisation.constant_statistics(config.data.name, channels)
+    else:
+        sums = [np.zeros(2 * channels + 1, np.int64), *roster.channel_sums.values()]
+        mean, std = normalisation.statistics_of_sums(np.stack(sums))
+    write_whole(file, json.dumps({"mean": list(mean), "std": list(std)}) + "\n")
+    return mean, std

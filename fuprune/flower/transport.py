@@ -1,0 +1,289 @@
+"""Flower's nodes as a backend of `for_each_client`: the server's half of the transport.
+
+A program's task, arrays and the network's spec go out, one message per client; what
+comes back is checked for being the answer to this request, on this model and of this
+form, and then goes through the same doors as in a simulation. A client that does not
+answer counts for nothing in the round, and one that answers nonsense is turned away.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.federated import FederatedDataset
+from fuprune.errors import InputError
+from fuprune.federated.aggregate import TooFewClientsError, check_tree
+from fuprune.federated.client import TrainContext
+from fuprune.federated.evaluate import Evaluation
+from fuprune.federated.program import Client, ClientProgram, CohortFn, Shared
+from fuprune.flower.records import plain
+from fuprune.flower.roster import Replies, Roster
+from fuprune.flower.secure import secure_statistics
+from fuprune.flower.tasks import MAKERS
+from fuprune.surgery import rebuild
+from fuprune.unlearning.activations import ClassActivations
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Terms(NamedTuple):
+    """What goes along with every request of one phase."""
+
+    config: Mapping[str, Any]  # of the run, JSON-able
+    mean: Sequence[float]  # of the colours
+    std: Sequence[float]
+    learning_rate: float = 0.0  # the clients' peak
+    secure: bool = False  # class statistics are summed under masks
+    order: str | None = None  # the forget order that is being carried out
+
+
+class RemoteClients:
+    """The clients of a roster as a backend; `federated.program.Transport`."""
+
+    def __init__(self, roster: Roster, terms: Terms, num_classes: int):
+        self.roster = roster
+        self.terms = terms
+        self.num_classes = num_classes
+
+    def under(self, **terms) -> "RemoteClients":
+        """The same clients under other terms."""
+        terms = self.terms._replace(**terms)
+        return RemoteClients(self.roster, terms, self.num_classes)
+
+    def sizes(self, clients: np.ndarray) -> np.ndarray:
+        """How many images clients [M] say they have, [M]."""
+        return np.asarray([self.roster.examples.get(int(k), 0) for k in clients])
+
+    def __call__(self, program: ClientProgram) -> CohortFn:
+        """`run(shared, clients)`: the program on nodes, through the server's doors."""
+        task = program.task
+        if task is None or task.name not in MAKERS:
+            raise InputError(
+                "this method reads clients' data in a way that is no request of the "
+                "federation; use one that needs uploads only, such as class_pruning."
+            )
+
+        def run(shared: Shared, clients: Client):
+            template = _template(program, shared, clients)
+            if task.name == "class_statistics" and self.terms.secure:
+                return self._secure_sum(task, shared, clients, template), None
+            replies = self._ask(task, shared, clients)
+            if task.name == "relabel":
+                return (), self._renamed(shared, clients, replies)
+            return self._receive(program, shared, clients, template, replies)
+
+        return run
+
+    def evaluate(self, model, variables, classes: Sequence[int]) -> Evaluation:
+        """What the model does on clients' own images, as they count themselves."""
+        header = self._header(rebuild.spec(model), classes)
+        present = self.roster.refresh()
+        replies = self.roster.exchange(
+            "evaluate", {k: (header, variables) for k in present}
+        )
+        size = model.num_classes
+        template = (
+            jax.ShapeDtypeStruct((size, size), np.int64),
+            jax.ShapeDtypeStruct((), np.float32),
+        )
+        confusion, loss = np.zeros((size, size), np.int64), 0.0
+        for client, (_, tree) in replies.items():
+            held = self.roster.examples[client]
+            if check_tree(tree, template) or tree[0].min() < 0 or tree[0].sum() > held:
+                _LOGGER.warning("evaluate: client %d is turned away", client)
+                continue
+            confusion += tree[0]
+            loss += float(tree[1])
+        return Evaluation(confusion, loss / max(int(confusion.sum()), 1))
+
+    def _header(self, spec, classes) -> dict[str, Any]:
+        terms = self.terms
+        return {
+            "spec": spec,
+            "classes": [int(u) for u in classes],
+            "num_classes": self.num_classes,
+            "order": terms.order,
+            "settings": {
+                "config": dict(terms.config),
+                "mean": list(terms.mean),
+                "std": list(terms.std),
+                "learning_rate": terms.learning_rate,
+                "max_length": max(self.roster.examples.values(), default=1),
+            },
+        }
+
+    def _request(self, task, shared: Shared, clients: Client, i: int):
+        """Header and arrays for client `i` of the cohort."""
+        # The stand-ins in its row say which classes the program is to read.
+        row = np.asarray(clients.row)[i][: int(clients.length[i])]
+        header = self._header(_spec(task.model), np.asarray(shared.labels)[row])
+        header |= {"task": task.name, "arguments": dict(task.arguments)}
+        return header, _context_for(shared.context, int(clients.client_id[i]))
+
+    def _ask(self, task, shared: Shared, clients: Client) -> Replies:
+        clients = jax.device_get(clients)
+        self.roster.wait_for(self.roster.least)
+        requests = {
+            int(k): self._request(task, shared, clients, i)
+            for i, k in enumerate(clients.client_id)
+            if clients.length[i] > 0
+        }
+        kind = "train" if MAKERS[task.name].trains else "query.sums"
+        if task.name in ("class_statistics", "relabel"):
+            kind = f"query.{task.name}"
+        return self.roster.exchange(kind, requests)
+
+    def _receive(self, program, shared, clients, template, replies: Replies):
+        total, each, answered = None, [], 0
+        for i, k in enumerate(np.asarray(clients.client_id)):
+            sent, known = _sent(template, replies.get(int(k)), int(k))
+            answered += known
+            if program.receive is not None:
+                # The door compares claims with what the client said it holds.
+                size = jnp.int32(self.roster.examples.get(int(k), 0))
+                client = Client(clients.row[i], size, jnp.int32(k))
+                sent = jax.device_get(program.receive(shared, client, sent[1]))
+            part, kept = sent
+            total = part if total is None else jax.tree.map(np.add, total, part)
+            each.append(kept)
+        if not answered and program.receive is None:
+            raise TooFewClientsError(
+                "no client answered; look at the SuperNodes, or raise reply-seconds."
+            )
+        return total, jax.tree.map(lambda *x: np.stack(x), *each)
+
+    def _renamed(self, shared, clients: Client, replies: Replies) -> np.ndarray:
+        """[M, L] labels in place of the answers, which stay with the clients.
+
+        Class u under the new labels is class `num_classes` + u.
+        """
+        if not replies:
+            raise TooFewClientsError(
+                "no client gave its images new labels; look at the SuperNodes, or "
+                "raise reply-seconds."
+            )
+        return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
+
+    def _secure_sum(self, task, shared, clients: Client, template) -> ClassActivations:
+        clients = jax.device_get(clients)
+        present = set(self.roster.wait_for(self.roster.least))
+        chosen = {
+            int(k): i
+            for i, k in enumerate(clients.client_id)
+            if clients.length[i] > 0 and int(k) in present
+        }
+        requests = {
+            k: self._request(task, shared, clients, i) for k, i in chosen.items()
+        }
+
+        def ask(kind, headers):
+            arrays = kind == "query.class_statistics"
+            return self.roster.exchange(
+                kind,
+                {
+                    k: (h, requests[k][1] if arrays else None)
+                    for k, h in headers.items()
+                },
+            )
+
+        first = next(iter(requests.values()), ({}, None))[0]
+        return secure_statistics(
+            ask, list(chosen), first, template[1], self.roster.examples
+        )
+
+
+def stand_ins(
+    num_clients: int, num_classes: int, shape: Sequence[int]
+) -> FederatedDataset:
+    """What the server has in place of clients' data: one blank image per class.
+
+    Every client's row names every class. `drop_classes` and its kin then say what a
+    client is to read, and the client looks up which of its images that is.
+
+    Args:
+      num_clients: K.
+      num_classes: U.
+      shape: [H, W, C] of the images.
+    """
+    rows = np.tile(np.arange(num_classes, dtype=np.int32), (num_clients, 1))
+    return FederatedDataset(
+        images=jnp.zeros((num_classes, *shape), jnp.uint8),
+        labels=jnp.arange(num_classes, dtype=jnp.int32),
+        rows=jnp.asarray(rows),
+        lengths=jnp.full(num_clients, num_classes, jnp.int32),
+    )
+
+
+def _template(program: ClientProgram, shared: Shared, clients: Client):
+    """`(total, each)` of one client, as shapes."""
+
+    def one(shared, client):
+        return program.finish(shared, client, program.init(shared, client))
+
+    first = jax.tree.map(lambda x: jnp.asarray(x)[0], clients)
+    return jax.eval_shape(one, shared, first)
+
+
+def _sent(template, reply, client: int):
+    """What a client sent, in the template's form, and whether it sent anything.
+
+    Silence counts for nothing: zeros. Nonsense becomes NaN, which the door of training
+    and of statistics turns away; a sum has no other door, so there it is left out.
+    """
+    blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template)
+    if reply is None:
+        return blank, False
+    tree = reply[1]
+    problem = check_tree(tree, plain(template))
+    if problem is None:
+        leaves = jax.tree.leaves(tree)
+        sent = jax.tree.unflatten(jax.tree.structure(template), leaves)
+        bad = [x for x in jax.tree.leaves(sent[0]) if not np.all(np.isfinite(x))]
+        if not bad:
+            return sent, True
+        problem = "a sum that is not finite"
+    _LOGGER.warning("client %d is turned away: %s", client, problem)
+    each = jax.tree.map(_nonsense, template[1])
+    return (blank[0], each), False
+
+
+def _nonsense(like):
+    value = np.nan if np.issubdtype(like.dtype, np.floating) else 0
+    return np.full(like.shape, value, like.dtype)
+
+
+def _context_for(context: Any, client: int) -> Any:
+    """What one client gets to see: of statistics kept by client, its own."""
+    if not isinstance(context, TrainContext):
+        return _on_host(context)
+    if jax.tree.leaves(context.objective):
+        raise InputError(
+            "this objective has arrays of its own, which the federation does not send; "
+            "set fine_tune.distill_weight=0."
+        )
+    variables = dict(context.variables)
+    if context.client_stats is not None:
+        variables["batch_stats"] = jax.tree.map(
+            lambda x: x[client], context.client_stats
+        )
+    return _on_host(
+        context._replace(variables=variables, client_stats=None, objective=())
+    )
+
+
+def _on_host(tree: Any) -> Any:
+    """The tree as it travels; typed keys stay what they are."""
+
+    def fetch(x):
+        is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+        return x if is_key else np.asarray(x)
+
+    return jax.tree.map(fetch, plain(tree))
+
+
+def _spec(model) -> dict[str, Any]:
+    return rebuild.spec(getattr(model, "module", model))

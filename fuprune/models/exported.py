@@ -1,0 +1,203 @@
+"""Networks as programs: the file format for those whose code is not ours.
+
+A network that a user brought is rebuilt by its factory. One that has none is written as
+the StableHLO of its own evaluation and training (`jax.export`), for any batch size. The
+programs take the variables as arguments and can be differentiated once, so what comes
+back is evaluated, trained and averaged like any network. It cannot be cut again: its
+layers are inside the program.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+from jax import export
+
+from fuprune.errors import InputError
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# The check that a batch has the shape it should: the only call in our own exports.
+_KNOWN_CALLS = ("@shape_assertion(",)
+Variables = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExportedNetwork:
+    """A network read from a file of programs, in the form `models.adapt` describes."""
+
+    evaluation: bytes  # serialised (variables, images) -> logits
+    training: bytes | None  # (variables, images, key data) -> logits, new statistics
+
+    @functools.cached_property
+    def _digest(self) -> bytes:
+        parts = (self.evaluation, self.training or b"")
+        return b"".join(hashlib.sha256(part).digest() for part in parts)
+
+    def __eq__(self, other) -> bool:
+        """By the programs."""
+        return isinstance(other, ExportedNetwork) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        """By the programs; a network is static under jit."""
+        return hash(self._digest)
+
+    @functools.cached_property
+    def _evaluate(self):
+        return read_program(self.evaluation, "the program of its evaluation")
+
+    @functools.cached_property
+    def _train(self):
+        if self.training is None:
+            raise InputError(
+                "this network was saved for evaluation only, because its training "
+                "could not be exported; train it where its code is."
+            )
+        return read_program(self.training, "the program of its training")
+
+    def check(self, where: str) -> None:
+        """Reads both programs; `where` names the file in errors.
+
+        Raises:
+          InputError: one is no program, calls out of itself, or is not of the form
+            that `export_network` gives it.
+        """
+        try:
+            if len(self.input_shape) != 3 or self.num_classes < 1:
+                raise ValueError("evaluation")
+            variables = [x.shape for x in jax.tree.leaves(self.shapes())]
+            if self.training is not None:
+                given, _ = jax.tree.unflatten(self._train.in_tree, self._train.in_avals)
+                same = [x.shape for x in jax.tree.leaves(given[0])] == variables
+                if not same or len(given) != 3 or not self._train.has_vjp():
+                    raise ValueError("training")
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        except Exception as error:  # Whatever a crafted program lacks.
+            raise InputError(
+                f"{where} holds programs of another form than fuprune's; write it with "
+                "save_safetensors."
+            ) from error
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(H, W, C) of one image."""
+        return tuple(int(size) for size in self._arguments()[1].shape[1:])
+
+    @property
+    def num_classes(self) -> int:
+        """Columns of the logits."""
+        return int(self._evaluate.out_avals[0].shape[-1])
+
+    def shapes(self) -> Variables:
+        """Shapes of the variables that the programs take."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._arguments()[0]
+        )
+
+    def _arguments(self):
+        found = self._evaluate
+        (variables, images), _ = jax.tree.unflatten(found.in_tree, found.in_avals)
+        return variables, images
+
+    def init(self, key, images, train: bool = False):
+        """Not possible: a program has no initialisation."""
+        raise InputError(
+            "this network is a program from a file, which cannot be initialised "
+            "afresh; take the variables that were saved with it."
+        )
+
+    def apply(
+        self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
+    ):
+        """Logits [B, U], and {"batch_stats": ...} if `mutable`; takes no mask."""
+        del mask
+        variables = _plain(variables)
+        if not train:
+            logits = self._evaluate.call(variables, images)
+            return (logits, {}) if mutable else logits
+        key = jax.random.key(0) if rngs is None else rngs["dropout"]
+        logits, new = self._train.call(variables, images, jax.random.key_data(key))
+        return (logits, new) if mutable else logits
+
+
+def export_network(
+    model: Any, variables: Variables, input_shape: tuple[int, ...]
+) -> ExportedNetwork:
+    """Returns a network as programs.
+
+    Args:
+      model: adapted.
+      variables: its variables; only their shapes matter.
+      input_shape: (H, W, C) of one image.
+    """
+    require_flatbuffers()
+    (batch,) = export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, *input_shape), jnp.float32)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), _plain(variables)
+    )
+
+    def evaluate(variables, images):
+        return model.apply(variables, images, train=False)
+
+    def train(variables, images, key):
+        rngs = {"dropout": jax.random.wrap_key_data(key)}
+        logits, new = model.apply(
+            variables, images, train=True, mutable=["batch_stats"], rngs=rngs
+        )
+        return logits, _plain(new)
+
+    evaluation = export.export(jax.jit(evaluate), platforms=PLATFORMS)(shapes, images)
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    try:
+        exported = export.export(jax.jit(train), platforms=PLATFORMS)
+        training = bytes(exported(shapes, images, key).serialize(vjp_order=1))
+    except Exception:  # Whatever a network does that cannot be exported for any batch.
+        training = None
+    return ExportedNetwork(bytes(evaluation.serialize()), training)
+
+
+def read_program(data: bytes, where: str) -> export.Exported:
+    """Reads a program, and refuses one that would do more than compute.
+
+    A call out of the program would reach native code with arguments from the file.
+    """
+    require_flatbuffers()
+    try:
+        exported = export.deserialize(bytearray(data))
+        programs = [exported.mlir_module()]
+        if exported.has_vjp():
+            programs.append(exported.vjp().mlir_module())
+    except Exception as error:  # The decoder promises no particular one.
+        raise InputError(
+            f"{where} is not a StableHLO export: {type(error).__name__}."
+        ) from error
+    for program in programs:
+        for call in re.findall(r"custom_call\b[ \t]*(\S{0,80})", program):
+            if not call.startswith(_KNOWN_CALLS):
+                raise InputError(
+                    f"{where} calls out of itself, to {call!r}; write it with "
+                    "fuprune.export."
+                )
+    return exported
+
+
+def require_flatbuffers() -> None:
+    """Refuses to go on without what serialises programs."""
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ImportError(
+            "StableHLO files need the package flatbuffers; install fuprune[export]."
+        )
+
+
+def _plain(variables: Any) -> Any:
+    """Variables as dictionaries, whatever mappings they were."""
+    flat = traverse_util.flatten_dict(dict(variables))
+    return traverse_util.unflatten_dict(flat)

@@ -1,0 +1,249 @@
+"""What is to be forgotten: classes, clients or single examples.
+
+A request is of one kind. Whatever the kind, it splits a federation in two: `forgotten`
+is what the request names and `remaining` is the rest, on which every method trains and
+against which it is measured. Examples are counted as in the federation's pool of
+training images; clients by their ids.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fuprune.classes import check_classes
+from fuprune.data.federated import (
+    FederatedDataset,
+    drop_classes,
+    drop_clients,
+    drop_examples,
+    keep_classes,
+    keep_clients,
+    keep_examples,
+)
+from fuprune.errors import InputError
+from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.protocol import Variables
+
+KINDS = ("classes", "clients", "examples")
+ONE_OF = {"classes": "class", "clients": "client", "examples": "example"}
+
+
+class ForgetRequest(NamedTuple):
+    """What to forget; exactly one of the three is not empty."""
+
+    classes: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()  # ids
+    examples: tuple[int, ...] = ()  # indices into the pool of training images
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        (kind,) = (name for name in KINDS if getattr(self, name))
+        return kind
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """What is named, whatever its kind."""
+        return getattr(self, self.kind)
+
+
+def as_request(request: ForgetRequest | Iterable[int]) -> ForgetRequest:
+    """A request of one kind, from one or from the classes to forget.
+
+    Raises:
+      InputError: nothing is named, or several kinds are.
+    """
+    if not isinstance(request, ForgetRequest):
+        request = ForgetRequest(classes=_distinct(request))
+    request = ForgetRequest(*(_distinct(names) for names in request))
+    kinds = [name for name in KINDS if getattr(request, name)]
+    if not kinds:
+        raise InputError(
+            "the request names no class to forget, and no client or example; name one "
+            "or more of one kind."
+        )
+    if len(kinds) > 1:
+        raise InputError(
+            f"the request names {' and '.join(kinds)}; allowed: one kind, so make a "
+            "request of each, one after the other."
+        )
+    return request
+
+
+def _distinct(names: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(int(name) for name in names))
+
+
+def check_request(
+    request: ForgetRequest | Iterable[int],
+    data: FederatedDataset,
+    num_classes: int | None = None,
+) -> ForgetRequest:
+    """The request as distinct numbers in their order, if this federation can serve it.
+
+    Args:
+      request: what to forget; a tuple of ints is classes.
+      data: K clients, N images.
+      num_classes: U, for a request of classes; None skips that check.
+
+    Raises:
+      InputError: nothing or several kinds are named, a class, client or example does
+        not exist or has no data, or nothing would remain.
+    """
+    request = as_request(request)
+    if request.kind == "classes":
+        if num_classes is not None:
+            check_classes(request.classes, num_classes)
+        return request
+    if request.kind == "clients":
+        _check_range(request.clients, data.num_clients, "client")
+        if data.members is not None:
+            left = np.setdiff1d(request.clients, jax.device_get(data.members))
+            if left.size:
+                raise InputError(
+                    f"the request names client {left[0]}, who has left; name a client "
+                    "that still takes part."
+                )
+    else:
+        _check_range(request.examples, data.labels.shape[0], "example")
+        absent = np.setdiff1d(request.examples, held_examples(data))
+        if absent.size:
+            raise InputError(
+                f"the request names example {absent[0]}, which no client holds; name "
+                "examples that clients train on."
+            )
+    if not _total(forgotten(data, request)):
+        raise InputError(
+            f"the request names {_listed(request)}, without a single example; there is "
+            "nothing to forget."
+        )
+    if not _total(remaining(data, request)):
+        raise InputError(
+            f"the request names {_listed(request)}, and no example would remain; leave "
+            "at least one client with data."
+        )
+    return request
+
+
+def checked(
+    request: ForgetRequest | Iterable[int],
+    data: FederatedDataset,
+    variables: Variables,
+    head: str = "head",
+) -> ForgetRequest:
+    """`check_request` for a model, whose head says how many classes there are."""
+    request = as_request(request)
+    number = head_classes(variables, head) if request.kind == "classes" else None
+    return check_request(request, data, number)
+
+
+def classes_of(
+    request: ForgetRequest | Iterable[int], num_classes: int
+) -> tuple[int, ...]:
+    """The classes of a request, for a method that serves no other kind."""
+    request = as_request(request)
+    if request.kind != "classes":
+        raise InputError(
+            f"the request names {_listed(request)}; allowed: classes, because this "
+            "method forgets nothing else."
+        )
+    return check_classes(request.classes, num_classes)
+
+
+def _check_range(names: tuple[int, ...], number: int, what: str) -> None:
+    for name in names:
+        if not 0 <= name < number:
+            raise InputError(
+                f"the request names {what} {name}; allowed: 0 to {number - 1}."
+            )
+
+
+def _total(data: FederatedDataset) -> int:
+    return int(np.sum(jax.device_get(data.lengths)))
+
+
+def _listed(request: ForgetRequest) -> str:
+    """The request in a few words: `clients 3, 17`."""
+    targets = request.targets
+    shown = ", ".join(map(str, targets[:5])) + (", ..." if len(targets) > 5 else "")
+    kind = request.kind if len(targets) > 1 else ONE_OF[request.kind]
+    return f"{kind} {shown}"
+
+
+def describe_request(request: ForgetRequest) -> str:
+    """The request in a few words, such as `clients 3, 17` or `40 examples`."""
+    if request.kind == "examples" and len(request.examples) > 5:
+        return f"{len(request.examples)} examples"
+    return _listed(request)
+
+
+def remaining(
+    data: FederatedDataset, request: ForgetRequest | Iterable[int]
+) -> FederatedDataset:
+    """The federation without what the request names, all shapes as they were.
+
+    A client who leaves has weight 0 and is never drawn into a cohort again.
+    """
+    request = as_request(request)
+    drop: Any = {
+        "classes": drop_classes,
+        "clients": drop_clients,
+        "examples": drop_examples,
+    }[request.kind]
+    return drop(data, request.targets)
+
+
+def forgotten(
+    data: FederatedDataset, request: ForgetRequest | Iterable[int]
+) -> FederatedDataset:
+    """The federation with nothing but what the request names, shapes as they were."""
+    request = as_request(request)
+    keep: Any = {
+        "classes": keep_classes,
+        "clients": keep_clients,
+        "examples": keep_examples,
+    }[request.kind]
+    return keep(data, request.targets)
+
+
+def held_examples(data: FederatedDataset) -> np.ndarray:
+    """Indices of the images that some client holds, increasing."""
+    rows, lengths = jax.device_get((data.rows, data.lengths))
+    return np.unique(rows[np.arange(rows.shape[1]) < lengths[:, None]])
+
+
+def holders(data: FederatedDataset, request: ForgetRequest) -> tuple[int, ...]:
+    """Ids of the clients that hold something of what the request names."""
+    named = forgotten(data, request)
+    return tuple(np.flatnonzero(jax.device_get(named.lengths)).tolist())
+
+
+def emptied_classes(
+    data: FederatedDataset, request: ForgetRequest | Iterable[int]
+) -> tuple[int, ...]:
+    """Classes of which clients hold examples now, and none once the request is done."""
+    labels = np.asarray(jax.device_get(data.labels))
+    before = np.unique(labels[held_examples(data)])
+    after = np.unique(labels[held_examples(remaining(data, request))])
+    return tuple(np.setdiff1d(before, after).tolist())
+
+
+def warn_of(data: FederatedDataset, request: ForgetRequest) -> list[str]:
+    """What a request does beyond its own words, one line each.
+
+    A client who is the only holder of a class takes the class away.
+    """
+    if request.kind == "classes":
+        return []
+    gone = emptied_classes(data, request)
+    if not gone:
+        return []
+    classes = f"class{'es' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
+    return [
+        f"{_listed(request)} alone hold{'' if len(request.targets) > 1 else 's'} every "
+        f"example of {classes}: no training image of it remains, so a retrained model "
+        "never sees it, accuracy on it falls to chance or below, and the request "
+        "forgets the whole class."
+    ]

@@ -1,0 +1,227 @@
+"""Keys of one secure sum, from the side of one party: made, listed, shared, opened.
+
+Keys are X25519 keys, fresh for every sum, because those of clients that drop out are
+opened. Shares of a client's two secrets travel through the server sealed by
+ChaCha20-Poly1305, so that only their holders read them.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fuprune.errors import InputError
+from fuprune.unlearning.secret_sharing import PRIME, Share, share_secret
+
+KEY_BYTES = 32
+SHARE_BYTES = 66  # of a number below PRIME
+RandomBytes = Callable[[int], bytes]
+
+
+class Keys(NamedTuple):
+    """What one client keeps to itself, for one sum."""
+
+    private_key: bytes  # X25519, of the pair masks; opened if the client drops out
+    sealing_key: bytes  # X25519, of the shares under way; never opened
+    self_seed: bytes  # of the client's own mask
+
+
+class PublicKeys(NamedTuple):
+    """What one client tells everybody."""
+
+    mask: bytes
+    sealing: bytes
+
+
+class Directory(NamedTuple):
+    """What everybody knows."""
+
+    public_keys: tuple[bytes, ...]  # of the masks, by client
+    threshold: int  # how many clients it takes to open a share
+    sealing_keys: tuple[bytes, ...] = ()  # by client
+    session: str = ""  # which sum it is for
+
+
+class HeldShares(NamedTuple):
+    """One client's shares of another's secrets."""
+
+    private_key: Share
+    self_seed: Share
+
+
+def check_threshold(num_clients: int, threshold: int | None = None) -> int:
+    """The threshold for n clients, a majority by default.
+
+    Raises:
+        InputError: n is below 2, or the threshold is outside [2, n].
+    """
+    if num_clients < 2:
+        raise InputError(
+            f"secure summation has {num_clients} clients and needs at least 2, since "
+            "a sum of one hides nothing; capture on more clients."
+        )
+    if threshold is None:
+        threshold = num_clients // 2 + 1
+    if not 2 <= threshold <= num_clients:
+        raise InputError(
+            f"threshold is {threshold}, but it must lie in [2, {num_clients}], the "
+            "number of clients."
+        )
+    return threshold
+
+
+def make_keys(random_bytes: RandomBytes = os.urandom) -> Keys:
+    """A client's keys for one sum; they must not be used for a second one."""
+    return Keys(*(random_bytes(KEY_BYTES) for _ in Keys._fields))
+
+
+def public_keys(keys: Keys) -> PublicKeys:
+    """What a client sends first."""
+    return PublicKeys(public_key(keys.private_key), public_key(keys.sealing_key))
+
+
+def make_directory(
+    published: Sequence[PublicKeys], threshold: int | None = None, session: str = ""
+) -> Directory:
+    """The server's list of the clients that take part, by position."""
+    threshold = check_threshold(len(published), threshold)
+    return Directory(
+        tuple(p.mask for p in published),
+        threshold,
+        tuple(p.sealing for p in published),
+        session,
+    )
+
+
+def check_directory(client: int, keys: Keys, directory: Directory) -> None:
+    """What a client looks at before it sends anything.
+
+    Raises:
+        InputError: its own keys are not where they belong, a key occurs twice, or the
+            threshold is below 2 or above the number of clients.
+    """
+    number = len(directory.public_keys)
+    own = public_keys(keys)
+    if len(directory.sealing_keys) != number or not 0 <= client < number:
+        raise InputError(
+            f"the directory has {number} mask keys and {len(directory.sealing_keys)} "
+            f"sealing keys, and this client is number {client}; refuse the sum."
+        )
+    listed = (*directory.public_keys, *directory.sealing_keys)
+    if len(set(listed)) != 2 * number:
+        raise InputError("a key occurs twice in the directory; refuse the sum.")
+    if own != (directory.public_keys[client], directory.sealing_keys[client]):
+        raise InputError(
+            f"the directory has other keys for client {client} than its own; refuse "
+            "the sum."
+        )
+    check_threshold(number, directory.threshold)
+
+
+def share_keys(
+    client: int,
+    keys: Keys,
+    directory: Directory,
+    random_bytes: RandomBytes = os.urandom,
+) -> tuple[bytes, ...]:
+    """A client's second message: shares of its two secrets, sealed to each holder.
+
+    Args:
+        client: its position in the directory.
+        keys: its own.
+        directory: everybody's public keys.
+        random_bytes: where coefficients come from.
+
+    Returns:
+        By holder, this client included, what only the holder can open.
+    """
+    check_directory(client, keys, directory)
+    number = len(directory.public_keys)
+
+    def shares_of(secret: bytes):
+        coefficients = [
+            int.from_bytes(random_bytes(2 * SHARE_BYTES)) % PRIME
+            for _ in range(directory.threshold - 1)
+        ]
+        return share_secret(
+            int.from_bytes(secret), coefficients=coefficients, num_shares=number
+        )
+
+    pairs = zip(shares_of(keys.private_key), shares_of(keys.self_seed), strict=True)
+    sealed = []
+    for holder, pair in enumerate(pairs):
+        text = b"".join(share.value.to_bytes(SHARE_BYTES) for share in pair)
+        cipher = _sealing_cipher(client, holder, client, keys, directory)
+        # Each key seals one text, so the nonce need not vary.
+        sealed.append(cipher.encrypt(bytes(12), text, None))
+    return tuple(sealed)
+
+
+def open_shares(
+    client: int, keys: Keys, directory: Directory, sealed: Mapping[int, bytes]
+) -> dict[int, HeldShares]:
+    """What a client holds for the others, from what they sealed to it.
+
+    Args:
+        client: its position in the directory.
+        keys: its own.
+        directory: everybody's public keys.
+        sealed: by owner.
+
+    Raises:
+        InputError: something was not sealed by its owner to this client in this sum.
+    """
+    check_directory(client, keys, directory)
+    held = {}
+    for owner, box in sealed.items():
+        cipher = _sealing_cipher(owner, client, client, keys, directory)
+        try:
+            text = cipher.decrypt(bytes(12), box, None)
+        except InvalidTag:
+            raise InputError(
+                f"client {owner}'s share for client {client} was changed on its way, "
+                "or belongs to another sum; repeat the round."
+            ) from None
+        values = (text[:SHARE_BYTES], text[SHARE_BYTES:])
+        held[owner] = HeldShares(*(Share(client, int.from_bytes(v)) for v in values))
+    return held
+
+
+def _sealing_cipher(owner, holder, client, keys, directory) -> ChaCha20Poly1305:
+    """Of the shares from `owner` to `holder`, one of which is `client`."""
+    peer = holder if client == owner else owner
+    agreed = agree_secret(keys.sealing_key, directory.sealing_keys[peer])
+    label = f"shares {directory.session} {owner} {holder}".encode()
+    return ChaCha20Poly1305(derive_key(agreed, label))
+
+
+def derive_key(secret: bytes, label: bytes) -> bytes:
+    """32 bytes for one purpose, by HKDF."""
+    label = b"fuprune secure sum: " + label
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=label).derive(secret)
+
+
+def agree_secret(private_key: bytes, public_key: bytes) -> bytes:
+    """What a pair has in common: one's private and the other's public key give it."""
+    try:
+        peer = X25519PublicKey.from_public_bytes(public_key)
+        return X25519PrivateKey.from_private_bytes(private_key).exchange(peer)
+    except ValueError:
+        raise InputError(
+            f"{public_key.hex()[:80]} is no usable X25519 public key; leave the client "
+            "out that sent it."
+        ) from None
+
+
+def public_key(private_key: bytes) -> bytes:
+    """The public half of an X25519 key."""
+    key = X25519PrivateKey.from_private_bytes(private_key)
+    return key.public_key().public_bytes_raw()

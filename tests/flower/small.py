@@ -1,0 +1,81 @@
+"""A federation in one process: the real ClientApp behind a grid without a network."""
+
+from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fuprune import config as configuration
+from fuprune.data.normalisation import constant_statistics
+from fuprune.flower import client_app
+from fuprune.flower.roster import Roster, Timeouts
+from fuprune.flower.transport import RemoteClients, Terms, stand_ins
+from fuprune.models import zoo
+from fuprune.run.federation import make_federation
+from fuprune.run.machine import Runtime
+
+CONFIG = (
+    "data.limit=4 data.validation=0 partition.clients=3 partition.kind=iid "
+    "train.cohort=3 train.batch_size=8 train.local_epochs=1 train.rounds=2"
+)
+
+
+class FakeGrid:
+    """Hands messages to the ClientApp; `meddle(client, reply) -> reply` may change one.
+
+    Everything that passes is kept in `seen`.
+    """
+
+    def __init__(self, folder, config=CONFIG, clients=3, meddle=None):
+        self.nodes = {100 + k: k for k in range(clients)}
+        self.folder, self.config, self.meddle = folder, config, meddle
+        self.seen = []
+        # Flower sets these in the processes that it starts.
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+        self.dead = set()
+
+    def get_node_ids(self):
+        return [n for n in self.nodes if n not in self.dead]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        del timeout
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node in self.dead:
+                continue
+            client = self.nodes[node]
+            context = Context(
+                run_id=1,
+                node_id=node,
+                node_config={
+                    "client-id": client,
+                    "folder": str(self.folder / str(client)),
+                },
+                state=RecordDict(),
+                run_config={"config": self.config},
+            )
+            reply = client_app.app(message, context)
+            if self.meddle is not None:
+                reply = self.meddle(client, message, reply)
+            if reply is not None:
+                self.seen.append((message, reply))
+                replies.append(reply)
+        return replies
+
+
+def federation(config):
+    """What the simulator has: the same parts as the nodes take."""
+    return make_federation(config, Runtime(None, "loop", "xla", 0, 1))
+
+
+def remote(grid, config, *, num_clients=3, **terms):
+    """The clients behind a grid, greeted, and the server's stand-in for their data."""
+    roster = Roster(grid, num_clients, Timeouts(60, 5, 0.01))
+    present = roster.wait_for(len(grid.get_node_ids()))
+    assert present == sorted(grid.nodes.values())
+    mean, std = constant_statistics("digits", 1)
+    settings = Terms(configuration.to_json(config), mean, std, **terms)
+    return RemoteClients(roster, settings, 10), stand_ins(num_clients, 10, (8, 8, 1))
+
+
+def small_model():
+    return zoo.create("resnet8", num_classes=10, input_shape=(8, 8, 1))

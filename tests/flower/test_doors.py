@@ -1,0 +1,200 @@
+"""What comes back is checked: for being an answer, and then as in a simulation."""
+
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+
+from fuprune.data.federated import drop_classes, whole_cohort
+from fuprune.errors import InputError
+from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.federated.program import ClientProgram, Task
+from fuprune.flower.records import pack, unpack
+from fuprune.flower.roster import GREETINGS, Roster, Timeouts
+from fuprune.flower.settings import read_config
+from fuprune.run import assembly
+from fuprune.run.machine import Runtime
+from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
+
+
+@pytest.fixture(scope="module")
+def setting():
+    config = read_config(CONFIG)
+    model = small_model()
+    variables = assembly.initial_variables(model, jax.random.key(1))
+    return config, federation(config), model, variables
+
+
+def one_round(setting, grid, **options):
+    """One round over the grid; the state before and after, and its diagnostics."""
+    config, local, model, variables = setting
+    clients, data = remote(grid, config, learning_rate=0.1)
+    grid.dead = {100 + k for k in options.pop("asleep", ())}
+    algorithm = assembly.make_algorithm(
+        config,
+        model,
+        local._replace(data=data),
+        Runtime(None, clients, "xla", 0, 1),
+        learning_rate=0.1,
+        schedule="constant",
+        rounds=1,
+    )
+    state = algorithm.init(variables)
+    return state, *algorithm.round(state, whole_cohort(data), jax.random.key(2))
+
+
+def altered(reply, message, change):
+    header, tree = unpack(reply.content)
+    return Message(pack(*change(header, tree)), reply_to=message)
+
+
+def nan_update(header, tree):
+    total, each = tree
+    return header, (total, jax.tree.map(lambda x: np.full_like(x, np.nan), each))
+
+
+def boast(header, tree):
+    total, each = tree
+    return header, (total, (*each[:2], np.float32(1e6), *each[3:]))
+
+
+def other_form(header, tree):
+    return header, {"weights": np.zeros(3)}
+
+
+def other_round(header, tree):
+    return {**header, "request": "0123456789abcdef-1"}, tree
+
+
+def old_model(header, tree):
+    return {**header, "model": "0" * 64}, tree
+
+
+def no_model(header, tree):
+    return {k: v for k, v in header.items() if k != "model"}, tree
+
+
+# What client 1 does, and whether the round's own door turns it away.
+MISBEHAVIOUR = {
+    "nan_update": (nan_update, True),
+    "boast": (boast, True),
+    "other_form": (other_form, True),
+    "other_round": (other_round, False),
+    "old_model": (old_model, False),
+    "no_model": (no_model, False),
+}
+
+
+@pytest.mark.parametrize("kind", MISBEHAVIOUR)
+def test_the_round_goes_on_without_a_client_that_answers_nonsense(
+    setting, tmp_path, kind, caplog
+):
+    change, at_the_door = MISBEHAVIOUR[kind]
+
+    def meddle(client, message, reply):
+        wrong = client == 1 and message.metadata.message_type == "train"
+        return altered(reply, message, change) if wrong else reply
+
+    with caplog.at_level(logging.WARNING, "fuprune"):
+        _, state, info = one_round(setting, FakeGrid(tmp_path, meddle=meddle))
+    assert info.participants == 2
+    assert np.asarray(info.rejected).tolist() == [False, at_the_door, False]
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.variables))
+    # It is the round of the two others.
+    alone = FakeGrid(tmp_path / "alone")
+    _, expected, _ = one_round(setting, alone, asleep=(1,))
+    for a, b in zip(
+        jax.tree.leaves(state.variables),
+        jax.tree.leaves(expected.variables),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    if not at_the_door:
+        assert "node 101" in caplog.text
+
+
+def test_errors_of_flower_and_silence_are_a_round_of_nobody(setting, tmp_path):
+    def meddle(client, message, reply):
+        if message.metadata.message_type != "train":
+            return reply
+        return None if client else Message(Error(code=1, reason="x"), reply_to=message)
+
+    before, after, info = one_round(setting, FakeGrid(tmp_path, meddle=meddle))
+    assert info.participants == 0 and after.round_number == 0
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_two_nodes_with_one_id_are_one_client(setting, tmp_path, caplog):
+    grid = FakeGrid(tmp_path)
+    grid.nodes = {100: 0, 101: 0, 102: 7}
+    roster = Roster(grid, 3, Timeouts(5, 1, 0.01))
+    with caplog.at_level(logging.WARNING, "fuprune"):
+        assert roster.wait_for(1) == [0]
+    assert "client 0 is there already" in caplog.text
+    assert "client-id is 7" in caplog.text
+    # A node that cannot say who it is is asked a few times, and then no more.
+    asked = len(grid.seen)
+    for _ in range(5):
+        roster.refresh()
+    assert len(grid.seen) == asked + GREETINGS - 1
+    with pytest.raises(TooFewClientsError, match="1 clients are there"):
+        roster.wait_for(2)
+
+
+def test_a_client_that_comes_back_as_another_node_is_the_same_client(tmp_path):
+    grid = FakeGrid(tmp_path)
+    roster = Roster(grid, 3, Timeouts(5, 1, 0.01))
+    assert roster.wait_for(3) == [0, 1, 2]
+    grid.dead = {101}
+    assert roster.refresh() == [0, 2]
+    grid.nodes[205] = 1
+    assert roster.refresh() == [0, 1, 2]
+
+
+def test_programs_without_a_task_are_refused_in_one_line(setting, tmp_path):
+    clients, _ = remote(FakeGrid(tmp_path), setting[0])
+    nothing = ClientProgram(lambda c: 0, lambda s, c: (), lambda *a: (), lambda *a: ())
+    for program in (nothing, nothing._replace(task=Task("eval", setting[2]))):
+        with pytest.raises(InputError, match="needs uploads only"):
+            clients(program)
+
+
+def test_a_request_for_unknown_work_is_answered_with_a_line(setting, tmp_path):
+    grid = FakeGrid(tmp_path)
+    clients, data = remote(grid, setting[0])
+    header = clients._header({}, [0, 1])
+    wrong = ({**header, "task": "os.system", "arguments": {}}, {"a": np.zeros(1)})
+    assert clients.roster.exchange("train", {0: wrong}) == {}
+    reply, _ = unpack(grid.seen[-1][1].content)
+    assert "\n" not in reply["problem"]
+
+
+def test_messages_are_arrays_and_json(setting, tmp_path):
+    grid = FakeGrid(tmp_path)
+    one_round(setting, grid)
+    assert len(grid.seen) == 6  # three greetings, three answers
+    for pair in grid.seen:
+        for message in pair:
+            assert set(message.content) == {"json", "arrays"}
+            json.loads(message.content["json"]["text"])
+            for array in message.content["arrays"].values():
+                assert array.stype == "numpy.ndarray"
+    _, (sent, _) = grid.seen[0], grid.seen[-1]
+    header, _ = unpack(sent.content)
+    assert header["spec"]["name"] == "resnet8"
+
+
+def test_clients_read_the_classes_that_the_servers_data_name(setting, tmp_path):
+    config, local, model, variables = setting
+    grid = FakeGrid(tmp_path)
+    clients, data = remote(grid, config)
+    without = drop_classes(data, (3, 4))
+    everywhere = clients.evaluate(model, variables, range(10))
+    fewer = clients.evaluate(model, variables, np.unique(without.rows[0]))
+    counts = np.bincount(local.train.labels, minlength=10)
+    np.testing.assert_array_equal(everywhere.confusion.sum(axis=1), counts)
+    assert fewer.confusion.sum() < everywhere.confusion.sum()

@@ -1,0 +1,184 @@
+"""The server's loop over the real ClientApp: train, forget, resume, refuse."""
+
+import json
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from fuprune.errors import InputError
+from fuprune.flower import loop
+from fuprune.flower.records import unpack
+from fuprune.flower.settings import read_config, read_settings
+from fuprune.run import assembly, checkpoint
+from fuprune.run.machine import Runtime
+from fuprune.unlearning.methods import METHODS
+from tests.flower.small import CONFIG, FakeGrid, federation
+
+SMALL = f"{CONFIG} train.rounds=1 fine_tune.rounds=1 prune.rate=0.2"
+
+
+def settings(workdir, command, **more):
+    given = {"command": command, "workdir": str(workdir), "config": SMALL}
+    return read_settings({**given, "join-seconds": 5, **more})
+
+
+def order(workdir, method, name="o-1", **more):
+    return settings(workdir, "forget", classes="3", order=name, method=method, **more)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a trained model, and what its clients remember."""
+    folder = tmp_path_factory.mktemp("trained")
+    loop.run(FakeGrid(folder, SMALL), settings(folder / "server", "train"))
+    return folder
+
+
+@pytest.fixture
+def place(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def train_requests(grid):
+    """What was asked of clients in training, and what they sent."""
+    for message, reply in grid.seen:
+        if message.metadata.message_type == "train":
+            yield unpack(message.content)[0], unpack(reply.content)
+
+
+def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
+    grid = FakeGrid(place, SMALL)
+    loop.run(grid, order(place / "server", "class_pruning"))
+    printed = capsys.readouterr().out
+    (report,) = (place / "server").glob("orders/*/report.md")
+    assert f"report: {report}" in printed and "| parameters |" in printed
+    content = json.loads(report.with_suffix(".json").read_text())
+    assert content["confirmed_by"] == [0, 1, 2]
+    assert content["after"]["parameters"] < content["before"]["parameters"]
+    (row,) = json.loads((place / "server" / "orders.json").read_text())
+    assert row["closed"] and sorted(row["closed_by"]) == ["0", "1", "2"]
+    for client in range(3):
+        log = (place / str(client) / "orders.jsonl").read_text().splitlines()
+        assert [json.loads(line)["closed"] for line in log] == [False, True]
+    held = np.bincount(federation(read_config(SMALL)).train.labels, minlength=10)
+    trained_on = 0
+    for header, (_, (_, update)) in train_requests(grid):
+        assert 3 not in header["classes"] and header["orders"][0]["order"] == "o-1"
+        trained_on += update[2]
+    assert trained_on == held.sum() - held[3]
+    with pytest.raises(InputError, match="o-1' is closed"):
+        loop.run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
+
+
+def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
+    class KilledError(Exception):
+        pass
+
+    def kill(client, message, reply):
+        header, _ = unpack(message.content)
+        if header.get("task") == "local_sgd":
+            raise KilledError
+        return reply
+
+    straight = place.with_name("straight")
+    shutil.copytree(place, straight)
+    wanted = order(place / "server", "class_pruning")
+    with pytest.raises(KilledError):
+        loop.run(FakeGrid(place, SMALL, meddle=kill), wanted)
+    grid = FakeGrid(place, SMALL)
+    loop.run(grid, wanted)
+    kinds = [m.metadata.message_type for m, _ in grid.seen]
+    assert "query.class_statistics" not in kinds, "the cut was done"
+    loop.run(FakeGrid(straight, SMALL), order(straight / "server", "class_pruning"))
+    ends = [
+        checkpoint.load(next((p / "server").glob("orders/*/model")))[1]
+        for p in (place, straight)
+    ]
+    chex.assert_trees_all_equal(*ends)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fine_tune_only",
+        pytest.param("relabel", marks=pytest.mark.slow),
+        pytest.param("ascent", marks=pytest.mark.slow),
+        pytest.param("fisher", marks=pytest.mark.slow),
+        pytest.param("prune_relabel", marks=pytest.mark.slow),
+    ],
+)
+def test_methods_end_where_the_simulator_ends(place, method):
+    """The same trained model, key and options; clients here, or behind messages."""
+    wanted = order(place / "server", method)
+    session = loop.open_session(FakeGrid(place, SMALL), wanted)
+    model, variables = loop.current_model(session)
+    loop.forget(session)
+    remote = checkpoint.load(next((place / "server").glob("orders/*/model")))
+    config = wanted.config
+    local = federation(config)
+    runtime = Runtime(None, "loop", "xla", 0, 1)
+    here = session._replace(
+        federation=session.federation._replace(data=local.data),
+        workdir=place / "simulated",
+        clients=Here(),
+    )
+    options = assembly.method_options(config, method, local, runtime, (3,))
+    budget = loop.make_budget(config, METHODS[method].budget)
+    result = METHODS[method](
+        model,
+        variables,
+        local.data,
+        (3,),
+        key=jax.random.fold_in(session.key, loop.seed_of("order o-1")),
+        fine_tune=lambda m, w, d, k: loop._fit(here, "x", m, w, d, budget, key=k),
+        **options,
+    )
+    chex.assert_trees_all_close(remote[1], result.variables, atol=1e-5)
+
+
+class Here(str):
+    """A simulator's backend with the one method of a transport that `_fit` calls."""
+
+    def __new__(cls):
+        return super().__new__(cls, "loop")
+
+    def under(self, **terms):
+        return self
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() & loop.UNAVAILABLE.keys()))
+def test_methods_that_need_more_than_uploads_say_so(place, method):
+    with pytest.raises(InputError, match=f"{method} cannot run over a federation"):
+        loop.run(FakeGrid(place, SMALL), order(place / "server", method))
+    assert not (place / "server" / "orders.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"command": "destroy"}, "choose one of train"),
+        ({"command": "forget"}, "needs classes and an id"),
+        ({"command": "forget", "classes": "x", "order": "a"}, "numbers such as 3"),
+        ({"config": "train.roundz=3"}, "train.roundz"),
+        ({"config": "train.rounds=many"}, "train.rounds"),
+        ({"config": "train.rounds"}, "write train.rounds=VALUE"),
+        ({"min-clients": 0}, "min-clients is 0"),
+        ({"reply-seconds": "soon"}, "reply-seconds is 'soon'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(given, match):
+    with pytest.raises(InputError, match=match):
+        read_settings(given)
+
+
+@pytest.mark.parametrize(
+    "key", ["privacy.epsilon=1", "data.normalise=central", "relabel.answer=random"]
+)
+def test_options_that_need_the_data_in_one_place_are_refused(tmp_path, key):
+    text = f"{SMALL} {key}"
+    with pytest.raises(InputError, match=key.partition("=")[0]):
+        loop.run(FakeGrid(tmp_path, text), read_settings({"config": text}))

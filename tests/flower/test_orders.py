@@ -1,0 +1,103 @@
+"""A forget order: logged on the client's disk, confirmed, in force from then on."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fuprune.errors import InputError
+from fuprune.flower import ledger
+from fuprune.flower.answers import PROTOCOL, answer
+from fuprune.flower.node import Node, log_orders, read_orders, usable
+
+
+def make_node(folder, labels=(0, 1, 1, 2, 3)):
+    labels = np.asarray(labels, np.int32)
+    return Node(0, folder, np.zeros((len(labels), 8, 8, 1), np.uint8), labels)
+
+
+def row(name, *classes, closed=False):
+    return {"order": name, "classes": list(classes), "closed": closed}
+
+
+def test_an_order_is_confirmed_once_it_is_on_disk(tmp_path):
+    header = {"protocol": PROTOCOL, "request": "r1", "order": "a"}
+    reply, _ = answer(
+        "query.forget", {**header, "orders": [row("a", 1)]}, None, make_node(tmp_path)
+    )
+    assert reply["problem"] is None
+    assert reply["confirmed"] == "a" and reply["orders"] == ["a"]
+    lines = (tmp_path / "orders.jsonl").read_text().splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["classes"] == [1]
+    # The same order again adds nothing, its closing does.
+    log_orders(tmp_path, [row("a", 1)])
+    assert len((tmp_path / "orders.jsonl").read_text().splitlines()) == 1
+    log_orders(tmp_path, [row("a", 1, closed=True)])
+    assert read_orders(tmp_path)["a"].closed
+
+
+def test_forgotten_images_are_left_out_whatever_the_server_asks(tmp_path):
+    node = make_node(tmp_path)
+    everything = range(4)
+    assert usable(node, {}, everything, None).tolist() == [0, 1, 2, 3, 4]
+    orders = log_orders(tmp_path, [row("a", 1), row("b", 3, closed=True)])
+    assert usable(node, orders, everything, None).tolist() == [0, 3]
+    # The method that carries out an open order may read its classes; nobody else's.
+    assert usable(node, orders, everything, "a").tolist() == [0, 1, 2, 3]
+    assert usable(node, orders, everything, "b").tolist() == [0, 3]
+    # Opening it again does not bring a closed order's images back.
+    orders = log_orders(tmp_path, [row("b", 3)])
+    assert usable(node, orders, everything, "b").tolist() == [0, 3]
+
+
+def test_a_client_that_slept_hears_of_orders_with_any_request(tmp_path):
+    header = {"protocol": PROTOCOL, "request": "r1", "orders": [row("a", 2)]}
+    reply, _ = answer("query.hello", header, None, make_node(tmp_path))
+    assert reply["orders"] == ["a"] and reply["examples"] == 5
+    assert read_orders(tmp_path)["a"].classes == (2,)
+
+
+def test_a_line_that_was_cut_short_loses_nothing_else(tmp_path):
+    log_orders(tmp_path, [row("a", 1)])
+    with open(tmp_path / "orders.jsonl", "a") as file:
+        file.write('{"order": "b", "cla')
+    assert sorted(read_orders(tmp_path)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [{"order": "", "classes": [1]}],
+        [{"order": "a", "classes": [-1]}],
+        [{"order": "a", "classes": "1"}],
+        [{"order": "a", "classes": [True]}],
+        [3],
+        {"order": "a"},
+    ],
+)
+def test_what_is_no_order_is_refused(tmp_path, wrong):
+    with pytest.raises(InputError):
+        log_orders(tmp_path, wrong)
+    header = {"protocol": PROTOCOL, "request": "r1", "orders": wrong}
+    reply, content = answer("query.hello", header, None, make_node(tmp_path))
+    assert reply["problem"] and content is None
+    assert read_orders(tmp_path) == {}
+
+
+def test_another_version_is_told_so(tmp_path):
+    reply, _ = answer("query.hello", {"protocol": 99}, None, make_node(tmp_path))
+    assert "protocol 99" in reply["problem"]
+
+
+def test_the_ledger_keeps_an_order_through_a_restart(tmp_path):
+    ledger.open_order(tmp_path, "2026/7".replace("/", "-"), (3, 1), 10)
+    again = ledger.open_order(tmp_path, "2026-7", (1, 3), 10)
+    assert again.classes == (1, 3) and not again.closed
+    assert len(ledger.read(tmp_path)) == 1
+    with pytest.raises(InputError, match="another id"):
+        ledger.open_order(tmp_path, "2026-7", (1,), 10)
+    with pytest.raises(InputError, match="an id is"):
+        ledger.open_order(tmp_path, "../../etc", (1,), 10)
+    assert ledger.close_order(tmp_path, "2026-7")["2026-7"].closed
+    names = {ledger.folder_name(n) for n in ("a.b", "a:b", "a_b")}
+    assert len(names) == 3 and not any("/" in n for n in names)

@@ -1,0 +1,151 @@
+"""The real thing: a SuperLink, SuperNodes, keys and certificates, on free ports."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from fuprune.flower.certificates import make_certificates
+from fuprune.flower.loopback import FederationError, Loopback, main
+
+CONFIG = (
+    "data.limit=12 data.validation=0 partition.kind=iid partition.clients={n} "
+    "train.cohort={n} train.batch_size=16 train.rounds={rounds} "
+    "train.local_epochs=1 fine_tune.rounds=1 prune.rate=0.2"
+)
+
+
+def config(nodes, rounds=1):
+    return CONFIG.format(n=nodes, rounds=rounds)
+
+
+@pytest.fixture(autouse=True)
+def compiled(tmp_path, monkeypatch):
+    """Clients share what they compile: they are tested for faults, not for speed."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
+    """Trains, forgets on order, and refuses a node whose key nobody registered."""
+    federation = Loopback(tmp_path / "f", 2)
+    with federation:
+        common = {"config": config(2), "min_clients": 2, "join_seconds": 120}
+        federation.run(timeout=500, command="train", **common)
+        federation.run(
+            timeout=500, command="forget", classes="3", order="a-1", **common
+        )
+        make_certificates(tmp_path / "other", hosts=["localhost"], nodes=1)
+        federation.nodes[0].terminate()
+        stranger = federation.start_node(0, key=tmp_path / "other" / "node-0")
+        assert stranger.wait(120) != 0
+    (report,) = federation.workdir.glob("orders/*/report.json")
+    content = json.loads(report.read_text())
+    assert content["confirmed_by"] == [0, 1]
+    assert content["after"]["parameters"] < content["before"]["parameters"]
+    for client in range(2):
+        log = federation.client_folder(client) / "orders.jsonl"
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [row["closed"] for row in rows] == [False, True]
+    for process in (*federation.nodes.values(), federation.link):
+        assert process.poll() is not None
+
+
+def await_text(path, text, seconds=300):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if path.exists() and text in path.read_text("utf-8", errors="replace"):
+            return
+        time.sleep(0.3)
+    raise AssertionError(f"no {text!r} in {path}")
+
+
+def kill_tree(process):
+    """As a machine that loses power: the process and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "command"),
+    [
+        ("Receiving: train message", "train"),
+        ("Receiving: query.class_statistics message", "forget"),
+        ("Receiving: query.forget message", "forget"),
+    ],
+)
+def test_the_run_goes_on_without_a_node_that_is_killed(tmp_path, moment, command):
+    federation = Loopback(tmp_path / "f", 3, insecure=True)
+    common = {"config": config(3), "min_clients": 2, "join_seconds": 200}
+    common["reply_seconds"] = 90
+    order = {"classes": "3", "order": "a-1"} if command == "forget" else {}
+    with federation:
+        if command == "forget":
+            federation.run(timeout=900, command="train", **common)
+        process, log = federation.start_run(command=command, **common, **order)
+        await_text(tmp_path / "f" / "logs" / "node-2.log", moment)
+        kill_tree(federation.nodes[2])
+        assert process.wait(900) == 0
+        assert "fuprune: error" not in log.read_text()
+        if command == "forget":
+            # It comes back, and hears of the order with the first request.
+            federation.start_node(2)
+            federation.run(
+                timeout=900, command="evaluate", **{**common, "min_clients": 3}
+            )
+    if command == "forget":
+        (row,) = json.loads((federation.workdir / "orders.json").read_text())
+        assert sorted(row["closed_by"]) == ["0", "1", "2"]
+    rows = (federation.workdir / "train" / "rounds.jsonl").read_text().splitlines()
+    wanted = 2 if command == "train" else 3
+    assert json.loads(rows[-1])["participants"] == wanted
+
+
+@pytest.mark.slow
+def test_a_killed_server_and_a_restarted_link_lose_nothing(tmp_path):
+    federation = Loopback(tmp_path / "f", 2, insecure=True)
+    common = {"config": config(2, rounds=3), "min_clients": 2, "join_seconds": 200}
+    common["reply_seconds"] = 90
+    with federation:
+        process, _ = federation.start_run(command="train", **common)
+        rounds = federation.workdir / "train" / "rounds.jsonl"
+        await_text(rounds, '"round": 1')
+        kill_tree(federation.link)  # the ServerApp is its child
+        process.wait(120)
+        federation.start_link()
+        federation.run(timeout=900, command="train", **common)
+    rows = [json.loads(line) for line in rounds.read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_too_few_clients_end_in_one_line(tmp_path):
+    federation = Loopback(tmp_path / "f", 1, insecure=True)
+    with federation, pytest.raises(FederationError, match="1 clients are there"):
+        federation.run(
+            timeout=300,
+            command="train",
+            config=config(2),
+            min_clients=2,
+            join_seconds=20,
+        )
+
+
+@pytest.mark.slow
+def test_make_federation_prints_the_table_and_leaves_no_process(tmp_path, capsys):
+    folder = tmp_path / "f"
+    flags = ["--folder", str(folder), "--nodes", "3", "--config", config(3)]
+    assert main(flags) == 0
+    printed = capsys.readouterr().out
+    assert "| accuracy on the remaining |" in printed
+    assert f"report: {folder}" in printed
+    found = subprocess.run(
+        ["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == ""

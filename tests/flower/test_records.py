@@ -1,0 +1,102 @@
+import jax
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuprune.federated.client import TrainContext
+from fuprune.flower.records import MessageError, digest, pack, plain, unpack
+
+LEAVES = st.builds(
+    lambda shape, kind, seed: (
+        np.random.default_rng(seed).integers(0, 100, shape).astype(kind)
+    ),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.sampled_from(["float32", "int32", "uint8", "bool", "uint64"]),
+    st.integers(0, 99),
+)
+TREES = st.recursive(
+    LEAVES | st.none(),
+    lambda child: (
+        st.dictionaries(st.text(max_size=5), child, max_size=3)
+        | st.lists(child, max_size=3)
+        | st.lists(child, max_size=3).map(tuple)
+    ),
+    max_leaves=8,
+)
+
+
+@given(TREES)
+def test_what_is_packed_is_what_is_unpacked(tree):
+    header, found = unpack(pack({"a": [1, None, "x"]}, tree))
+    assert header == {"a": [1, None, "x"]}
+    assert jax.tree.structure(found) == jax.tree.structure(tree)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(tree), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    assert digest(found) == digest(tree)
+
+
+def test_named_tuples_and_typed_keys_travel():
+    context = TrainContext({"params": {}}, jax.random.key(3), np.float32(1), None)
+    _, found = unpack(pack({}, context))
+    again = TrainContext(*found)
+    assert again.client_stats is None and again.objective == ()
+    np.testing.assert_array_equal(
+        jax.random.key_data(again.key), jax.random.key_data(context.key)
+    )
+    assert plain(context)[0] == {"params": {}}
+
+
+@given(TREES, st.integers(0, 10**6))
+def test_one_changed_value_is_another_digest(tree, place):
+    leaves, structure = jax.tree.flatten(tree)
+    sizes = [x.size for x in leaves]
+    if not sum(sizes):
+        return
+    chosen = place % sum(sizes)
+    changed = [x.copy() for x in leaves]
+    for x in changed:
+        if chosen < x.size:
+            flat = x.reshape(-1)
+            flat[chosen] = ~flat[chosen] if x.dtype == bool else flat[chosen] + 1
+            break
+        chosen -= x.size
+    assert digest(jax.tree.unflatten(structure, changed)) != digest(tree)
+
+
+def content(text, arrays=()):
+    named = {f"{i:06d}": Array.from_numpy_ndarray(x) for i, x in enumerate(arrays)}
+    return RecordDict(
+        {"json": ConfigRecord({"text": text}), "arrays": ArrayRecord(named)}
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        RecordDict(),
+        content("not json"),
+        content("[]"),
+        content('{"header": [], "form": null}'),
+        content('{"header": {}, "form": {"array": 0}}'),
+        content('{"header": {}, "form": {"array": -1}}'),
+        content('{"header": {}, "form": {"code": "import os"}}'),
+        content('{"header": {}, "form": ' + '{"list": [' * 70 + "]}" * 70 + "}"),
+    ],
+)
+def test_what_is_not_of_this_protocol_is_refused_in_one_line(wrong):
+    with pytest.raises(MessageError) as caught:
+        unpack(wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_is_never_read():
+    class Evil:
+        def __reduce__(self):
+            return print, ("executed",)
+
+    evil = np.array([Evil()], object)
+    with pytest.raises(MessageError):
+        pack({}, {"a": evil})

@@ -1,0 +1,125 @@
+"""Class statistics under masks, over messages: what the server received, looked at."""
+
+import json
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from fuprune.data.federated import whole_cohort
+from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.flower.records import unpack
+from fuprune.flower.settings import read_config
+from fuprune.run import assembly
+from fuprune.unlearning.activations import collect, merge_activations
+from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.secure_summation import encode
+from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
+from tests.flower.test_doors import altered
+
+
+@pytest.fixture(scope="module")
+def setting():
+    config = read_config(CONFIG)
+    model = small_model()
+    variables = assembly.initial_variables(model, jax.random.key(1))
+    local = federation(config)
+    return config, local, model, variables
+
+
+def gather(setting, backend, data):
+    _, local, model, variables = setting
+    return collect(
+        model,
+        variables,
+        whole_cohort(data),
+        num_classes=10,
+        preprocess=local.prepare,
+        backend=backend,
+    )
+
+
+def test_the_server_receives_a_sum_and_nothing_that_shows_an_upload(setting, tmp_path):
+    config, local, _, _ = setting
+    grid = FakeGrid(tmp_path)
+    clients, data = remote(grid, config, secure=True)
+    (total,) = gather(setting, clients, data).uploads
+    plain = gather(setting, "loop", local.data)
+    chex.assert_trees_all_close(
+        merge_activations([total]), merge_activations(plain.uploads), atol=1e-4
+    )
+    np.testing.assert_array_equal(
+        total.num_examples, sum(np.asarray(u.num_examples) for u in plain.uploads)
+    )
+    uploads = [encode(upload, num_clients=3) for upload in plain.uploads]
+    masked = []
+    for message, reply in grid.seen:
+        header, tree = unpack(reply.content)
+        kind = message.metadata.message_type
+        assert not any(word in json.dumps(header) for word in ("total", "num_examples"))
+        if kind == "query.class_statistics":
+            masked.append(tree)
+            assert tree.dtype == np.uint64
+            assert not any(np.any(tree == upload) for upload in uploads)
+        else:
+            assert tree is None
+    assert len(masked) == 3
+    # Not even two of the three together show the third.
+    for i in range(3):
+        others = sum((m for j, m in enumerate(masked) if j != i), np.uint64(0))
+        known = sum((u for j, u in enumerate(uploads) if j != i), np.uint64(0))
+        assert np.mean(others == known) == 0
+    # The keys of the sum are gone from the clients' disks.
+    assert not list(tmp_path.glob("*/sums/*"))
+
+
+def test_a_client_that_drops_out_after_sharing_is_made_up_for(setting, tmp_path):
+    config, local, _, _ = setting
+
+    def silent(client, message, reply):
+        kind = message.metadata.message_type
+        return None if client == 1 and kind == "query.class_statistics" else reply
+
+    clients, data = remote(FakeGrid(tmp_path, meddle=silent), config, secure=True)
+    (total,) = gather(setting, clients, data).uploads
+    plain = gather(setting, "loop", local.data)
+    expected = [u for k, u in zip(plain.clients, plain.uploads, strict=True) if k != 1]
+    chex.assert_trees_all_close(
+        merge_activations([total]), merge_activations(expected), atol=1e-4
+    )
+
+
+def test_a_spoiled_sum_and_a_sum_of_too_few_end_in_one_line(setting, tmp_path):
+    config = setting[0]
+
+    def spoil(client, message, reply):
+        if client == 1 and message.metadata.message_type == "query.class_statistics":
+            return altered(reply, message, lambda h, words: (h, words + np.uint64(1)))
+        return reply
+
+    clients, data = remote(FakeGrid(tmp_path / "a", meddle=spoil), config, secure=True)
+    with pytest.raises(UnlearnError, match="cannot be one of class statistics"):
+        gather(setting, clients, data)
+
+    def leave(client, message, reply):
+        kind = message.metadata.message_type
+        return None if client and kind == "query.class_statistics" else reply
+
+    clients, data = remote(FakeGrid(tmp_path / "b", meddle=leave), config, secure=True)
+    with pytest.raises(TooFewClientsError):
+        gather(setting, clients, data)
+
+
+def test_a_client_opens_shares_once(setting, tmp_path):
+    grid = FakeGrid(tmp_path)
+    clients, data = remote(grid, setting[0], secure=True)
+    gather(setting, clients, data)
+    asked = [m for m, _ in grid.seen if m.metadata.message_type.endswith("reveal")]
+    header, _ = unpack(asked[0].content)
+    again = clients.roster.exchange(
+        "query.secure_reveal", {0: ({"secure": header["secure"]}, None)}
+    )
+    assert again == {}
+    reply, _ = unpack(grid.seen[-1][1].content)
+    assert "was answered before" in reply["problem"]
