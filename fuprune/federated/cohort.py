@@ -170,19 +170,21 @@ def _one_client(program: ClientProgram, shared: Shared, client: Client):
 
 def _make_map(program: ClientProgram) -> CohortFn:
     def run(shared, clients):
-        return _in_turn(lambda one: _one_client(program, shared, one), clients)
+        return _in_turn(functools.partial(_one_client, program), shared, clients)
 
     return run
 
 
-def _in_turn(work, items):
-    """`work(item) -> (total, each)` on items [M, ...]: totals summed, each stacked."""
+def _in_turn(work, shared: Shared, items):
+    """`work(shared, item) -> (total, each)` on items [M, ...]: sums, and stacks."""
+    # Compiled by itself, so that the shapes and the loop come from one tracing.
+    work = jax.jit(work)
     # The sum needs a zero of the right shape before the first client has run.
-    total, _ = jax.eval_shape(work, jax.tree.map(lambda x: x[0], items))
+    total, _ = jax.eval_shape(work, shared, jax.tree.map(lambda x: x[0], items))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
 
     def body(total, item):
-        contribution, each = work(item)
+        contribution, each = work(shared, item)
         return jax.tree.map(jnp.add, total, contribution), each
 
     return jax.lax.scan(body, zero, items)
@@ -214,7 +216,7 @@ def _make_wide(program: ClientProgram) -> CohortFn:
                 lambda x: x[:full].reshape(-1, together, *x.shape[1:]), clients
             )
             total, each = _in_turn(
-                lambda group: _one_group(program, shared, group), groups
+                functools.partial(_one_group, program), shared, groups
             )
             each = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), each)
             outcomes.append((total, each))

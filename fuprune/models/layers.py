@@ -101,42 +101,31 @@ class Norm(nn.Module):
         shape = (len(self.outputs),)
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
-        scale, bias, alive = without_dead_channels(scale, bias)
         if self.kind == "group":
-            mean, variance = self._group_moments(inputs, alive)
-        else:
-            running_mean, running_variance = self._running_moments()
-            # Padding that comes alone is normalised by itself, so that it stays finite
-            # however deep the network, and is not recorded.
-            real = mask if mask is None else jnp.where(jnp.any(mask != 0), mask, 1)
-            if not train:
-                mean, variance = running_mean.value, running_variance.value
-            elif self.implementation == "onednn" and inputs.dtype == jnp.float32:
-                norm = normalisation.implementation(self.implementation)
-                outputs, mean, variance = norm(
-                    inputs,
-                    scale,
-                    bias,
-                    real,
-                    residual,
-                    relu=relu,
-                    epsilon=NORM_EPSILON,
-                    places=np.flatnonzero(np.isin(onto, self.outputs)),
-                    residual_places=np.flatnonzero(np.isin(onto, held)),
-                    width=len(onto),
-                )
-                self._record(mean, variance, mask)
-                return outputs
-            else:
-                mean, variance = normalisation.moments(inputs, real)
-                self._record(mean, variance, mask)
-        outputs = normalisation.normalise(
-            inputs, mean, variance, scale, bias, NORM_EPSILON
+            scale, bias, alive = without_dead_channels(scale, bias)
+            moments = self._group_moments(inputs, alive)
+            outputs = normalisation.normalise(
+                inputs, *moments, scale, bias, NORM_EPSILON
+            )
+            return combine(outputs, residual, relu, self.outputs, held, onto)
+        running = self._running_moments()
+        outputs, recorded = _batch_norm(
+            inputs,
+            scale,
+            bias,
+            tuple(moment.value for moment in running),
+            mask,
+            residual,
+            train=train,
+            relu=relu,
+            channels=(self.outputs, held, onto),
+            implementation=self.implementation,
         )
-        outputs = place(outputs, self.outputs, onto)
-        if residual is not None:
-            outputs = outputs + place(residual, held, onto)
-        return nn.relu(outputs) if relu else outputs
+        recording = train and self.is_mutable_collection("batch_stats")
+        if recording and not self.is_initializing():
+            for moment, value in zip(running, recorded, strict=True):
+                moment.value = value
+        return outputs
 
     def _running_moments(self):
         shape = (len(self.outputs),)
@@ -144,15 +133,6 @@ class Norm(nn.Module):
             self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32),
             self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32),
         )
-
-    def _record(self, mean, variance, mask):
-        if self.is_initializing() or not self.is_mutable_collection("batch_stats"):
-            return
-        for name, moment in (("mean", mean), ("var", variance)):
-            running = self.get_variable("batch_stats", name)
-            some = True if mask is None else jnp.any(mask != 0)
-            recorded = moving_average(running, moment, some)
-            self.put_variable("batch_stats", name, recorded)
 
     def _group_moments(self, inputs, alive):
         # Moments of a group are those of its live channels alone, so that a network
@@ -172,6 +152,72 @@ class Norm(nn.Module):
             dot(mean, member.T)[:, None, None, :],
             dot(variance, member.T)[:, None, None, :],
         )
+
+
+# Traced once for all layers of the same shape: a deep network has dozens of them, and
+# tracing and lowering each anew is most of what a second start spends.
+@functools.partial(
+    jax.jit, static_argnames=("train", "relu", "channels", "implementation")
+)
+def _batch_norm(
+    inputs, scale, bias, running, mask, residual, *, train: bool, relu: bool,
+    channels: tuple[tuple[int, ...], ...], implementation: str,
+):  # fmt: skip
+    """`Norm` of kind "batch", as a function.
+
+    Args:
+      inputs: [B, H, W, C].
+      scale: [C].
+      bias: [C].
+      running: moments (mean, variance), [C] each.
+      mask: [B], or None.
+      residual: [B, H, W, R], or None.
+      train: whether the batch's own moments are used and recorded.
+      relu: whether a ReLU comes last.
+      channels: ids of those of the inputs, the residual and the result.
+      implementation: "xla" or "onednn".
+
+    Returns:
+      [B, H, W, D], and the running moments after this batch.
+    """
+    written, held, onto = channels
+    scale, bias, _ = without_dead_channels(scale, bias)
+    if not train:
+        outputs = normalisation.normalise(inputs, *running, scale, bias, NORM_EPSILON)
+        return combine(outputs, residual, relu, *channels), running
+    # Padding that comes alone is normalised by itself, so that it stays finite however
+    # deep the network, and is not recorded.
+    some = True if mask is None else jnp.any(mask != 0)
+    real = mask if mask is None else jnp.where(some, mask, 1)
+    if implementation == "onednn" and inputs.dtype == jnp.float32:
+        outputs, *moments = normalisation.implementation(implementation)(
+            inputs,
+            scale,
+            bias,
+            real,
+            residual,
+            relu=relu,
+            epsilon=NORM_EPSILON,
+            places=np.flatnonzero(np.isin(onto, written)),
+            residual_places=np.flatnonzero(np.isin(onto, held)),
+            width=len(onto),
+        )
+    else:
+        moments = normalisation.moments(inputs, real)
+        outputs = normalisation.normalise(inputs, *moments, scale, bias, NORM_EPSILON)
+        outputs = combine(outputs, residual, relu, *channels)
+    return outputs, tuple(
+        moving_average(old, new, some)
+        for old, new in zip(running, moments, strict=True)
+    )
+
+
+def combine(outputs, residual, relu: bool, written, held, onto):
+    """A layer's outputs [..., C] in the stream [..., D], with what was there before."""
+    outputs = place(outputs, written, onto)
+    if residual is not None:
+        outputs = outputs + place(residual, held, onto)
+    return nn.relu(outputs) if relu else outputs
 
 
 def moving_average(running, moment, some):
