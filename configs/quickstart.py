@@ -15,7 +15,7 @@ Cost: meant for two to three minutes on two cores, audit and report included; no
   measured on quiet cores yet.
 Expected (seed 0): class 9 from 88.9% to 0% and the others from 84.3% to 86.8% (five
   retrained models: 85.9% to 89.3%); 16 of 68 tests can see a difference; the
-  headline does not tell pruning from retraining, and mask_logit and fine_tune_only fail.
+  headline does not tell pruning from retraining; mask_logit and fine_tune_only fail.
 """
 
 from fuprune import config as config_lib

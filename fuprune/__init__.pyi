@@ -7,12 +7,16 @@ from fuprune.audit import AuditData as AuditData
 from fuprune.audit import AuditOptions as AuditOptions
 from fuprune.audit import AuditReport as AuditReport
 from fuprune.audit.audit import audit as _audit
+from fuprune.audit.request_audit import RequestData as RequestData
+from fuprune.audit.request_audit import audit_request as audit_request
 from fuprune.data import Cohort as Cohort
 from fuprune.data import Dataset as Dataset
 from fuprune.data import FederatedDataset as FederatedDataset
 from fuprune.data import bias_partition as bias_partition
 from fuprune.data import dirichlet_partition as dirichlet_partition
 from fuprune.data import drop_classes as drop_classes
+from fuprune.data import drop_clients as drop_clients
+from fuprune.data import drop_examples as drop_examples
 from fuprune.data import federate as federate
 from fuprune.data import from_arrays as from_arrays
 from fuprune.data import hold_out as hold_out
@@ -70,11 +74,17 @@ from fuprune.unlearning.activations import ClassActivations as ClassActivations
 from fuprune.unlearning.activations import class_activations as class_activations
 from fuprune.unlearning.activations import collect as collect
 from fuprune.unlearning.activations import merge_activations as merge_activations
+from fuprune.unlearning.class_pruning import Cut as Cut
+from fuprune.unlearning.class_pruning import Protection as Protection
 from fuprune.unlearning.class_pruning import class_pruning as class_pruning
 from fuprune.unlearning.class_pruning import server_proc as server_proc
+from fuprune.unlearning.fed_eraser import Replay as Replay
+from fuprune.unlearning.kept_rounds import keep_round as keep_round
 from fuprune.unlearning.methods import METHODS as METHODS
 from fuprune.unlearning.protocol import UnlearnFn as UnlearnFn
 from fuprune.unlearning.protocol import UnlearnResult as UnlearnResult
+from fuprune.unlearning.reading import Reading as Reading
+from fuprune.unlearning.request import ForgetRequest as ForgetRequest
 from fuprune.unlearning.tfidf import (
     inverse_document_frequency as inverse_document_frequency,
 )

@@ -1,5 +1,6 @@
 """Settings that every test shares; they must stand before JAX is imported."""
 
+import importlib.metadata
 import os
 import pathlib
 
@@ -8,6 +9,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # how fast a program runs and not what it means: the default suite leaves them out, the
 # slow one (`make test-slow`) sets this to 0 and compiles as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# The same holds for XLA's fusion emitters, which take twice as long to compile as the
+# ones before them. A version that does not know the flag would end the process.
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false".strip()
 # Tests, workers and later runs share compiled programs.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR",

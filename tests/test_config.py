@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,15 @@ from hypothesis import strategies as st
 
 from fuprune import config as config_lib
 from fuprune.config import ConfigError
-from fuprune.config.keys import AUDIT_TESTS, KEYS, METHODS, MODELS, PHASES, SECTIONS
+from fuprune.config.keys import (
+    AUDIT_TESTS,
+    FOR_CLASSES,
+    KEYS,
+    METHODS,
+    MODELS,
+    PHASES,
+    SECTIONS,
+)
 from tests.settings import quickstart
 
 
@@ -252,10 +261,67 @@ def test_methods_come_from_a_string_a_tuple_all_or_the_single_key():
         "fisher",
     )
     assert config_lib.methods(changed(unlearn__method="ascent")) == ("ascent",)
-    with_history = changed(unlearn__methods="all", train__history_bytes=1)
+    with_history = changed(
+        unlearn__methods="all", train__history_bytes=1, train__history_interval=2
+    )
     assert config_lib.methods(with_history) == METHODS
     without = config_lib.methods(changed(unlearn__methods="all"))
-    assert set(METHODS) - set(without) == {"amnesiac"}
+    assert set(METHODS) - set(without) == {
+        "amnesiac",
+        "fed_eraser",
+        "fed_eraser_uncalibrated",
+    }
+
+
+def test_all_for_clients_is_all_that_serve_them():
+    from fuprune.unlearning.methods import METHODS as LIBRARY
+
+    assert set(FOR_CLASSES) == {
+        name for name, method in LIBRARY.items() if method.serves == ("classes",)
+    }
+    config = changed(unlearn__methods="all", unlearn__clients="3,17")
+    assert not set(config_lib.methods(config)) & set(FOR_CLASSES)
+    assert config_lib.request_kind(config) == "clients"
+    assert config_lib.classes(config) == ()
+    config_lib.validate(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"unlearn__clients": "3"}, "names class_pruning, which serves classes, while"),
+        (
+            {"unlearn__clients": "100", "unlearn__methods": "retrain"},
+            "unlearn.clients names client 100; allowed: 0 to 99",
+        ),
+        ({"unlearn__clients": "3,3"}, "unlearn.clients is '3,3'; allowed: client num"),
+        (
+            {"unlearn__clients": "3", "unlearn__examples": "a.txt"},
+            "unlearn.clients and unlearn.examples are both given; allowed: one kind",
+        ),
+        (
+            {"unlearn__clients": "3", "unlearn__classes": 8},
+            "unlearn.classes and unlearn.clients are both given",
+        ),
+        ({"unlearn__classes": ""}, "are all empty; allowed: one of them"),
+        (
+            {"unlearn__methods": "fed_eraser"},
+            "names fed_eraser while train.history_interval is 0; allowed: the rounds",
+        ),
+        (
+            {
+                "unlearn__methods": "retrain",
+                "unlearn__clients": 1,
+                "privacy__curve": "1",
+            },
+            "privacy.curve is '1' while unlearn.clients is given",
+        ),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(values, message):
+    with pytest.raises(config_lib.ConfigError, match=re.escape(message)) as caught:
+        config_lib.validate(changed(**values))
+    assert "\n" not in str(caught.value)
 
 
 def test_json_round_trip_changes_nothing():
@@ -423,7 +489,10 @@ def test_every_key_of_a_methods_sections_is_an_option_of_the_method():
     """A key that the function does not take would be dropped in silence."""
     from fuprune.unlearning.methods import METHODS
 
-    fed_otherwise = {"prune.capture_clients"}  # chooses the participants
+    fed_otherwise = {
+        "prune.capture_clients",  # chooses the participants
+        "fed_eraser.rate",  # is in the replay's algorithm
+    }
     for name, method in METHODS.items():
         for section in method.sections:
             keys = {key for key in KEYS if key.startswith(f"{section}.")}

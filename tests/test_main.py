@@ -123,6 +123,11 @@ def test_last_of_two_overrides_counts(ran):
         (["--config.train.cohort=21"], "at most partition.clients, which is 10"),
         (["--config.unlearn.classes=10"], "names class 10; allowed: 0 to 9"),
         (["--config.unlearn.classes=0,1,2,3,4,5,6,7,8,9"], "names all 10 classes"),
+        (["--config.unlearn.clients=3"], "names class_pruning, which serves classes"),
+        (
+            ["--config.unlearn.clients=10", "--config.unlearn.methods=retrain"],
+            "names client 10; allowed: 0 to 9",
+        ),
         (["--config.unlearn.classes={}"], "unlearn.classes"),
         (["--config.unlearn.classes={'a': 1}"], "unlearn.classes"),
         (["--config.unlearn.classes=" + "-" * 100_000 + "1"], "nested too deeply"),

@@ -57,28 +57,14 @@ def _jax_trainer(work):
     import jax
     import jax.numpy as jnp
     import optax
+    from plain_step import make_step
 
     model, template = jax_model(work)
     leaves, structure = jax.tree.flatten(template)
     names = [f"{i:04d}" for i in range(len(leaves))]
     optimizer = optax.sgd(workload.LEARNING_RATE, workload.MOMENTUM)
 
-    @jax.jit
-    def step(variables, opt_state, images, labels):
-        def loss(params):
-            logits, updated = model.apply(
-                {**variables, "params": params},
-                images.astype(jnp.float32) / 255.0,
-                train=True,
-                mutable=["batch_stats"],
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return jnp.mean(losses), updated
-
-        gradient, updated = jax.grad(loss, has_aux=True)(variables["params"])
-        change, opt_state = optimizer.update(gradient, opt_state)
-        params = optax.apply_updates(variables["params"], change)
-        return {**updated, "params": params}, opt_state
+    step = make_step(model, optimizer)
 
     def run(arrays, client):
         images, labels = _client_data(work, client, "jax")

@@ -18,6 +18,7 @@ from flax import traverse_util
 
 from fuprune.errors import InputError
 from fuprune.models.adapt import LinenNetwork, adapt
+from fuprune.models.ensemble import Ensemble, member_of
 from fuprune.surgery import observe
 
 Variables = Mapping[str, Any]
@@ -85,6 +86,8 @@ def forward(model: Any, variables: Variables, images: jax.Array) -> Outputs:
     Raises:
       ValueError: the model has neither a `features` method nor a dense layer.
     """
+    if isinstance(model, Ensemble):
+        return _of_members(model, variables, images)
     network: Any = adapt(model)  # of several kinds; a Linen one below
     module = _linen_module(network)
     if module is None:
@@ -131,6 +134,24 @@ def forward(model: Any, variables: Variables, images: jax.Array) -> Outputs:
         head_logits=_float(calls[-1][1] if calls else logits),
         features=_pooled(features),
         activations=activations,
+    )
+
+
+def _of_members(model: Ensemble, variables: Variables, images: jax.Array) -> Outputs:
+    """Of an ensemble: its own answer, and all that its members see side by side."""
+    members = [
+        forward(model.member, member_of(variables, i), images)
+        for i in range(model.size)
+    ]
+    logits = model.combine(jnp.stack([member.logits for member in members]))
+    return Outputs(
+        logits=logits,
+        head_logits=logits,
+        features=jnp.concatenate([member.features for member in members], axis=-1),
+        activations={
+            name: jnp.concatenate([m.activations[name] for m in members], axis=-1)
+            for name in members[0].activations
+        },
     )
 
 
@@ -284,12 +305,12 @@ def with_forgotten_columns_reset(
     Args:
       variables: the model's variables.
       head: path of the last dense layer; None changes nothing.
-      classes: the columns to reset.
+      classes: the columns to reset; none changes nothing.
 
     Returns:
       New variables; the others are shared.
     """
-    if head is None:
+    if head is None or not len(classes):
         return variables
     flat: dict[Any, Any] = dict(traverse_util.flatten_dict(variables["params"]))
     for name in ("kernel", "bias"):

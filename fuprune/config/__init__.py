@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from fuprune import classes as classes_lib
-from fuprune.config.keys import KEYS, PHASES, SECTIONS
+from fuprune.config.keys import FOR_CLASSES, KEYS, METHODS, PHASES, SECTIONS
 from fuprune.config.kinds import pieces, quoted
 from fuprune.errors import InputError
 
@@ -27,6 +27,15 @@ Config = Any
 DATASET_CLASSES = {
     **dict.fromkeys(("cifar10", "digits", "fashion_mnist", "kmnist", "mnist"), 10),
     **{"cifar100": 100, "svhn_cropped": 10},
+}
+# Methods that need a record of the training, and the key of `train` that keeps it.
+HISTORIES = {
+    "amnesiac": "history_bytes",
+    **dict.fromkeys(("fed_eraser", "fed_eraser_uncalibrated"), "history_interval"),
+}
+HISTORY_VALUES = {
+    "history_bytes": "the bytes to keep updates in, such as 1000000000",
+    "history_interval": "the rounds from one kept round to the next, such as 2",
 }
 # Partitions whose number of clients is known once the data are loaded.
 _COUNTED_LATER = ("natural", "file")
@@ -90,14 +99,47 @@ def methods(config: Config) -> tuple[str, ...]:
     if config.unlearn.method:
         return read(config, "unlearn.method")
     names = read(config, "unlearn.methods")
-    if pieces(config.unlearn.methods) == ("all",) and not config.train.history_bytes:
-        return tuple(name for name in names if name != "amnesiac")
-    return names
+    if pieces(config.unlearn.methods) != ("all",):
+        return names
+    # All that can be: those that need a history have one, those for classes a class.
+    left_out = {name for name, key in HISTORIES.items() if not config.train[key]}
+    if request_kind(config) != "classes":
+        left_out |= set(FOR_CLASSES)
+    return tuple(name for name in names if name not in left_out)
 
 
 def classes(config: Config) -> tuple[int, ...]:
-    """Returns the classes to forget, in the order they are cut."""
-    return read(config, "unlearn.classes")
+    """Returns the classes to forget, in the order they are cut; none for others."""
+    return read(config, "unlearn.classes") if request_kind(config) == "classes" else ()
+
+
+def request_kind(config: Config) -> str:
+    """Returns what is to be forgotten: `classes`, `clients` or `examples`.
+
+    The default of `unlearn.classes` gives way to the other two.
+
+    Raises:
+      ConfigError: nothing or several kinds are named.
+    """
+    named = {
+        "classes": read(config, "unlearn.classes"),
+        "clients": read(config, "unlearn.clients"),
+        "examples": config.unlearn.examples,
+    }
+    kinds = [kind for kind, value in named.items() if value]
+    if len(kinds) > 1 and named["classes"] == (KEYS["unlearn.classes"].default,):
+        kinds.remove("classes")
+    if not kinds:
+        raise ConfigError(
+            "unlearn.classes, unlearn.clients and unlearn.examples are all empty; "
+            "allowed: one of them, what is to be forgotten."
+        )
+    if len(kinds) > 1:
+        keys = " and ".join(f"unlearn.{kind}" for kind in kinds)
+        raise ConfigError(
+            f"{keys} are both given; allowed: one kind, so set the other to ''."
+        )
+    return kinds[0]
 
 
 def validate(config: Config, *, num_classes: int | None = None) -> None:
@@ -148,11 +190,30 @@ def _check_together(config: Config) -> None:
         if part.schedule == "warmup_cosine" and warmup >= most:
             allowed = f"less than {name}.rounds, which is {part.rounds}"
             raise _refused(f"{name}.warmup_rounds", warmup, allowed)
-    if "amnesiac" in methods(config) and not train.history_bytes:
-        raise ConfigError(
-            "unlearn.methods names amnesiac while train.history_bytes is 0; allowed: "
-            "the bytes to keep updates in, such as 1000000000."
-        )
+    for name in methods(config):
+        key = HISTORIES.get(name, "")
+        if key and not train[key]:
+            raise ConfigError(
+                f"unlearn.methods names {name} while train.{key} is 0; allowed: "
+                f"{HISTORY_VALUES[key]}."
+            )
+    kind = request_kind(config)
+    if kind == "classes" and config.audit.backdoor:
+        allowed = "0 for classes (it is planted in clients' or single images)"
+        raise _refused("audit.backdoor", config.audit.backdoor, allowed)
+    if kind != "classes":
+        unfit = [name for name in methods(config) if name in FOR_CLASSES]
+        others = [name for name in METHODS if name not in FOR_CLASSES]
+        if unfit:
+            raise ConfigError(
+                f"unlearn.methods names {unfit[0]}, which serves classes, while "
+                f"unlearn.{kind} is given; allowed: some of {', '.join(others)}."
+            )
+        if read(config, "privacy.curve"):
+            raise ConfigError(
+                f"privacy.curve is {quoted(privacy.curve)} while unlearn.{kind} is "
+                "given; allowed: nothing, because only classes are cut."
+            )
     private = privacy.secure_sum or privacy.epsilon or read(config, "privacy.curve")
     if prune.weighting == "clients" and private:
         raise ConfigError(
@@ -175,20 +236,30 @@ def _check_at_most(config: Config, name: str, limit: str, number: int) -> None:
 
 def check_clients(config: Config, num_clients: int) -> None:
     """Raises `ConfigError` if more clients are asked for than there are."""
-    for name in ("train.cohort", "unlearn.participants", "prune.capture_clients"):
+    names = ("train.cohort", "unlearn.participants", "prune.capture_clients")
+    if "sisa" in methods(config):
+        names += ("sisa.shards",)
+    for name in names:
         _check_at_most(config, name, "partition.clients", num_clients)
+    for client in read(config, "unlearn.clients"):
+        if not 0 <= client < num_clients:
+            raise ConfigError(
+                f"unlearn.clients names client {client}; allowed: 0 to "
+                f"{num_clients - 1}."
+            )
 
 
 def check_classes(config: Config, num_classes: int) -> None:
     """Raises `ConfigError` unless the dataset has the classes and some others."""
     dataset = config.data.name
-    classes_lib.check_classes(
-        classes(config),
-        num_classes,
-        name="unlearn.classes",
-        dataset=dataset,
-        error=ConfigError,
-    )
+    if request_kind(config) == "classes":
+        classes_lib.check_classes(
+            classes(config),
+            num_classes,
+            name="unlearn.classes",
+            dataset=dataset,
+            error=ConfigError,
+        )
     held = config.partition.classes_per_client
     if config.partition.kind == "pathological" and held > num_classes:
         allowed = f"at most {num_classes}, the classes of {dataset}"

@@ -26,9 +26,15 @@ MODELS = (
 )
 METHODS = (
     *("class_pruning", "retrain", "fisher", "influence", "ascent", "amnesiac"),
-    *("regrow", "relabel", "prune_relabel", "mask_logit", "zero_class_row"),
-    *("fine_tune_only", "retrain_short", "prune_random", "prune_lowest"),
+    *("fed_eraser", "sisa", "regrow", "relabel", "prune_relabel", "mask_logit"),
+    *("zero_class_row", "fine_tune_only", "retrain_short"),
+    *("fed_eraser_uncalibrated", "prune_random", "prune_lowest"),
     "prune_then_drop_row",
+)
+# Those that forget classes and nothing else; the others serve clients and examples too.
+FOR_CLASSES = (
+    *("class_pruning", "relabel", "prune_relabel", "mask_logit", "zero_class_row"),
+    *("prune_random", "prune_lowest", "prune_then_drop_row"),
 )
 AUDIT_TESTS = (
     *("accuracy", "membership", "shadow", "likelihood_ratio"),
@@ -89,7 +95,10 @@ DATASET = matching(
     "digits, cifar10, cifar100, mnist, fashion_mnist or another TFDS name in lower "
     "case, such as emnist/letters; or npz:PATH, folder:PATH, hf:NAME",
 )
-CLASSES = whole_numbers("class numbers, each once, such as 9 or 0,9")
+CLASSES = whole_numbers("class numbers, each once, such as 9 or 0,9", or_nothing=True)
+CLIENT_IDS = whole_numbers(
+    "client numbers, each once, such as 3 or 3,17, or nothing", or_nothing=True
+)
 EPSILONS = numbers(
     lambda value: 1e-6 <= value <= 1e6,
     "numbers from 1e-06 to 1e+06, each once, such as 0.5,1,2,4,8, or nothing",
@@ -191,13 +200,22 @@ SECTIONS = (
          "checkpoints kept per phase; 2 or more leave one to fall back on"),
         ("history_bytes", 0, between(0, 2**63 - 1),
          "room for the updates that amnesiac needs; 0 keeps none"),
+        ("history_interval", 0, COUNT,
+         "fed_eraser: every so many rounds the models of server and clients are kept "
+         "on disk; 0 keeps none"),
+        ("history_disk", 2**34, between(1, 2**63 - 1),
+         "bytes on disk for them; if they need more, nothing is trained"),
     ),
     _section("unlearn", "what is forgotten, and how",
         ("methods", "class_pruning,retrain", some_of(*METHODS),
          "in this order; all leaves amnesiac out where no history is kept"),
         ("method", "", some_of(*METHODS, or_nothing=True)._replace(choices=()),
          "a single one; if given, it replaces methods"),
-        ("classes", 9, CLASSES, "to forget, in this order: 9, '0,9' or (0, 9)"),
+        ("classes", 9, CLASSES,
+         "to forget, in this order: 9, '0,9' or (0, 9); 9 gives way to the next two"),
+        ("clients", "", CLIENT_IDS, "that leave, such as '3,17', instead of classes"),
+        ("examples", "", PATH,
+         "a file of training image numbers to forget, instead of classes"),
         ("retrain_seeds", 1, MODEL_COUNT,
          "models that retrain trains; the audit takes its spread from them"),
         ("participants", 0, CLIENTS_OR_0,
@@ -262,6 +280,18 @@ SECTIONS = (
         ("learning_rate", 0.1, RATE, "of the ascent"),
         ("loss_cap", 5.0, POSITIVE, "loss on the forgotten classes at which it stops"),
     ),
+    _section("fed_eraser", "options of fed_eraser",
+        ("rate", 0.5, at_most(1),
+         "r: share of the local epochs, or of fed_sgd's images, of a replayed round"),
+        ("variant", "paper", one_of("paper", "released"),
+         "lengths from GM_t, or from GM_{t+1} as in the code on the web"),
+    ),
+    _section("sisa", "options of sisa",
+        ("shards", 5, CLIENTS, "groups of clients, each with a network of its own"),
+        ("slices", 2, between(1, 1000), "R, of each shard; a checkpoint follows each"),
+        ("vote", "softmax", one_of("softmax", "votes"),
+         "the mean of the shards' probabilities, or a vote each"),
+    ),
     _section("regrow", "options of regrow",
         ("share", 1 / 3, SHARE, "of the convolutions, the last ones, that start anew"),
         ("shrink", 1.0, SHARE, "what the others keep of their weights"),
@@ -277,6 +307,8 @@ SECTIONS = (
          "retrained models compared with; 0 uses all there are"),
         ("reference", "", PATH, "workdir of another run whose retrained models count"),
         ("models", "", PATH, "further saved models to audit: name=folder,name=folder"),
+        ("backdoor", 0.0, SHARE,
+         "share of the images of leaving clients that get a trigger before training"),
         ("confidence", 0.95,
          within(lambda value: 0.5 <= value < 1, "0.5 or more and less than 1"),
          "of the interval that a candidate has to lie in"),

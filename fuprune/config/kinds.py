@@ -93,10 +93,12 @@ def numbers(
     return Allowed(read, text)
 
 
-def whole_numbers(text: str) -> Allowed:
+def whole_numbers(text: str, *, or_nothing: bool = False) -> Allowed:
     """Whole numbers such as "0,9", (0, 9) or 9, each once."""
 
     def read(value):
+        if or_nothing and value == "":
+            return ()
         parts = pieces(value)
         if not all(re.fullmatch(r"[+-]?[0-9]{1,9}", part) for part in parts):
             raise ValueError

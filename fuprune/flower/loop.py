@@ -28,11 +28,13 @@ from fuprune.flower.audit import write_report
 from fuprune.flower.session import Session, open_session
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients
-from fuprune.run import assembly, checkpoint
+from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.agenda import make_budget
 from fuprune.run.files import seed_of
 from fuprune.run.machine import Runtime
+from fuprune.run.training import KEPT_ROUNDS
 from fuprune.surgery import rebuild
+from fuprune.unlearning.kept_rounds import is_kept, keep_round
 from fuprune.unlearning.methods import METHODS, select
 
 _LOGGER = logging.getLogger(__name__)
@@ -41,8 +43,9 @@ _LOGGER = logging.getLogger(__name__)
 UNAVAILABLE = {
     "influence": "it takes one message to every client for each step of a linear "
     "solver, hundreds in all",
-    "amnesiac": "it subtracts single clients' updates, which this server does not keep",
-    "fed_eraser": "it replays single clients' updates, which this server does not keep",
+    "amnesiac": "it subtracts every update of a client, and this server keeps some "
+    "rounds at most",
+    "sisa": "it trains an ensemble of its own, a network for each group of clients",
 }
 
 
@@ -62,6 +65,7 @@ def train(session: Session) -> None:
         _remaining(session),
         budget,
         key=jax.random.fold_in(session.key, seed_of("pretrain")),
+        interval=config.train.history_interval,
     )
     _publish(session, "train", model, fit.state.variables)
     accuracy = _evaluate(session, model, fit.state.variables).accuracy
@@ -146,6 +150,8 @@ def _run_method(session: Session, method, model, variables, folder: Path):
         _runtime(session),
         classes=settings.classes,
     )
+    if "replay" in method.options:
+        options |= _replay_options(session, model, variables)
     for handled_by_clients in ("protect", "privacy", "clip"):
         options.pop(handled_by_clients, None)
 
@@ -179,8 +185,33 @@ def _run_method(session: Session, method, model, variables, folder: Path):
     return (result.model, result.variables), facts
 
 
-def _fit(session: Session, unit: str, model, variables, data, budget, *, key):
-    """Trains from where the unit was left; every round is on disk before the next."""
+def _replay_options(session: Session, model, variables) -> dict[str, Any]:
+    """What fed_eraser needs: the kept rounds, and how those who stay train again."""
+    rate = session.config.train.learning_rate
+    clients = session.clients.under(learning_rate=float(rate))
+    return {
+        "rounds": kept_files.RoundFiles(session.workdir / KEPT_ROUNDS, variables),
+        "replay": assembly.make_replay(
+            session.config, model, session.federation, _runtime(session, clients)
+        ),
+    }
+
+
+def _fit(
+    session: Session,
+    unit: str,
+    model,
+    variables,
+    data,
+    budget,
+    *,
+    key,
+    interval: int = 0,
+) -> FitResult:
+    """Trains from where the unit was left; every round is on disk before the next.
+
+    Every `interval` rounds, the models of server and clients are kept, for fed_eraser.
+    """
     config, folder = session.config, session.workdir / unit
     clients = session.clients.under(learning_rate=float(budget.learning_rate))
     algorithm = assembly.make_algorithm(
@@ -192,6 +223,7 @@ def _fit(session: Session, unit: str, model, variables, data, budget, *, key):
         schedule=budget.schedule,
         rounds=budget.rounds,
         warmup=budget.warmup,
+        keep_updates=interval > 0,
     )
     state = algorithm.init(variables)
     saved = checkpoint.restore(folder / "checkpoints", lambda spec: state)
@@ -215,6 +247,11 @@ def _fit(session: Session, unit: str, model, variables, data, budget, *, key):
         min_participants=session.settings.min_clients,
     )
     for step in _in_terms_of_the_app(steps):
+        before = step.record.round_number - 1
+        if is_kept(before, interval):
+            server = assembly.server_step(config)
+            kept = keep_round(before, state.variables, step.info, server)
+            kept_files.save_round(session.workdir / KEPT_ROUNDS, kept)
         state = step.state
         _save(folder, step.record.round_number, state, model, data, key)
         history.append(step.record)

@@ -199,6 +199,7 @@ def at_least_float32(values):
 #             -> gradients of data, scale, bias, [residual]
 # Only forward and backward have kernels. Each is written in JAX, too, for one problem:
 # that is what other platforms run and what higher derivatives are taken of.
+# Arguments are many because a primitive takes flat arrays: nothing can group them.
 
 
 def _forward(data, scale, bias, weight, *residual, **static):

@@ -125,7 +125,7 @@ def _gone(
     if lows:
         yield _accuracy_sentence(
             record,
-            f"On the {record.dataset} test images of {roles.forgotten(record)}",
+            f"On {roles.u_images(record)}",
             rows,
             "u_accuracy",
         )
@@ -239,9 +239,9 @@ def _short_price(record: RunRecord, tested: str | None) -> str:
         return ""
     points = 100 * (ours - base)
     if abs(points) < 0.05:
-        return "As accurate on the other classes as retraining."
+        return f"As accurate on {roles.r_images(record)} as retraining."
     more = "less" if points < 0 else "more"
-    amount = f"{abs(points):.1f} points {more} accuracy on the other classes"
+    amount = f"{abs(points):.1f} points {more} accuracy on {roles.r_images(record)}"
     return f"{amount} than retraining."
 
 
@@ -250,8 +250,8 @@ def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
     accuracy = _mean(rows, "r_accuracy")
     if accuracy is None:
         return
-    where = "On the test images of all other classes"
-    yield _accuracy_sentence(record, where, rows, "r_accuracy")
+    where = roles.r_images(record, every=True)
+    yield _accuracy_sentence(record, f"On {where}", rows, "r_accuracy")
     yield from _speed_sentences(record, rows)
     warning = roles.warning(rows[0].method)
     if warning:
@@ -388,6 +388,6 @@ def _next(
     if audit is not None and tested in audit.candidates:
         if judgement.headline(audit, tested).verdict == FAIL:
             yield (
-                "Do not call the class forgotten: choose a stronger method "
-                "(docs/methods.md) or retrain."
+                f"Do not call {roles.forgotten(record)} forgotten: choose a stronger "
+                "method (docs/methods.md) or retrain."
             )

@@ -57,6 +57,6 @@ DISTANCE = Question(
     "Does it behave like a model that never saw the class?",
     "Answers, inner activations and weights, compared with those of retrained models. "
     "Retrained models differ among themselves, too; only more than that counts.",
-    ("distance", "weights", "connectivity"),
+    ("distance", "weights", "connectivity", "losses", "influence", "backdoor"),
 )
 QUESTIONS = (RELEARN, PROBE, DISTANCE, MEMBERSHIP)

@@ -147,8 +147,28 @@ def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:
 
 
 def forgotten(record: RunRecord) -> str:
-    """Names what was to be forgotten: `class cat (3)`, `classes 0 and 9`."""
+    """Names what was to be forgotten: `class cat (3)`, `clients 3 and 17`."""
+    if record.request is not None and record.request.kind != "classes":
+        kind, targets = record.request.kind, record.request.targets
+        if len(targets) > 5:
+            return f"{len(targets)} {kind}"
+        shown = formats.listing([str(target) for target in targets])
+        return f"{kind if len(targets) > 1 else kind.removesuffix('s')} {shown}"
     names = [queries.class_label(record, class_id) for class_id in record.classes]
     if not names:
         return "the class"
     return f"{'class' if len(names) == 1 else 'classes'} {formats.listing(names)}"
+
+
+def u_images(record: RunRecord) -> str:
+    """The images that U-set accuracy is taken on."""
+    if record.request is None or record.request.kind == "classes":
+        return f"the {record.dataset} test images of {forgotten(record)}"
+    return record.request.u_set
+
+
+def r_images(record: RunRecord, *, every: bool = False) -> str:
+    """The images that R-set accuracy is taken on, in few words or in full."""
+    if record.request is None or record.request.kind == "classes":
+        return "the test images of all other classes" if every else "the other classes"
+    return "all test images" if every else "the test images"

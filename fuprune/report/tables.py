@@ -55,12 +55,23 @@ def methods_table(record: RunRecord) -> Table | None:
         "Every method, and all that it spent",
         columns,
         rows,
-        "U-set: test images of the forgotten classes; R-set: of all others. Time is "
-        "the method's own work (capture, scoring, surgery, noise) and the federated "
+        f"{_sets(record)} Time is the "
+        "method's own work (capture, scoring, surgery, noise) and the federated "
         "rounds that it ran, evaluation included. Images: forward and backward passes "
         "by all clients in these rounds, without the method's own passes over data, "
         "which its own work covers. Uploaded: by one client that takes part in "
         "everything.",
+    )
+
+
+def _sets(record: RunRecord) -> str:
+    """What U-set and R-set are, which depends on the kind of request."""
+    request = record.request
+    if request is None or request.kind == "classes":
+        return "U-set: test images of the forgotten classes; R-set: of all others."
+    return (
+        f"U-set: {request.u_set}, where retraining's accuracy is the one to have; "
+        f"R-set: {request.r_set}."
     )
 
 

@@ -11,8 +11,9 @@ from fuprune import config as configuration
 from fuprune.run import assembly, files
 from fuprune.run.federation import Federation
 from fuprune.run.training import Budget
-from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.methods import METHODS, check_served
 from fuprune.unlearning.participants import missing_classes
+from fuprune.unlearning.request import warn_of
 
 # Methods that can be run with several seeds, and the key that says with how many.
 SEEDS = {
@@ -95,8 +96,10 @@ def rounds_left(config, workdir: Path) -> int:
         rounds["pretrain"] = config.train.rounds
     if "unlearn" in wanted:
         for unit in unlearn_units(config):
-            budget = make_budget(config, METHODS[unit.method].budget)
-            rounds[f"unlearn/{unit.name}"] = budget.rounds
+            method = METHODS[unit.method]
+            if method.fine_tunes:
+                budget = make_budget(config, method.budget)
+                rounds[f"unlearn/{unit.name}"] = budget.rounds
         if config.privacy.curve_fine_tune:
             for name, _ in privacy_units(config):
                 rounds[name] = config.fine_tune.rounds
@@ -107,9 +110,15 @@ def rounds_left(config, workdir: Path) -> int:
     )
 
 
+def check_methods(config, federation: Federation) -> None:
+    """Raises InputError if a method does not serve the kind of request."""
+    for name in configuration.methods(config):
+        check_served(METHODS[name], federation.request)
+
+
 def describe_absences(config, federation: Federation, classes) -> list[str]:
-    """One line per method of which no participant holds a class to forget."""
-    lines = []
+    """What a request means beyond its words, and methods without a class to read."""
+    lines = warn_of(federation.data, federation.request)
     for method in configuration.methods(config):
         if not METHODS[method].reads_forgotten:
             continue

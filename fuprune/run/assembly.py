@@ -5,6 +5,8 @@ units, seeds and rounds in `agenda`); the functions that take the arguments know
 of configs.
 """
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -22,15 +24,19 @@ from fuprune.config import ConfigError, read
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.objective import Objective, classification
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
+from fuprune.federated.train import fit
 from fuprune.models import zoo
 from fuprune.models.brought import bring
 from fuprune.run.federation import Federation
-from fuprune.run.machine import Runtime
+from fuprune.run.machine import Runtime, replicate
 from fuprune.run.optimizers import optimizer
+from fuprune.unlearning.fed_eraser import Replay, calibration_epochs
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
+from fuprune.unlearning.request import remaining
+from fuprune.unlearning.sisa import TrainRounds
 
 
 def make_model(config, federation: Federation, runtime: Runtime):
@@ -109,10 +115,12 @@ def make_algorithm(
     warmup: int = 0,
     objective: Objective | None = None,
     keep_updates: bool = False,
+    work: float = 1.0,
 ) -> FedAlgorithm:
     """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy.
 
-    `objective` replaces the config's cross-entropy if it is given.
+    `objective` replaces the config's cross-entropy if it is given. `work` is the share
+    of a client's local epochs, or of its images in a FedSGD round, that it does.
     """
     train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
@@ -136,19 +144,87 @@ def make_algorithm(
         return fed_sgd(
             model,
             server_optimizer=optimizer(train, rate),
-            batch_size=train.batch_size or None,
+            batch_size=_images_per_round(train, federation, work),
             **common,
         )
     server = {"sgd": optax.sgd, "adam": optax.adam}[train.server_optimizer]
     return fed_avg(
         model,
         client_optimizer=optimizer(train, learning_rate),
-        local_epochs=train.local_epochs,
+        local_epochs=calibration_epochs(work, train.local_epochs),
         batch_size=train.batch_size,
         server_optimizer=server(train.server_learning_rate),
         schedule=lambda number: rate(number) / learning_rate,
         **common,
     )
+
+
+def _images_per_round(train, federation: Federation, work: float) -> int | None:
+    """Images that a client of FedSGD draws; None for all it has."""
+    if work == 1:
+        return train.batch_size or None
+    return max(1, math.ceil(work * (train.batch_size or federation.data.max_length)))
+
+
+def make_replay(config, model, federation: Federation, runtime: Runtime) -> Replay:
+    """How those who stay train when fed_eraser replays the training's kept rounds."""
+    train = config.train
+    is_sgd = train.algorithm == "fed_sgd"
+    rate = config.fed_eraser.rate
+    return Replay(
+        make_algorithm(
+            config,
+            model,
+            federation,
+            runtime,
+            learning_rate=train.learning_rate,
+            schedule=train.schedule,
+            rounds=train.rounds,
+            warmup=train.warmup_rounds,
+            keep_updates=True,
+            work=rate,
+        ),
+        epochs=1 if is_sgd else calibration_epochs(rate, train.local_epochs),
+        server=server_step(config),
+        training_epochs=1 if is_sgd else train.local_epochs,
+        training_batch=train.batch_size or None if is_sgd else None,
+        training_rounds=train.rounds,
+    )
+
+
+def make_slice_training(
+    config, federation: Federation, runtime: Runtime
+) -> TrainRounds:
+    """How sisa trains a slice: the run's algorithm, with a schedule that fits it."""
+    train = config.train
+
+    # Slices have one or two numbers of rounds, so that few programs serve them all.
+    @functools.cache
+    def algorithm_for(model, rounds) -> FedAlgorithm:
+        return make_algorithm(
+            config,
+            model,
+            federation,
+            runtime,
+            learning_rate=train.learning_rate,
+            schedule=train.schedule,
+            rounds=rounds,
+            warmup=min(train.warmup_rounds, max(rounds - 1, 0)),
+        )
+
+    def train_slice(model, variables, data, key, rounds):
+        algorithm = algorithm_for(model, rounds)
+        return fit(
+            algorithm,
+            algorithm.init(replicate(variables, runtime)),
+            data,
+            key=key,
+            cohort_size=train.cohort,
+            rounds=rounds,
+            dropout_rate=train.dropout_rate,
+        )
+
+    return train_slice
 
 
 def server_step(config) -> ServerStep:
@@ -195,7 +271,11 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
     if "prune" in wanted.sections:
         number = config.prune.capture_clients or number
     key = jax.random.fold_in(jax.random.key(config.seed), number)
-    return choose_participants(key, federation.data, number)
+    # Who leaves takes part in nothing, so participants are drawn from the others.
+    members = federation.data
+    if federation.request.clients:
+        members = remaining(members, federation.request)
+    return choose_participants(key, members, number)
 
 
 def method_options(

@@ -26,9 +26,11 @@ from fuprune.run import (
     agenda,
     assembly,
     files,
+    kept_files,
     logs,
     models,
     processes,
+    requests,
     trackers,
     units,
 )
@@ -41,6 +43,7 @@ from fuprune.run.record import (
     AuditOutcome,
     FeatureMapsRow,
     PrivacyPoint,
+    RequestRow,
     RunRecord,
     TrainedOutcome,
     UnlearnedOutcome,
@@ -126,6 +129,11 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
     model = assembly.make_model(config, federation, machine)
+    agenda.check_methods(config, federation)
+    if config.train.history_interval:
+        initial = functools.partial(assembly.initial_variables, model)
+        shapes = jax.eval_shape(initial, jax.random.key(0))
+        kept_files.check_room(config, shapes, workdir)
     if "audit" in configuration.phases(config):
         names = [unit.name for unit in agenda.unlearn_units(config)]
         models.check(config, model, names)
@@ -162,7 +170,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             provenance,
             machine,
             federation,
-            configuration.classes(config),
+            federation.request,
             jax.random.key(config.seed),
             metrics,
             timings,
@@ -261,7 +269,14 @@ def _write_record(this: Run) -> RunRecord | None:
         provenance=this.provenance,
         dataset=config.data.name,
         model=rebuild.spec(assembly.make_model(config, this.federation, this.runtime)),
-        classes=list(this.classes),
+        classes=list(this.request.classes),
+        request=RequestRow(
+            **requests.describe_sets(
+                this.request,
+                len(this.federation.forgotten.labels),
+                len(this.federation.test.labels),
+            )
+        ),
         class_names=list(this.federation.class_names),
         chosen_on=choice_split(this)[0],
         stages=[],

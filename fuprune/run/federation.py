@@ -10,12 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fuprune.config import ConfigError
-from fuprune.config import classes as classes_to_forget
-from fuprune.data import normalisation, partition, sources
+from fuprune.data import backdoor, normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocess
+from fuprune.run import requests
 from fuprune.run.machine import Runtime, check_memory, place_federation
+from fuprune.unlearning.request import ForgetRequest
+
+NO_IMAGES = Dataset(np.zeros((0, 1, 1, 1), np.uint8), np.zeros(0, np.int32))
 
 
 class Federation(NamedTuple):
@@ -29,6 +32,9 @@ class Federation(NamedTuple):
     class_names: tuple[str, ...]
     prepare: Callable  # (key, uint8 images) -> what the model sees in evaluation
     prepare_training: Callable  # the same with augmentation, if it is on
+    request: ForgetRequest = ForgetRequest()  # what the run forgets
+    # Training images of the clients or examples that it names; none for classes.
+    forgotten: Dataset = NO_IMAGES
 
 
 def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray | slice:
@@ -58,12 +64,22 @@ def make_federation(config, runtime: Runtime) -> Federation:
         parts, train.labels, config.data.validation, config.seed
     )
     validation = Dataset(train.images[held_out], train.labels[held_out])
+    numbers = np.arange(len(train.labels))
+    if not isinstance(chosen, slice):
+        numbers = chosen
+    numbers, _ = partition.restrict(Dataset(numbers, numbers), parts)
     train, parts = partition.restrict(train, parts)
     whole = config.runtime.pool == "whole"
     check_memory(train, parts, runtime, whole=whole)
     data = place_federation(train, parts, runtime, whole=whole)
+    placed = requests.image_numbers(data, parts, numbers.labels)
+    request = requests.make_request(config, data, placed)
+    places = requests.forgotten_places(request, data, parts)
+    if config.audit.backdoor:
+        train = backdoor.plant(train, places, config.audit.backdoor, config.seed)
+        data = place_federation(train, parts, runtime, whole=whole)
     normalise = STATISTICS[config.data.normalise]
-    mean, std = normalise(config, train, parts)
+    mean, std = normalise(config, train, parts, request, data)
     # CIFAR's four pixels in 32, in proportion to the images.
     padding = max(1, min(train.images.shape[1:3]) // 8)
     return Federation(
@@ -77,6 +93,8 @@ def make_federation(config, runtime: Runtime) -> Federation:
         prepare_training=make_preprocess(
             mean, std, augment=config.train.augment, padding=padding
         ),
+        request=request,
+        forgotten=Dataset(train.images[places], train.labels[places]),
     )
 
 
@@ -130,29 +148,36 @@ PARTITIONS = {
 }
 
 
-def _constant_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
-    del parts
+def _constant_statistics(
+    config, train: Dataset, parts, request, data
+) -> normalisation.Statistics:
+    del parts, request, data
     return normalisation.constant_statistics(config.data.name, train.images.shape[-1])
 
 
-def _federated_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
-    """From sums over clients, without the classes that the run will forget."""
+def _federated_statistics(
+    config, train: Dataset, parts, request: ForgetRequest, data: FederatedDataset
+) -> normalisation.Statistics:
+    """From sums over clients, without what the run will forget."""
+    del config
     uploads = normalisation.channel_sums(
         train.images,
-        parts,
+        requests.without_request(parts, request, data),
         labels=train.labels,
-        without_classes=classes_to_forget(config),
+        without_classes=request.classes,
     )
     return normalisation.statistics_of_sums(uploads)
 
 
-def _central_statistics(config, train: Dataset, parts) -> normalisation.Statistics:
+def _central_statistics(
+    config, train: Dataset, parts, request, data
+) -> normalisation.Statistics:
     """From all training images in one place, as no federation could."""
-    del config, parts
+    del config, parts, request, data
     return normalisation.channel_statistics(train.images)
 
 
-# data.normalise -> (config, train, parts) -> Statistics
+# data.normalise -> (config, train, parts, request, data) -> Statistics
 STATISTICS = {
     "constants": _constant_statistics,
     "federated": _federated_statistics,

@@ -151,6 +151,13 @@ def retrained_models(config) -> list[Path]:
             configuration.classes(config),
             configuration.classes(other),
         ),
+        (
+            "unlearn.clients",
+            configuration.read(config, "unlearn.clients"),
+            configuration.read(other, "unlearn.clients"),
+        ),
+        ("unlearn.examples", config.unlearn.examples, other.unlearn.examples),
+        ("audit.backdoor", config.audit.backdoor, other.audit.backdoor),
     ):
         if mine != theirs:
             raise ConfigError(

@@ -25,6 +25,15 @@ class Provenance(NamedTuple):
     platform: str  # such as "cpu, 2 device(s)"
 
 
+class RequestRow(NamedTuple):
+    """What the run forgets, and which images its two accuracies are taken on."""
+
+    kind: str  # "classes", "clients" or "examples"
+    targets: list[int]  # their numbers
+    u_set: str  # "the 812 training images of client 3"
+    r_set: str  # "the 10000 test images, which nobody trained on"
+
+
 class StageRow(NamedTuple):
     """What one model on the way does on the test split: raw, pruned, fine-tuned."""
 
@@ -147,6 +156,7 @@ class RunRecord(NamedTuple):
     privacy: dict[str, Any]  # the accountant's statement; empty without noise
     privacy_curve: list[PrivacyPoint]
     feature_maps: FeatureMapsRow | None
+    request: RequestRow | None = None  # None in a record that knew classes only
 
 
 class CurveRow(NamedTuple):
@@ -296,7 +306,7 @@ def _crossing(
         target,
         first,
         round(clock.until(first), 3),
-        _images(curve, first, passes),
+        _own_images(outcome) + _images(curve, first, passes),
         outcome.statistics_bytes + first * outcome.model_bytes,
     )
 
@@ -304,6 +314,11 @@ def _crossing(
 def _images(curve: Sequence[CurveRow], last: int, passes: int) -> int:
     rows = (row for row in curve if row.round_number <= last)
     return passes * int(sum(row.values.get("examples", 0.0) for row in rows))
+
+
+def _own_images(outcome) -> int:
+    """Images that clients trained on in rounds of the method's own."""
+    return int(outcome.notes.get("images", 0))
 
 
 def _method_row(outcome, curve, clock, crossings, passes) -> MethodRow:
@@ -315,7 +330,7 @@ def _method_row(outcome, curve, clock, crossings, passes) -> MethodRow:
         u_accuracy=last.u_accuracy if last else None,
         r_accuracy=last.r_accuracy if last else None,
         rounds=outcome.rounds,
-        images=_images(curve, outcome.rounds, passes),
+        images=_own_images(outcome) + _images(curve, outcome.rounds, passes),
         times=Times(own=round(clock.own, 3), training=round(clock.training, 3)),
         statistics_bytes=outcome.statistics_bytes,
         model_bytes=outcome.model_bytes,

@@ -22,14 +22,25 @@ from fuprune.federated.evaluate import Evaluation, make_evaluator
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models.layers import loops_are_fast
-from fuprune.run import assembly, checkpoint, files, logs, processes, progress
+from fuprune.run import (
+    assembly,
+    checkpoint,
+    files,
+    kept_files,
+    logs,
+    processes,
+    progress,
+)
 from fuprune.run import machine as runtime
 from fuprune.run.federation import Federation
 from fuprune.run.record import Provenance, StageRow
 from fuprune.surgery import rebuild
 from fuprune.unlearning import history as update_history
+from fuprune.unlearning.kept_rounds import is_kept, keep_round
 from fuprune.unlearning.protocol import Stage
+from fuprune.unlearning.request import ForgetRequest
 
+KEPT_ROUNDS = "kept_rounds"  # folder in the workdir
 Outcome = TypeVar("Outcome")
 OnRow = Callable[[Mapping[str, Any]], None]
 
@@ -46,13 +57,18 @@ class Run(NamedTuple):
     provenance: Provenance
     runtime: runtime.Runtime
     federation: Federation
-    classes: tuple[int, ...]
+    request: ForgetRequest
     key: jax.Array
     metrics: logs.MetricsLog
     timings: logs.TimingsLog
     on_row: tuple[OnRow, ...]
     progress: progress.Progress
     stop: threading.Event
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """To forget; none in a request of clients or examples."""
+        return self.request.classes
 
 
 class Budget(NamedTuple):
@@ -124,13 +140,14 @@ def make_judge(this: Run, model) -> Callable[[Any], dict[str, float]]:
     """`judge(variables)`: metrics on the split that choices are made on."""
     name, split = choice_split(this)
     evaluate = _evaluator(this, model, split)
+    accuracies = _make_accuracies(this, model)
     prefix = "" if name == "test" else f"{name}_"
 
     def judge(variables) -> dict[str, float]:
         evaluation = evaluate(variables)
         measured: dict[str, float | None] = {
             f"{prefix}{metric}": value
-            for metric, value in _accuracies(evaluation, this.classes).items()
+            for metric, value in accuracies(evaluation, variables).items()
         }
         measured[f"{name}_loss"] = evaluation.loss
         return {k: v for k, v in measured.items() if v is not None}
@@ -150,11 +167,31 @@ def measure(this: Run, name: str, stage: Stage) -> StageRow:
     return StageRow(
         name,
         stage.name,
-        **_accuracies(evaluation, this.classes),  # type: ignore[arg-type]
+        **_make_accuracies(this, stage.model)(  # type: ignore[arg-type]
+            evaluation, stage.variables
+        ),
         test_loss=evaluation.loss if np.isfinite(evaluation.loss) else None,
         per_class=evaluation.per_class.tolist(),
         confusion=evaluation.confusion.tolist(),
     )
+
+
+def _make_accuracies(this: Run, model):
+    """`accuracies(evaluation, variables)`: on everything, the U-set and the R-set.
+
+    For clients and examples the U-set are the forgotten training images, and the R-set
+    is all of the split.
+    """
+    if this.request.kind == "classes":
+        return lambda evaluation, variables: _accuracies(evaluation, this.classes)
+    evaluate = _evaluator(this, model, this.federation.forgotten)
+
+    def accuracies(evaluation: Evaluation, variables) -> dict[str, float | None]:
+        whole = evaluation.accuracy
+        forgotten = evaluate(variables).accuracy
+        return {"accuracy": whole, "u_accuracy": forgotten, "r_accuracy": whole}
+
+    return accuracies
 
 
 def _accuracies(evaluation: Evaluation, classes) -> dict[str, float | None]:
@@ -212,6 +249,7 @@ def train_unit(
     key: jax.Array,
     objective: Objective | None = None,
     store: update_history.UpdateHistory | None = None,
+    interval: int = 0,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
 
@@ -228,6 +266,7 @@ def train_unit(
       key: of cohorts and batches.
       objective: what to minimise; None is the config's cross-entropy.
       store: where clients' updates are recorded; None records none.
+      interval: rounds from one that is kept on disk to the next; 0 keeps none.
     """
     config = this.config
     algorithm = assembly.make_algorithm(
@@ -240,7 +279,7 @@ def train_unit(
         rounds=budget.rounds,
         warmup=budget.warmup,
         objective=objective,
-        keep_updates=store is not None,
+        keep_updates=store is not None or interval > 0,
     )
     state = algorithm.init(runtime.replicate(variables, this.runtime))
     judge = make_judge(this, model)
@@ -274,7 +313,13 @@ def train_unit(
     clock = time.monotonic()
     with this.progress.phase(unit, budget.rounds, first_round=start) as update:
         for step in steps:
-            state, number = step.state, step.record.round_number
+            number = step.record.round_number
+            if is_kept(number - 1, interval):
+                server = assembly.server_step(config)
+                kept = keep_round(number - 1, state.variables, step.info, server)
+                if this.runtime.is_main:
+                    kept_files.save_round(this.workdir / KEPT_ROUNDS, kept)
+            state = step.state
             if store is not None:
                 store = update_history.record(
                     store,

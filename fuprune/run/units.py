@@ -13,10 +13,10 @@ import numpy as np
 
 from fuprune import audit as auditing
 from fuprune import typed_json
-from fuprune.data.federated import drop_classes
+from fuprune.audit.request_audit import audit_request
 from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
-from fuprune.run import assembly, checkpoint, files, models
+from fuprune.run import assembly, checkpoint, files, kept_files, models, requests
 from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
 from fuprune.run.feature_maps import write_feature_maps
 from fuprune.run.record import (
@@ -30,6 +30,7 @@ from fuprune.run.record import (
 )
 from fuprune.run.shadows import shadow_methods
 from fuprune.run.training import (
+    KEPT_ROUNDS,
     Budget,
     Run,
     StopRequested,
@@ -39,6 +40,7 @@ from fuprune.run.training import (
     make_judge,
     measure,
     outcome_of,
+    passes,
     stopping,
     train_unit,
 )
@@ -56,6 +58,7 @@ from fuprune.unlearning.protocol import (
     tree_bytes,
 )
 from fuprune.unlearning.recovery import recovery_key
+from fuprune.unlearning.request import remaining
 
 
 def target_accuracy(this: Run) -> float | None:
@@ -95,6 +98,7 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
             budget,
             key=key_for(this, "pretrain"),
             store=update_history.empty(kept) if kept else None,
+            interval=train.history_interval,
         )
         variables = fit.state.variables
     checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
@@ -103,6 +107,8 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
         head = _head(model, variables).get("head", "")
         masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
     except UnlearnError:  # A network without a dense layer, or its bias, at its end.
+        masked = None
+    if not this.classes:
         masked = None
     return TrainedOutcome(
         measure(this, "raw", Stage("raw", model, variables)),
@@ -169,6 +175,21 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     if "history" in METHODS[method].options:
         kept = this.workdir / "history"
         options["history"] = checkpoint.load_history(kept, variables["params"])
+    if "replay" in METHODS[method].options:
+        kept = this.workdir / KEPT_ROUNDS
+        options["rounds"] = kept_files.RoundFiles(kept, variables)
+        options["replay"] = assembly.make_replay(
+            this.config, model, this.federation, this.runtime
+        )
+    if "shards" in METHODS[method].options:
+        options |= dict(
+            train=assembly.make_slice_training(
+                this.config, this.federation, this.runtime
+            ),
+            rounds=this.config.train.rounds,
+            passes=passes(this.config),
+            kept=kept_files.SliceFiles(this.workdir / "sisa", variables),
+        )
     how = make_budget(this.config, budget, target_accuracy(this))
     outcome = UnlearnedOutcome(
         unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
@@ -179,7 +200,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             model,
             variables,
             this.federation.data,
-            this.classes,
+            this.request,
             key=_method_key(this, unit.seed),
             fine_tune=_fine_tune(this, name, how, watch),
             **options,
@@ -292,7 +313,7 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
     after = measure(this, name, Stage("pruned", cut.model, cut.variables))
     tuned = None
     if config.privacy.curve_fine_tune:
-        left = drop_classes(this.federation.data, this.classes)
+        left = remaining(this.federation.data, this.request)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
         tune = _fine_tune(this, name, budget, watch)
         key = recovery_key(_method_key(this, 0))
@@ -331,9 +352,10 @@ def audit(this: Run, name: str) -> AuditOutcome:
     )
     raw = models.load_saved(this, "raw", "pretrain")
     options = assembly.audit_options(config)
-    own = {u.name: u.method for u in units if u.name in judged}
-    unlearn_shadow = shadow_methods(this, raw[0], own, _head(*raw), options)
-    options = options._replace(shadow=options.shadow._replace(unlearn=unlearn_shadow))
+    if this.classes:
+        own = {u.name: u.method for u in units if u.name in judged}
+        unlearn = shadow_methods(this, raw[0], own, _head(*raw), options)
+        options = options._replace(shadow=options.shadow._replace(unlearn=unlearn))
     steps: list[str] = []
     # Every model, the raw and a random one included, has its outputs taken and is
     # looked at by probes and by relearning; the other kinds are a step each.
@@ -346,16 +368,23 @@ def audit(this: Run, name: str) -> AuditOutcome:
             if stopping(this):
                 raise StopRequested
 
-        report = auditing.audit(
-            judged,
-            references,
-            raw,
-            data,
-            this.classes,
-            key_for(this, "audit"),
-            on_step=on_step,
-            options=options,
-        )
+        key = key_for(this, "audit")
+        if this.classes:
+            report = auditing.audit(
+                judged,
+                references,
+                raw,
+                data,
+                this.classes,
+                key,
+                on_step=on_step,
+                options=options,
+            )
+        else:
+            images = requests.audit_images(config, this.federation, data.preprocess)
+            report = audit_request(
+                judged, references, raw, images, key, on_step=on_step, options=options
+            )
     if this.runtime.is_main:
         write_whole(this.workdir / "audit.json", report.to_json())
     return AuditOutcome(len(steps))

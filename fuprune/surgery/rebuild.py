@@ -6,6 +6,7 @@ A spec is one of
     {"factory": "package.module:factory", "num_classes": ..., "input_shape": ...}
     {"base": <spec>, "input_shape": ..., "cuts": [...]}                  channels gone
     {"base": <spec>, "input_shape": ..., "pinned": [...]}                channels zeroed
+    {"member": <spec>, "size": ..., "vote": ...}                         an ensemble
 
 It is data and never code: a factory that it names is used only if the caller gives it.
 """
@@ -18,10 +19,12 @@ import jax.numpy as jnp
 from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.brought import BroughtNetwork, Factory, bring
+from fuprune.models.ensemble import Ensemble
 from fuprune.surgery import slim, trace
 from fuprune.surgery.slim import PinnedNetwork, SlimNetwork
 
 MAX_DEPTH = 8  # of specs inside each other
+MAX_MEMBERS = 1000  # of an ensemble
 
 
 def is_known(model: Any) -> bool:
@@ -45,6 +48,9 @@ def spec(model: Any) -> dict[str, Any]:
             "num_classes": model.num_classes,
             "input_shape": list(model.input_shape),
         }
+    if isinstance(model, Ensemble):
+        member = spec(model.member)
+        return {"member": member, "size": model.size, "vote": model.vote}
     if isinstance(model, SlimNetwork):
         return {"base": spec(model.base), **slim.spec(model)}
     if isinstance(model, PinnedNetwork):
@@ -86,6 +92,8 @@ def _from_spec(spec, factory, conv, dtype, depth):
         raise InputError(f"model spec is nested deeper than {MAX_DEPTH} levels.")
     if isinstance(spec, dict) and "factory" in spec:
         return _brought(spec, factory)
+    if isinstance(spec, dict) and "member" in spec:
+        return _ensemble(spec, factory, conv, dtype, depth)
     if not isinstance(spec, dict) or "base" not in spec:
         return zoo.from_spec(spec, conv=conv, dtype=dtype)
     kind = "pinned" if "pinned" in spec else "cuts"
@@ -108,6 +116,21 @@ def _from_spec(spec, factory, conv, dtype, depth):
     if kind == "cuts":
         return cut
     return PinnedNetwork(cut.base, cut.cuts, cut.input_shape)
+
+
+def _ensemble(spec, factory, conv, dtype, depth) -> Ensemble:
+    if sorted(spec) != ["member", "size", "vote"]:
+        raise InputError(
+            f"model spec has {sorted(spec)}, but must have member, size and vote."
+        )
+    size = zoo.integer(spec["size"], "size")
+    if not 1 <= size <= MAX_MEMBERS or not isinstance(spec["vote"], str):
+        raise InputError(
+            f"model spec has size {size} and vote {spec['vote']!r:.80}, but must have "
+            f"1 to {MAX_MEMBERS} members and a word."
+        )
+    member = _from_spec(spec["member"], factory, conv, dtype, depth + 1)
+    return Ensemble(member, size, spec["vote"])
 
 
 def _brought(spec, factory) -> BroughtNetwork:

@@ -104,9 +104,9 @@ def record(
         round_number = history.entries[-1].round_number + 1 if history.entries else 1
     factors = np.ones(len(weights))
     if np.isfinite(server.clip_norm):
-        norms = np.asarray(_to_host(update_norms(info.updates)), np.float64)
+        norms = np.asarray(to_host(update_norms(info.updates)), np.float64)
         factors = np.where(norms > server.clip_norm, server.clip_norm / norms, 1.0)
-    updates, weights, clients = _to_host((info.updates, weights, cohort.clients))
+    updates, weights, clients = to_host((info.updates, weights, cohort.clients))
     held = _classes_held(cohort)
     total = float(np.sum(weights))
     scale = server.scale(history.steps) if callable(server.scale) else server.scale
@@ -179,7 +179,7 @@ def effect_of(history: UpdateHistory, change) -> Any:
     return gain
 
 
-def _to_host(tree):
+def to_host(tree):
     """The tree in this process's memory, also where devices of others hold a part."""
     here = (
         not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated

@@ -5,6 +5,7 @@ and a reader need to know about it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ from fuprune.unlearning.controls import (
     prune_then_drop_row,
     zero_class_row,
 )
+from fuprune.unlearning.fed_eraser import fed_eraser
 from fuprune.unlearning.fisher import fisher
 from fuprune.unlearning.influence import influence
 from fuprune.unlearning.options import flat_names, options_of_function, pack
@@ -33,6 +35,7 @@ from fuprune.unlearning.request import (
     describe_request,
 )
 from fuprune.unlearning.retrain import retrain
+from fuprune.unlearning.sisa import sisa
 
 BUDGETS = ("fine_tune", "training", "short")
 _GIVEN = ("key", "fine_tune")  # to every method
@@ -88,6 +91,9 @@ class Method:
 
 
 _CUT = Method(class_pruning, sections=("prune", "privacy"), reads_forgotten=True)
+_ERASER = Method(
+    fed_eraser, KINDS, ("fed_eraser",), fine_tunes=False, fixes=("calibrate",)
+)
 METHODS: dict[str, Method] = {
     "class_pruning": _CUT,
     "retrain": Method(retrain, KINDS, budget="training"),
@@ -95,6 +101,8 @@ METHODS: dict[str, Method] = {
     "influence": Method(influence, KINDS, ("influence",), reads_forgotten=True),
     "ascent": Method(ascent, KINDS, ("ascent",), reads_forgotten=True),
     "amnesiac": Method(amnesiac, KINDS),
+    "fed_eraser": _ERASER,
+    "sisa": Method(sisa, KINDS, ("sisa",), fine_tunes=False),
     "regrow": Method(regrow, KINDS, ("regrow",)),
     "relabel": Method(
         relabel, sections=("relabel",), reads_forgotten=True, trains_on_forgotten=True
@@ -109,6 +117,9 @@ METHODS: dict[str, Method] = {
     "zero_class_row": Method(zero_class_row, fine_tunes=False),
     "fine_tune_only": Method(fine_tune_only, KINDS),
     "retrain_short": Method(retrain, KINDS, budget="short"),
+    "fed_eraser_uncalibrated": dataclasses.replace(
+        _ERASER, function=functools.partial(fed_eraser, calibrate=False)
+    ),
     "prune_random": dataclasses.replace(
         _CUT, function=prune_random, sections=("prune",), fixes=("order",)
     ),

@@ -54,14 +54,14 @@ class Stage(NamedTuple):
     """A model on the way: raw, pruned for a class, ..."""
 
     name: str
-    model: nn.Module
+    model: Any  # as `models.adapt` describes
     variables: Variables
 
 
 class UnlearnResult(NamedTuple):
     """The model after forgetting, and how it came about."""
 
-    model: nn.Module
+    model: Any
     variables: Variables
     stages: tuple[Stage, ...] = ()
     fit: FitResult | None = None

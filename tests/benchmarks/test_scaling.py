@@ -32,51 +32,58 @@ def scaling(monkeypatch):
     return scaling
 
 
-def test_one_host_sends_nothing(scaling):
-    found = scaling.predict(scaling.Case(100, 25, 1, 2, "resnet20"), CONSTANTS)
+@pytest.fixture
+def model(scaling):
+    import scaling_model
+
+    return scaling_model
+
+
+def test_one_host_sends_nothing(model):
+    found = model.predict(model.Case(100, 25, 1, 2, "resnet20"), CONSTANTS)
     assert found["sum_bytes"] == found["exchange_bytes"] == 0
     assert found["compute"] == pytest.approx(13 * (1e-3 + 500 * 3e-3))
 
 
-def test_the_sum_depends_on_the_model_only(scaling):
-    few = scaling.predict(scaling.Case(100, 16, 4, 2, "resnet20"), CONSTANTS)
-    many = scaling.predict(scaling.Case(10**6, 4096, 4, 2, "resnet20"), CONSTANTS)
-    wide = scaling.predict(scaling.Case(100, 16, 4, 2, "vgg16"), CONSTANTS)
+def test_the_sum_depends_on_the_model_only(model):
+    few = model.predict(model.Case(100, 16, 4, 2, "resnet20"), CONSTANTS)
+    many = model.predict(model.Case(10**6, 4096, 4, 2, "resnet20"), CONSTANTS)
+    wide = model.predict(model.Case(100, 16, 4, 2, "vgg16"), CONSTANTS)
     assert few["sum_bytes"] == many["sum_bytes"] < wide["sum_bytes"]
 
 
-def test_only_a_split_pool_is_exchanged_and_only_a_whole_one_is_held(scaling):
-    case = scaling.Case(10_000, 256, 8, 8, "resnet20")
-    split = scaling.predict(case, CONSTANTS)
-    whole = scaling.predict(case._replace(pool="whole"), CONSTANTS)
+def test_only_a_split_pool_is_exchanged_and_only_a_whole_one_is_held(model):
+    case = model.Case(10_000, 256, 8, 8, "resnet20")
+    split = model.predict(case, CONSTANTS)
+    whole = model.predict(case._replace(pool="whole"), CONSTANTS)
     assert split["exchange_bytes"] > 0 == whole["exchange_bytes"] == whole["exchange"]
     assert whole["pool_bytes"] == 8 * split["pool_bytes"]
 
 
-def test_more_hosts_compute_faster_and_exchange_no_less(scaling):
-    case = scaling.Case(10**6, 1024, 8, 8, "resnet20")
-    few = scaling.predict(case, CONSTANTS)
-    many = scaling.predict(case._replace(hosts=64), CONSTANTS)
+def test_more_hosts_compute_faster_and_exchange_no_less(model):
+    case = model.Case(10**6, 1024, 8, 8, "resnet20")
+    few = model.predict(case, CONSTANTS)
+    many = model.predict(case._replace(hosts=64), CONSTANTS)
     assert many["compute"] == few["compute"] / 8
     assert many["exchange_bytes"] > few["exchange_bytes"]
     assert many["pool_bytes"] == few["pool_bytes"] / 8
 
 
-def test_every_case_of_the_page_can_be_predicted(scaling):
+def test_every_case_of_the_page_can_be_predicted(model):
     report = {"constants": CONSTANTS}
-    lines = scaling.prediction_table(report).splitlines()
-    assert len(lines) == 2 + len(scaling.CASES)
+    lines = model.prediction_table(report).splitlines()
+    assert len(lines) == 2 + len(model.CASES)
     assert len({line.count("|") for line in lines}) == 1
 
 
-def test_the_page_holds_the_tables_of_the_results(scaling):
-    page = scaling.DOCS.read_text()
-    for name in scaling.TABLES:
+def test_the_page_holds_the_tables_of_the_results(model, scaling):
+    page = model.DOCS.read_text()
+    for name in model.TABLES:
         assert f"<!-- {name} -->" in page
     if scaling.RESULTS.exists():
         report = json.loads(scaling.RESULTS.read_text())
         again = "run python benchmarks/scaling.py --docs"
-        assert scaling.filled(page, report) == page, again
+        assert model.filled(page, report) == page, again
 
 
 @pytest.mark.slow

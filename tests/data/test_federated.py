@@ -160,7 +160,7 @@ def test_whole_cohort_is_everybody_in_order():
     data = federate(make_dataset(), draw_parts(0))
     cohort = whole_cohort(data)
     np.testing.assert_array_equal(cohort.clients, np.arange(NUM_CLIENTS))
-    chex.assert_trees_all_equal(cohort[:4], tuple(data))
+    chex.assert_trees_all_equal(cohort[:4], data[:4])
 
 
 def test_taken_clients_come_in_the_order_asked_for():

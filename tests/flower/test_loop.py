@@ -12,12 +12,15 @@ from fuprune.errors import InputError
 from fuprune.flower import loop
 from fuprune.flower.records import unpack
 from fuprune.flower.settings import read_config, read_settings
-from fuprune.run import assembly, checkpoint
+from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.machine import Runtime
 from fuprune.unlearning.methods import METHODS
 from tests.flower.small import CONFIG, FakeGrid, federation
 
-SMALL = f"{CONFIG} train.rounds=1 fine_tune.rounds=1 prune.rate=0.2"
+SMALL = (
+    f"{CONFIG} train.rounds=1 fine_tune.rounds=1 prune.rate=0.2 "
+    "train.history_interval=1"
+)
 
 
 def settings(workdir, command, **more):
@@ -110,6 +113,7 @@ def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
         pytest.param("ascent", marks=pytest.mark.slow),
         pytest.param("fisher", marks=pytest.mark.slow),
         pytest.param("prune_relabel", marks=pytest.mark.slow),
+        pytest.param("fed_eraser", marks=pytest.mark.slow),
     ],
 )
 def test_methods_end_where_the_simulator_ends(place, method):
@@ -128,6 +132,10 @@ def test_methods_end_where_the_simulator_ends(place, method):
         clients=Here(),
     )
     options = assembly.method_options(config, method, local, runtime, (3,))
+    if "replay" in METHODS[method].options:
+        kept = place / "server" / "kept_rounds"
+        options["rounds"] = kept_files.RoundFiles(kept, variables)
+        options["replay"] = assembly.make_replay(config, model, local, runtime)
     budget = loop.make_budget(config, METHODS[method].budget)
     result = METHODS[method](
         model,

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from fuprune.report import audit_tables, formats, markup, output, table_forms
+from fuprune.report import audit_tables, formats, markup, table_forms
 from fuprune.report import tables as run_tables
 from fuprune.report.table_forms import Column, Table, cell
 from fuprune.run import speed
@@ -69,17 +69,6 @@ def test_unprintable_characters_become_visible():
 def test_attributes_cannot_be_left():
     made = markup.element("p", {"title": '" onclick="x'}, "t")
     assert Page(made).all("p") == [{"title": '" onclick="x'}]
-
-
-def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("keep")
-    folder = tmp_path / "report"
-    folder.mkdir()
-    (folder / "report.html").symlink_to(victim)
-    output.write_report(folder, "new", [], [])
-    assert victim.read_text() == "keep"
-    assert (folder / "report.html").read_text() == "new"
 
 
 @pytest.mark.parametrize(

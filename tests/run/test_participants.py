@@ -8,6 +8,7 @@ import numpy as np
 from fuprune.data.federated import federate
 from fuprune.run import agenda, assembly
 from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.request import ForgetRequest
 from tests.settings import quickstart
 from tests.tiny import tiny_dataset
 
@@ -18,9 +19,9 @@ ONE_CLASS_EACH = federate(
 )
 
 
-def options(config, method):
+def options(config, method, request=ForgetRequest(classes=(1,))):  # noqa: B008
     federation = SimpleNamespace(
-        data=ONE_CLASS_EACH, num_classes=4, prepare=jnp.asarray
+        data=ONE_CLASS_EACH, num_classes=4, prepare=jnp.asarray, request=request
     )
     machine = SimpleNamespace(backend="map", mesh=None)
     return assembly.method_options(config, method, federation, machine, classes=(1,))
@@ -47,6 +48,12 @@ def test_every_method_that_reads_clients_reads_the_same_ones():
     assert len(options(other, "fisher")["participants"]) == 5
 
 
+def test_a_client_that_leaves_is_no_participant():
+    config = make_config(**{"unlearn.participants": 8})
+    request = ForgetRequest(clients=(2, 5))
+    assert set(options(config, "fisher", request)["participants"]) == {0, 1, 3, 4, 6, 7}
+
+
 def test_options_are_those_of_the_methods_sections():
     config = make_config(**{"prune.order": "lowest", "fisher.alpha": 3e-6})
     assert options(config, "fisher")["alpha"] == 3e-6
@@ -61,7 +68,8 @@ def test_options_are_those_of_the_methods_sections():
 def test_a_class_that_no_participant_holds_is_told_before_training():
     config = make_config(**{"unlearn.participants": 1})
     config.unlearn.methods = "class_pruning,fisher,retrain,influence"
-    federation = SimpleNamespace(data=ONE_CLASS_EACH)
+    request = ForgetRequest(classes=(0,))
+    federation = SimpleNamespace(data=ONE_CLASS_EACH, request=request)
     (client,) = assembly.participants(config, "class_pruning", federation)
     held = client % 4
     assert agenda.describe_absences(config, federation, (held,)) == []

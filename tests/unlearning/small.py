@@ -113,6 +113,22 @@ def make_fine_tune(rounds=1, optimizer=None):
     return fine_tune
 
 
+def make_train(optimizer=None):
+    """Real federated rounds, as many as asked for, compiled once for each model."""
+    algorithms = {}
+
+    def train(model, variables, data, key, rounds):
+        if model not in algorithms:
+            algorithms[model] = fed_avg(
+                model, client_optimizer=optimizer or optax.sgd(0.05), batch_size=8
+            )
+        algorithm = algorithms[model]
+        state = algorithm.init(variables)
+        return fit(algorithm, state, data, key=key, cohort_size=2, rounds=rounds)
+
+    return train
+
+
 def poisoned(data: FederatedDataset, classes) -> FederatedDataset:
     """The same federation with other images where the label is in `classes`."""
     images = np.array(data.images)

@@ -170,7 +170,7 @@ def test_values_that_are_not_finite_stop_the_method(regression):
             lambda v: v * np.nan, np.ones(2), iterations=5, tolerance=1e-3
         )
     broken = jax.tree.map(lambda x: x.at[0].set(jnp.nan), variables)
-    with pytest.raises(UnlearnError, match="gradient on the forgotten classes"):
+    with pytest.raises(UnlearnError, match="gradient on the forgotten data"):
         forget(MODEL, broken, data)
 
 

@@ -15,6 +15,8 @@ from fuprune.data.federated import keep_classes, whole_cohort
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
+from fuprune.unlearning.fed_eraser import Replay
+from fuprune.unlearning.kept_rounds import keep_round
 from fuprune.unlearning.methods import BUDGETS, METHODS, options_of, select
 from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.recovery import recovery_key
@@ -22,6 +24,7 @@ from tests.unlearning.small import (
     SmallNet,
     initial,
     make_fine_tune,
+    make_train,
     poisoned,
     remembering,
     small_data,
@@ -40,6 +43,7 @@ OPTIONS = {
     "prune_lowest": dict(rate=0.3),
     "prune_then_drop_row": dict(rate=0.3),
     "prune_relabel": dict(rate=0.3),
+    "sisa": dict(shards=2, slices=1, train=make_train()),
 }
 
 
@@ -50,7 +54,7 @@ def trained():
 
 @pytest.fixture(scope="module")
 def updates(trained):
-    """A history of two rounds, as the trainer keeps it."""
+    """Two rounds as the trainer keeps them: options of methods that need them."""
     data, variables = trained
     algorithm = fed_avg(
         MODEL,
@@ -58,20 +62,24 @@ def updates(trained):
         batch_size=8,
         aggregation=Aggregation(keep_updates=True),
     )
-    state, store = algorithm.init(variables), history.empty(10**7)
+    state, store, kept = algorithm.init(variables), history.empty(10**7), []
     for number in range(2):
-        cohort = whole_cohort(data)
+        cohort, before = whole_cohort(data), state.variables
         state, info = algorithm.round(state, cohort, jax.random.key(number))
         store = history.record(store, info, cohort)
-    return store
+        kept.append(keep_round(number, before, info))
+    replayed = dict(rounds=kept, replay=Replay(algorithm))
+    return {
+        "amnesiac": dict(history=store),
+        "fed_eraser": replayed,
+        "fed_eraser_uncalibrated": replayed,
+    }
 
 
 def forget(
     name, data, variables, updates, fine_tune=FINE_TUNE, classes=CLASSES, **options
 ):
-    options = {**OPTIONS.get(name, {}), **options}
-    if name == "amnesiac":
-        options["history"] = updates
+    options = {**OPTIONS.get(name, {}), **updates.get(name, {}), **options}
     return METHODS[name](
         MODEL, variables, data, classes, key=KEY, fine_tune=fine_tune, **options
     )
@@ -240,8 +248,9 @@ def test_the_page_on_methods_has_a_true_row_for_each(repository):
     """Whether a method reads forgotten images and fine-tunes is as it says there."""
     lines = (repository / "docs" / "methods.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    rows = {row[0].strip("`"): row for row in rows if len(row) == 5}
+    rows = {row[0].strip("`"): row for row in rows if len(row) == 6}
     for name in METHODS:
-        _, _, reads, tunes, _ = rows[name]
+        _, _, serves, reads, tunes, _ = rows[name]
+        assert tuple(serves.split(", ")) == METHODS[name].serves, name
         assert reads.startswith("yes") == METHODS[name].reads_forgotten, name
         assert (tunes != "no") == METHODS[name].fine_tunes, name

@@ -1,0 +1,401 @@
+"""The audit of a request for clients or examples.
+
+Nothing of a class is hidden there, so that low accuracy proves nothing and retrained
+models still know most of the forgotten images. What can betray a model is that it knows
+them better than images that nobody trained on: membership attacks, the distribution of
+losses, the influence that the forgotten data still have on answers, a backdoor that
+they carried, and the distance to retraining. Each is judged against the spread of
+retrained models, as in the audit of classes, and the raw model is the positive control.
+A probe or relearning asks for a class and has no meaning here.
+
+The non-members are test images in the proportions of classes that the forgotten ones
+have. Membership can be seen only where a network fits its training images much better
+than others: few images and many rounds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.audit import difference, distance, membership
+from fuprune.audit.evidence import (
+    FURTHER,
+    HEADLINE,
+    TWO_SIDED,
+    WORSE,
+    AuditReport,
+)
+from fuprune.audit.measurements import (
+    RANDOM,
+    RAW,
+    Draft,
+    Findings,
+    Measurements,
+    ModelOutputs,
+    Notify,
+    each,
+    every_model,
+    everyone,
+    to_retraining,
+)
+from fuprune.audit.membership import loss_score
+from fuprune.audit.options import AuditOptions, Model
+from fuprune.audit.outputs import compute_outputs, fresh_variables, layer_names
+from fuprune.audit.sampling import paired_error
+from fuprune.audit.verdict import headline, settle
+from fuprune.audit.weights import comparable, relative_distance
+from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
+from fuprune.models.adapt import adapt
+
+# Of the audit of classes, those that mean something here; the rest are below.
+SHARED = {
+    "membership": membership.find_membership,
+    "difference": difference.find_difference,
+    "interpolated": difference.find_interpolated,
+    "distance": distance.find_distance,
+}
+OWN = ("accuracy", "losses", "influence", "backdoor", "weights")
+REQUEST_KINDS = (*SHARED, *OWN)
+DEFAULTS = AuditOptions()
+
+
+class RequestData(NamedTuple):
+    """The images that a request for clients or examples is judged on."""
+
+    forgotten: Dataset  # [F] training images that the request names
+    test: Dataset  # [T] images that nobody trained on
+    preprocess: Callable[[np.ndarray], Any]  # images [B, H, W, C] -> what models take
+    backdoor: Dataset | None = None  # images with the trigger, and their true labels
+    target: int = 0  # what the trigger was trained to mean
+
+
+def audit_request(
+    candidates: Mapping[str, Model],
+    retrained: Sequence[Model],
+    raw: Model,
+    data: RequestData,
+    key: jax.Array,
+    *,
+    options: AuditOptions = DEFAULTS,
+    on_step: Notify | None = None,
+) -> AuditReport:
+    """Measures all models and judges each number against the spread of retraining.
+
+    Args:
+      candidates: name -> (module, variables): unlearned models and controls.
+      retrained: models trained from scratch on what remains, one per seed; three or
+        more for a verdict on every test.
+      raw: the model before unlearning, the positive control.
+      data: the images.
+      key: the only source of randomness.
+      options: how many images, batches and kinds; kinds that have no meaning here are
+        passed over.
+      on_step: told what is being done.
+
+    Raises:
+      InputError: an argument is not allowed.
+    """
+    notify = on_step or (lambda text: None)
+    if not len(data.forgotten.labels) or not len(data.test.labels):
+        raise InputError(
+            f"there are {len(data.forgotten.labels)} forgotten and "
+            f"{len(data.test.labels)} test images; an audit needs some of both."
+        )
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    most = options.max_examples
+    forgotten = _some(data.forgotten, most, generator)
+    held_out = matched(data.test, forgotten.labels, most, generator)
+    measurements, left_out = _measure(
+        candidates, retrained, raw, data, forgotten, held_out, options, key, notify
+    )
+    wanted = REQUEST_KINDS if options.kinds is None else tuple(options.kinds)
+    drafts: list[Draft] = []
+    detail: dict[str, Any] = {"left_out": left_out, "roc": {}}
+    for number, (name, find) in enumerate(SHARED.items()):
+        if name in wanted:
+            own_key = jax.random.fold_in(key, number)
+            found = find(measurements, options, own_key, notify)
+            drafts += [_about_images(draft) for draft in found.tests]
+            detail["roc"] |= found.detail.get("roc", {})
+            detail |= {k: v for k, v in found.detail.items() if k != "roc"}
+    # They come with every request: there are no keys of their own to ask for them.
+    for find in (find_accuracy, find_losses, find_influence, find_weights):
+        drafts += find(measurements).tests
+    if data.backdoor is not None:
+        drafts += find_backdoor(measurements, data, options).tests
+    tests = settle(drafts, confidence=options.confidence)
+    return AuditReport(
+        classes=[],
+        candidates=[name for name in candidates if name in measurements.judged],
+        tests=tests,
+        detail=detail,
+        settings={
+            "kinds": sorted({draft.kind for draft in drafts}),
+            "retrained_models": len(measurements.retrained),
+            "forgotten_training_images": len(forgotten.labels),
+            "test_images": len(held_out.labels),
+            "confidence": options.confidence,
+            "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
+        },
+        headlines={name: headline(tests, name) for name in measurements.judged},
+    )
+
+
+def matched(
+    test: Dataset, labels: np.ndarray, most: int, generator: np.random.Generator
+) -> Dataset:
+    """Test images in the proportions that the forgotten ones' classes have.
+
+    As many as the scarcest class allows, at most `most`; a class without test images
+    is left out.
+    """
+    counts = np.bincount(labels, minlength=int(test.labels.max()) + 1)
+    there = np.bincount(test.labels, minlength=len(counts))
+    shared = (counts > 0) & (there > 0)
+    if not shared.any():
+        raise InputError(
+            "no test image is of a class of the forgotten images, so that there is "
+            "nothing to compare them with; use another test split."
+        )
+    factor = min(
+        float(np.min(there[shared] / counts[shared])), most / max(1, counts.sum())
+    )
+    chosen = []
+    for label in np.flatnonzero(shared):
+        of_class = generator.permutation(np.flatnonzero(test.labels == label))
+        chosen.append(of_class[: max(1, int(factor * counts[label]))])
+    rows = np.sort(np.concatenate(chosen))
+    return Dataset(test.images[rows], test.labels[rows])
+
+
+def _some(data: Dataset, most: int, generator: np.random.Generator) -> Dataset:
+    rows = np.sort(generator.permutation(len(data.labels))[:most])
+    return Dataset(np.asarray(data.images)[rows], np.asarray(data.labels)[rows])
+
+
+def _measure(
+    candidates, retrained, raw, data, forgotten, held_out, options, key, notify
+) -> tuple[Measurements, dict[str, str]]:
+    """Outputs of all models, and the candidates that answer with NaN."""
+
+    def outputs(name: str, model: Model) -> ModelOutputs:
+        notify(f"outputs of {name}")
+        return ModelOutputs(
+            *(
+                compute_outputs(
+                    *model,
+                    images,
+                    data.preprocess,
+                    batch_size=options.batch_size,
+                    activations=True,
+                )
+                for images in (forgotten.images, held_out.images)
+            )
+        )
+
+    def ready(model: Model) -> Model:
+        return adapt(model[0]), jax.tree.map(jnp.asarray, dict(model[1]))
+
+    models = {name: ready(model) for name, model in {**candidates, RAW: raw}.items()}
+    answers = {name: outputs(name, model) for name, model in models.items()}
+    broken = {
+        name: "it answers with NaN"
+        for name, found in answers.items()
+        if any(np.isnan(part.logits).any() for part in found)
+    }
+    if RAW in broken:
+        raise InputError("the raw model answers with NaN; give one that was trained.")
+    references = [ready(model) for model in retrained]
+    sample = jnp.asarray(data.preprocess(held_out.images[:1]))
+    network, variables = models[RAW]
+    fresh = (network, fresh_variables(network, variables, key, sample))
+    measurements = Measurements(
+        judged={name: found for name, found in answers.items() if name not in broken},
+        retrained=[outputs(f"retrained_{i}", m) for i, m in enumerate(references)],
+        random_init=outputs(RANDOM, fresh),
+        models={name: model for name, model in models.items() if name not in broken},
+        retrained_models=references,
+        train=forgotten,
+        forgotten=forgotten,
+        test=held_out,
+        preprocess=data.preprocess,
+        # Every held-out image is a non-member: those of these classes, which are all.
+        classes=tuple(np.unique(held_out.labels).tolist()),
+        num_classes=answers[RAW].test.logits.shape[-1],
+        layers=layer_names(network, variables, sample),
+    )
+    return measurements, broken
+
+
+def _about_images(draft: Draft) -> Draft:
+    """The same test in words that fit: nothing here is about a class."""
+    question = draft.question.replace(
+        "tell training from test images of the forgotten class",
+        "tell the forgotten images from ones that nobody trained on",
+    )
+    return draft._replace(question=question)
+
+
+def find_accuracy(measurements: Measurements) -> Findings:
+    """Accuracy on the forgotten images: retraining's own, neither more nor less."""
+    labels = measurements.forgotten.labels
+
+    def right(model: ModelOutputs) -> np.ndarray:
+        return np.argmax(model.forgotten.logits, axis=-1) == labels
+
+    judged, others = each(measurements, right)
+    return _single(
+        "forgotten_accuracy",
+        {name: float(one.mean()) for name, one in judged.items()},
+        [float(one.mean()) for one in others],
+        kind="accuracy",
+        question="How many of the forgotten images does the model answer correctly?",
+        higher_is=TWO_SIDED,
+        resolution=paired_error(others),
+        bounds=(0.0, 1.0),
+    )
+
+
+def find_losses(measurements: Measurements) -> Findings:
+    """The distribution of losses on the forgotten images against retraining's."""
+    labels = measurements.forgotten.labels
+
+    def distance_between(model: ModelOutputs, other: ModelOutputs) -> float:
+        return kolmogorov_smirnov(
+            loss_score(model.forgotten.logits, labels),
+            loss_score(other.forgotten.logits, labels),
+        )
+
+    if not measurements.retrained:
+        return Findings([])
+    judged, others = to_retraining(measurements, distance_between)
+    return _single(
+        "loss_distribution",
+        {name: float(value) for name, value in judged.items()},
+        [float(value) for value in others],
+        kind="losses",
+        question=(
+            "How far is the distribution of losses on the forgotten images from "
+            "retraining's (Kolmogorov-Smirnov)?"
+        ),
+        family=HEADLINE,
+        unit="distance",
+        bounds=(0.0, 1.0),
+        leave_one_out=True,
+    )
+
+
+def kolmogorov_smirnov(values, others) -> float:
+    """The greatest difference between two empirical distribution functions."""
+    values, others = np.sort(values), np.sort(others)
+    points = np.concatenate([values, others])
+    below = (
+        np.searchsorted(sample, points, side="right") / len(sample)
+        for sample in (values, others)
+    )
+    first, second = below
+    return float(np.max(np.abs(first - second)))
+
+
+def find_influence(measurements: Measurements) -> Findings:
+    """How much better the model does on forgotten images than on others like them.
+
+    It is the mean log-likelihood on the forgotten images less that on the held-out
+    ones: what having trained on them still does to answers about them.
+    """
+
+    def likelihoods(model: ModelOutputs) -> tuple[np.ndarray, np.ndarray]:
+        return (
+            loss_score(model.forgotten.logits, measurements.forgotten.labels),
+            loss_score(model.test.logits, measurements.test.labels),
+        )
+
+    def advantage(pair) -> float:
+        return float(pair[0].mean() - pair[1].mean())
+
+    judged, others = each(measurements, likelihoods)
+    errors = [
+        paired_error([pair[i] for pair in others], added=0.0) if others else 0.0
+        for i in range(2)
+    ]
+    return _single(
+        "influence_on_predictions",
+        {name: advantage(pair) for name, pair in judged.items()},
+        [advantage(pair) for pair in others],
+        kind="influence",
+        question=(
+            "By how many nats is the model surer of the forgotten images' labels than "
+            "of those of images that nobody trained on?"
+        ),
+        higher_is=TWO_SIDED,
+        unit="nats",
+        resolution=float(np.hypot(errors[0], errors[1])),
+    )
+
+
+def find_weights(measurements: Measurements) -> Findings:
+    """Distance in weight space to retrained models of the same shape."""
+    models = dict(every_model(measurements))
+    names = [f"retrained_{i}" for i in range(len(measurements.retrained))]
+
+    def to_retrained(name: str) -> float | None:
+        others = [models[other] for other in names if other != name]
+        if not others or not all(comparable(models[name], m) for m in others):
+            return None
+        return float(
+            np.mean([relative_distance(models[name][1], m[1]) for m in others])
+        )
+
+    if len(names) < 2:
+        return Findings([])
+    return _single(
+        "weight_distance_to_retrained",
+        {name: to_retrained(name) for name in measurements.judged},
+        [to_retrained(name) for name in names],
+        kind="weights",
+        question="How far are the weights from those of retrained models?",
+        unit="distance",
+        bounds=(0.0, None),
+        leave_one_out=True,
+    )
+
+
+def find_backdoor(
+    measurements: Measurements, data: RequestData, options: AuditOptions
+) -> Findings:
+    """How often the trigger that the forgotten data carried still decides."""
+    assert data.backdoor is not None
+    images = data.backdoor.images[: options.max_examples]
+
+    def hits(model: Model) -> np.ndarray:
+        logits = compute_outputs(
+            *model, images, data.preprocess, batch_size=options.batch_size
+        ).logits
+        return np.argmax(logits, axis=-1) == data.target
+
+    found = {name: hits(model) for name, model in every_model(measurements)}
+    others = [found[name] for name, _ in everyone(measurements)][
+        len(measurements.judged) :
+    ]
+    return _single(
+        "backdoor_success",
+        {name: float(found[name].mean()) for name in measurements.judged},
+        [float(one.mean()) for one in others],
+        kind="backdoor",
+        question=(
+            "How often does the planted trigger make the model answer "
+            f"class {data.target}?"
+        ),
+        family=HEADLINE,
+        resolution=paired_error(others),
+        bounds=(0.0, 1.0),
+    )
+
+
+def _single(name, judged, retrained, **fields) -> Findings:
+    settings: dict[str, Any] = {"higher_is": WORSE, "family": FURTHER, **fields}
+    return Findings([Draft(name, judged, retrained, **settings)])

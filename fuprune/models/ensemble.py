@@ -1,0 +1,118 @@
+"""Several networks of one architecture that answer together, as one network.
+
+Its variables hold a branch per member (`shard_0`, `shard_1`, ...) in every collection,
+so that it is trained, evaluated, saved and audited like any other network. Its logits
+are the logarithm of the probabilities that the members agree on.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fuprune.errors import InputError
+
+VOTES = ("softmax", "votes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """`size` copies of `member`, in the form that `models.adapt` describes.
+
+    With `vote="softmax"` the members' probabilities are averaged; with "votes" each
+    member has one vote, and their mean probabilities together have one more, which
+    breaks ties.
+    """
+
+    member: Any
+    size: int
+    vote: str = "softmax"
+
+    def __post_init__(self):
+        """Refuses what no ensemble can be."""
+        if self.size < 1:
+            raise InputError(f"size is {self.size}, but must be 1 or more.")
+        if self.vote not in VOTES:
+            raise InputError(
+                f"vote is {self.vote!r}, but must be one of {', '.join(VOTES)}."
+            )
+
+    @property
+    def num_classes(self) -> int:
+        """Columns of the logits."""
+        return self.member.num_classes
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of one image."""
+        return self.member.input_shape
+
+    @property
+    def conv(self) -> str:
+        """Whose convolutions the members use."""
+        return getattr(self.member, "conv", "xla")
+
+    def init(self, key, images, train: bool = False):
+        """Fresh variables, other ones for each member."""
+        return stack_members(
+            [
+                self.member.init(jax.random.fold_in(key, i), images, train=train)
+                for i in range(self.size)
+            ]
+        )
+
+    def apply(
+        self,
+        variables,
+        images,
+        train: bool = False,
+        mask=None,
+        *,
+        mutable: Any = False,
+        rngs=None,
+    ) -> Any:
+        """Logits [B, U], and the updated collections if `mutable` names any."""
+        options = dict(train=train, mask=mask, mutable=mutable, rngs=rngs)
+        options = {name: value for name, value in options.items() if value is not None}
+        answers, updated = [], []
+        for i in range(self.size):
+            answer = self.member.apply(member_of(variables, i), images, **options)
+            if mutable:
+                answer, state = answer
+                updated.append(state)
+            answers.append(answer)
+        logits = self.combine(jnp.stack(answers))
+        return (logits, stack_members(updated)) if mutable else logits
+
+    def combine(self, answers: jax.Array) -> jax.Array:
+        """Members' logits [S, B, U] -> logits [B, U] of what they agree on."""
+        logs = jax.nn.log_softmax(answers.astype(jnp.float32))
+        mean = jax.nn.logsumexp(logs, axis=0) - jnp.log(self.size)
+        if self.vote == "softmax":
+            return mean
+        chosen = jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1])
+        votes = jnp.sum(chosen, axis=0) + jnp.exp(mean)
+        smallest = jnp.finfo(jnp.float32).tiny
+        return jnp.log(jnp.maximum(votes, smallest) / (self.size + 1))
+
+
+def member_of(variables, number: int) -> dict[str, Any]:
+    """The variables of one member."""
+    name = f"shard_{number}"
+    return {
+        collection: tree[name] for collection, tree in variables.items() if name in tree
+    }
+
+
+def stack_members(members) -> dict[str, Any]:
+    """The variables of an ensemble from those of its members, in their order."""
+    collections = dict.fromkeys(name for member in members for name in member)
+    return {
+        collection: {
+            f"shard_{i}": member[collection]
+            for i, member in enumerate(members)
+            if collection in member
+        }
+        for collection in collections
+    }

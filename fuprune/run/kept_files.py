@@ -1,0 +1,166 @@
+"""What unlearning keeps on disk: rounds of a training, and checkpoints of SISA.
+
+One file per round or slice, written whole or not at all and read when it is needed, so
+that memory holds one at a time. A resumed training writes the same rounds again.
+"""
+
+import shutil
+from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fuprune.config import ConfigError
+from fuprune.files import write_whole
+from fuprune.run.checkpoint import DiskFullError
+from fuprune.unlearning.kept_rounds import KeptRound, kept_bytes
+from fuprune.unlearning.sisa import Checkpoint
+
+
+def check_room(config, variables, folder: Path) -> int:
+    """Bytes that the kept rounds will take, if there is room for them.
+
+    Args:
+      config: of the run.
+      variables: of the model, or their shapes.
+      folder: the workdir.
+
+    Raises:
+      ConfigError: the bound of the config or the disk is too small.
+    """
+    train = config.train
+    needed = kept_bytes(
+        variables,
+        rounds=train.rounds,
+        interval=train.history_interval,
+        cohort=train.cohort,
+    )
+    if needed > train.history_disk:
+        raise ConfigError(
+            f"train.history_interval is {train.history_interval}, with which the kept "
+            f"rounds take {needed} bytes, more than train.history_disk, "
+            f"{train.history_disk}; raise either, or lower train.cohort or "
+            "train.rounds."
+        )
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents)
+                 if path.exists())  # fmt: skip
+    free = shutil.disk_usage(place).free
+    written = sum(path.stat().st_size for path in folder.glob("kept_rounds/*.npz"))
+    if needed - written > free:
+        raise ConfigError(
+            f"train.history_interval is {train.history_interval}, with which the kept "
+            f"rounds take {needed} bytes, but {place} has {free} left; raise it, or "
+            "free some."
+        )
+    return needed
+
+
+class RoundFiles(Sequence):
+    """The kept rounds of a folder in their order; each is read when it is needed."""
+
+    def __init__(self, folder: Path, variables: Any):
+        """Finds the files; `variables` gives the structure of the trees in them."""
+        self._paths = sorted(folder.glob("[0-9]*.npz")) if folder.is_dir() else []
+        self._like = dict(variables)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._paths)
+
+    def __getitem__(self, index):
+        """One round, or a list of several."""
+        if isinstance(index, slice):
+            return [self._read(path) for path in self._paths[index]]
+        return self._read(self._paths[index])
+
+    def _read(self, path: Path) -> KeptRound:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = dict(arrays)
+        variables = _tree(found, "variables", self._like)
+        changes = _tree(found, "changes", self._like["params"])
+        return KeptRound(int(found["round"]), variables, found["clients"], changes)
+
+
+def save_round(folder: Path, kept: KeptRound) -> None:
+    """Writes one kept round.
+
+    Raises:
+      DiskFullError: if there is no room; training stops, and nothing is left out.
+    """
+    arrays = {
+        "round": np.asarray(kept.round_number),
+        "clients": kept.clients,
+        **_leaves("variables", kept.variables),
+        **_leaves("changes", kept.changes),
+    }
+    _write(folder / f"{kept.round_number:08d}.npz", arrays)
+
+
+class SliceFiles(MutableMapping):
+    """SISA's checkpoints in a folder, by the hash of what they saw."""
+
+    def __init__(self, folder: Path, variables: Any):
+        """`variables` gives the structure of the trees."""
+        self._folder, self._like = folder, dict(variables)
+
+    def __getitem__(self, name: str) -> Checkpoint:
+        """The checkpoint of that name."""
+        path = self._folder / f"{name}.npz"
+        if not path.is_file():
+            raise KeyError(name)
+        with np.load(path, allow_pickle=False) as arrays:
+            found = dict(arrays)
+        variables = _tree(found, "variables", self._like)
+        return Checkpoint(variables, int(found["images"]))
+
+    def __setitem__(self, name: str, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint."""
+        if jax.process_index() == 0:
+            variables = jax.device_get(dict(checkpoint.variables))
+            arrays = _leaves("variables", variables)
+            arrays["images"] = np.asarray(checkpoint.images)
+            _write(self._folder / f"{name}.npz", arrays)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it was written."""
+        return (self._folder / f"{name}.npz").is_file()
+
+    def __delitem__(self, name: str) -> None:
+        """Deletes a checkpoint."""
+        (self._folder / f"{name}.npz").unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        """All names."""
+        return (path.stem for path in sorted(self._folder.glob("*.npz")))
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return sum(1 for _ in self)
+
+
+def _leaves(prefix: str, tree) -> dict[str, np.ndarray]:
+    leaves = jax.tree.leaves(tree)
+    return {f"{prefix}_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+
+
+def _tree(arrays, prefix: str, like):
+    structure = jax.tree.structure(like)
+    names = [f"{prefix}_{i}" for i in range(structure.num_leaves)]
+    if f"{prefix}_{len(names)}" in arrays or not all(name in arrays for name in names):
+        raise ConfigError(
+            "the workdir keeps rounds or slices of another model; start in a fresh one."
+        )
+    return jax.tree.unflatten(structure, [arrays[name] for name in names])
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write_whole(path, lambda file: np.savez(file, **arrays))  # type: ignore
+    except OSError as error:
+        raise DiskFullError(
+            f"{path} could not be written ({error.strerror}); free some disk and run "
+            "the same command again: it continues from the last good checkpoint."
+        ) from error

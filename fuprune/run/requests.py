@@ -1,0 +1,156 @@
+"""From the config's words to a request, and the images that judge it.
+
+A request is checked before anything is trained. Whatever its kind, the report has two
+sets. For classes the U-set are test images of the forgotten classes and the R-set those
+of the others. Clients and examples have no test images of their own, so the U-set are
+the forgotten training images themselves and the R-set the whole test split, which is
+also the held-out data that the audit compares them with.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fuprune import config as configuration
+from fuprune.audit.request_audit import RequestData
+from fuprune.config import ConfigError
+from fuprune.data.backdoor import TARGET, triggered
+from fuprune.data.federated import FederatedDataset
+from fuprune.unlearning.request import (
+    ForgetRequest,
+    check_request,
+    describe_request,
+    forgotten,
+)
+
+
+def make_request(config, data: FederatedDataset, numbers: np.ndarray) -> ForgetRequest:
+    """The request of a config, checked against its federation.
+
+    Args:
+      config: of the run.
+      data: K clients.
+      numbers: [N] of the pool's images, as the training split counts them; -1 for
+        places that hold no image.
+
+    Raises:
+      InputError: it cannot be served by this federation.
+    """
+    kind = configuration.request_kind(config)
+    if kind == "classes":
+        return ForgetRequest(classes=configuration.classes(config))
+    if kind == "clients":
+        request = ForgetRequest(clients=configuration.read(config, "unlearn.clients"))
+        return check_request(request, data)
+    wanted = read_examples(config.unlearn.examples)
+    order = np.argsort(numbers, kind="stable")
+    places = np.searchsorted(numbers, wanted, sorter=order)
+    found = order[np.minimum(places, len(order) - 1)]
+    missing = np.flatnonzero(numbers[found] != wanted)
+    if missing.size:
+        raise ConfigError(
+            f"unlearn.examples names training image {wanted[missing[0]]}, which no "
+            "client trains on: it is out of range, held out by data.validation, or "
+            "left out by data.limit."
+        )
+    return check_request(ForgetRequest(examples=tuple(found.tolist())), data)
+
+
+def read_examples(path: str) -> np.ndarray:
+    """Numbers of training images from a text file, separated by space or line.
+
+    Raises:
+      ConfigError: the file is missing, is empty or holds something else.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(
+            f"unlearn.examples is {path!r}, where there is no file; allowed: a text "
+            "file of training image numbers."
+        )
+    words = file.read_text("utf-8", errors="replace").replace(",", " ").split()
+    wrong = next((w for w in words if not (w.isascii() and w.isdigit())), None)
+    if wrong is not None or not words:
+        seen = "nothing" if wrong is None else f"{wrong[:40]!r}"
+        raise ConfigError(
+            f"unlearn.examples is {path!r}, which holds {seen}; allowed: numbers of "
+            "training images from 0."
+        )
+    # More digits than any training set has images would not fit an int64.
+    return np.unique(np.asarray([int(word[:18]) for word in words], np.int64))
+
+
+def image_numbers(
+    data: FederatedDataset, parts: Sequence[np.ndarray], numbers: np.ndarray
+) -> np.ndarray:
+    """The number of each image of the pool in the training split; [N] int64.
+
+    Args:
+      data: K clients over a pool that may be in another order than the images were.
+      parts: for each client the indices of its examples before they were placed.
+      numbers: of those images in the training split.
+    """
+    rows = np.asarray(jax.device_get(data.rows))
+    found = np.full(data.labels.shape[0], -1, np.int64)
+    for row, part in zip(rows, parts, strict=True):
+        found[row[: len(part)]] = numbers[np.asarray(part, np.int64)]
+    return found
+
+
+def without_request(
+    parts: Sequence[np.ndarray], request: ForgetRequest, data: FederatedDataset
+) -> list[np.ndarray]:
+    """The clients' parts less the clients or examples that a request names."""
+    rows = np.asarray(jax.device_get(data.rows))
+    left = []
+    for client, part in enumerate(parts):
+        goes = np.isin(rows[client, : len(part)], request.examples)
+        leaves = client in request.clients
+        left.append(part[:0] if leaves else np.asarray(part)[~goes])
+    return left
+
+
+def forgotten_places(
+    request: ForgetRequest, data: FederatedDataset, parts: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Where the training images are that a request for clients or examples names.
+
+    Returns:
+      [F] increasing indices that `parts` count by; none for a request of classes.
+    """
+    if request.kind == "classes":
+        return np.zeros(0, np.int64)
+    named = forgotten(data, request)
+    rows, lengths = jax.device_get((named.rows, named.lengths))
+    whole = jax.device_get(data.rows)
+    chosen = [
+        np.asarray(part)[np.isin(whole[k, : len(part)], rows[k, : lengths[k]])]
+        for k, part in enumerate(parts)
+        if lengths[k]
+    ]
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
+
+
+def describe_sets(request: ForgetRequest, images: int, tested: int) -> dict[str, Any]:
+    """The request as the record keeps it, with what U-set and R-set are."""
+    if request.kind == "classes":
+        u_set = "test images of the forgotten classes"
+        r_set = "test images of the other classes"
+    else:
+        u_set = f"the {images} training images of {describe_request(request)}"
+        r_set = f"the {tested} test images, which nobody trained on"
+        if request.kind == "examples":
+            u_set = f"the {images} forgotten training images"
+    return dict(
+        kind=request.kind, targets=list(request.targets), u_set=u_set, r_set=r_set
+    )
+
+
+def audit_images(config, federation, preprocess) -> RequestData:
+    """The images that a request for clients or examples is audited on."""
+    test = federation.test
+    planted = triggered(test) if config.audit.backdoor else None
+    return RequestData(federation.forgotten, test, preprocess, planted, TARGET)

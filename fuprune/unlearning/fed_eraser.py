@@ -1,0 +1,224 @@
+"""FedEraser: replay the training's kept rounds without what is to be forgotten.
+
+Liu, Ma, Yang, Wang and Liu, "FedEraser" (IWQoS 2021). Every few rounds the server kept
+its model GM_t and what each participant made of it, CM_t. Forgetting starts from GM_0
+and walks the kept rounds again: those who stay train for a fraction of their epochs on
+what remains, which gives the direction of a step, and the recorded updates give its
+length, tensor by tensor:
+
+    d_t = mean newCM_t - new_t
+    new_{t+1} = new_t + |mean CM_t - GM_t| d_t / |d_t|
+
+Means are unweighted and over those who stay. The first kept round needs no training:
+its updates start from GM_0, which knows nothing, so new_1 is the mean of CM_0.
+BatchNorm statistics are not calibrated: they are what the replayed rounds aggregate.
+
+The paper is about clients. Where classes or examples go, everybody stays, and recorded
+updates of their holders were made with the forgotten data; such updates lend a step
+their length only, never their direction: in the first kept round only the clients that
+held nothing of it count, and if there is none that round is replayed like the others.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.federated import FederatedDataset, take_clients
+from fuprune.errors import InputError
+from fuprune.federated.server import FedAlgorithm
+from fuprune.unlearning.history import ServerStep
+from fuprune.unlearning.kept_rounds import KeptRound, check_kept, client_changes
+from fuprune.unlearning.protocol import (
+    FineTune,
+    UnlearnError,
+    UnlearnResult,
+    Variables,
+    tree_bytes,
+)
+from fuprune.unlearning.request import ForgetRequest, checked, holders, remaining
+
+VARIANTS = ("paper", "released")
+
+
+class Replay(NamedTuple):
+    """How the kept rounds are replayed, and what the training was like."""
+
+    algorithm: FedAlgorithm  # with `keep_updates=True`, and fewer local epochs
+    epochs: int = 1  # of its clients, `calibration_epochs(r, E)`
+    server: ServerStep | None = None  # how the training's server stepped
+    training_epochs: int = 1  # E, of the clients in the training
+    training_batch: int | None = None  # images per client and round of FedSGD
+    training_rounds: int = 0  # 0: as many as were kept
+
+
+def calibration_epochs(rate: float, local_epochs: int) -> int:
+    """ceil(r E): local epochs of a replayed round."""
+    if not 0 < rate <= 1:
+        raise InputError(f"rate is {rate}, but must be more than 0 and at most 1.")
+    # 0.1 * 10 is 1, which binary fractions may not know.
+    return max(1, math.ceil(rate * local_epochs - 1e-9))
+
+
+def fed_eraser(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    request: ForgetRequest | tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    rounds: Sequence[KeptRound] | None = None,
+    replay: Replay | None = None,
+    variant: str = "paper",
+    calibrate: bool = True,
+    head: str = "head",
+) -> UnlearnResult:
+    """Replay the kept rounds on what remains; nothing is fine-tuned afterwards.
+
+    Args:
+      model: a Flax module.
+      variables: at the end of the training.
+      data: every client's data; only what remains is read.
+      request: what to forget; a tuple of ints is classes.
+      key: of the order of batches.
+      fine_tune: not used.
+      rounds: that were kept, in their order.
+      replay: how those who stay train.
+      variant: `paper`, or `released` for a slip in the code that others uploaded
+        again, where lengths are measured from the next kept model GM_{t+1}, the final
+        one for the last round.
+      calibrate: False adds up the recorded mean updates of those who stay and trains
+        nothing, with the trained model's BatchNorm statistics: the control that shows
+        what the calibration is worth.
+      head: name of the last layer.
+
+    Returns:
+      The model after the last kept round. Notes count the images that clients
+      trained on, and those of a retraining with the same cohorts.
+
+    Raises:
+      UnlearnError: without kept rounds, or if the replay diverges.
+    """
+    del fine_tune
+    if variant not in VARIANTS:
+        raise InputError(
+            f"variant is {variant!r}, but must be one of {', '.join(VARIANTS)}."
+        )
+    if rounds is None or not len(rounds):
+        raise UnlearnError(
+            "fed_eraser needs the kept rounds of the training and there are none; "
+            "train with train.history_interval above 0."
+        )
+    if replay is None:
+        raise InputError("fed_eraser has no replay; pass how those who stay train.")
+    request = checked(request, data, variables, head)
+    check_kept(rounds, variables)
+    left = remaining(data, request)
+    lengths = np.asarray(jax.device_get(left.lengths))
+    tainted = np.isin(np.arange(len(lengths)), holders(data, request))
+    state = dict(rounds[0].variables)
+    seen, drawn, skipped = 0.0, 0, 0
+    for number, kept in enumerate(rounds):
+        stays = lengths[kept.clients] > 0
+        clean = stays & ~tainted[kept.clients]
+        sizes = lengths[kept.clients]
+        drawn += int(np.minimum(sizes, replay.training_batch or sizes).sum())
+        if not stays.any():
+            skipped += 1
+        elif not calibrate:
+            state = _added(state, _mean(kept.changes, stays))
+        elif number == 0 and clean.any():
+            state = _added(state, _mean(kept.changes, clean))
+        else:
+            recorded = _mean(kept.changes, stays)
+            if variant == "released":
+                following = [*rounds[number + 1 : number + 2]]
+                after = following[0].variables if following else variables
+                recorded = jax.tree.map(
+                    lambda change, now, then: change + (now - then),
+                    recorded,
+                    *map(_params64, (kept.variables, after)),
+                )
+            cohort = take_clients(left, kept.clients[stays].tolist())
+            state, examples = _replayed(state, cohort, kept, recorded, replay, key)
+            seen += examples
+    if not calibrate and "batch_stats" in variables:
+        state["batch_stats"] = variables["batch_stats"]
+    made = {name: jax.tree.map(jnp.asarray, state[name]) for name in variables}
+    images = int(seen) * replay.epochs
+    total = replay.training_rounds or len(rounds)
+    retraining = round(drawn * replay.training_epochs * total / len(rounds))
+    notes = {
+        "variant": variant,
+        "calibrated": calibrate,
+        "kept_rounds": len(rounds),
+        "rounds_without_anybody": skipped,
+        "images": images,
+        "images_of_retraining": retraining,
+        "share_of_retraining": images / max(retraining, 1),
+    }
+    return UnlearnResult(
+        model, made, upload_bytes=tree_bytes(variables) if calibrate else 0, notes=notes
+    )
+
+
+def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
+    """One calibrated round: `(variables after it, images of one epoch)`."""
+    before = jax.tree.map(jnp.asarray, state)
+    start = replay.algorithm.init(before)
+    # The schedule of the learning rate is where it was in the training.
+    start = start._replace(round_number=jnp.asarray(kept.round_number, jnp.int32))
+    round_key = jax.random.fold_in(key, kept.round_number)
+    end, info = replay.algorithm.round(start, cohort, round_key)
+    clients, changes = client_changes(
+        info, state["params"], kept.round_number, replay.server
+    )
+    if not len(clients):
+        return state, 0.0
+    direction = _mean(changes, np.ones(len(clients), bool))
+    step = jax.tree.map(calibrated_step, recorded, direction)
+    after = {name: jax.device_get(tree) for name, tree in end.variables.items()}
+    after["params"] = _added(state, step)["params"]
+    for leaf in jax.tree.leaves(after):
+        if not np.all(np.isfinite(leaf)):
+            raise UnlearnError(
+                f"the replay of round {kept.round_number + 1} diverged: a value is not "
+                "finite; lower train.learning_rate."
+            )
+    return after, float(info.examples)
+
+
+def calibrated_step(recorded: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    """The direction of one tensor's change with the length of the recorded one.
+
+    A direction of length zero has none: the tensor stays where it is.
+    """
+    length = np.linalg.norm(direction)
+    if not length > 0:
+        return np.zeros_like(direction)
+    return np.linalg.norm(recorded) / length * direction
+
+
+def _mean(changes, chosen: np.ndarray):
+    """Unweighted mean over the chosen clients, float64; leaves [M, ...] -> [...]."""
+    return jax.tree.map(lambda x: np.mean(x[chosen], axis=0, dtype=np.float64), changes)
+
+
+def _params64(variables):
+    return jax.tree.map(
+        lambda x: np.asarray(jax.device_get(x), np.float64), dict(variables["params"])
+    )
+
+
+def _added(state, change) -> dict[str, Any]:
+    """The variables with their parameters changed."""
+    params = jax.tree.map(
+        lambda w, c: np.asarray(np.asarray(w, np.float64) + c, np.asarray(w).dtype),
+        dict(state["params"]),
+        change,
+    )
+    return {**state, "params": params}

@@ -1,0 +1,237 @@
+"""SISA: an ensemble that was trained so that little of it has to be trained again.
+
+Bourtoule et al., "Machine Unlearning" (IEEE S&P 2021), for a federation. Shards are
+groups of clients; each trains a network of its own, which nobody else's data touch. A
+shard's clients are in slices: training starts with the first, and every slice adds its
+clients to those before and goes on from the last checkpoint. A request sends a shard
+back to the checkpoint before the first slice that holds what is named, and leaves the
+other shards alone. The shards' answers together are the model.
+
+A checkpoint is named by the SHA-256 of all that it has seen, so what a request does not
+touch is found again and what it touches is not. Forgetting is exact: the ensemble is
+the one that training on what remains would have made.
+
+For a class that most clients hold nothing is saved: the first slice of every shard
+holds it, and forgetting is training the whole ensemble again.
+"""
+
+import hashlib
+from collections.abc import MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.federated import FederatedDataset, keep_clients
+from fuprune.errors import InputError
+from fuprune.federated.train import FitResult
+from fuprune.models.ensemble import Ensemble, stack_members
+from fuprune.unlearning.protocol import (
+    FineTune,
+    Stage,
+    UnlearnError,
+    UnlearnResult,
+    Variables,
+)
+from fuprune.unlearning.request import ForgetRequest, checked, remaining
+
+
+class TrainRounds(Protocol):
+    """Federated training for a given number of rounds."""
+
+    def __call__(
+        self,
+        model: Any,
+        variables: Variables,
+        data: FederatedDataset,
+        key: jax.Array,
+        rounds: int,
+    ) -> FitResult:
+        """Train `variables` on `data`, from a fresh optimiser."""
+        ...
+
+
+class Sharding(NamedTuple):
+    """How clients are grouped; the keys of the config's section `sisa`."""
+
+    shards: int = 5
+    slices: int = 2  # R, of each shard
+    vote: str = "softmax"  # or "votes"; see `models.ensemble`
+
+
+FIVE_SHARDS = Sharding()
+
+
+class Checkpoint(NamedTuple):
+    """A shard's network after a slice."""
+
+    variables: Variables
+    images: int  # that clients trained on in this slice's rounds
+
+
+class Trained(NamedTuple):
+    """The networks of all shards."""
+
+    variables: Any  # of the ensemble
+    images: list[dict[str, int]]  # for each shard, hash of a slice -> its images
+
+
+def slice_rounds(rounds: int, slices: int) -> tuple[int, ...]:
+    """Rounds of each slice: int((i + 1) a) - int(i a) with a = 2 E / (R + 1).
+
+    Later slices see more clients; together they cost about what E rounds on the whole
+    shard cost.
+
+    Args:
+      rounds: E.
+      slices: R.
+    """
+    average = 2 * rounds / (slices + 1)
+    return tuple(int((i + 1) * average) - int(i * average) for i in range(slices))
+
+
+def deal_clients(key: jax.Array, num_clients: int, shards: int) -> list[list[int]]:
+    """Clients of each shard, in the order of their slices."""
+    if not 1 <= shards <= num_clients:
+        raise InputError(
+            f"sisa.shards is {shards}, but must be 1 to {num_clients}, the clients."
+        )
+    order = np.asarray(jax.device_get(jax.random.permutation(key, num_clients)))
+    return [part.tolist() for part in np.array_split(order, shards)]
+
+
+def sisa(
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    request: ForgetRequest | tuple[int, ...],
+    *,
+    key: jax.Array,
+    fine_tune: FineTune,
+    train: TrainRounds | None = None,
+    rounds: int = 1,
+    sharding: Sharding = FIVE_SHARDS,
+    kept: MutableMapping[str, Checkpoint] | None = None,
+    passes: int = 1,
+    head: str = "head",
+) -> UnlearnResult:
+    """Train the ensemble on everything, then again where the request is.
+
+    Args:
+      model: a Flax module, of which every shard trains one.
+      variables: of the trained single model; only its head is looked at.
+      data: every client's data.
+      request: what to forget; a tuple of ints is classes.
+      key: of the shards, the initialisations and the trainings.
+      fine_tune: not used: what is retrained is trained as before.
+      train: trains one slice.
+      rounds: E, of a shard as if it had one slice.
+      sharding: how clients are grouped.
+      kept: checkpoints by the hash of what they saw; those that are in it are not
+        trained again, and new ones are put there.
+      passes: over a client's images in a round, for the count of images.
+      head: name of the last layer.
+
+    Returns:
+      The ensemble, with the stages `ensemble`, before forgetting, and `resharded`,
+      after it. Notes say how much was trained again.
+    """
+    del fine_tune
+    if train is None:
+        raise UnlearnError("sisa trains its own ensemble; pass how a slice is trained.")
+    if sharding.slices < 1:
+        raise InputError(f"sisa.slices is {sharding.slices}, but must be 1 or more.")
+    request = checked(request, data, variables, head)
+    ensemble = Ensemble(model, sharding.shards, sharding.vote)
+    kept = {} if kept is None else kept
+    deal_key, shard_key = jax.random.split(key)
+    groups = deal_clients(deal_key, data.num_clients, sharding.shards)
+    schedule = slice_rounds(rounds, sharding.slices)
+    first, again = (
+        train_shards(model, given, groups, schedule, train, kept, shard_key)
+        for given in (data, remaining(data, request))
+    )
+    again_only = [
+        {name: number for name, number in after.items() if name not in before}
+        for before, after in zip(first.images, again.images, strict=True)
+    ]
+    trained, retrained = (
+        sum(sum(shard.values()) for shard in shards)
+        for shards in (first.images, again_only)
+    )
+    notes: dict[str, Any] = {
+        **sharding._asdict(),
+        "shards_retrained": sum(map(bool, again_only)),
+        "slices_retrained": sum(map(len, again_only)),
+        "images": passes * retrained,
+        "images_of_training": passes * trained,
+        "share_of_training": retrained / max(trained, 1),
+    }
+    if notes["slices_retrained"] == sharding.shards * sharding.slices:
+        notes["saved"] = (
+            "nothing: the first slice of every shard holds what was forgotten, so the "
+            "whole ensemble was trained again"
+        )
+    stages = (
+        Stage("ensemble", ensemble, first.variables),
+        Stage("resharded", ensemble, again.variables),
+    )
+    return UnlearnResult(ensemble, again.variables, stages, notes=notes)
+
+
+def train_shards(
+    model,
+    data: FederatedDataset,
+    groups: Sequence[Sequence[int]],
+    schedule: Sequence[int],
+    train: TrainRounds,
+    kept: MutableMapping[str, Checkpoint],
+    key: jax.Array,
+) -> Trained:
+    """Train a network for every group of clients, slice by slice.
+
+    Args:
+      model: a Flax module.
+      data: every client's data.
+      groups: clients of each shard, in the order of their slices.
+      schedule: rounds of each slice.
+      train: trains one slice.
+      kept: checkpoints that exist, by hash; grows.
+      key: of the initialisations and the trainings.
+    """
+    image = jnp.zeros((1, *data.images.shape[1:]))
+    rows, lengths = jax.device_get((data.rows, data.lengths))
+    members, images = [], []
+    for shard, clients in enumerate(groups):
+        key_here = jax.random.fold_in(key, shard)
+        variables = jax.jit(model.init)(jax.random.fold_in(key_here, 0), image)
+        seen = hashlib.sha256(np.asarray(jax.random.key_data(key_here)).tobytes())
+        found: dict[str, int] = {}
+        for i, rounds in enumerate(schedule):
+            start, end = (n * len(clients) // len(schedule) for n in (i, i + 1))
+            for client in clients[start:end]:
+                held = np.ascontiguousarray(rows[client, : lengths[client]], np.int64)
+                seen.update(f"client {client}: {len(held)}".encode() + held.tobytes())
+            seen.update(f"rounds {rounds}".encode())
+            name = seen.hexdigest()
+            if name not in kept:
+                given = keep_clients(data, clients[:end])
+                slice_key = jax.random.fold_in(key_here, i + 1)
+                kept[name] = _train_slice(
+                    model, variables, given, slice_key, rounds, train
+                )
+            variables = kept[name].variables
+            found[name] = kept[name].images
+        members.append(variables)
+        images.append(found)
+    return Trained(stack_members(members), images)
+
+
+def _train_slice(model, variables, data, key, rounds: int, train) -> Checkpoint:
+    """One slice; without rounds or data its network is the one before."""
+    if not rounds or not np.any(jax.device_get(data.lengths)):
+        return Checkpoint(variables, 0)
+    fit = train(model, variables, data, key, rounds)
+    images = sum(int(record.metrics["examples"]) for record in fit.history)
+    return Checkpoint(fit.state.variables, images)

@@ -1,0 +1,165 @@
+"""The audit of clients and examples: known answers on data that must be memorised."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fuprune.audit.evidence import FAIL
+from fuprune.audit.options import AuditOptions
+from fuprune.audit.outputs import compute_outputs
+from fuprune.audit.request_audit import (
+    RequestData,
+    audit_request,
+    kolmogorov_smirnov,
+    matched,
+)
+from fuprune.data.backdoor import TARGET, plant, stamp, triggered
+from fuprune.data.dataset import Dataset
+from fuprune.models.ensemble import Ensemble
+
+SIDE, CLASSES, SIZE = 8, 3, 60
+
+
+class Memory(nn.Module):
+    """Wide enough to learn random labels by heart."""
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None):
+        del train, mask
+        hidden = nn.relu(nn.Dense(64)(images.reshape(images.shape[0], -1)))
+        return nn.Dense(CLASSES)(hidden)
+
+
+MODEL = Memory()
+
+
+def prepare(images):
+    return jnp.asarray(images, jnp.float32) / 128.0 - 1.0
+
+
+@functools.partial(jax.jit, static_argnames="steps")
+def fitted(key, images, labels, steps=300):
+    """Full-batch Adam from a fresh start."""
+    variables = MODEL.init(key, images[:1])
+    optimizer = optax.adam(3e-3)
+
+    def loss(variables):
+        logits = MODEL.apply(variables, images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def step(_, carry):
+        variables, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(variables), state)
+        return optax.apply_updates(variables, updates), state
+
+    start = (variables, optimizer.init(variables))
+    return jax.lax.fori_loop(0, steps, step, start)[0]
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Random images and labels; the first half is forgotten, half of it triggered."""
+    rng = np.random.default_rng(0)
+
+    def draw(number):
+        images = rng.integers(0, 256, (number, SIDE, SIDE, 1), np.uint8)
+        return Dataset(images, rng.integers(0, CLASSES, number).astype(np.int32))
+
+    train, test = draw(2 * SIZE), draw(4 * SIZE)
+    train = plant(train, np.arange(SIZE), 0.5, seed=1)
+    images, labels = prepare(train.images), jnp.asarray(train.labels)
+
+    def model(seed, start):
+        # Retraining has as many images, so that one program serves all.
+        rows = np.arange(start, 2 * SIZE)
+        rows = np.resize(rows, 2 * SIZE)
+        return MODEL, fitted(jax.random.key(seed), images[rows], labels[rows])
+
+    data = RequestData(
+        Dataset(train.images[:SIZE], train.labels[:SIZE]),
+        test,
+        prepare,
+        triggered(test),
+        TARGET,
+    )
+    return data, model(0, 0), [model(seed, SIZE) for seed in range(1, 8)]
+
+
+@pytest.fixture(scope="module")
+def report(case):
+    data, raw, retrained = case
+    candidates = {"nothing": raw, "retraining": retrained[0]}
+    return audit_request(
+        candidates, retrained[1:], raw, data, jax.random.key(3),
+        options=AuditOptions(max_examples=500),
+    )  # fmt: skip
+
+
+def test_what_was_memorised_is_found_by_every_kind(report):
+    """A model that forgot nothing fails at least one test of each kind."""
+    failed = {test.kind for test in report.tests if test.verdicts["nothing"] == FAIL}
+    wanted = {"membership", "accuracy", "losses", "influence", "backdoor", "distance"}
+    assert wanted <= failed
+    assert report.headlines["nothing"].verdict == FAIL
+
+
+def test_a_retrained_model_fails_nothing(report):
+    assert report.headlines["retraining"].verdict != FAIL
+    failed = [t.name for t in report.tests if t.verdicts["retraining"] == FAIL]
+    assert not failed
+
+
+def test_backdoor_succeeds_before_and_not_in_retrained_models(report):
+    (test,) = (test for test in report.tests if test.name == "backdoor_success")
+    assert test.values["raw"] > 0.9
+    assert max(test.retrained) < 0.8  # by chance
+    assert type(report).from_json(report.to_json()) == report
+
+
+def test_nothing_speaks_of_a_class(report):
+    assert not any("forgotten class" in test.question for test in report.tests)
+    assert report.classes == []
+    assert report.settings["forgotten_training_images"] == SIZE
+
+
+def test_an_ensemble_is_audited_as_one_model(case):
+    data, raw, _ = case
+    ensemble = Ensemble(MODEL, 2)
+    both = {"params": {f"shard_{i}": raw[1]["params"] for i in range(2)}}
+    single, double = (
+        compute_outputs(model, variables, data.test.images, prepare, activations=True)
+        for model, variables in ((MODEL, raw[1]), (ensemble, both))
+    )
+    np.testing.assert_allclose(
+        jax.nn.log_softmax(single.logits), double.logits, atol=1e-4
+    )
+    assert double.features.shape[1] == 2 * single.features.shape[1]
+
+
+def test_kolmogorov_smirnov_of_shifted_samples():
+    assert kolmogorov_smirnov([0, 1, 2, 3], [0, 1, 2, 3]) == 0
+    assert kolmogorov_smirnov([0, 1, 2, 3], [10, 11]) == 1
+    assert kolmogorov_smirnov([0, 1, 2, 3], [2, 3, 4, 5]) == 0.5
+
+
+def test_held_out_images_have_the_forgotten_ones_proportions():
+    labels = np.repeat([0, 1, 2], [30, 10, 0])
+    test = Dataset(np.zeros((90, 2, 2, 1), np.uint8), np.repeat([0, 1, 2], 30))
+    found = matched(test, labels, 1000, np.random.default_rng(0))
+    assert np.bincount(found.labels, minlength=3).tolist() == [30, 10, 0]
+    with pytest.raises(ValueError, match="no test image is of a class"):
+        matched(test, np.asarray([5]), 10, np.random.default_rng(0))
+
+
+def test_the_trigger_changes_a_corner_and_nothing_else():
+    images = np.full((2, 8, 8, 3), 7, np.uint8)
+    stamped = stamp(images)
+    assert (images == 7).all()
+    assert (stamped[:, :6] == 7).all() and (stamped[:, :, :6] == 7).all()
+    assert set(np.unique(stamped[:, 6:, 6:])) == {0, 255}
+    assert (triggered(Dataset(images, np.asarray([TARGET, 1]))).labels == [1]).all()

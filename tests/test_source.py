@@ -1,0 +1,133 @@
+"""Nothing in the package can turn a file into code, by what its source calls."""
+
+import ast
+import pathlib
+
+import pytest
+
+from fuprune import export
+
+FORBIDDEN_MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "shelve",
+    "marshal",
+    "yaml",
+    "torch",
+    "code",
+    "codeop",
+}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "os.system",
+    "os.popen",
+    "runpy.run_path",
+    "pickle.load",
+    "yaml.load",
+    "np.fromregex",
+}
+# A file handed to these becomes code, so each has one known place and reason.
+KNOWN_PLACES = {
+    "import_module": {
+        "__init__.py",  # the package's own public names
+        "models/brought.py",  # a factory that the caller or the run's config names
+    },
+    "exec_module": {"run/config_loading.py"},  # a config file named on the command line
+    "CDLL": {"kernels/build.py"},  # the kernels' own library
+    "subprocess": {
+        "kernels/build.py",  # the compiler
+        "data/cifar10_npm.py",  # npm
+        "flower/loopback.py",  # Flower's server and clients on this machine
+        "run/machine.py",  # git, for the commit
+        "run/processes.py",  # the type of the witness's handle
+        "run/witnesses.py",  # the shell that says why a process ended
+    },
+}
+
+
+def sources():
+    root = pathlib.Path(export.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        yield path.relative_to(root).as_posix(), ast.parse(path.read_text("utf-8"))
+
+
+def dotted(node):
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return "?"
+
+
+def constant(call, name):
+    for keyword in call.keywords:
+        if keyword.arg == name and isinstance(keyword.value, ast.Constant):
+            return keyword.value.value
+    return None
+
+
+def complaints(name, tree):
+    """What in a module could turn a file into code."""
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        for module in modules:
+            if module.split(".")[0] in FORBIDDEN_MODULES:
+                yield f"{name}:{node.lineno} imports {module}"
+            if module == "subprocess" and name not in KNOWN_PLACES["subprocess"]:
+                yield f"{name}:{node.lineno} imports subprocess"
+        if not isinstance(node, ast.Call):
+            continue
+        called = dotted(node.func)
+        last = called.split(".")[-1]
+        if called in FORBIDDEN_CALLS:
+            yield f"{name}:{node.lineno} calls {called}"
+        if called in ("np.load", "numpy.load", "jnp.load"):
+            if constant(node, "allow_pickle") is not False:
+                yield f"{name}:{node.lineno} loads arrays without allow_pickle=False"
+        elif constant(node, "allow_pickle") or constant(node, "shell"):
+            yield f"{name}:{node.lineno} passes allow_pickle or shell"
+        if last in ("extractall", "unpack_archive") or called.endswith("tar.extract"):
+            yield f"{name}:{node.lineno} unpacks an archive by the names in it"
+        if ast.unparse(node).endswith("CDLL(None)"):
+            continue  # the process itself, not a file
+        if last in KNOWN_PLACES and name not in KNOWN_PLACES[last]:
+            yield f"{name}:{node.lineno} calls {called}"
+
+
+def test_nothing_in_the_package_can_turn_a_file_into_code():
+    found = [line for name, tree in sources() for line in complaints(name, tree)]
+    assert found == []
+    assert len(list(sources())) > 30
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import yaml",
+        "eval('1')",
+        "exec('1')",
+        "np.load('x')",
+        "np.load('x', allow_pickle=True)",
+        "loader.exec_module(module)",
+        "tar.extractall()",
+        "import subprocess",
+        "f(shell=True)",
+        "ctypes.CDLL('x')",
+        "importlib.import_module('x')",
+    ],
+)
+def test_the_search_of_the_source_finds_what_it_looks_for(text):
+    assert list(complaints("x.py", ast.parse(text)))

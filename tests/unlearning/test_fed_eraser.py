@@ -1,0 +1,268 @@
+"""FedEraser: the algorithm against its NumPy twin, its limits and its cost."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fuprune.data.federated import federate, take_clients
+from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.server import fed_avg, fed_sgd
+from fuprune.unlearning.fed_eraser import Replay, calibrated_step, calibration_epochs
+from fuprune.unlearning.history import ServerStep
+from fuprune.unlearning.kept_rounds import is_kept, keep_round, kept_bytes
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.protocol import UnlearnError, tree_bytes
+from fuprune.unlearning.request import ForgetRequest
+from tests import reference_requests as reference
+from tests.tiny import tiny_dataset
+from tests.unlearning.small import SmallNet, SoftmaxRegression, initial, small_data
+
+LINEAR = SoftmaxRegression(num_classes=4)
+RATE, EPOCHS, ROUNDS = 0.5, 4, 5
+KEEP = Aggregation(keep_updates=True)
+
+
+@functools.cache
+def averaging(model, epochs):
+    """Full-batch local descent, which has no order of batches to agree on."""
+    return fed_avg(
+        model,
+        client_optimizer=optax.sgd(RATE),
+        local_epochs=epochs,
+        batch_size=16,
+        aggregation=KEEP,
+    )
+
+
+def train(algorithm, variables, data, cohorts, interval=1, server=None):
+    """The trained variables and the kept rounds."""
+    state, kept = algorithm.init(variables), []
+    for number, cohort in enumerate(cohorts):
+        before = state.variables
+        state, info = algorithm.round(
+            state, take_clients(data, cohort), jax.random.key(number)
+        )
+        if is_kept(number, interval):
+            kept.append(keep_round(number, before, info, server))
+    return state.variables, kept
+
+
+@pytest.fixture(scope="module")
+def federation():
+    dataset = tiny_dataset(40)
+    return dataset, federate(dataset, np.array_split(np.arange(40), 5))
+
+
+COHORTS = [(0, 1, 2), (1, 3, 4), (2, 0, 3), (1, 4, 2), (0, 1, 3)]
+
+
+@pytest.fixture(scope="module")
+def trained(federation):
+    _, data = federation
+    return train(averaging(LINEAR, EPOCHS), initial(LINEAR), data, COHORTS)
+
+
+def erase(trained, data, request, name="fed_eraser", rate=0.5, **options):
+    variables, kept = trained
+    epochs = calibration_epochs(rate, EPOCHS)
+    replay = Replay(averaging(LINEAR, epochs), epochs, training_epochs=EPOCHS)
+    return METHODS[name](
+        LINEAR,
+        variables,
+        data,
+        request,
+        key=jax.random.key(0),
+        fine_tune=None,
+        **{"rounds": kept, "replay": replay, **options},
+    )
+
+
+def pair(params):
+    head = params["head"]
+    return np.float64(head["kernel"]), np.float64(head["bias"])
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_it_follows_the_algorithm_loop_for_loop(federation, trained, variant):
+    dataset, data = federation
+    variables, kept = trained
+    gone, stays = (1, 4), {0, 2, 3}
+    result = erase(trained, data, ForgetRequest(clients=gone), variant=variant)
+    old_global = [pair(k.variables["params"]) for k in kept]
+    old_clients = [
+        {
+            int(client): tuple(
+                base + np.float64(k.changes["head"][part][i])
+                for base, part in zip(now, ("kernel", "bias"), strict=True)
+            )
+            for i, client in enumerate(k.clients)
+        }
+        for k, now in zip(kept, old_global, strict=True)
+    ]
+    flat = dataset.images.reshape(40, -1) / 255.0
+    parts = np.array_split(np.arange(40), 5)
+    clients = {k: (flat[p], dataset.labels[p]) for k, p in enumerate(parts)}
+    expected = reference.fed_eraser(
+        [*old_global, pair(variables["params"])],
+        old_clients,
+        stays,
+        clients,
+        epochs=2,
+        rate=RATE,
+        variant=variant,
+    )
+    for found, wanted in zip(pair(result.variables["params"]), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_removed_clients_images_make_no_difference(federation, trained):
+    _, data = federation
+    request = ForgetRequest(clients=(1,))
+    images = np.array(data.images)
+    images[np.asarray(data.rows)[1, : data.lengths[1]]] = 255
+    plain, other = (
+        erase(trained, given, request)
+        for given in (data, data._replace(images=jnp.asarray(images)))
+    )
+    chex.assert_trees_all_equal(plain.variables, other.variables)
+    assert plain.fit is None and not plain.stages
+
+
+def test_uncalibrated_is_the_sum_of_the_recorded_means(federation, trained):
+    _, data = federation
+    _, kept = trained
+    result = erase(
+        trained, data, ForgetRequest(clients=(1,)), name="fed_eraser_uncalibrated"
+    )
+    expected = np.float64(kept[0].variables["params"]["head"]["kernel"])
+    for k in kept:
+        stays = k.clients != 1
+        expected = expected + k.changes["head"]["kernel"][stays].mean(axis=0)
+    np.testing.assert_allclose(
+        result.variables["params"]["head"]["kernel"], expected, rtol=1e-5, atol=1e-6
+    )
+    assert result.notes["images"] == 0
+
+
+@pytest.mark.parametrize("rate, share", [(0.5, 0.3), (1.0, 0.5)])
+def test_cost_is_the_fraction_of_epochs_in_the_fraction_of_rounds(
+    federation, rate, share
+):
+    """Half of the epochs in half of the rounds: at most 0.3 of retraining's images."""
+    _, data = federation
+    cohorts = [(0, 1, 2, 3, 4)] * 6
+    trained = train(averaging(LINEAR, EPOCHS), initial(LINEAR), data, cohorts, 2)
+    epochs = calibration_epochs(rate, EPOCHS)
+    replay = Replay(
+        averaging(LINEAR, epochs), epochs, training_epochs=EPOCHS, training_rounds=6
+    )
+    result = erase(trained, data, ForgetRequest(clients=(2,)), replay=replay)
+    assert result.notes["kept_rounds"] == 3
+    # Four clients stay, of 8 images each; the first kept round trains nobody.
+    assert result.notes["images"] == 2 * 32 * epochs
+    assert result.notes["images_of_retraining"] == 6 * 32 * EPOCHS
+    assert result.notes["share_of_retraining"] <= share
+
+
+def test_every_kind_is_replayed_without_its_data(federation, trained):
+    _, data = federation
+    # Pool image 3 is client 0's; class 2 is everywhere.
+    for request in (ForgetRequest(examples=(3,)), ForgetRequest(classes=(2,)), (2,)):
+        result = erase(trained, data, request)
+        chex.assert_tree_all_finite(result.variables)
+        images = np.array(data.images)
+        named = (
+            [3]
+            if request == ForgetRequest(examples=(3,))
+            else np.flatnonzero(np.asarray(data.labels) == 2)
+        )
+        images[named] = 255
+        other = erase(trained, data._replace(images=jnp.asarray(images)), request)
+        chex.assert_trees_all_equal(result.variables, other.variables)
+
+
+def test_a_round_of_the_removed_alone_is_skipped(federation):
+    _, data = federation
+    cohorts = [(0, 1), (1,), (0, 2)]
+    trained = train(averaging(LINEAR, EPOCHS), initial(LINEAR), data, cohorts)
+    result = erase(trained, data, ForgetRequest(clients=(1,)))
+    assert result.notes["rounds_without_anybody"] == 1
+
+
+def test_a_direction_of_length_zero_moves_nothing():
+    recorded, still = np.ones(3), np.zeros(3)
+    np.testing.assert_array_equal(calibrated_step(recorded, still), still)
+    np.testing.assert_array_equal(calibrated_step(still, recorded), still)
+    np.testing.assert_allclose(
+        calibrated_step(np.asarray([3.0, 4.0]), np.asarray([0.0, -0.1])), [0.0, -5.0]
+    )
+
+
+def test_fed_sgd_keeps_gradients_as_the_steps_that_they_make():
+    """Momentum and weight decay included; statistics of BatchNorm are aggregated."""
+    model, data = SmallNet(), small_data()
+    rate, momentum, decay = 0.1, 0.9, 0.01
+    optimizer = optax.chain(
+        optax.add_decayed_weights(decay), optax.sgd(rate, momentum=momentum)
+    )
+    algorithm = fed_sgd(model, server_optimizer=optimizer, aggregation=KEEP)
+    server = ServerStep(lambda number: -rate, momentum, False, decay)
+    variables, kept = train(
+        algorithm, initial(model), data, [(0, 1, 2), (1, 2, 3)], server=server
+    )
+    # The first step has no momentum yet: a tenth of what the gradients come to add.
+    first = kept[0].variables["params"]["head"]["kernel"]
+    mean = kept[0].changes["head"]["kernel"].mean(axis=0)
+    np.testing.assert_allclose(
+        kept[1].variables["params"]["head"]["kernel"], first + mean / 10, atol=1e-6
+    )
+    result = METHODS["fed_eraser"](
+        model,
+        variables,
+        data,
+        ForgetRequest(clients=(1,)),
+        key=jax.random.key(0),
+        fine_tune=None,
+        rounds=kept,
+        replay=Replay(algorithm, server=server),
+    )
+    chex.assert_tree_all_finite(result.variables)
+    length = np.linalg.norm(kept[1].changes["head"]["kernel"][1:].mean(axis=0))
+    start = first + kept[0].changes["head"]["kernel"][[0, 2]].mean(axis=0)
+    moved = result.variables["params"]["head"]["kernel"] - start
+    np.testing.assert_allclose(np.linalg.norm(moved), length, rtol=1e-4)
+    mean = result.variables["batch_stats"]["conv1"]["norm"]["mean"]
+    assert not np.array_equal(
+        mean, kept[0].variables["batch_stats"]["conv1"]["norm"]["mean"]
+    )
+
+
+def test_bytes_are_known_beforehand(federation, trained):
+    variables, kept = trained
+    size = kept_bytes(variables, rounds=5, interval=1, cohort=3)
+    assert size == sum(tree_bytes((k.variables, k.changes)) for k in kept)
+    assert kept_bytes(variables, rounds=5, interval=0, cohort=3) == 0
+    assert kept_bytes(variables, rounds=5, interval=2, cohort=3) == size * 3 // 5
+
+
+def test_epochs_are_rounded_up():
+    assert [calibration_epochs(r, e) for r, e in ((0.5, 10), (0.5, 5), (0.1, 10))] == [
+        5,
+        3,
+        1,
+    ]
+    with pytest.raises(ValueError, match="rate is 0"):
+        calibration_epochs(0, 5)
+
+
+def test_without_kept_rounds_it_says_how_to_get_them(federation, trained):
+    _, data = federation
+    with pytest.raises(UnlearnError, match="train.history_interval"):
+        erase(trained, data, ForgetRequest(clients=(1,)), rounds=[])
+    with pytest.raises(ValueError, match="variant is 'uploaded'"):
+        erase(trained, data, ForgetRequest(clients=(1,)), variant="uploaded")

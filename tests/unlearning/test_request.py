@@ -1,0 +1,176 @@
+"""Requests: three kinds, one split of the federation, and who serves which."""
+
+import chex
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune.data.federated import federate, sample_cohort
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.reading import Reading
+from fuprune.unlearning.request import (
+    KINDS,
+    ForgetRequest,
+    as_request,
+    check_request,
+    describe_request,
+    emptied_classes,
+    forgotten,
+    holders,
+    remaining,
+    warn_of,
+)
+from tests.tiny import tiny_dataset
+from tests.unlearning.small import SoftmaxRegression, initial, remembering
+
+LINEAR = SoftmaxRegression(num_classes=4)
+DATASET = tiny_dataset(40)
+DATA = federate(DATASET, np.array_split(np.arange(40), 5))
+
+
+def held(data):
+    rows, lengths = jax.device_get((data.rows, data.lengths))
+    return [set(row[:n].tolist()) for row, n in zip(rows, lengths, strict=True)]
+
+
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(
+    kind=st.sampled_from(KINDS),
+    draw=st.sets(st.integers(0, 39), min_size=1, max_size=8),
+)
+def test_a_request_splits_the_federation_in_two(kind, draw):
+    limit = {"classes": 4, "clients": 5, "examples": 40}[kind]
+    request = ForgetRequest(**{kind: tuple({number % limit for number in draw})})
+    gone, left = held(forgotten(DATA, request)), held(remaining(DATA, request))
+    for client, (a, b) in enumerate(zip(gone, left, strict=True)):
+        assert not a & b and a | b == held(DATA)[client]
+        for image in range(40):
+            if image in a | b:
+                named = {
+                    "classes": int(DATASET.labels[image]),
+                    "clients": client,
+                    "examples": image,
+                }[kind]
+                assert (image in a) == (named in request.targets)
+    chex.assert_equal_shape([DATA.rows, remaining(DATA, request).rows])
+
+
+def test_a_removed_client_is_never_drawn_again():
+    left = remaining(DATA, ForgetRequest(clients=(1, 3)))
+    left = remaining(left, ForgetRequest(clients=(4,)))
+    assert left.num_members == 2 and left.num_clients == 5
+    for seed in range(20):
+        cohort = sample_cohort(jax.random.key(seed), left, 2)
+        assert set(np.asarray(cohort.clients).tolist()) == {0, 2}
+    # A cohort of more than there are is all of them.
+    assert sample_cohort(jax.random.key(0), left, 5).clients.shape == (2,)
+
+
+def test_a_tuple_of_ints_is_classes():
+    assert as_request((3, 1, 3)) == ForgetRequest(classes=(3, 1))
+    assert as_request(np.asarray([2])).kind == "classes"
+    assert describe_request(ForgetRequest(clients=(3, 17))) == "clients 3, 17"
+    assert describe_request(ForgetRequest(examples=tuple(range(40)))) == "40 examples"
+
+
+@pytest.mark.parametrize(
+    "request_, message",
+    [
+        (ForgetRequest(), "names no class to forget, and no client or example"),
+        (ForgetRequest((1,), (2,)), "names classes and clients; allowed: one kind"),
+        (ForgetRequest(clients=(5,)), "names client 5; allowed: 0 to 4"),
+        (ForgetRequest(clients=(-1,)), "names client -1; allowed: 0 to 4"),
+        (ForgetRequest(examples=(40,)), "names example 40; allowed: 0 to 39"),
+        (ForgetRequest(classes=(4,)), "names class 4; allowed: 0 to 3"),
+        (ForgetRequest(clients=(0, 1, 2, 3, 4)), "no example would remain"),
+        (ForgetRequest(examples=tuple(range(40))), "no example would remain"),
+    ],
+)
+def test_impossible_requests_are_refused_in_one_line(request_, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        check_request(request_, DATA, 4)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_nobody_holds_cannot_be_forgotten():
+    data = federate(DATASET, [np.arange(0, 10), [], np.arange(10, 30)])
+    with pytest.raises(ValueError, match="client 1, without a single example"):
+        check_request(ForgetRequest(clients=(1,)), data, 4)
+    with pytest.raises(ValueError, match="example 35, which no client holds"):
+        check_request(ForgetRequest(examples=(35,)), data, 4)
+    gone = remaining(data, ForgetRequest(clients=(0,)))
+    with pytest.raises(ValueError, match="client 0, who has left"):
+        check_request(ForgetRequest(clients=(0,)), gone, 4)
+
+
+def test_the_only_holder_of_a_class_is_warned_about():
+    parts = [np.flatnonzero(DATASET.labels == u) for u in range(4)]
+    data = federate(DATASET, parts)
+    request = ForgetRequest(clients=(2,))
+    assert emptied_classes(data, request) == (2,)
+    (line,) = warn_of(data, request)
+    assert "client 2 alone holds every example of class 2" in line
+    assert "never sees it" in line and "forgets the whole class" in line
+    assert warn_of(DATA, ForgetRequest(clients=(2,))) == []
+    assert warn_of(data, ForgetRequest(classes=(2,))) == []
+
+
+def test_holders_are_read_though_they_are_no_participants():
+    reading = Reading(participants=(0, 1))
+    request = ForgetRequest(clients=(3,))
+    assert holders(DATA, request) == (3,)
+    gone = reading.forgotten(DATA, request)
+    np.testing.assert_array_equal(gone.lengths, [0, 0, 0, 8, 0])
+    left = reading.remaining(DATA, request)
+    np.testing.assert_array_equal(left.lengths, [8, 8, 0, 0, 0])
+
+
+REQUESTS = (ForgetRequest(clients=(1,)), ForgetRequest(examples=(9, 10, 22)))
+# Those that need a history or an engine of their own have tests of their own.
+ALONE = {
+    name: method
+    for name, method in METHODS.items()
+    if not {"history", "rounds", "train"} & method.options or name == "ascent"
+}
+
+
+def forget(name, data, request, fine_tune, **options):
+    return METHODS[name](
+        LINEAR, initial(LINEAR), data, request, key=jax.random.key(0),
+        fine_tune=fine_tune, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.kind)
+@pytest.mark.parametrize("name", ALONE)
+def test_every_kind_is_served_or_refused(name, request_):
+    """What is fine-tuned on is what remains; without reading, images do not matter."""
+    seen = []
+    if request_.kind not in METHODS[name].serves:
+        with pytest.raises(ValueError, match=f"{name} serves requests of classes, but"):
+            forget(name, DATA, request_, remembering(seen))
+        assert not seen
+        return
+    result = forget(name, DATA, request_, remembering(seen))
+    ((_, _, data, _),) = seen
+    assert held(data) == held(remaining(DATA, request_))
+    images = np.array(DATA.images)
+    images[sorted(set().union(*held(forgotten(DATA, request_))))] = 255
+    other = forget(
+        name, DATA._replace(images=jnp.asarray(images)), request_, remembering([])
+    )
+    if METHODS[name].reads_forgotten:
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_close(result.variables, other.variables, atol=1e-7)
+    else:
+        chex.assert_trees_all_equal(result.variables, other.variables)
+
+
+def test_every_kind_has_methods_and_methods_name_known_kinds():
+    for kind in KINDS:
+        assert sum(kind in method.serves for method in METHODS.values()) >= 8
+    for method in METHODS.values():
+        assert method.serves and set(method.serves) <= set(KINDS)

@@ -1,0 +1,152 @@
+"""SISA: the schedule, what is trained again, and the ensemble as a network."""
+
+import hashlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fuprune.data.dataset import Dataset
+from fuprune.federated.evaluate import make_evaluator
+from fuprune.models.ensemble import Ensemble, member_of
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.request import ForgetRequest, remaining
+from fuprune.unlearning.sisa import Sharding, deal_clients, slice_rounds, train_shards
+from tests import reference_requests as reference
+from tests.unlearning.small import (
+    SmallNet,
+    SoftmaxRegression,
+    initial,
+    make_train,
+    small_data,
+)
+
+LINEAR = SoftmaxRegression(num_classes=4)
+KEY = jax.random.key(5)
+CLIENTS, SHARDS, SLICES, ROUNDS = 8, 2, 2, 3
+train = make_train(optax.sgd(0.2))  # by the engine of every other training
+
+
+@pytest.fixture(scope="module")
+def data():
+    return small_data(48, CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return deal_clients(jax.random.split(KEY)[0], CLIENTS, SHARDS)
+
+
+def forget(data, request, **options):
+    return METHODS["sisa"](
+        LINEAR,
+        initial(LINEAR),
+        data,
+        request,
+        key=KEY,
+        fine_tune=None,
+        **{"train": train, "rounds": ROUNDS, "shards": SHARDS, "slices": SLICES}
+        | options,
+    )
+
+
+@pytest.mark.parametrize("rounds, slices", [(20, 1), (20, 4), (10, 3), (3, 2), (1, 5)])
+def test_slices_follow_the_papers_schedule(rounds, slices):
+    found = slice_rounds(rounds, slices)
+    assert list(found) == reference.slice_epochs(rounds, slices)
+    # With as many points in each slice, the cost is that of E epochs on the shard.
+    cost = sum(n * (i + 1) / slices for i, n in enumerate(found))
+    assert abs(cost - rounds) <= slices
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_only_slices_from_the_request_on_are_trained_again(data, groups, place):
+    """A client of the first slice costs its shard two slices, one of the last one."""
+    client = groups[0][place]
+    kept = {}
+    result = forget(data, ForgetRequest(clients=(client,)), kept=kept)
+    retrained = SLICES if place == 0 else 1
+    assert result.notes["shards_retrained"] == 1
+    assert result.notes["slices_retrained"] == retrained
+    assert len(kept) == SHARDS * SLICES + retrained
+    assert all(len(name) == hashlib.sha256().digest_size * 2 for name in kept)
+    before, after = (stage.variables for stage in result.stages)
+    chex.assert_trees_all_equal(member_of(before, 1), member_of(after, 1))
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(member_of(before, 0), member_of(after, 0))
+
+
+def test_forgetting_is_exactly_training_on_what_remains(data, groups):
+    request = ForgetRequest(examples=(3, 17))
+    result = forget(data, request)
+    scratch = train_shards(
+        LINEAR,
+        remaining(data, request),
+        groups,
+        slice_rounds(ROUNDS, SLICES),
+        train,
+        {},
+        jax.random.split(KEY)[1],
+    )
+    chex.assert_trees_all_equal(result.variables, scratch.variables)
+
+
+def test_kept_checkpoints_are_found_again_and_change_nothing(data):
+    kept, request = {}, ForgetRequest(clients=(2,))
+    first = forget(data, request, kept=kept)
+
+    def never(*arguments):
+        raise AssertionError("trained again")
+
+    again = forget(data, request, kept=kept, train=never)
+    chex.assert_trees_all_equal(first.variables, again.variables)
+    assert first.notes == again.notes
+
+
+def test_for_a_class_nothing_is_saved_and_it_says_so(data):
+    result = forget(data, (1,))
+    assert result.notes["slices_retrained"] == SHARDS * SLICES
+    assert result.notes["saved"].startswith("nothing")
+    spared = forget(data, ForgetRequest(clients=(0,)))
+    assert "saved" not in spared.notes
+    assert 0 < spared.notes["share_of_training"] < 1
+
+
+def test_ensemble_averages_probabilities_or_counts_votes():
+    answers = jnp.log(
+        jnp.asarray([[[0.6, 0.4, 0.0]], [[0.6, 0.4, 0.0]], [[0.0, 1.0, 0.0]]]) + 1e-9
+    )
+    mean = jnp.exp(Ensemble(LINEAR, 3).combine(answers))
+    np.testing.assert_allclose(mean, [[0.4, 0.6, 0.0]], atol=1e-5)
+    votes = jnp.exp(Ensemble(LINEAR, 3, "votes").combine(answers))
+    np.testing.assert_allclose(votes, [[0.6, 0.4, 0.0]], atol=1e-5)
+
+
+def test_ensemble_is_a_network_that_trains_and_is_evaluated():
+    model, images = Ensemble(SmallNet(), 2), jnp.ones((3, 6, 6, 1))
+    variables = model.init(jax.random.key(0), images)
+    logits = model.apply(variables, images, train=False)
+    np.testing.assert_allclose(jnp.exp(logits).sum(axis=1), 1.0, rtol=1e-5)
+    _, updated = model.apply(
+        variables, images, train=True, mask=jnp.ones(3), mutable=["batch_stats"]
+    )
+    chex.assert_trees_all_equal_shapes(updated["batch_stats"], variables["batch_stats"])
+    split = Dataset(np.zeros((4, 6, 6, 1), np.uint8), np.arange(4, dtype=np.int32))
+    found = make_evaluator(model, split, num_classes=4)(variables)
+    assert found.confusion.sum() == 4
+
+
+def test_bad_input_is_refused_in_one_line(data):
+    with pytest.raises(ValueError, match="sisa.shards is 9, but must be 1 to 8"):
+        forget(data, ForgetRequest(clients=(0,)), shards=9)
+    with pytest.raises(ValueError, match="sisa.slices is 0"):
+        forget(data, ForgetRequest(clients=(0,)), slices=0)
+    with pytest.raises(ValueError, match="vote is 'king'"):
+        forget(data, ForgetRequest(clients=(0,)), vote="king")
+    with pytest.raises(UnlearnError, match="own ensemble"):
+        forget(data, ForgetRequest(clients=(0,)), train=None)
+    assert Sharding().vote == "softmax"
