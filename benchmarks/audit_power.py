@@ -113,7 +113,7 @@ class World(NamedTuple):
     spread: Spread = NORMAL
     correlation: float = 0.3  # the share of variance that a model's tests have together
     # How unlike each other the rates' ratios of spread to error over images are: the
-    # deviation of their logarithm. 15 seeds showed 0.3 and 0.5 on two networks.
+    # deviation of their logarithm. 15 seeds showed 0.6 and 0.5 on two networks.
     unlikeness: float = 0.5
 
 

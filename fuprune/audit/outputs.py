@@ -305,12 +305,12 @@ def with_forgotten_columns_reset(
     Args:
       variables: the model's variables.
       head: path of the last dense layer; None changes nothing.
-      classes: the columns to reset.
+      classes: the columns to reset; none changes nothing.
 
     Returns:
       New variables; the others are shared.
     """
-    if head is None:
+    if head is None or not len(classes):
         return variables
     flat: dict[Any, Any] = dict(traverse_util.flatten_dict(variables["params"]))
     for name in ("kernel", "bias"):

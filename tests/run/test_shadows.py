@@ -12,6 +12,7 @@ from fuprune.audit import AuditOptions, ShadowOptions
 from fuprune.data.federated import federate
 from fuprune.run.shadows import shadow_methods
 from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.request import ForgetRequest
 from tests.settings import quickstart
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
@@ -31,6 +32,7 @@ def make_methods(**methods):
         data=federate(DATASET, clients),
         num_classes=4,
         prepare=lambda key, images: jnp.asarray(images, jnp.float32) / 255,
+        request=ForgetRequest(classes=(1,)),
     )
     run = SimpleNamespace(
         config=config,
