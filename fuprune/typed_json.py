@@ -106,14 +106,13 @@ def _record(value: Any, kind: Any, what: str) -> Any:
     _check(value, dict, what)
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(value) - set(hints))
-    missing = sorted(set(hints) - set(value) - set(kind._field_defaults))
+    missing = sorted(set(hints) - set(value))
     if unknown or missing:
         problem = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
         raise FormatError(f"{what} has {problem}; it must have {', '.join(hints)}")
     fields = {
         name: from_plain(value[name], hint, f"{what}.{name}")
         for name, hint in hints.items()
-        if name in value
     }
     return kind(**fields)
 

@@ -72,7 +72,9 @@ def read_run(directory: str | Path) -> Run:
 
 def empty_record(provenance: Provenance) -> RunRecord:
     """The record of a run that has no results yet."""
-    empty = RunRecord(FORMAT, provenance, "", {}, [], [], "", [], [], {}, {}, [], None)
+    empty = RunRecord(
+        FORMAT, provenance, "", {}, [], [], "", [], [], {}, {}, [], None, None
+    )
     return empty._replace(
         dataset=str(queries.setting(empty, "data.name") or ""),
         model={"name": str(queries.setting(empty, "model.name") or "")},

@@ -156,7 +156,7 @@ class RunRecord(NamedTuple):
     privacy: dict[str, Any]  # the accountant's statement; empty without noise
     privacy_curve: list[PrivacyPoint]
     feature_maps: FeatureMapsRow | None
-    request: RequestRow | None = None  # None in a record that knew classes only
+    request: RequestRow | None  # None in a run of version 0.1, which knew classes only
 
 
 class CurveRow(NamedTuple):

@@ -22,6 +22,7 @@ def modules(monkeypatch):
     return round_throughput, protocol, workload
 
 
+@pytest.mark.slow
 def test_smoke_run_writes_one_row_per_contender(tmp_path):
     output = tmp_path / "rows.json"
     command = [sys.executable, BENCHMARKS / "round_throughput.py", "--smoke"]

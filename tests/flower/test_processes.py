@@ -40,6 +40,7 @@ def compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
     """Trains, forgets on order, and refuses a node whose key nobody registered."""
     federation = Loopback(tmp_path / "f", 2)

@@ -108,6 +108,7 @@ def make_record(
             for e in (0.1, 1.0, 9.0)
         ],
         feature_maps=FeatureMapsRow("conv1", 1, 0),
+        request=None,
     )
 
 

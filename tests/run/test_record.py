@@ -37,6 +37,7 @@ EMPTY = RunRecord(
     {},
     [],
     None,
+    None,
 )
 
 

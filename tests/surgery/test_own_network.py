@@ -22,10 +22,14 @@ from fuprune.federated.train import FitResult
 from fuprune.models.adapt import adapt
 from fuprune.surgery import SlimNetwork
 from fuprune.unlearning import history
+from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.head import head_name
+from fuprune.unlearning.kept_rounds import keep_round
 from fuprune.unlearning.methods import METHODS, options_of
 from fuprune.unlearning.protocol import UnlearnError
 from tests.surgery import networks
+
+KEY = jax.random.key(3)
 
 
 class Plain(nn.Module):
@@ -78,6 +82,15 @@ def run(name, model, variables, data, num_classes, **more):
     }
     if name == "amnesiac":
         given["history"], variables = recorded(model, variables, data)
+    if "replay" in options_of(name):
+        trainer = keeping_trainer(model)
+        state = trainer.init(variables)
+        after, info = trainer.round(state, fuprune.whole_cohort(data), KEY)
+        given["rounds"] = [keep_round(0, variables, info)]
+        given["replay"] = Replay(trainer, epochs=1, training_epochs=1)
+        variables = after.variables
+    if name == "sisa":
+        given |= {"train": train_slice, "rounds": 2, "shards": 2, "slices": 2}
     options = {k: v for k, v in given.items() if k in options_of(name)}
     return METHODS[name](
         model,
@@ -90,16 +103,24 @@ def run(name, model, variables, data, num_classes, **more):
     )
 
 
-def recorded(model, variables, data):
-    """The updates of a round of training, and what it makes of the variables."""
-    trainer = fuprune.fed_avg(
+@functools.lru_cache(maxsize=32)
+def keeping_trainer(model):
+    return fuprune.fed_avg(
         model,
         client_optimizer=optax.sgd(0.05),
         batch_size=8,
         aggregation=Aggregation(keep_updates=True),
     )
-    cohort = fuprune.whole_cohort(data)
-    state, info = trainer.round(trainer.init(variables), cohort, jax.random.key(3))
+
+
+def train_slice(model, variables, data, key, rounds):
+    return make_fit(rounds)(model, variables, data, key)
+
+
+def recorded(model, variables, data):
+    """The updates of a round of training, and what it makes of the variables."""
+    trainer, cohort = keeping_trainer(model), fuprune.whole_cohort(data)
+    state, info = trainer.round(trainer.init(variables), cohort, KEY)
     server = history.ServerStep(1.0)
     store = history.record(history.empty(10**7), info, cohort, server=server)
     return store, state.variables

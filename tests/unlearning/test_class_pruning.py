@@ -276,6 +276,7 @@ def test_server_proc_scores_every_layer():
     assert sum(len(k) for k in decision.plan.keep.values()) == 13 - 3
 
 
+@pytest.mark.slow
 def test_masked_and_compacted_train_alike_in_a_federation():
     """Ten rounds of FedAvg: the same losses, round by round."""
     model = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
