@@ -183,7 +183,10 @@ def _batch_norm(
     written, held, onto = channels
     scale, bias, _ = without_dead_channels(scale, bias)
     if not train:
-        outputs = normalisation.normalise(inputs, *running, scale, bias, NORM_EPSILON)
+        mean, variance = running
+        outputs = normalisation.normalise(
+            inputs, mean, variance, scale, bias, NORM_EPSILON
+        )
         return combine(outputs, residual, relu, *channels), running
     # Padding that comes alone is normalised by itself, so that it stays finite however
     # deep the network, and is not recorded.

@@ -42,7 +42,10 @@ def both(config_text, tmp_path):
     "options",
     [
         "train.algorithm=fed_avg",
-        "train.algorithm=fed_sgd train.bn=recalibrate train.batch_size=0",
+        pytest.param(
+            "train.algorithm=fed_sgd train.bn=recalibrate train.batch_size=0",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "train.algorithm=fed_avg train.bn=local train.augment=True",
             marks=pytest.mark.slow,

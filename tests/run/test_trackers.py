@@ -26,6 +26,7 @@ def test_metrics_are_the_finite_numbers_of_a_row():
     ]
 
 
+@pytest.mark.slow
 def test_mlflow_store_holds_the_rows(tmp_path):
     from mlflow.tracking import MlflowClient
 

@@ -310,6 +310,7 @@ def test_compacted_resnet_trains_like_the_masked_one():
     check_training(small_model())
 
 
+@pytest.mark.slow
 def test_vgg_compacted_twice_trains_like_the_masked_one():
     # Thin from the start, which spares the test nine million parameters.
     model = make_model("vgg11")
