@@ -348,7 +348,7 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
     error = formats.percent(1 - confidence, 0)
     yield (
         "The headline's tests are judged together: a retrained model would fail any of "
-        f"them with about {error} probability at most, as docs/audit.md simulates it."
+        f"them with about {error} probability; docs/audit.md has the simulations."
     )
     hidden = audit.headlines.get("mask_logit")
     if hidden is not None and hidden.verdict != FAIL:

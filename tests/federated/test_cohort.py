@@ -90,7 +90,7 @@ def test_every_backend_gives_the_same_rounds(name, data):
 @pytest.mark.parametrize(
     "bn, resolved",
     [
-        (LocalBatchNorm(3), "wide"),
+        pytest.param(LocalBatchNorm(3), "wide", marks=pytest.mark.slow),
         pytest.param("aggregate", "shard_map", marks=pytest.mark.slow),
     ],
 )

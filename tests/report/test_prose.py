@@ -68,7 +68,7 @@ def test_the_headline_counts_its_family_only():
     audit = audit._replace(tests=[*audit.tests, aside])
     screen = first_screen(make_record(), audit)
     assert screen.tone == "pass"
-    assert "about 5% probability at most" in found(screen)["How sure?"]
+    assert "with about 5% probability" in found(screen)["How sure?"]
     assert "Outside the headline it fails further." in found(screen)["Gone?"]
 
 
