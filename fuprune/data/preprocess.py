@@ -14,6 +14,11 @@ def to_float(key, images):
     return images.astype(jnp.float32) / 255.0
 
 
+def crop_padding(shape: Sequence[int]) -> int:
+    """Pixels around an image [H, W, ...] before a crop: CIFAR's four in 32, to scale."""
+    return max(1, min(shape[:2]) // 8)
+
+
 def make_preprocess(
     mean: Sequence[float], std: Sequence[float], *, augment: bool = False, padding=4
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:

@@ -19,7 +19,7 @@ import numpy as np
 from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
 from fuprune.data.normalisation import channel_sums
-from fuprune.data.preprocess import make_preprocess
+from fuprune.data.preprocess import crop_padding, make_preprocess
 from fuprune.errors import InputError
 from fuprune.federated.cohort import for_one_client
 from fuprune.federated.evaluate import make_evaluator
@@ -211,7 +211,7 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
             f"the network takes {tuple(model.input_shape)} images, and this client has "
             f"{tuple(shape)}."
         )
-    padding = max(1, min(shape[:2]) // 8)
+    padding = crop_padding(shape)
     return tasks.Setting(
         config,
         model,

@@ -11,7 +11,7 @@ import numpy as np
 from fuprune import config as configuration
 from fuprune.data import normalisation, sources
 from fuprune.data.dataset import Dataset
-from fuprune.data.preprocess import make_preprocess
+from fuprune.data.preprocess import crop_padding, make_preprocess
 from fuprune.errors import InputError
 from fuprune.files import write_whole
 from fuprune.flower import ledger
@@ -68,7 +68,7 @@ def open_session(grid, settings: Settings) -> Session:
     num_classes = sources.num_classes(name, where)
     mean, std = _statistics(config, workdir, roster, shape[-1])
     test = sources.load(name, split="test", data_dir=where)
-    padding = max(1, min(shape[:2]) // 8)
+    padding = crop_padding(shape)
     blank = Dataset(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
     federation = Federation(
         data=stand_ins(config.partition.clients, num_classes, shape),

@@ -13,7 +13,7 @@ from fuprune.config import ConfigError
 from fuprune.data import backdoor, normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
-from fuprune.data.preprocess import make_preprocess
+from fuprune.data.preprocess import crop_padding, make_preprocess
 from fuprune.run import requests
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.request import ForgetRequest
@@ -80,8 +80,7 @@ def make_federation(config, runtime: Runtime) -> Federation:
         data = place_federation(train, parts, runtime, whole=whole)
     normalise = STATISTICS[config.data.normalise]
     mean, std = normalise(config, train, parts, request, data)
-    # CIFAR's four pixels in 32, in proportion to the images.
-    padding = max(1, min(train.images.shape[1:3]) // 8)
+    padding = crop_padding(train.images.shape[1:])
     return Federation(
         data=data,
         train=train,
