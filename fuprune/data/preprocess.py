@@ -15,7 +15,7 @@ def to_float(key, images):
 
 
 def crop_padding(shape: Sequence[int]) -> int:
-    """Pixels around an image [H, W, ...] before a crop: CIFAR's four in 32, to scale."""
+    """Pixels around an image [H, W, ...] for crops: CIFAR's four in 32, to scale."""
     return max(1, min(shape[:2]) // 8)
 
 
