@@ -14,9 +14,8 @@ import numpy as np
 from flwr.app import Message
 
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.flower.answers import PROTOCOL
 from fuprune.flower.node import Order
-from fuprune.flower.records import MessageError, digest, pack, unpack
+from fuprune.flower.records import PROTOCOL, MessageError, digest, pack, unpack
 
 _LOGGER = logging.getLogger(__name__)
 GREETINGS = 3  # without an answer, and a node is left out
