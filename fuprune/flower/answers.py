@@ -46,6 +46,12 @@ def answer(kind: str, header: Mapping[str, Any], tree: Any, node: Node) -> Answe
         orders = nodes.log_orders(node.folder, header.get("orders", ()))
         reply["orders"] = sorted(orders)
         reply["closed"] = sorted(o.order for o in orders.values() if o.closed)
+        gone = nodes.left_by(node.client, orders, header.get("order"))
+        if gone is not None and kind not in ("query.hello", "query.forget"):
+            raise InputError(
+                f"this client has left the federation by order {gone!r}, and takes "
+                "part in nothing."
+            )
         more, content = KINDS[kind](header, tree, node)
         reply |= more
     except InputError as error:

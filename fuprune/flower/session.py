@@ -20,6 +20,7 @@ from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, Terms, stand_ins
 from fuprune.run.federation import Federation
 
+COLOURS_FILE = "colours.json"
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -58,7 +59,9 @@ def open_session(grid, settings: Settings) -> Session:
         config.partition.clients,
         settings.timeouts,
         least=settings.min_clients,
-        normalise=config.data.normalise == "federated",
+        # Sums of colours are told once, before anything was ordered to be forgotten.
+        normalise=config.data.normalise == "federated"
+        and not (workdir / COLOURS_FILE).exists(),
     )
     roster.orders = ledger.read(workdir)
     present = roster.wait_for(settings.min_clients)
@@ -106,7 +109,7 @@ def _check_config(config) -> None:
 
 def _statistics(config, workdir: Path, roster: Roster, channels: int):
     """Mean and deviation of the colours, the same for as long as the workdir lives."""
-    file = workdir / "colours.json"
+    file = workdir / COLOURS_FILE
     if file.exists():
         kept = json.loads(file.read_text("utf-8"))
         return tuple(kept["mean"]), tuple(kept["std"])

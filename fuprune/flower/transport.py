@@ -197,24 +197,32 @@ class RemoteClients:
 
 
 def stand_ins(
-    num_clients: int, num_classes: int, shape: Sequence[int]
+    num_clients: int,
+    num_classes: int,
+    shape: Sequence[int],
+    named: Sequence[int] = (),
 ) -> FederatedDataset:
     """What the server has in place of clients' data: one blank image per class.
 
     Every client's row names every class. `drop_classes` and its kin then say what a
-    client is to read, and the client looks up which of its images that is.
+    client is to read, and the client looks up which of its images that is. If an order
+    names single images, one more blank, number U with the label 2 * U, stands for them
+    in their holders' rows.
 
     Args:
       num_clients: K.
       num_classes: U.
       shape: [H, W, C] of the images.
+      named: ids of the holders.
     """
-    rows = np.tile(np.arange(num_classes, dtype=np.int32), (num_clients, 1))
+    labels = [*range(num_classes), *([2 * num_classes] if len(named) else [])]
+    rows = np.tile(np.arange(len(labels), dtype=np.int32), (num_clients, 1))
+    holds = np.isin(np.arange(num_clients), named)
     return FederatedDataset(
-        images=jnp.zeros((num_classes, *shape), jnp.uint8),
-        labels=jnp.arange(num_classes, dtype=jnp.int32),
+        images=jnp.zeros((len(labels), *shape), jnp.uint8),
+        labels=jnp.asarray(labels, jnp.int32),
         rows=jnp.asarray(rows),
-        lengths=jnp.full(num_clients, num_classes, jnp.int32),
+        lengths=jnp.asarray(num_classes + holds, jnp.int32),
     )
 
 

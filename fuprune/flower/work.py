@@ -88,7 +88,8 @@ def _selected(header, node: Node) -> tuple[np.ndarray, np.ndarray]:
     """Which images a request may read, and every image's label in it.
 
     A class beyond the last, `num_classes` + u, is class u under the labels that the
-    order's own request gave it.
+    order's own request gave it, and 2 * `num_classes` stands for the single images that
+    the order names.
     """
     classes, size = header.get("classes"), header.get("num_classes")
     if not isinstance(classes, list) or not all(type(u) is int for u in classes):
@@ -100,7 +101,10 @@ def _selected(header, node: Node) -> tuple[np.ndarray, np.ndarray]:
         )
     order = header.get("order")
     orders = nodes.read_orders(node.folder)
-    positions = nodes.usable(node, orders, [u % size for u in classes], order)
+    named = 2 * size in classes
+    classes = [u for u in classes if u != 2 * size]
+    plain = [u % size for u in classes]
+    positions = nodes.usable(node, orders, plain, order, named=named)
     renamed = [u - size for u in classes if u >= size]
     if not renamed:
         return positions, node.labels
