@@ -8,12 +8,12 @@ retrained without the class need data or training that a server does not have he
 the report says so.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
@@ -23,6 +23,7 @@ from fuprune.federated.evaluate import Evaluation
 from fuprune.files import write_whole
 from fuprune.flower import ledger
 from fuprune.flower.ledger import Entry
+from fuprune.run.assembly import initial_variables
 from fuprune.unlearning.activations import pooled_convolutions
 from fuprune.unlearning.protocol import UnlearnError
 
@@ -67,7 +68,7 @@ def write_report(
         for row, model in zip((before, after), models, strict=True):
             row["probe"] = probe(*model, federation, order.classes)
         fresh = models[1][0]
-        start = fresh.init(key, jnp.zeros((1, *fresh.input_shape)), train=False)
+        start = initial_variables(fresh, key)
         untrained = probe(fresh, start, federation, order.classes)
     content = {
         "order": order.order,
@@ -99,15 +100,14 @@ def probe(model, variables, federation: Any, classes) -> float | None:
     forgotten = np.isin(test.labels, classes)
     if not 0 < forgotten.sum() < len(forgotten):
         return None
-    images = federation.prepare(None, jnp.asarray(test.images))
     try:
-        features = pooled_convolutions(model, variables, images)
+        features = _features(model, federation.prepare)(variables, test.images)
     except UnlearnError:
         return None
-    if not features:
+    if features is None:
         return None
     scores = held_out_scores(
-        np.asarray(list(features.values())[-1]),
+        np.asarray(features),
         test.labels,
         forgotten,
         "linear",
@@ -115,6 +115,18 @@ def probe(model, variables, federation: Any, classes) -> float | None:
         0,
     )
     return round(float(roc_auc_score(forgotten, scores)), 4)
+
+
+@functools.lru_cache(maxsize=2)
+def _features(model, prepare):
+    """`(variables, uint8 images) -> [N, C]` of the last convolution, or None."""
+
+    @jax.jit
+    def features(variables, images):
+        pooled = pooled_convolutions(model, variables, prepare(None, images))
+        return list(pooled.values())[-1] if pooled else None
+
+    return features
 
 
 def _row(model: Model, evaluation: Evaluation, order: Entry) -> dict[str, Any]:
