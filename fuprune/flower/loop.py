@@ -70,7 +70,10 @@ def train(session: Session) -> None:
     )
     _publish(session, "train", model, fit.state.variables)
     accuracy = _evaluate(session, model, fit.state.variables).accuracy
-    print(f"trained {len(fit.history)} rounds; accuracy on the test set {accuracy:.4f}")
+    rounds = budget.rounds
+    _LOGGER.info(
+        "%d rounds are trained: %.1f%% of the test set is right", rounds, 100 * accuracy
+    )
 
 
 def forget(session: Session) -> Path:
@@ -135,7 +138,7 @@ def evaluate(session: Session) -> None:
         f"{int(there.confusion.sum())} images of clients": there.accuracy,
     }
     for where, accuracy in rows.items():
-        print(f"accuracy on the {where}: {accuracy:.4f}")
+        _LOGGER.info("accuracy on the %s: %.4f", where, accuracy)
 
 
 def _request(session: Session, order: ledger.Entry) -> ForgetRequest:
@@ -179,6 +182,7 @@ def _run_method(
                 "distillation sends a second network with every request, which the "
                 "federation does not do; set fine_tune.distill_weight=0."
             )
+        _LOGGER.info("a model of %s parameters goes out", f"{_size(variables):,}")
         return _fit(session, unit, model, variables, data, budget, key=key)
 
     result = method(
@@ -201,6 +205,10 @@ def _run_method(
         },
     }
     return (result.model, result.variables), facts
+
+
+def _size(variables) -> int:
+    return sum(int(np.size(x)) for x in jax.tree.leaves(variables["params"]))
 
 
 def _replay_options(session: Session, model, variables) -> dict[str, Any]:
@@ -273,7 +281,7 @@ def _fit(
         state = step.state
         _save(folder, step.record.round_number, state, model, data, key)
         history.append(step.record)
-        _log_round(folder, step.record)
+        _log_round(folder, step.record, budget.rounds)
     return FitResult(state, history, None)
 
 
@@ -316,7 +324,7 @@ def _interrupted(session: Session, unit: str):
     return model, assembly.initial_variables(model, jax.random.key(0)), data, key
 
 
-def _log_round(folder: Path, record: Record) -> None:
+def _log_round(folder: Path, record: Record, rounds: int) -> None:
     row = {
         "round": record.round_number,
         **{k: round(float(v), 6) for k, v in record.metrics.items()},
@@ -324,7 +332,15 @@ def _log_round(folder: Path, record: Record) -> None:
     }
     with open(folder / "rounds.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    _LOGGER.info("%s %s", folder.name, row)
+    scored = record.metrics.get("accuracy")
+    _LOGGER.info(
+        "%s: round %d of %d, %d clients%s",
+        folder.name.replace("_", "-"),
+        record.round_number,
+        rounds,
+        record.metrics["participants"],
+        "" if scored is None else f", {scored:.1%} of the test set is right",
+    )
 
 
 def _log_messages(session: Session) -> None:
@@ -341,7 +357,13 @@ def _send_order(session: Session, name: str) -> None:
     present = roster.reachable()
     roster.exchange("query.forget", {k: ({"order": name}, None) for k in present})
     ledger.confirm(session.workdir, name, roster)
-    _LOGGER.info("order %s is confirmed by %s", name, ledger.holders(roster, name))
+    state = "closed" if roster.orders[name].closed else "open"
+    _LOGGER.info(
+        "order %s is %s, and in the logs of clients %s",
+        name,
+        state,
+        ", ".join(map(str, ledger.holders(roster, name))) or "none",
+    )
 
 
 def _remaining(

@@ -65,7 +65,7 @@ def open_session(grid, settings: Settings) -> Session:
     )
     roster.orders = ledger.read(workdir)
     present = roster.wait_for(settings.min_clients)
-    _LOGGER.info("clients %s are there", present)
+    _LOGGER.info("clients %s are there", ", ".join(map(str, present)))
     shape: tuple[int, ...] = roster.shape or (0, 0, 0)
     name, where = config.data.name, config.data.dir or None
     num_classes = sources.num_classes(name, where)

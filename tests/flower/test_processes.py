@@ -34,9 +34,8 @@ def patience(nodes, **more):
 
 
 @pytest.fixture(autouse=True)
-def compiled(tmp_path, monkeypatch):
-    """Clients share what they compile: they are tested for faults, not for speed."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+def one_thread(monkeypatch):
+    """Each process has one thread; compiled programs are those of the whole suite."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -44,16 +43,20 @@ def compiled(tmp_path, monkeypatch):
 def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
     """Trains, forgets on order, and refuses a node whose key nobody registered."""
     federation = Loopback(tmp_path / "f", 2)
+    make_certificates(tmp_path / "other", hosts=["localhost"], nodes=1)
+    told = []
     with federation:
         common = {"config": config(2), "min_clients": 2, "join_seconds": 120}
-        federation.run(timeout=500, command="train", **common)
-        federation.run(
-            timeout=500, command="forget", classes="3", order="a-1", **common
-        )
-        make_certificates(tmp_path / "other", hosts=["localhost"], nodes=1)
-        federation.nodes[0].terminate()
-        stranger = federation.start_node(0, key=tmp_path / "other" / "node-0")
+        common |= {"timeout": 500, "on_line": told.append}
+        federation.run(command="train", **common)
+        stranger = federation.start_node(2, key=tmp_path / "other" / "node-0")
+        federation.run(command="forget", classes="3", order="a-1", **common)
         assert stranger.wait(120) != 0
+    assert told.count("clients 0, 1 are there") == 2
+    assert told[-2:] == [
+        "order a-1 is closed, and in the logs of clients 0, 1",
+        "finished",
+    ]
     (report,) = federation.workdir.glob("orders/*/report.json")
     content = json.loads(report.read_text())
     assert content["confirmed_by"] == [0, 1]
