@@ -166,8 +166,9 @@ def usable(
     wanted = np.isin(node.labels, sorted({int(u) for u in classes} - forgotten))
     places = np.arange(len(node.labels))
     wanted &= ~np.isin(places, [i for o in orders.values() for i in o.examples])
-    if named and order in orders and not orders[order].closed:
-        own = np.isin(places, orders[order].examples)
+    carried_out = orders.get(order or "")
+    if named and carried_out is not None and not carried_out.closed:
+        own = np.isin(places, carried_out.examples)
         own &= ~np.isin(places, [i for o in binding for i in o.examples])
         wanted |= own & ~np.isin(node.labels, sorted(forgotten))
     return np.flatnonzero(wanted).astype(np.int32)

@@ -130,7 +130,8 @@ def _tree(form: Any, arrays: list[np.ndarray], depth: int) -> Any:
     if kind == "key":
         import jax
 
-        return jax.random.wrap_key_data(np.asarray(arrays[value], np.uint32))
+        data = jax.numpy.asarray(arrays[value], jax.numpy.uint32)
+        return jax.random.wrap_key_data(data)
     if kind == "array":
         return arrays[value]
     raise MessageError(f"the message's tree has a {kind!r:.40} in it.")

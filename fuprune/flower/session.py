@@ -11,7 +11,7 @@ import numpy as np
 from fuprune import config as configuration
 from fuprune.data import normalisation, sources
 from fuprune.data.dataset import Dataset
-from fuprune.data.preprocess import crop_padding, make_preprocess
+from fuprune.data.preprocess import make_preprocessing
 from fuprune.errors import InputError
 from fuprune.files import write_whole
 from fuprune.flower import ledger
@@ -71,7 +71,7 @@ def open_session(grid, settings: Settings) -> Session:
     num_classes = sources.num_classes(name, where)
     mean, std = _statistics(config, workdir, roster, shape[-1])
     test = sources.load(name, split="test", data_dir=where)
-    padding = crop_padding(shape)
+    prepared = make_preprocessing(mean, std, shape, augment=config.train.augment)
     blank = Dataset(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
     federation = Federation(
         data=stand_ins(config.partition.clients, num_classes, shape),
@@ -80,10 +80,8 @@ def open_session(grid, settings: Settings) -> Session:
         test=test,
         num_classes=num_classes,
         class_names=sources.class_names(name, where),
-        prepare=make_preprocess(mean, std),
-        prepare_training=make_preprocess(
-            mean, std, augment=config.train.augment, padding=padding
-        ),
+        prepare=prepared.evaluation,
+        prepare_training=prepared.training,
     )
     terms = Terms(
         configuration.to_json(config), mean, std, secure=config.privacy.secure_sum

@@ -16,7 +16,7 @@ import numpy as np
 
 from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
-from fuprune.data.preprocess import crop_padding, make_preprocess
+from fuprune.data.preprocess import make_preprocessing
 from fuprune.errors import InputError
 from fuprune.federated.cohort import for_one_client
 from fuprune.federated.evaluate import make_evaluator
@@ -150,12 +150,10 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
             f"the network takes {tuple(model.input_shape)} images, and this client has "
             f"{tuple(shape)}."
         )
-    padding = crop_padding(shape)
     return tasks.Setting(
         config,
         model,
-        make_preprocess(mean, std),
-        make_preprocess(mean, std, augment=config.train.augment, padding=padding),
+        *make_preprocessing(mean, std, shape, augment=config.train.augment),
         longest,
         float(settings["learning_rate"]),
     )
