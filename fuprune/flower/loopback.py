@@ -150,7 +150,8 @@ class Loopback:
                 if not line.endswith("\n") and not ended:
                     break  # the rest of it is on the way
                 told += 1
-                if line.startswith(TOLD) and not line.startswith(FAILED):
+                told_now = line.startswith(TOLD) and not line.startswith(FAILED)
+                if told_now and line.rstrip() != f"{TOLD}{FINISHED}":
                     on_line(line[len(TOLD) :].rstrip())
             if ended:
                 break

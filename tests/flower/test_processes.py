@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -53,10 +54,7 @@ def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
         federation.run(command="forget", classes="3", order="a-1", **common)
         assert stranger.wait(120) != 0
     assert told.count("clients 0, 1 are there") == 2
-    assert told[-2:] == [
-        "order a-1 is closed, and in the logs of clients 0, 1",
-        "finished",
-    ]
+    assert told[-1] == "order a-1 is closed, and in the logs of clients 0, 1"
     (report,) = federation.workdir.glob("orders/*/report.json")
     content = json.loads(report.read_text())
     assert content["confirmed_by"] == [0, 1]
@@ -164,7 +162,31 @@ def test_make_federation_prints_the_table_and_leaves_no_process(tmp_path, capsys
     printed = capsys.readouterr().out
     assert "| accuracy on the remaining |" in printed
     assert f"report: {folder}" in printed
+    assert processes_of(folder) == ""
+
+
+def processes_of(folder):
+    """Ids of the processes whose command line names the folder."""
     found = subprocess.run(
         ["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False
     )
-    assert found.stdout == ""
+    return found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_federation_leaves_no_process(tmp_path, number):
+    folder, log = tmp_path / "f", tmp_path / "log"
+    command = [sys.executable, "-m", "fuprune.flower.loopback", "--insecure"]
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            [*command, "--nodes", "1", "--folder", str(folder)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        await_text(folder / "logs" / "run-0.log", "Successfully started run")
+        assert len(processes_of(folder).split()) > 2
+        process.send_signal(number)
+        assert process.wait(120) == 130
+    assert "everything it started is ended" in log.read_text()
+    assert processes_of(folder) == ""
