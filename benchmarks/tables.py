@@ -14,6 +14,8 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
+import growth  # noqa: E402
+import roofline  # noqa: E402
 import round_throughput  # noqa: E402
 
 README = HERE / "README.md"
@@ -205,6 +207,8 @@ TABLES = {
     "host_overhead": overhead_table,
     "capture": capture_table,
     "accelerator_estimate": accelerator_table,
+    "growth": growth.table,
+    "roofline": roofline.table,
     "gpu_estimate": gpu_table,
     "prune_speed": prune_table,
     "traced_speed": traced_table,
