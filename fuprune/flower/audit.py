@@ -167,7 +167,7 @@ def verdict(content: dict[str, Any]) -> str:
     seen = "no better than" if found <= chance else "better than"
     return (
         f"{text}; a fresh classifier tells {what} by its features {seen} by those of "
-        f"an untrained network ({found:.3f} against {chance:.3f})."
+        f"an untrained network (area under the ROC {found:.3f} against {chance:.3f})."
     )
 
 

@@ -8,7 +8,6 @@ and keeps it in the folder, since the next message is a process of its own.
 
 import functools
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fuprune import __version__
 from fuprune.errors import FupruneError, InputError
 from fuprune.files import write_whole
 from fuprune.flower import answers, records
+from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
 
 app = ClientApp()
@@ -35,7 +35,7 @@ def reply_to(kind: str, message: Message, context: Context) -> Message:
         reply, content = {"request": header.get("request"), "problem": str(error)}, None
     else:
         if kind in answers.WITH_PROGRAMS:
-            keep_compiled_programs(node.folder)
+            nodes.keep_compiled_programs(node.folder)
         reply, content = answers.answer(kind, header, tree, node)
     return Message(records.pack(reply, content), reply_to=message)
 
@@ -116,16 +116,6 @@ def _rehearsed_data(text: str, client: int):
     rows, lengths = jax.device_get((federation.data.rows, federation.data.lengths))
     chosen = rows[client][: lengths[client]]
     return federation.train.images[chosen], federation.train.labels[chosen]
-
-
-def keep_compiled_programs(folder: Path) -> None:
-    """Has JAX keep what it compiles, since the next message is a process of its own."""
-    import jax
-
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "compiled")
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @app.train()

@@ -47,6 +47,16 @@ class Node(NamedTuple):
     labels: np.ndarray  # [n] int32
 
 
+def keep_compiled_programs(folder: Path) -> None:
+    """Has JAX keep what it compiles, since the next message or run is another process."""
+    import jax
+
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "compiled")
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 def read_orders(folder: Path) -> dict[str, Order]:
     """The orders in a client's log, by id; a line that was cut short is left out."""
     path = folder / ORDERS_FILE

@@ -15,6 +15,7 @@ from fuprune.data.preprocess import make_preprocessing
 from fuprune.errors import InputError
 from fuprune.files import write_whole
 from fuprune.flower import ledger
+from fuprune.flower.node import keep_compiled_programs
 from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, Terms, stand_ins
@@ -54,6 +55,7 @@ def open_session(grid, settings: Settings) -> Session:
     _check_config(config)
     workdir = Path(settings.workdir).expanduser().absolute()
     workdir.mkdir(parents=True, exist_ok=True)
+    keep_compiled_programs(workdir)
     roster = Roster(
         grid,
         config.partition.clients,
