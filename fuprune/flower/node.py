@@ -48,7 +48,7 @@ class Node(NamedTuple):
 
 
 def keep_compiled_programs(folder: Path) -> None:
-    """Has JAX keep what it compiles, since the next message or run is another process."""
+    """Has JAX keep what it compiles for the next message or run, another process."""
     import jax
 
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "compiled")

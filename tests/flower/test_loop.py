@@ -10,6 +10,7 @@ import pytest
 
 from fuprune.errors import InputError
 from fuprune.flower import loop
+from fuprune.flower.audit import verdict
 from fuprune.flower.records import unpack
 from fuprune.flower.settings import read_config, read_settings
 from fuprune.run import assembly, checkpoint, kept_files
@@ -194,6 +195,24 @@ def test_methods_that_need_more_than_uploads_say_so(place, method):
     with pytest.raises(InputError, match=f"{method} cannot run over a federation"):
         loop.run(FakeGrid(place, SMALL), order(place / "server", method))
     assert not (place / "server" / "orders.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("probe", "untrained", "said"),
+    [
+        (0.98, 0.93, "better than by those of an untrained network"),
+        (0.93, 0.93, "class 3 by its features no better than"),
+        (None, None, "(90.0% before)."),
+    ],
+)
+def test_a_report_says_in_one_sentence_what_its_figures_say(probe, untrained, said):
+    content = {"forgotten": "class 3", "classes": [3], "test_images": 355}
+    row = {"answers_forgotten": 40, "remaining_accuracy": 0.9, "probe": 0.99}
+    after = {"answers_forgotten": 0, "remaining_accuracy": 0.85, "probe": probe}
+    content |= {"before": row, "after": after, "untrained_probe": untrained}
+    text = verdict(content)
+    assert text.startswith("The model answers none of 355 test images with class 3 (40")
+    assert said in text and text.count(". ") == 0
 
 
 @pytest.mark.parametrize(
