@@ -158,8 +158,10 @@ def test_both_surgeries_fine_tune_alike(surgery):
     assert np.isfinite(logits).all()
 
 
-def adapted(name):
-    made = networks.NETWORKS[name].make()
+@functools.cache  # methods share what is compiled
+def adapted(name, shallow=False):
+    case = networks.NETWORKS[name]
+    made = (case.shallow or case.make)() if shallow else case.make()
     if isinstance(made, nnx.Module):
         made = functools.partial(_make, type(made))
     return adapt(made)
@@ -207,11 +209,24 @@ def test_every_method_runs_on_a_network_of_somebody_else(method):
     assert isinstance(result.model, SlimNetwork) == cuts
 
 
+@pytest.fixture
+def compiled_quickly():
+    """Compilation without LLVM's passes, in the slow suite as well.
+
+    Hundreds of programs run a step or two each: compiling them is all their time.
+    """
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONTRACT)
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("name", CONTRACT)
 def test_every_method_runs_on_every_network(name, method):
-    network = adapted(name)
+    network = adapted(name, shallow=True)
     data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
     variables = networks.variables_of(network)
     dense = networks.NETWORKS[name].dense
@@ -262,9 +277,10 @@ def test_a_cut_network_of_somebody_else_is_audited():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", CONTRACT)
 def test_every_kind_of_audit_takes_every_network(name):
-    network = adapted(name)
+    network = adapted(name, shallow=True)
     variables = networks.variables_of(network)
     report = audited(network, variables, networks.INPUT_SHAPE, networks.CLASSES, None)
     assert report.candidates == ["cut"]
