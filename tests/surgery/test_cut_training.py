@@ -100,6 +100,7 @@ def test_vgg_compacted_twice_trains_like_the_masked_one():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_every_compacted_model_trains_like_the_masked_one(name, norm):

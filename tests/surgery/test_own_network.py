@@ -209,18 +209,6 @@ def test_every_method_runs_on_a_network_of_somebody_else(method):
     assert isinstance(result.model, SlimNetwork) == cuts
 
 
-@pytest.fixture
-def compiled_quickly():
-    """Compilation without LLVM's passes, in the slow suite as well.
-
-    Hundreds of programs run a step or two each: compiling them is all their time.
-    """
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("method", list(METHODS))
