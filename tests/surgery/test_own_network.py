@@ -139,9 +139,15 @@ def test_class_pruning_cuts_a_network_of_somebody_else_and_trains_it():
     variables = networks.variables_of(network, (6, 6, 1))
     result = run("class_pruning", network, variables, data, 4)
     assert isinstance(result.model, SlimNetwork)
-    logits = result.model.apply(result.variables, jnp.zeros((2, 6, 6, 1)), train=False)
+    images = jnp.zeros((2, 6, 6, 1))
+    logits = result.model.apply(result.variables, images, train=False)
     assert logits.shape == (2, 4)
     assert np.isfinite(logits).all()
+    # It keeps no statistics, and says so as Flax does.
+    trained, state = result.model.apply(
+        result.variables, images, train=True, mutable=[]
+    )
+    assert trained.shape == (2, 4) and not state
 
 
 @pytest.mark.slow
