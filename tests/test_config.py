@@ -287,9 +287,31 @@ def test_all_for_clients_is_all_that_serve_them():
 
 
 @pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"unlearn__clients": "3"}, ("retrain", "sisa")),
+        ({"unlearn__examples": "a.txt"}, ("retrain", "sisa")),
+        (
+            {"unlearn__clients": "3", "train__history_interval": 2},
+            ("retrain", "fed_eraser"),
+        ),
+        ({"unlearn__clients": "3", "sisa__shards": 100}, ("retrain", "sisa")),
+        ({"unlearn__clients": "3", "sisa__shards": 101}, ("retrain",)),
+    ],
+)
+def test_methods_that_nobody_chose_give_way_to_those_that_serve(values, expected):
+    config = changed(**values)
+    assert config_lib.methods(config) == expected
+    config_lib.validate(config)
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"unlearn__clients": "3"}, "names class_pruning, which serves classes, while"),
+        (
+            {"unlearn__clients": "3", "unlearn__methods": "retrain,class_pruning"},
+            "names class_pruning, which serves classes, while unlearn.clients is given",
+        ),
         (
             {"unlearn__clients": "100", "unlearn__methods": "retrain"},
             "unlearn.clients names client 100; allowed: 0 to 99",

@@ -216,6 +216,11 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         judged = make_judge(this, result.model)(result.variables)
         append_row(this, {"phase": name, "round": 0, **judged})
     notes = typed_json.to_plain(dict(result.notes))
+    if "share_of_retraining" in notes:
+        this.progress.note(
+            f"{unit.name}: clients trained on {notes['images']:,} images, "
+            f"{notes['share_of_retraining']:.3f} of a retraining's."
+        )
     return outcome._replace(
         stages=[
             measure(this, unit.name, stage)
