@@ -181,6 +181,9 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         options["replay"] = assembly.make_replay(
             this.config, model, this.federation, this.runtime
         )
+        # Several processes could find different files when they start again.
+        if jax.process_count() == 1:
+            options["kept"] = _checkpoints(this, unit.name, variables)
     if "shards" in METHODS[method].options:
         options |= dict(
             train=assembly.make_slice_training(
@@ -188,7 +191,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             ),
             rounds=this.config.train.rounds,
             passes=passes(this.config),
-            kept=kept_files.SliceFiles(this.workdir / "sisa", variables),
+            kept=_checkpoints(this, "sisa", variables),
         )
     how = make_budget(this.config, budget, target_accuracy(this))
     outcome = UnlearnedOutcome(
@@ -233,6 +236,16 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         privacy=notes.pop("privacy", {}),
         notes=notes,
     )
+
+
+def _checkpoints(this: Run, folder: str, variables) -> kept_files.CheckpointFiles:
+    """Where a method that trains by itself leaves what it can go on from."""
+
+    def stop_if_asked() -> None:
+        if stopping(this):
+            raise StopRequested
+
+    return kept_files.CheckpointFiles(this.workdir / folder, variables, stop_if_asked)
 
 
 def _save_stages(this: Run, unit: UnlearnUnit, result: UnlearnResult) -> list[Stage]:
