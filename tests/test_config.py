@@ -507,6 +507,18 @@ def test_every_schedule_that_is_accepted_can_be_made(kind, rounds):
         assert all(0 <= rate(number) <= 0.1 + 1e-6 for number in range(rounds))
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 3, 6])
+def test_warm_up_never_starts_at_rate_zero(warmup):
+    """A first round at rate 0 would be a round for nothing."""
+    from fuprune.run.assembly import learning_rate_schedule
+
+    rate = learning_rate_schedule("warmup_cosine", peak=0.1, rounds=7, warmup=warmup)
+    ramp = [float(rate(number)) for number in range(warmup + 1)]
+    assert ramp == pytest.approx(
+        [0.1 * (n + 1) / (warmup + 1) for n in range(warmup + 1)]
+    )
+
+
 def test_every_key_of_a_methods_sections_is_an_option_of_the_method():
     """A key that the function does not take would be dropped in silence."""
     from fuprune.unlearning.methods import METHODS

@@ -164,7 +164,7 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
             rows.append(
                 (
                     cell(group.subject),
-                    cell(group.tested, formats.in_words(group.tested)),
+                    cell(group.tested, roles.method_words(group.tested)),
                     cell(target, formats.in_words(target)),
                     cell(found.accuracy, formats.percent(found.accuracy)),
                     *tables.reached_cells(found)[:2],

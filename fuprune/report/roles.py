@@ -68,6 +68,12 @@ def warning(method: str) -> str:
     return ""
 
 
+def method_words(method: str) -> str:
+    """A method's name in words, with what must stand beside its numbers."""
+    named, warned = formats.in_words(method), warning(method)
+    return f"{named} ({warned})" if warned else named
+
+
 def tested_method(record: RunRecord, audit: AuditReport | None = None) -> str | None:
     """The method that a page is about."""
     units = [row.name for row in record.methods]

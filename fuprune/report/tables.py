@@ -136,11 +136,9 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
         # Retraining is not compared with itself.
         base = None if method == roles.RETRAIN else retrained
         faster = speed.speedups(found, base)
-        warning = roles.warning(method)
-        name = formats.in_words(method) + (f" ({warning})" if warning else "")
         rows.append(
             (
-                cell(method, name, _tint(method == tested)),
+                cell(method, roles.method_words(method), _tint(method == tested)),
                 *reached_cells(found),
                 *(cell(ratio, formats.times(ratio)) for ratio in faster),
             )
