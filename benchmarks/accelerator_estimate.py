@@ -15,7 +15,6 @@ Runs in the environment `setup.sh tpu` makes:
 
 import argparse
 import datetime
-import functools
 import json
 import os
 import pathlib
@@ -25,11 +24,13 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(HERE)]
+
+import accelerator_programs  # noqa: E402
+
 PYTHON = ROOT / ".bench" / "tpu" / "bin" / "python"
 RESULTS = HERE / "results" / "accelerator_estimate.json"
 FORMS = ("floor", "map", "vmap", "auto")
-# Local steps in a round; what a round does once is spread over them.
-STEPS = 4
 
 
 def main(arguments=None):
@@ -46,6 +47,7 @@ def main(arguments=None):
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--topology", default="v5e:2x2")
+    parser.set_defaults(platform="tpu")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     options = parser.parse_args(arguments)
     # It describes a TPU and opens none; the host's own backend stays the CPU.
@@ -58,7 +60,6 @@ def main(arguments=None):
         raise SystemExit(f"{PYTHON} is not there; run benchmarks/setup.sh tpu")
     if pathlib.Path(sys.prefix).resolve() != PYTHON.parents[1].resolve():
         os.execv(PYTHON, [str(PYTHON), __file__, *(arguments or sys.argv[1:])])
-    sys.path[:0] = [str(ROOT), str(HERE)]
     import jax
 
     report = {"rows": []}
@@ -66,7 +67,7 @@ def main(arguments=None):
         report = json.loads(options.output.read_text())
     for form in options.forms:
         row = estimate(form, options)
-        same = ("form", "net", "dtype", "clients", "batch_size")
+        same = ("topology", "form", "net", "dtype", "clients", "batch_size")
         report["rows"] = [
             old for old in report["rows"] if any(old[k] != row[k] for k in same)
         ] + [row]
@@ -78,7 +79,6 @@ def main(arguments=None):
         )
         report |= {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "topology": options.topology,
             "versions": {"jax": jax.__version__},
         }
         add_ratios(report["rows"])
@@ -89,7 +89,7 @@ def main(arguments=None):
 
 def add_ratios(rows):
     """Each row's cycles against the float32 floor of the same net and cohort."""
-    key = ("net", "clients", "batch_size")
+    key = ("topology", "net", "clients", "batch_size")
     for row in rows:
         row["ratio"] = next(
             (
@@ -113,8 +113,7 @@ def estimate(form, options):
         platform="tpu", topology_name=options.topology
     )
     sharding = SingleDeviceSharding(topology.devices[0])
-    make = make_floor if form == "floor" else functools.partial(make_round, form)
-    run, inputs = make(options)
+    run, inputs, steps = accelerator_programs.make(form, options)
     start = time.perf_counter()
     compiled = (
         jax.jit(run, in_shardings=sharding, out_shardings=sharding)
@@ -122,9 +121,9 @@ def estimate(form, options):
         .compile()
     )
     seconds = time.perf_counter() - start
-    steps = 1 if form == "floor" else STEPS
     memory = compiled.memory_analysis()
     return {
+        "topology": options.topology,
         "form": form,
         "net": options.net,
         "dtype": options.dtype,
@@ -144,11 +143,7 @@ def count_cycles(text: str, steps: int) -> int:
     A loop whose condition holds no constant is the one over local steps, whose number
     is a client's own: `steps`.
     """
-    bodies, name = {}, ""
-    for line in text.splitlines():
-        if opening := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
-            name = "ENTRY" if opening[1] else opening[2]
-        bodies.setdefault(name, []).append(line)
+    bodies = accelerator_programs.computations(text)
 
     def cycles_of(name):
         total = 0
@@ -165,81 +160,6 @@ def count_cycles(text: str, steps: int) -> int:
         return total
 
     return cycles_of("ENTRY")
-
-
-def make_floor(options):
-    """`(step, shapes of its inputs)`: all images, one set of weights."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    from fuprune.federated.client import Batch, make_loss
-
-    shape_of = jax.ShapeDtypeStruct
-    model, variables = make_model(options)
-    optimizer = optax.sgd(0.01, momentum=0.9)
-    loss = make_loss(model)
-
-    def shared_step(params, state, opt_state, images, labels):
-        images = images.astype(jnp.float32) / 255.0
-        data = Batch(images, labels, jnp.ones(labels.shape))
-        gradient, (_, _, state) = jax.grad(loss, has_aux=True)(params, state, data)
-        change, opt_state = optimizer.update(gradient, opt_state)
-        return optax.apply_updates(params, change), state, opt_state
-
-    params = variables["params"]
-    number = options.clients * options.batch_size
-    return shared_step, (
-        params,
-        {"batch_stats": variables["batch_stats"]},
-        jax.eval_shape(optimizer.init, params),
-        shape_of((number, 32, 32, 3), jnp.uint8),
-        shape_of((number,), jnp.int32),
-    )
-
-
-def make_round(form, options):
-    """`(round, shapes of its inputs)`: FedAvg with STEPS local steps."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    from fuprune.data.federated import Cohort
-    from fuprune.federated.cohort import resolve_backend
-    from fuprune.federated.server import fed_avg
-
-    shape_of = jax.ShapeDtypeStruct
-    backend, _ = resolve_backend(form, platform="tpu", device_count=1)
-    model, variables = make_model(options)
-    algorithm = fed_avg(
-        model,
-        client_optimizer=optax.sgd(0.01, momentum=0.9),
-        batch_size=options.batch_size,
-        backend=backend,
-    )
-    clients, length = options.clients, STEPS * options.batch_size
-    cohort = Cohort(
-        shape_of((clients * length, 32, 32, 3), jnp.uint8),
-        shape_of((clients * length,), jnp.int32),
-        shape_of((clients, length), jnp.int32),
-        shape_of((clients,), jnp.int32),
-        shape_of((clients,), jnp.int32),
-    )
-    state = jax.eval_shape(algorithm.init, variables)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return algorithm.round, (state, cohort, key)
-
-
-def make_model(options):
-    """The network and the shapes of its variables."""
-    import jax
-    import jax.numpy as jnp
-
-    from fuprune.models import zoo
-
-    model = zoo.create(options.net, num_classes=10, dtype=jnp.dtype(options.dtype))
-    images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-    return model, jax.eval_shape(model.init, jax.random.key(0), images)
 
 
 if __name__ == "__main__":

@@ -90,40 +90,46 @@ def main(arguments=None):
     return report
 
 
+def layer_functions(name, stride):
+    """`{what: function}`: a 3x3 convolution and its two gradients."""
+
+    def forward(data, kernel):
+        return convolution.implementation(name)(
+            data,
+            kernel,
+            (stride, stride),
+            ((1, 1), (1, 1)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    def pullback(data, kernel, output):
+        return jax.vjp(forward, data, kernel)[1](output)
+
+    return {
+        "forward": forward,
+        "gradient of data": lambda d, k, y: pullback(d, k, y)[0],
+        "gradient of kernel": lambda d, k, y: pullback(d, k, y)[1],
+    }
+
+
 def layer_rows(size, inputs, outputs, stride, batch_size, repeats):
     """One convolution and its two gradients, in GFLOP/s."""
     data = jax.random.normal(jax.random.key(0), (batch_size, size, size, inputs))
     kernel = jax.random.normal(jax.random.key(1), (3, 3, inputs, outputs))
     flops = 2 * 9 * inputs * outputs * batch_size * (size // stride) ** 2
 
-    def make(name):
-        def forward(data, kernel):
-            return convolution.implementation(name)(
-                data,
-                kernel,
-                (stride, stride),
-                ((1, 1), (1, 1)),
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            )
-
-        def pullback(data, kernel, output):
-            return jax.vjp(forward, data, kernel)[1](output)
-
-        return {
-            "forward": forward,
-            "gradient of data": lambda d, k, y: pullback(d, k, y)[0],
-            "gradient of kernel": lambda d, k, y: pullback(d, k, y)[1],
-        }
-
-    output = jax.jit(make("xla")["forward"])(data, kernel)
-    for what in make("xla"):
+    output = jax.jit(layer_functions("xla", stride)["forward"])(data, kernel)
+    for what in layer_functions("xla", stride):
         if what == "gradient of data" and inputs == 3:
             continue  # images have no gradient
         arguments = (data, kernel) if what == "forward" else (data, kernel, output)
         yield compared(
             f"{what}, 3x3, {inputs} to {outputs}, {size}x{size}, stride {stride}",
             "jit",
-            {name: (jax.jit(make(name)[what]), arguments) for name in NAMES},
+            {
+                name: (jax.jit(layer_functions(name, stride)[what]), arguments)
+                for name in NAMES
+            },
             "GFLOP/s",
             flops / 1e9,
             repeats,

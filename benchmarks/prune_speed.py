@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import training_step
 
 from fuprune import surgery
 from fuprune.models import zoo
@@ -120,27 +121,8 @@ def make_run(model, variables, options):
     optimizer = optax.chain(
         optax.add_decayed_weights(5e-4), optax.sgd(0.1, momentum=0.9, nesterov=True)
     )
-    generator = np.random.default_rng(options.seed)
-    shape = (options.batch_size, *model.input_shape)
-    images = jnp.asarray(generator.normal(size=shape), jnp.float32)
-    labels = jnp.asarray(generator.integers(0, 10, options.batch_size))
-
-    def step(variables, opt_state):
-        def loss_of(params):
-            logits, update = model.apply(
-                {**variables, "params": params},
-                images,
-                train=True,
-                mutable=["batch_stats"],
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return jnp.mean(losses), update
-
-        gradient, update = jax.grad(loss_of, has_aux=True)(variables["params"])
-        change, opt_state = optimizer.update(gradient, opt_state, variables["params"])
-        params = optax.apply_updates(variables["params"], change)
-        return {**update, "params": params}, opt_state
-
+    images, labels = training_step.random_batch(model, options)
+    step = training_step.make_step(model, optimizer, images, labels)
     step = jax.jit(step, donate_argnums=(0, 1))
     # Copies: donation must not take the arrays the two networks share.
     state = [jax.tree.map(jnp.copy, variables), optimizer.init(variables["params"])]

@@ -14,6 +14,8 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
+import growth  # noqa: E402
+import roofline  # noqa: E402
 import round_throughput  # noqa: E402
 
 README = HERE / "README.md"
@@ -73,17 +75,50 @@ def capture_table(report):
 def accelerator_table(report):
     """Estimated cycles of a cohort's step."""
     lines = [
-        f"Compiled {report['date']} for {report['topology']}, "
-        f"jax {report['versions']['jax']}. Estimates, not measurements.",
+        f"Compiled {report['date']}, jax {report['versions']['jax']}. Estimates, not"
+        " measurements.",
         "",
-        "| form | net | type | cycles, estimated | to the floor | memory, MB |",
-        "|---|---|---|---:|---:|---:|",
+        "| TPU | form | net | type | cycles, estimated | to the floor | memory, MB |",
+        "|---|---|---|---|---:|---:|---:|",
     ]
-    for row in sorted(report["rows"], key=lambda row: (row["net"], row["cycles"])):
+
+    def order(row):
+        return row["topology"], row["net"], row["cycles"]
+
+    for row in sorted(report["rows"], key=order):
         ratio = f"{row['ratio']:.2f}x" if row["ratio"] else "-"
         lines.append(
-            f"| {row['form']} | {row['net']} | {row['dtype']} |"
-            f" {row['cycles'] / 1e6:.1f}M | {ratio} | {row['bytes'] / 1e6:.0f} |"
+            f"| {row['topology'].split(':')[0]} | {row['form']} | {row['net']} |"
+            f" {row['dtype']} | {row['cycles'] / 1e6:.1f}M | {ratio} |"
+            f" {row['bytes'] / 1e6:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def gpu_table(report):
+    """The least time of a cohort's step, and what it consists of."""
+    lines = [
+        f"Compiled {report['date']}, jax {report['versions']['jax']}; a kernel takes at"
+        f" least {1e6 * report['launch_seconds']:.0f} \N{MICRO SIGN}s. Rooflines, not"
+        " measurements.",
+        "",
+        "| GPU | form | net | type | at best, ms | kernels | grouped convolutions |"
+        " GFLOP | GB moved | memory, MB |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+
+    def order(row):
+        return row["device"], row["net"], row["dtype"] != "float32", row["seconds"]
+
+    for row in sorted(report["rows"], key=order):
+        grouped = sum(
+            number for kind, number in row["kinds"].items() if kind.endswith("grouped")
+        )
+        lines.append(
+            f"| {row['device'].upper()} | {row['form']} | {row['net']} |"
+            f" {row['dtype']} | {1e3 * row['seconds']:.1f} | {row['kernels']:.0f} |"
+            f" {grouped:.0f} | {row['gflop']:.0f} | {row['gigabytes']:.1f} |"
+            f" {row['memory_bytes'] / 1e6:.0f} |"
         )
     return "\n".join(lines)
 
@@ -172,6 +207,9 @@ TABLES = {
     "host_overhead": overhead_table,
     "capture": capture_table,
     "accelerator_estimate": accelerator_table,
+    "growth": growth.table,
+    "roofline": roofline.table,
+    "gpu_estimate": gpu_table,
     "prune_speed": prune_table,
     "traced_speed": traced_table,
     "convolution": any_table,

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import training_step
 
 from fuprune import surgery
 from fuprune.models import zoo
@@ -212,17 +213,9 @@ def take_turns(runs, repeats):
     return seconds
 
 
-def batch(model, options):
-    """Images and labels, the same for all."""
-    generator = np.random.default_rng(options.seed)
-    shape = (options.batch_size, *(getattr(model, "input_shape", None) or (32, 32, 3)))
-    images = jnp.asarray(generator.normal(size=shape), jnp.float32)
-    return images, jnp.asarray(generator.integers(0, 10, options.batch_size))
-
-
 def make_evaluation(model, variables, options):
     """A compiled evaluation, and a function that runs it."""
-    images, _ = batch(model, options)
+    images, _ = training_step.random_batch(model, options)
     step = jax.jit(lambda v, x: model.apply(v, x, train=False))
     compiled = step.lower(variables, images).compile()
     return compiled, lambda: jax.block_until_ready(compiled(variables, images))
@@ -230,25 +223,10 @@ def make_evaluation(model, variables, options):
 
 def make_training(model, variables, options):
     """A compiled step of SGD with momentum, and a function that runs it."""
-    images, labels = batch(model, options)
+    images, labels = training_step.random_batch(model, options)
     optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
 
-    def step(variables, opt_state):
-        def loss_of(params):
-            logits, update = model.apply(
-                {**variables, "params": params},
-                images,
-                train=True,
-                mutable=["batch_stats"],
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return jnp.mean(losses), update
-
-        gradient, update = jax.grad(loss_of, has_aux=True)(variables["params"])
-        change, opt_state = optimizer.update(gradient, opt_state, variables["params"])
-        params = optax.apply_updates(variables["params"], change)
-        return {**update, "params": params}, opt_state
-
+    step = training_step.make_step(model, optimizer, images, labels)
     state = [dict(variables), optimizer.init(variables["params"])]
     compiled = jax.jit(step).lower(*state).compile()
 

@@ -1,7 +1,7 @@
-"""Writes the tables of results.md from the runs under results/.
+"""Writes the tables of results.md and results_tables.md from the runs under results/.
 
 A table stands between `<!-- name -->` and `<!-- end of name -->`; what is outside is
-written by hand. A test fails when page and runs differ.
+written by hand. A test fails when pages and runs differ.
 
     python docs/fill_results.py
 """
@@ -15,7 +15,7 @@ from fuprune.report import roles
 from fuprune.report.joined_report import join
 
 HERE = pathlib.Path(__file__).resolve().parent
-PAGE = HERE / "results.md"
+PAGES = (HERE / "results.md", HERE / "results_tables.md")
 RUNS = HERE.parent / "results"
 # How the joined report titles what the page calls by these names.
 JOINED = {
@@ -32,16 +32,22 @@ JOINED = {
 
 def main():
     """Rewrite the tables in place."""
-    PAGE.write_text(filled(PAGE.read_text()))
+    tables = bodies()
+    for page in PAGES:
+        page.write_text(filled(page.read_text(), tables))
 
 
-def filled(text: str) -> str:
-    """The page with every table made from the runs."""
+def bodies() -> dict[str, str]:
+    """Every table by its name."""
     runs = sorted(path.parent for path in RUNS.glob("*/config.json"))
-    bodies = {**joined(runs), "commands": commands(runs), "curves": curves(runs)}
+    return {**joined(runs), "commands": commands(runs), "curves": curves(runs)}
+
+
+def filled(text: str, tables: dict[str, str]) -> str:
+    """A page with every table made from the runs."""
 
     def fill(match):
-        body = bodies.get(match[1], "Not run.")
+        body = tables.get(match[1], "Not run.")
         return f"<!-- {match[1]} -->\n{body.strip()}\n<!-- end of {match[1]} -->"
 
     pattern = r"<!-- (\w+) -->\n.*?<!-- end of \1 -->"

@@ -26,7 +26,13 @@ def test_methods_that_train_on_forgotten_images_are_known():
     assert found == {"relabel", "prune_relabel"}
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/methods.md", "docs/results.md"])
+PAGES = (
+    "README.md",
+    *(f"docs/{n}.md" for n in ("methods", "results", "results_tables")),
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_numbers_of_relabel_stand_beside_what_it_trains_on(repository, name):
     """In the same row of a table, or in the same paragraph."""
     for paragraph in (repository / name).read_text().split("\n\n"):

@@ -1,0 +1,57 @@
+"""The roofline counts every layer of a network, as often as it is there."""
+
+import pathlib
+
+import pytest
+
+from fuprune.models import cost, zoo
+
+BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def roofline(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
+    import roofline
+
+    return roofline
+
+
+@pytest.mark.parametrize("net", ["resnet20", "vgg11"])
+def test_layers_add_up_to_the_network(roofline, net):
+    """The same products as the model's own count, dense layers aside."""
+    model = zoo.create(net, num_classes=10)
+    shapes = roofline.layer_shapes(model)
+    counted = sum(
+        number * 2 * 9 * inputs * outputs * (side // stride) ** 2
+        for (side, inputs, outputs, stride), number in shapes.items()
+    )
+    costs = cost.layer_costs(model)
+    assert counted == sum(costs[layer].flops for layer in model.output_sizes())
+
+
+def test_table_takes_shares_of_the_peak(roofline):
+    """A layer at half the peak that fills half the step reads 50% twice."""
+    row = {"layer": "a", "what": "forward", "number": 2, "seconds": 0.25}
+    row |= {"flops": 12.5e9, "bytes": 1e9}
+    peaks = dict.fromkeys(("multiply_adds", "multiply_adds_by_clock"), [100e9, 200e9])
+    text = roofline.table(
+        {
+            "date": "now",
+            "machine": {"cores": 2, "cpu": "c", "load_before": 0, "load_after": 0},
+            "batch_size": 32,
+            "peaks": peaks | {"bytes": [10e9, 10e9]},
+            "nets": {"net": {"rows": [row], "step_seconds": 1.0}},
+        }
+    )
+    assert "| a | forward | 2 | 250.00 | 50 | 50% | 4.0 | 50.0% |" in text
+    assert "its kernels alone 500.0 ms (50%)" in text
+    assert "(25%); convolutions run at 25% of the peak" in text
+
+
+@pytest.mark.slow
+def test_everything_is_measured(roofline, tmp_path):
+    report = roofline.main(["--smoke", "--output", str(tmp_path / "none.json")])
+    assert all(row["seconds"] > 0 for row in report["nets"]["resnet8"]["rows"])
+    assert not (tmp_path / "none.json").exists()
