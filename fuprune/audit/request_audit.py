@@ -338,7 +338,9 @@ def find_weights(measurements: Measurements) -> Findings:
         others = [models[other] for other in names if other != name]
         if not all(comparable(models[name], m) for m in others):
             return None
-        return np.mean([relative_distance(models[name][1], m[1]) for m in others])
+        return float(
+            np.mean([relative_distance(models[name][1], m[1]) for m in others])
+        )
 
     if len(names) < 2:
         return Findings([])

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from fuprune.audit.outputs import Head, Variables, training_logits
 
@@ -30,7 +31,7 @@ def init_state(variables: Variables) -> TrainState:
 
     From the host, so that wherever a model comes from, its steps are one program.
     """
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(variables)):
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(variables)):
         return _init_state(variables)
     return _init_state(jax.device_get(dict(variables)))
 
