@@ -6,7 +6,7 @@ Half the channels of every layer are cut, at random. Three comparisons:
 
 - every network of the zoo cut by tracing, against the same cut by its wiring, which is
   the zoo's code with shorter wires: FLOPs of the compiled evaluation and training step,
-  and the time of both for the networks of `--timed`;
+  and the time of both for the networks of `--timed` (all, if not given);
 - two networks in plain Flax, cut by tracing, against the same class written with the
   smaller widths: FLOPs and time;
 - the seconds of processor time in which Flax's ResNet50 is traced and cut.
@@ -84,9 +84,9 @@ def main():
     """Measures, prints a line per comparison, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(zoo.MODELS))
-    parser.add_argument("--timed", nargs="*", default=["resnet20", "vgg11"])
+    parser.add_argument("--timed", nargs="*", default=list(zoo.MODELS))
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     options = parser.parse_args()

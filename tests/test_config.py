@@ -287,9 +287,31 @@ def test_all_for_clients_is_all_that_serve_them():
 
 
 @pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"unlearn__clients": "3"}, ("retrain", "sisa")),
+        ({"unlearn__examples": "a.txt"}, ("retrain", "sisa")),
+        (
+            {"unlearn__clients": "3", "train__history_interval": 2},
+            ("retrain", "fed_eraser"),
+        ),
+        ({"unlearn__clients": "3", "sisa__shards": 100}, ("retrain", "sisa")),
+        ({"unlearn__clients": "3", "sisa__shards": 101}, ("retrain",)),
+    ],
+)
+def test_methods_that_nobody_chose_give_way_to_those_that_serve(values, expected):
+    config = changed(**values)
+    assert config_lib.methods(config) == expected
+    config_lib.validate(config)
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"unlearn__clients": "3"}, "names class_pruning, which serves classes, while"),
+        (
+            {"unlearn__clients": "3", "unlearn__methods": "retrain,class_pruning"},
+            "names class_pruning, which serves classes, while unlearn.clients is given",
+        ),
         (
             {"unlearn__clients": "100", "unlearn__methods": "retrain"},
             "unlearn.clients names client 100; allowed: 0 to 99",
@@ -483,6 +505,18 @@ def test_every_schedule_that_is_accepted_can_be_made(kind, rounds):
         config_lib.validate(config)
         rate = learning_rate_schedule(kind, peak=0.1, rounds=rounds, warmup=warmup)
         assert all(0 <= rate(number) <= 0.1 + 1e-6 for number in range(rounds))
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3, 6])
+def test_warm_up_never_starts_at_rate_zero(warmup):
+    """A first round at rate 0 would be a round for nothing."""
+    from fuprune.run.assembly import learning_rate_schedule
+
+    rate = learning_rate_schedule("warmup_cosine", peak=0.1, rounds=7, warmup=warmup)
+    ramp = [float(rate(number)) for number in range(warmup + 1)]
+    assert ramp == pytest.approx(
+        [0.1 * (n + 1) / (warmup + 1) for n in range(warmup + 1)]
+    )
 
 
 def test_every_key_of_a_methods_sections_is_an_option_of_the_method():

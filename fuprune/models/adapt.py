@@ -197,11 +197,11 @@ class NNXNetwork:
     def apply(
         self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
     ):
-        """Logits [B, U], and {"batch_stats": ...} after the step if `mutable`."""
+        """Logits [B, U], and {"batch_stats": ...} unless `mutable` is False."""
         module = self.module(variables, rngs=rngs)
         module.train() if train else module.eval()
         logits = module(images, **self.convention.arguments(train, mask))
-        if not mutable:
+        if mutable is False:
             return logits
         found = variables_of(module)
         return logits, {"batch_stats": found.get("batch_stats", {})}
@@ -245,7 +245,7 @@ class FunctionNetwork:
     def apply(
         self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
     ):
-        """Logits [B, U], with {} beside them if `mutable` and it keeps no state."""
+        """Logits [B, U], and its state or {} unless `mutable` is False."""
         options = {"mutable": mutable, "rngs": rngs}
         result = self.function(
             variables,
@@ -253,7 +253,8 @@ class FunctionNetwork:
             **self.convention.arguments(train, mask),
             **{name: options[name] for name in self.also},
         )
-        return (result, {}) if mutable and "mutable" not in self.also else result
+        is_whole = mutable is False or "mutable" in self.also
+        return result if is_whole else (result, {})
 
 
 class Forwarding:
@@ -276,7 +277,7 @@ class Forwarding:
     ) -> Any:
         """Logits [B, U], and the updated collections if `mutable` names any."""
         network, variables = self.target(variables)
-        options |= {"mutable": mutable} if mutable else {}
+        options |= {"mutable": mutable} if mutable is not False else {}
         options |= {"rngs": rngs} if rngs else {}
         return network.apply(variables, images, train=train, mask=mask, **options)
 

@@ -78,12 +78,12 @@ class Ensemble:
         answers, updated = [], []
         for i in range(self.size):
             answer = self.member.apply(member_of(variables, i), images, **options)
-            if mutable:
+            if mutable is not False:
                 answer, state = answer
                 updated.append(state)
             answers.append(answer)
         logits = self.combine(jnp.stack(answers))
-        return (logits, stack_members(updated)) if mutable else logits
+        return logits if mutable is False else (logits, stack_members(updated))
 
     def combine(self, answers: jax.Array) -> jax.Array:
         """Members' logits [S, B, U] -> logits [B, U] of what they agree on."""

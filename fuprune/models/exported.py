@@ -121,10 +121,10 @@ class ExportedNetwork:
         variables = _plain(variables)
         if not train:
             logits = self._evaluate.call(variables, images)
-            return (logits, {}) if mutable else logits
+            return logits if mutable is False else (logits, {})
         key = jax.random.key(0) if rngs is None else rngs["dropout"]
         logits, new = self._train.call(variables, images, jax.random.key_data(key))
-        return (logits, new) if mutable else logits
+        return logits if mutable is False else (logits, new)
 
 
 def export_network(

@@ -77,7 +77,8 @@ def wandb(
     """Sends rows to Weights & Biases; WANDB_MODE=offline keeps them on the disk.
 
     Every phase has a round of its own as its horizontal axis, because phases count
-    from 1.
+    from 1. The package writes in a process of its own: its file is whole when the
+    program has ended, which may be a moment after `close`.
 
     Args:
       project: that the run belongs to.

@@ -70,7 +70,7 @@ class SlimNetwork(CutNetwork):
         rngs=None,
         **options,
     ) -> Any:
-        """Logits [B, U], and the updated collections if `mutable` names any.
+        """Logits [B, U], and the updated collections unless `mutable` is False.
 
         Args:
           variables: cut, as `compact` returned them.
@@ -89,7 +89,7 @@ class SlimNetwork(CutNetwork):
                 images,
                 train=train,
                 mask=mask,
-                **({"mutable": mutable} if mutable else {}),
+                **({"mutable": mutable} if mutable is not False else {}),
                 **({"rngs": rngs} if rngs else {}),
                 **options,
             )
@@ -106,7 +106,7 @@ class SlimNetwork(CutNetwork):
         leaves = []
         for path, held in zip(program.out_paths, results, strict=True):
             # New statistics are cut as the old ones are; everything else is whole.
-            axes = kept.get(path[1:], {}) if mutable else {}
+            axes = kept.get(path[1:], {}) if mutable is not False else {}
             wanted = [axes.get(axis) for axis in range(len(held.shape))]
             wanted = [None if ids is None else np.asarray(ids) for ids in wanted]
             leaves.append(onto(held, wanted) if axes else in_full(held))

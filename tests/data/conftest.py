@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from fuprune.data import idx, network
+from fuprune.data import idx, network, sources
 
 
 @pytest.fixture
@@ -27,3 +27,9 @@ def offline(tmp_path, monkeypatch) -> pathlib.Path:
     )
     monkeypatch.setattr(idx, "_DEBIAN", tmp_path / "debian")
     return data_dir
+
+
+@pytest.fixture
+def nothing_remembered():
+    """Sets are read again, and not taken from an earlier test."""
+    sources._read_once.cache_clear()

@@ -22,6 +22,19 @@ def draw(num_examples, shape, num_classes=10, seed=0) -> Dataset:
     )
 
 
+def arrays(number=30, shape=(5, 4, 3), classes=3, seed=0):
+    """Images, and labels that take turns: every class has its share."""
+    images, _ = draw(number, shape, seed=seed)
+    return images, np.arange(number) % classes
+
+
+def assert_one_line(error, *words):
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 400, text
+    for word in words:
+        assert str(word) in text, text
+
+
 def idx_bytes(array: np.ndarray) -> bytes:
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     return header + array.astype(np.uint8).tobytes()

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.models import zoo
+from fuprune.models.resnet import ResNet
 from fuprune.surgery import PrunePlan
 
 # Each drawn plan is a network of new shapes: compiling it counts, not running it.
@@ -14,6 +15,14 @@ QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
+
+
+def make_model(name, norm="batch", shape=(8, 8, 1)):
+    return zoo.create(name, num_classes=5, input_shape=shape, norm=norm)
+
+
+def small_model(norm="batch"):
+    return ResNet(8, 5, (8, 8, 1), norm)
 
 
 def variables_of(model, seed=0):

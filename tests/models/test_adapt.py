@@ -146,6 +146,23 @@ def test_every_convention_trains_and_is_evaluated(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+def test_state_is_returned_whenever_mutable_names_its_collections(name):
+    """As Flax does: also if there are none to name."""
+    network = NETWORKS[name]()
+    variables = start(network)
+    state = [collection for collection in variables if collection != "params"]
+    logits, new = jax.eval_shape(
+        lambda v, x: network.apply(
+            v, x, train=True, mutable=state, rngs={"dropout": jax.random.key(0)}
+        ),
+        variables,
+        IMAGES,
+    )
+    assert logits.shape == (len(IMAGES), 4)
+    assert {collection for collection in new if new[collection]} == set(state)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_an_adapted_network_is_static_and_equal_to_its_equal(name):
     """So that a second adaptation compiles nothing anew."""
     first, second = NETWORKS[name](), NETWORKS[name]()

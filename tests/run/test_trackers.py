@@ -48,6 +48,8 @@ def test_mlflow_store_holds_the_rows(tmp_path):
 
 
 def test_wandb_keeps_the_rows_offline(tmp_path, monkeypatch):
+    import wandb as package
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     tracker = trackers.wandb(
@@ -56,6 +58,9 @@ def test_wandb_keeps_the_rows_offline(tmp_path, monkeypatch):
     for row in ROWS:
         tracker.on_row(row)
     tracker.close()
+    # Its service process writes on after the run is finished, and ending it,
+    # as a program that ends does, waits for that.
+    package.teardown()
     (stored,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = stored.read_bytes()
     assert b"pretrain/loss" in content and b"unlearn/class_pruning/loss" in content

@@ -24,6 +24,7 @@ class Case(NamedTuple):
     dense: bool = False  # whether dense layers are cut as well
     whole: int = 0  # primitives that may run on whole operands
     share: float = 0.62  # of the parameters that may be left at 60% of the channels
+    shallow: Callable[[], Any] | None = None  # with fewer layers of each kind
 
 
 class ProjectionBlock(nn.Module):
@@ -47,27 +48,30 @@ class ProjectionBlock(nn.Module):
 
 
 class ProjectionResNet(nn.Module):
-    """Three blocks, of which two project."""
+    """Three blocks, of which two project; or as many as there are widths."""
+
+    widths: tuple[int, ...] = (8, 12, 16)
 
     @nn.compact
     def __call__(self, x, train: bool = False):
         x = nn.Conv(8, (3, 3), use_bias=False)(x)
         x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
-        x = ProjectionBlock(8)(x, train)
-        x = ProjectionBlock(12, 2)(x, train)
-        x = ProjectionBlock(16, 2)(x, train)
+        for i, width in enumerate(self.widths):
+            x = ProjectionBlock(width, 2 if i else 1)(x, train)
         return nn.Dense(CLASSES)(jnp.mean(x, axis=(1, 2)))
 
 
 class DenseNet(nn.Module):
     """Two dense blocks of concatenated maps with a transition, norms before."""
 
+    layers: int = 3  # per block
+
     @nn.compact
     def __call__(self, x, train: bool = False):
         norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
         x = nn.Conv(8, (3, 3), use_bias=False)(x)
         for block in range(2):
-            for _ in range(3):
+            for _ in range(self.layers):
                 y = nn.relu(norm()(x))
                 y = nn.Conv(12, (1, 1), use_bias=False)(y)
                 y = nn.relu(norm()(y))
@@ -109,15 +113,16 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNet(nn.Module):
-    """A stem, three inverted residuals, and a 1x1 convolution before the head."""
+    """A stem, inverted residuals, and a 1x1 convolution before the head."""
+
+    blocks: tuple[tuple[int, int], ...] = ((8, 1), (12, 2), (12, 1))  # width, stride
 
     @nn.compact
     def __call__(self, x, train: bool = False):
         norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
         x = nn.swish(norm()(nn.Conv(8, (3, 3), (2, 2), use_bias=False)(x)))
-        x = InvertedResidual(8)(x, train)
-        x = InvertedResidual(12, 2)(x, train)
-        x = InvertedResidual(12)(x, train)
+        for width, stride in self.blocks:
+            x = InvertedResidual(width, stride)(x, train)
         x = nn.swish(norm()(nn.Conv(24, (1, 1), use_bias=False)(x)))
         return nn.Dense(CLASSES)(jnp.mean(x, axis=(1, 2)))
 
@@ -156,9 +161,10 @@ class GroupNormNet(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches, a class token, two blocks of attention and hidden layers, dropout."""
+    """Patches, a class token, blocks of attention and hidden layers, dropout."""
 
     width: int = 12
+    blocks: int = 2
 
     @nn.compact
     def __call__(self, x, deterministic: bool = True):
@@ -169,7 +175,7 @@ class ViT(nn.Module):
         x = jnp.concatenate([token, x], axis=1)
         shape = (1, x.shape[1], self.width)
         x = x + self.param("positions", nn.initializers.normal(0.1), shape)
-        for _ in range(2):
+        for _ in range(self.blocks):
             y = nn.LayerNorm()(x)
             x = x + nn.MultiHeadDotProductAttention(2)(y, y)
             y = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(x)))
@@ -266,15 +272,19 @@ def resnet50(width: int = 64) -> ImageNetResNet:
 
 
 NETWORKS = {
-    "projection_resnet": Case(ProjectionResNet),
-    "densenet": Case(DenseNet),
-    "mobilenet": Case(MobileNet),
+    "projection_resnet": Case(
+        ProjectionResNet, shallow=partial(ProjectionResNet, (8, 12))
+    ),
+    "densenet": Case(DenseNet, shallow=partial(DenseNet, 1)),
+    "mobilenet": Case(MobileNet, shallow=partial(MobileNet, ((8, 1), (12, 2)))),
     "convnext": Case(ConvNeXt, dense=True),
     "group_norm": Case(GroupNormNet, whole=6),
     # Attention and the stream stay whole: only patches and hidden units go.
-    "vit": Case(ViT, dense=True, share=0.75),
+    "vit": Case(ViT, dense=True, share=0.75, shallow=partial(ViT, blocks=1)),
     "nnx": Case(lambda: NNXNet(nnx.Rngs(0))),
-    "flax_resnet18": Case(partial(resnet18, 4)),
+    "flax_resnet18": Case(
+        partial(resnet18, 4), shallow=partial(ImageNetResNet, (1, 1), False, 4)
+    ),
     "flax_resnet50": Case(partial(resnet50, 4)),
 }
 

@@ -139,9 +139,15 @@ def test_class_pruning_cuts_a_network_of_somebody_else_and_trains_it():
     variables = networks.variables_of(network, (6, 6, 1))
     result = run("class_pruning", network, variables, data, 4)
     assert isinstance(result.model, SlimNetwork)
-    logits = result.model.apply(result.variables, jnp.zeros((2, 6, 6, 1)), train=False)
+    images = jnp.zeros((2, 6, 6, 1))
+    logits = result.model.apply(result.variables, images, train=False)
     assert logits.shape == (2, 4)
     assert np.isfinite(logits).all()
+    # It keeps no statistics, and says so as Flax does.
+    trained, state = result.model.apply(
+        result.variables, images, train=True, mutable=[]
+    )
+    assert trained.shape == (2, 4) and not state
 
 
 @pytest.mark.slow
@@ -158,8 +164,10 @@ def test_both_surgeries_fine_tune_alike(surgery):
     assert np.isfinite(logits).all()
 
 
-def adapted(name):
-    made = networks.NETWORKS[name].make()
+@functools.cache  # methods share what is compiled
+def adapted(name, shallow=False):
+    case = networks.NETWORKS[name]
+    made = (case.shallow or case.make)() if shallow else case.make()
     if isinstance(made, nnx.Module):
         made = functools.partial(_make, type(made))
     return adapt(made)
@@ -208,10 +216,11 @@ def test_every_method_runs_on_a_network_of_somebody_else(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONTRACT)
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("name", CONTRACT)
 def test_every_method_runs_on_every_network(name, method):
-    network = adapted(name)
+    network = adapted(name, shallow=True)
     data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
     variables = networks.variables_of(network)
     dense = networks.NETWORKS[name].dense
@@ -262,9 +271,10 @@ def test_a_cut_network_of_somebody_else_is_audited():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", CONTRACT)
 def test_every_kind_of_audit_takes_every_network(name):
-    network = adapted(name)
+    network = adapted(name, shallow=True)
     variables = networks.variables_of(network)
     report = audited(network, variables, networks.INPUT_SHAPE, networks.CLASSES, None)
     assert report.candidates == ["cut"]

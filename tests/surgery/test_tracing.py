@@ -189,6 +189,7 @@ def test_tracing_computes_what_wiring_computes_for_no_more_work():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_tracing_computes_what_wiring_computes_on_every_net(name):
     check_values(name)

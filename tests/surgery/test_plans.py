@@ -1,0 +1,222 @@
+"""Which channels a plan takes, which plans are refused, and what a plan costs."""
+
+import chex
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune import surgery
+from fuprune.models import zoo
+from fuprune.surgery import PrunePlan
+from tests.models import drawing
+from tests.models.drawing import make_model, small_model
+
+SCORES = {"a": np.array([0.5, 0.1, 0.4]), "b": np.array([0.2, 0.3, 0.05, 0.25, 0.2])}
+
+
+def cut_of(plan, scores=SCORES):
+    return {
+        layer: np.setdiff1d(np.arange(len(score)), plan.keep[layer]).tolist()
+        for layer, score in scores.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("scope", "order", "expected"),
+    [
+        ("global", "highest", {"a": [0, 2], "b": [1, 3]}),
+        ("global", "lowest", {"a": [1], "b": [0, 2, 4]}),
+        # Half of 3 and of 5 leave half a channel each: it falls to the earlier layer.
+        ("layer", "highest", {"a": [0, 2], "b": [1, 3]}),
+        ("layer", "lowest", {"a": [1, 2], "b": [0, 2]}),
+        # Scores times widths: a 1.5 .3 1.2, b 1 1.5 .25 1.25 1.
+        ("balanced", "highest", {"a": [0, 2], "b": [1, 3]}),
+        ("balanced", "lowest", {"a": [1], "b": [0, 2, 4]}),
+    ],
+)
+def test_plan_takes_the_share_it_is_asked_for(scope, order, expected):
+    plan = surgery.make_plan(SCORES, 0.5, scope=scope, order=order)
+    assert cut_of(plan) == expected
+    assert plan.spared == {"a": 0, "b": 0}
+
+
+def test_balanced_scope_does_not_favour_narrow_layers():
+    scores = {"narrow": np.full(4, 1 / 4), "wide": np.full(16, 1 / 16)}
+    scores["wide"][3] = 2 / 16
+    assert cut_of(surgery.make_plan(scores, 0.05), scores) == {
+        "narrow": [0],
+        "wide": [],
+    }
+    balanced = surgery.make_plan(scores, 0.05, scope="balanced")
+    assert cut_of(balanced, scores) == {"narrow": [], "wide": [3]}
+
+
+@pytest.mark.parametrize("order", ["highest", "lowest"])
+def test_ties_fall_to_the_earlier_layer_then_the_lower_channel(order):
+    scores = {"z": jnp.zeros(3), "a": jnp.zeros(4)}
+    plan = surgery.make_plan(scores, 4 / 7, order=order, min_channels=1)
+    assert cut_of(plan, scores) == {"z": [0, 1], "a": [0]}
+    assert plan.spared == {"z": 1, "a": 0}
+
+
+def test_cut_below_the_minimum_is_spared_and_not_replaced():
+    plan = surgery.make_plan(SCORES, 0.5, min_channels=2)
+    assert cut_of(plan) == {"a": [0], "b": [1, 3]}
+    assert plan.spared == {"a": 1, "b": 0}
+    plan = surgery.make_plan(SCORES, 0.9, min_channels=100)
+    assert cut_of(plan) == {"a": [], "b": []}
+    assert sum(plan.spared.values()) == 7
+
+
+@hypothesis.given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    rate=st.floats(0, 0.999),
+    scope=st.sampled_from(surgery.SCOPES),
+    order=st.sampled_from(surgery.ORDERS),
+    min_channels=st.integers(1, 6),
+    seed=st.integers(0, 1000),
+)
+def test_every_plan_cuts_its_number_and_empties_no_layer(
+    sizes, rate, scope, order, min_channels, seed
+):
+    generator = np.random.default_rng(seed)
+    # Few values, hence many ties.
+    scores = {
+        f"layer{i}": generator.integers(0, 4, size) / 4 for i, size in enumerate(sizes)
+    }
+    choices = dict(scope=scope, order=order, min_channels=min_channels, seed=seed)
+    plan = surgery.make_plan(scores, rate, **choices)
+    again = surgery.make_plan(scores, rate, **choices)
+    chex.assert_trees_all_equal(plan, again)
+    cut = {layer: len(channels) for layer, channels in cut_of(plan, scores).items()}
+    for layer, score in scores.items():
+        assert len(score) - cut[layer] >= min(min_channels, len(score))
+        assert np.all(np.diff(plan.keep[layer]) > 0)
+        if scope == "layer":
+            asked = cut[layer] + plan.spared[layer]
+            assert abs(asked - rate * len(score)) < 1 + 1e-6
+    asked = sum(cut.values()) + sum(plan.spared.values())
+    assert asked == int(rate * sum(sizes) + 1e-9)
+    if order == "highest" and scope == "global" and not any(plan.spared.values()):
+        taken = np.concatenate(
+            [np.delete(scores[layer], plan.keep[layer]) for layer in scores]
+        )
+        left = np.concatenate([scores[layer][plan.keep[layer]] for layer in scores])
+        assert not taken.size or min(taken) >= max(left)
+
+
+def test_narrow_layers_give_their_share_too():
+    """Ten layers of 16 owe 0.8 channels each at R = 0.05; none would be a control."""
+    scores = {f"layer{i}": np.arange(16.0) for i in range(10)}
+    plan = surgery.make_plan(scores, 0.05, scope="layer")
+    cut = [len(channels) for channels in cut_of(plan, scores).values()]
+    assert cut == [1] * 8 + [0] * 2
+
+
+def test_rate_that_rounds_below_a_whole_number_cuts_that_number():
+    scores = {"a": np.arange(100.0)}
+    assert 0.29 * 100 < 29
+    assert surgery.make_plan(scores, 0.29).keep["a"].size == 71
+
+
+def test_random_order_depends_on_the_seed_alone():
+    scores = {"a": np.arange(40.0), "b": np.arange(30.0)}
+    other = {layer: -score for layer, score in scores.items()}
+    plan = surgery.make_plan(scores, 0.5, order="random", seed=1)
+    same = surgery.make_plan(other, 0.5, order="random", seed=1)
+    different = surgery.make_plan(scores, 0.5, order="random", seed=2)
+    chex.assert_trees_all_equal(plan.keep, same.keep)
+    assert cut_of(plan, scores) != cut_of(different, scores)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": 1.0}, "rate is 1.0, but must be at least 0 and below 1"),
+        ({"rate": -0.1}, "rate is -0.1"),
+        ({"rate": float("nan")}, "rate is nan"),
+        ({"scope": "all"}, "scope is 'all', but must be one of global, layer"),
+        ({"order": "top"}, "order is 'top'"),
+        ({"min_channels": 0}, "min_channels is 0"),
+        ({"scores": {"a": np.array([0.1, np.nan])}}, "layer 'a' hold nan"),
+        ({"scores": {"a": np.array([np.inf])}}, "layer 'a' hold inf"),
+        ({"scores": {"a": np.zeros((2, 2))}}, r"shape \(2, 2\)"),
+        ({"scores": {"a": np.zeros(0)}}, r"shape \(0,\)"),
+    ],
+)
+def test_wrong_choices_are_refused_in_one_line(change, message):
+    arguments = {"scores": SCORES, "rate": 0.1, **change}
+    with pytest.raises(ValueError, match=message) as error:
+        surgery.make_plan(**arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("operation", ["mask", "compact", "moments", "report"])
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ({"stem9": [0]}, "'stem9', which the model has not"),
+        ({"head": [0]}, "'head', which the model has not"),
+        ({"stem": []}, "at least one channel"),
+        ({"stem": [[0, 1]]}, "at least one channel"),
+        ({"stem": [0, 16]}, "channel 16 of layer 'stem', which has 16"),
+        ({"stem": [-1, 2]}, "channel -1"),
+        ({"stem": [3, 2]}, "increasing"),
+        ({"stem": [2, 2]}, "increasing"),
+        ({"stem": [0.5, 2.0]}, "integers"),
+    ],
+)
+def test_wrong_plan_is_refused_before_anything_is_cut(keep, message, operation):
+    model = small_model()
+    plan = PrunePlan({layer: np.array(ids) for layer, ids in keep.items()}, {})
+    untouchable = {"params": None}  # looking into it would fail in another way
+    operations = {
+        "mask": lambda: surgery.mask(model, untouchable, plan),
+        "compact": lambda: surgery.compact(model, untouchable, plan),
+        "moments": lambda: surgery.cut_optimizer_state(model, plan, None),
+        "report": lambda: surgery.plan_report(model, plan),
+    }
+    with pytest.raises(ValueError, match=message) as error:
+        operations[operation]()
+    assert "\n" not in str(error.value)
+
+
+def test_variables_of_another_model_are_refused():
+    model = small_model()
+    plan = drawing.plan_for(model, 0)
+    small, variables = surgery.compact(model, drawing.variables_of(model), plan)
+    with pytest.raises(ValueError, match="last axes must be"):
+        surgery.mask(model, variables, plan)
+    with pytest.raises(ValueError, match="no layer of the model"):
+        surgery.mask_tree(model, plan, {"conv1": {"bias": jnp.zeros(3)}})
+    with pytest.raises(ValueError, match="how is 'zero'"):
+        surgery.cut_optimizer_state(model, plan, None, how="zero")
+
+
+@pytest.mark.parametrize("name", ["resnet20", "vgg11"])
+def test_report_counts_what_the_compacted_model_has(name):
+    model = make_model(name)
+    plan = drawing.plan_for(model, 3)
+    plan = plan._replace(spared={zoo.layer_names(model)[0]: 2})
+    rows = surgery.plan_report(model, plan, (8, 8, 1))
+    *layers, total = rows
+    small, _ = surgery.compact(model, {}, plan)
+    assert [row.layer for row in layers] == list(model.wiring())
+    for shapes, field in (
+        (drawing.shapes_of(model), "parameters_before"),
+        (drawing.shapes_of(small), "parameters_after"),
+    ):
+        sizes = {
+            layer: sum(x.size for x in jax.tree.leaves(tree))
+            for layer, tree in shapes["params"].items()
+        }
+        assert {row.layer: getattr(row, field) for row in layers} == sizes
+        assert getattr(total, field) == sum(sizes.values())
+    assert total.layer == "total"
+    assert total.spared == 2
+    assert total.channels_after == sum(keep.size for keep in plan.keep.values())
+    assert total.flops_after == sum(row.flops_after for row in layers)
+    assert 0 < total.flops_after < 0.6 * total.flops_before
