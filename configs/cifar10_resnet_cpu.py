@@ -7,7 +7,7 @@ Paper: Figure 3 and Tables 2, 4 and 5, with fewer and smaller rounds. Kept: 100 
   Fine-tuning has a tenth of retraining's rounds, from 0.05 along a cosine (0.2 undoes
   the network before it mends it: 47% R-set accuracy after class pruning instead of
   what docs/results.md shows), and does not stop at its target, so that every method
-  gets the same budget. Added: `relabel`, which is ours.
+  gets the same budget. Added: `relabel`, after Boundary Shrink (Chen et al. 2023).
 Command: python -m fuprune.main --config configs/cifar10_resnet_cpu.py
   Table 3: --config.unlearn.classes=0,9
   Scores compared by layer or by share: --config.prune.scope=layer, or balanced

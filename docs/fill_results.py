@@ -11,6 +11,7 @@ import pathlib
 import re
 import tempfile
 
+from fuprune.report import roles
 from fuprune.report.joined_report import join
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -114,7 +115,9 @@ def curves(runs) -> str:
                 for x in levels
             ]
             last = f"{rows[-1]['r_accuracy']:.1%}"
-            lines.append(f"| {run.name} | {name} | {' | '.join(found)} | {last} |")
+            warning = roles.warning(name)
+            named = f"{name} ({warning})" if warning else name
+            lines.append(f"| {run.name} | {named} | {' | '.join(found)} | {last} |")
     return "\n".join(lines)
 
 

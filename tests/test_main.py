@@ -58,6 +58,38 @@ def test_own_data_are_not_cut_to_the_quickstarts_few(ran, flags, limit):
     assert ran[0][0].data.limit == limit
 
 
+@pytest.mark.parametrize(
+    ("flags", "methods", "said"),
+    [
+        (("--config.unlearn.clients=3",), "retrain,fine_tune_only,sisa", True),
+        (
+            ("--config.unlearn.examples=a", "--config.train.history_interval=2"),
+            "retrain,fine_tune_only,fed_eraser",
+            True,
+        ),
+        (
+            ("--config.unlearn.clients=3", "--config.unlearn.methods=retrain,fisher"),
+            "retrain,fisher",
+            False,
+        ),
+        (
+            ("--config.unlearn.classes=3",),
+            "class_pruning,retrain,mask_logit,fine_tune_only",
+            False,
+        ),
+    ],
+)
+def test_a_configs_methods_give_way_to_those_that_serve(
+    ran, caplog, flags, methods, said
+):
+    assert run(*flags) == 0
+    assert ran[0][0].unlearn.methods == methods
+    lines = [r.message for r in caplog.records if "unlearn.methods" in r.message]
+    assert len(lines) == said
+    if said:
+        assert "there is no class_pruning or mask_logit" in lines[0]
+
+
 def test_config_file_with_argument_and_overrides(ran, repository, tmp_path):
     file = repository / "configs" / "cifar10_resnet.py"
     code = run(
@@ -123,7 +155,14 @@ def test_last_of_two_overrides_counts(ran):
         (["--config.train.cohort=21"], "at most partition.clients, which is 10"),
         (["--config.unlearn.classes=10"], "names class 10; allowed: 0 to 9"),
         (["--config.unlearn.classes=0,1,2,3,4,5,6,7,8,9"], "names all 10 classes"),
-        (["--config.unlearn.clients=3"], "names class_pruning, which serves classes"),
+        (
+            ["--config.unlearn.clients=3", "--config.unlearn.method=class_pruning"],
+            "names class_pruning, which serves classes",
+        ),
+        (
+            ["--config.unlearn.clients=3", "--config.unlearn.methods=class_pruning"],
+            "names class_pruning, which serves classes",
+        ),
         (
             ["--config.unlearn.clients=10", "--config.unlearn.methods=retrain"],
             "names client 10; allowed: 0 to 9",

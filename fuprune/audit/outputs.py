@@ -203,10 +203,19 @@ def training_logits(
     return _float(calls[-1][1] if calls else logits), updated
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def init_variables(model: Any, key: jax.Array, images: jax.Array) -> Variables:
     """Fresh variables of `model` for preprocessed `images` `[B, ...]`."""
-    return adapt(model).init(key, images, train=False)
+    return _make_init(jax.default_backend())(model, key, images)
+
+
+@functools.cache
+def _make_init(platform: str):
+    def init(model, key, images):
+        return adapt(model).init(key, images, train=False)
+
+    # It runs a few times, so that compiling it well takes longer than it ever runs.
+    quick = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
+    return jax.jit(init, static_argnums=0, compiler_options=quick)
 
 
 def fresh_variables(
@@ -258,6 +267,18 @@ def find_head(model: Any, variables: Variables, images) -> Head | None:
     Returns:
       The path, e.g. `("head",)`, or None if there is none with the logits' shape.
     """
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
+        (dict(variables), images),
+    )
+    leaves, structure = jax.tree.flatten(shapes)
+    return _head_of_shapes(model, structure, tuple(leaves))
+
+
+# Tracing takes a good part of a second, and the audit asks for each model many times.
+@functools.lru_cache(maxsize=64)
+def _head_of_shapes(model: Any, structure, leaves: tuple[Any, ...]) -> Head | None:
+    variables, images = jax.tree.unflatten(structure, leaves)
     network = adapt(model)
     if _linen_module(network) is None:
         return _observed(network, variables, images)[0]

@@ -36,9 +36,9 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
+    by_role,
     each,
     every_model,
-    everyone,
     to_retraining,
 )
 from fuprune.audit.membership import loss_score
@@ -247,16 +247,12 @@ def find_accuracy(measurements: Measurements) -> Findings:
     def right(model: ModelOutputs) -> np.ndarray:
         return np.argmax(model.forgotten.logits, axis=-1) == labels
 
-    judged, others = each(measurements, right)
-    return _single(
+    return _rate(
         "forgotten_accuracy",
-        {name: float(one.mean()) for name, one in judged.items()},
-        [float(one.mean()) for one in others],
+        *each(measurements, right),
         kind="accuracy",
         question="How many of the forgotten images does the model answer correctly?",
         higher_is=TWO_SIDED,
-        resolution=paired_error(others),
-        bounds=(0.0, 1.0),
     )
 
 
@@ -272,20 +268,16 @@ def find_losses(measurements: Measurements) -> Findings:
 
     if not measurements.retrained:
         return Findings([])
-    judged, others = to_retraining(measurements, distance_between)
-    return _single(
+    return _distance(
         "loss_distribution",
-        {name: float(value) for name, value in judged.items()},
-        [float(value) for value in others],
+        *to_retraining(measurements, distance_between),
         kind="losses",
         question=(
             "How far is the distribution of losses on the forgotten images from "
             "retraining's (Kolmogorov-Smirnov)?"
         ),
         family=HEADLINE,
-        unit="distance",
         bounds=(0.0, 1.0),
-        leave_one_out=True,
     )
 
 
@@ -322,7 +314,7 @@ def find_influence(measurements: Measurements) -> Findings:
         paired_error([pair[i] for pair in others], added=0.0) if others else 0.0
         for i in range(2)
     ]
-    return _single(
+    return _draft(
         "influence_on_predictions",
         {name: advantage(pair) for name, pair in judged.items()},
         [advantage(pair) for pair in others],
@@ -344,7 +336,7 @@ def find_weights(measurements: Measurements) -> Findings:
 
     def to_retrained(name: str) -> float | None:
         others = [models[other] for other in names if other != name]
-        if not others or not all(comparable(models[name], m) for m in others):
+        if not all(comparable(models[name], m) for m in others):
             return None
         return float(
             np.mean([relative_distance(models[name][1], m[1]) for m in others])
@@ -352,15 +344,13 @@ def find_weights(measurements: Measurements) -> Findings:
 
     if len(names) < 2:
         return Findings([])
-    return _single(
+    return _distance(
         "weight_distance_to_retrained",
         {name: to_retrained(name) for name in measurements.judged},
         [to_retrained(name) for name in names],
         kind="weights",
         question="How far are the weights from those of retrained models?",
-        unit="distance",
         bounds=(0.0, None),
-        leave_one_out=True,
     )
 
 
@@ -378,24 +368,46 @@ def find_backdoor(
         return np.argmax(logits, axis=-1) == data.target
 
     found = {name: hits(model) for name, model in every_model(measurements)}
-    others = [found[name] for name, _ in everyone(measurements)][
-        len(measurements.judged) :
-    ]
-    return _single(
+    return _rate(
         "backdoor_success",
-        {name: float(found[name].mean()) for name in measurements.judged},
-        [float(one.mean()) for one in others],
+        *by_role(measurements, found),
         kind="backdoor",
         question=(
             "How often does the planted trigger make the model answer "
             f"class {data.target}?"
         ),
         family=HEADLINE,
-        resolution=paired_error(others),
-        bounds=(0.0, 1.0),
     )
 
 
-def _single(name, judged, retrained, **fields) -> Findings:
+def _rate(name: str, judged, retrained, **fields) -> Findings:
+    """A test of how often something is true; of every model `[N]` bool."""
+    return _draft(
+        name,
+        {model: float(one.mean()) for model, one in judged.items()},
+        [float(one.mean()) for one in retrained],
+        resolution=paired_error(retrained),
+        bounds=(0.0, 1.0),
+        **fields,
+    )
+
+
+def _distance(name: str, judged, retrained, **fields) -> Findings:
+    """A test of mean distances to retrained models, which leave themselves out."""
+
+    def plain(value) -> float | None:
+        return None if value is None else float(value)
+
+    return _draft(
+        name,
+        {model: plain(value) for model, value in judged.items()},
+        [plain(value) for value in retrained],
+        unit="distance",
+        leave_one_out=True,
+        **fields,
+    )
+
+
+def _draft(name: str, judged, retrained, **fields) -> Findings:
     settings: dict[str, Any] = {"higher_is": WORSE, "family": FURTHER, **fields}
     return Findings([Draft(name, judged, retrained, **settings)])

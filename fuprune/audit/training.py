@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from fuprune.audit.outputs import Head, Variables, training_logits
 
@@ -25,12 +26,19 @@ class TrainState(NamedTuple):
     momentum: optax.OptState
 
 
-@jax.jit
 def init_state(variables: Variables) -> TrainState:
     """A training state with its own copy of the variables and no momentum yet.
 
-    One program for all arrays: copied one by one, every shape would be compiled.
+    From the host, so that wherever a model comes from, its steps are one program.
     """
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(variables)):
+        return _init_state(variables)
+    return _init_state(jax.device_get(dict(variables)))
+
+
+@jax.jit
+def _init_state(variables: Variables) -> TrainState:
+    # One program for all arrays: copied one by one, every shape would be compiled.
     return TrainState(
         variables=jax.tree.map(jnp.array, dict(variables)),
         momentum=_MOMENTUM.init(variables["params"]),

@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import config_dict
@@ -37,6 +37,8 @@ HISTORY_VALUES = {
     "history_bytes": "the bytes to keep updates in, such as 1000000000",
     "history_interval": "the rounds from one kept round to the next, such as 2",
 }
+# Controls that serve clients and examples.
+CONTROLS_OF_CLIENTS = ("fine_tune_only", "retrain_short", "fed_eraser_uncalibrated")
 # Partitions whose number of clients is known once the data are loaded.
 _COUNTED_LATER = ("natural", "file")
 
@@ -98,14 +100,30 @@ def methods(config: Config) -> tuple[str, ...]:
     """Returns the unlearning methods to run, in the order given."""
     if config.unlearn.method:
         return read(config, "unlearn.method")
-    names = read(config, "unlearn.methods")
+    names, kind = read(config, "unlearn.methods"), request_kind(config)
+    if kind != "classes" and config.unlearn.methods == KEYS["unlearn.methods"].default:
+        return served(config, names)  # nobody chose them
     if pieces(config.unlearn.methods) != ("all",):
         return names
     # All that can be: those that need a history have one, those for classes a class.
     left_out = {name for name, key in HISTORIES.items() if not config.train[key]}
-    if request_kind(config) != "classes":
+    if kind != "classes":
         left_out |= set(FOR_CLASSES)
     return tuple(name for name in names if name not in left_out)
+
+
+def served(config: Config, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns those of some methods that serve clients and examples.
+
+    Retraining and controls alone would leave nothing to judge: in place of what falls
+    away comes `fed_eraser` where rounds are kept, else `sisa`.
+    """
+    left = tuple(name for name in names if name not in FOR_CLASSES)
+    if set(left) - {"retrain", *CONTROLS_OF_CLIENTS}:
+        return left
+    if config.train.history_interval:
+        return (*left, "fed_eraser")
+    return (*left, "sisa") if config.sisa.shards <= config.partition.clients else left
 
 
 def classes(config: Config) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
         "Verdicts on every model",
         (*in_words("Model"), role, *in_words("Headline"), *count_columns("All tests")),
         rows if audit.tests else (),
-        "The raw model knows the class and should fail: where it does not, the test "
-        "has no power here and cannot tell.",
+        "The raw model was trained on what is to be forgotten and should fail: where "
+        "it does not, the test has no power here and cannot tell.",
     )
 
 

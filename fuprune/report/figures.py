@@ -54,10 +54,16 @@ def recovery_figure(
     return recovery_chart(
         series,
         target.accuracy if target else None,
-        "Accuracy on the remaining classes, round by round",
+        f"Accuracy on {_remaining(record)}, round by round",
         "Rounds of fine-tuning after the cut or change; for retraining, rounds from "
         f"scratch; on the {record.chosen_on or 'test'} split. The paper's Figure 3.",
     )
+
+
+def _remaining(record: RunRecord) -> str:
+    if roles.request_kind(record) == "classes":
+        return "the remaining classes"
+    return "images that nobody trained on"
 
 
 def recovery_chart(
@@ -101,10 +107,12 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
         + ", ".join(f"{t} {formats.percent(values[index])}" for t, _, values in groups)
         for index in record.classes
     ]
+    caption = f"Forgotten: {'; '.join(forgotten)}. The others should stay."
+    if not record.classes:
+        caption = "On test images: no class was to be forgotten, so all should stay."
     label = (
         f"Accuracy of {len(names)} classes for "
-        f"{formats.listing([title for title, _, _ in groups])}. "
-        f"Forgotten: {'; '.join(forgotten)}."
+        f"{formats.listing([title for title, _, _ in groups])}. {caption}"
     )
     if len(names) > FEW_CLASSES:
         order = sorted(
@@ -134,7 +142,7 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
     return page.figure(
         drawing,
         "Accuracy of each class, before and after",
-        f"Forgotten: {'; '.join(forgotten)}. The others should stay.",
+        caption,
         legend=page.legend([(title, "fill", style) for title, style, _ in groups]),
     )
 

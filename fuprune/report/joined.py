@@ -49,10 +49,13 @@ class Group(NamedTuple):
     @property
     def subject(self) -> str:
         """Names the group: `E1: resnet20 on cifar10, class 9, q 0.1`."""
-        classes = "+".join(map(str, self.classes)) or "?"
+        record = self.runs[0].record
+        forgotten = "class " + ("+".join(map(str, self.classes)) or "?")
+        if roles.request_kind(record) != "classes":
+            forgotten = roles.forgotten(record)
         named = f"{self.tag}: {self.model or '?'} on {self.dataset or '?'}"
         bias = f", q {self.bias:g}" if self.bias is not None else ""
-        return f"{named}, class {classes}{bias}"
+        return f"{named}, {forgotten}{bias}"
 
     @property
     def scale(self) -> str:
@@ -161,7 +164,7 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
             rows.append(
                 (
                     cell(group.subject),
-                    cell(group.tested, formats.in_words(group.tested)),
+                    cell(group.tested, roles.method_words(group.tested)),
                     cell(target, formats.in_words(target)),
                     cell(found.accuracy, formats.percent(found.accuracy)),
                     *tables.reached_cells(found)[:2],

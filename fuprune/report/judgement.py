@@ -1,7 +1,8 @@
 """What an audit's tests say of a model, and which of them could have said anything.
 
-A test has power here if it tells the raw model, which certainly knows the class, from
-retraining. Everything on a page that counts or orders tests asks this file.
+A test has power here if it tells the raw model, which was trained on what is to be
+forgotten, from retraining. Everything on a page that counts or orders tests asks this
+file.
 """
 
 from typing import NamedTuple
@@ -61,7 +62,7 @@ def headline(audit: AuditReport, model: str) -> Headline:
 
 
 def failed(audit: AuditReport, model: str) -> list[Evidence]:
-    """The headline's tests that a model fails, what says most of the class first."""
+    """The headline's tests that a model fails, what says most first."""
     names = headline(audit, model).failed
     tests = [test for test in audit.tests if test.name in names]
     return sorted(tests, key=lambda test: _TELLING.get(test.kind, len(_TELLING)))

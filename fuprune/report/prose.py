@@ -129,15 +129,7 @@ def _gone(
             rows,
             "u_accuracy",
         )
-        equal = [
-            control
-            for control in _controls(record)
-            if (u := _mean(queries.rows_of(record, control), "u_accuracy")) is not None
-            and u <= max(lows)
-        ]
-        if equal:
-            name, does = formats.in_words(equal[0]), roles.CONTROLS[equal[0]]
-            yield f"That alone shows little: {name}, which {does}, reaches it, too."
+        yield from _as_good(record, lows)
     if audit is None or tested not in audit.candidates:
         return
     failed = judgement.failed(audit, tested)
@@ -157,6 +149,27 @@ def _gone(
     if further:
         yield f"Outside the headline it fails {formats.listing(further, 4)}."
     yield from _control_sentences(audit, tested)
+
+
+def _as_good(record: RunRecord, values: Sequence[float]) -> Iterator[str]:
+    """Says so if a control does as well as these U-set accuracies.
+
+    A forgotten class should not be answered at all; the forgotten images of clients,
+    and single ones, should be answered as retraining answers them.
+    """
+    goal = 0.0
+    if roles.request_kind(record) != "classes":
+        goal = _mean(queries.rows_of(record, roles.RETRAIN), "u_accuracy")
+    if goal is None:
+        return
+    farthest = max(abs(value - goal) for value in values)
+    for control in _controls(record):
+        found = _mean(queries.rows_of(record, control), "u_accuracy")
+        if found is not None and abs(found - goal) <= farthest:
+            name, does = formats.in_words(control), roles.CONTROLS[control]
+            reached = "reaches it, too" if not goal else "is as close to retraining"
+            yield f"That alone shows little: {name}, which {does}, {reached}."
+            return
 
 
 def _accuracy_sentence(
@@ -335,14 +348,26 @@ def _short_sure(audit: AuditReport | None) -> str:
 
 def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
     if audit is None or not audit.tests:
-        yield (
-            "Low accuracy on a class is weak evidence, because hiding one output gives "
-            "it, too."
-        )
+        if roles.request_kind(record) == "classes":
+            yield (
+                "Low accuracy on a class is weak evidence, because hiding one output "
+                "gives it, too."
+            )
+        else:
+            yield (
+                "Accuracy on the forgotten images is weak evidence, because models "
+                "that never saw them are right on many of them, too."
+            )
         return
     seeds = judgement.retrained_models(audit)
     images = audit.settings.get("forgotten_test_images")
     on = f" on {images} forgotten test images" if images else ""
+    if roles.request_kind(record) != "classes":
+        on = (
+            f" on {audit.settings.get('forgotten_training_images')} forgotten images "
+            f"and {audit.settings.get('test_images')} of the same classes that nobody "
+            "trained on"
+        )
     yield f"They compare with {formats.plural(seeds, 'retrained model')}{on}."
     confidence = audit.settings.get("confidence", 0.95)
     error = formats.percent(1 - confidence, 0)
@@ -379,8 +404,10 @@ def _next(
             "differences."
         )
     if record.methods and not _controls(record):
+        of_classes = roles.request_kind(record) == "classes"
+        named = "mask_logit" if of_classes else "retrain_short"
         yield (
-            "Add controls (mask_logit, fine_tune_only) to unlearn.methods: without "
+            f"Add controls ({named}, fine_tune_only) to unlearn.methods: without "
             "them nobody knows whether a trivial change would do as well."
         )
     if tested is not None and len(queries.rows_of(record, tested)) == 1:

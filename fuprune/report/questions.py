@@ -1,4 +1,7 @@
-"""The questions that a page asks of an audit, in plain words."""
+"""The questions that a page asks of an audit, in plain words.
+
+They name what was to be forgotten: a class, a client's images, or single images.
+"""
 
 from typing import NamedTuple
 
@@ -54,9 +57,49 @@ RELEARN = Question(
 DISTANCE = Question(
     "distance",
     "Does it behave like retraining?",
-    "Does it behave like a model that never saw the class?",
+    "Does it behave like a model that never saw {them}?",
     "Answers, inner activations and weights, compared with those of retrained models. "
     "Retrained models differ among themselves, too; only more than that counts.",
     ("distance", "weights", "connectivity", "losses", "influence", "backdoor"),
 )
-QUESTIONS = (RELEARN, PROBE, DISTANCE, MEMBERSHIP)
+# The order on a page, after accuracy.
+_FOR_CLASSES = (ACCURACY, RELEARN, PROBE, DISTANCE, MEMBERSHIP)
+# Probes and relearning ask for a class, so that nothing replaces them here.
+_FOR_IMAGES = (
+    ACCURACY._replace(
+        contents="Are they answered as by retraining?",
+        question="Are {them} answered as retraining answers them, and others as well?",
+        lead="The first look, and the weakest evidence: how often the model is right "
+        "on the forgotten training images (U-set) and on test images (R-set). "
+        "Retrained models are right on many of the forgotten images, as on others of "
+        "the same classes: their accuracy is the one to have, neither more nor less.",
+    ),
+    DISTANCE._replace(
+        lead="Losses, answers, inner activations and weights, compared with those of "
+        "retrained models, and the success of a trigger if one was planted. Retrained "
+        "models differ among themselves, too; only more than that counts.",
+    ),
+    MEMBERSHIP._replace(
+        question="Could somebody still tell that {them} were in training?",
+        lead="An attacker sees the model's output for a forgotten image or for a test "
+        "image and guesses whether it was trained on. A model that forgot gives away "
+        "no more than one that never saw {them}. AUC is 50% for pure guessing; TPR is "
+        "the share of forgotten images found at a given rate of false alarms.",
+    ),
+)
+
+
+def questions_about(kind: str, them: str) -> tuple[Question, ...]:
+    """The questions of a page, accuracy first.
+
+    Args:
+      kind: of the request: `classes`, `clients` or `examples`.
+      them: what was to be forgotten, such as `the class` or `the client's images`.
+    """
+    asked = _FOR_CLASSES if kind == "classes" else _FOR_IMAGES
+    return tuple(
+        each._replace(
+            question=each.question.format(them=them), lead=each.lead.format(them=them)
+        )
+        for each in asked
+    )

@@ -26,6 +26,7 @@ CONTROLS = {
     "prune_lowest": "cuts the channels that matter least for the class",
     "prune_then_drop_row": "also clears the last layer's row of the class",
     "retrain_short": "trains again from scratch on a tenth of the rounds",
+    "fed_eraser_uncalibrated": "adds up recorded updates and trains nothing",
 }
 _PREFERRED = "class_pruning"
 _CYCLE = 8
@@ -65,6 +66,12 @@ def warning(method: str) -> str:
     if known is not None and known.trains_on_forgotten:
         return "trains on the forgotten images"
     return ""
+
+
+def method_words(method: str) -> str:
+    """A method's name in words, with what must stand beside its numbers."""
+    named, warned = formats.in_words(method), warning(method)
+    return f"{named} ({warned})" if warned else named
 
 
 def tested_method(record: RunRecord, audit: AuditReport | None = None) -> str | None:
@@ -144,6 +151,22 @@ def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:
     tested = tested_method(record)
     unit = tested if tested in record.cuts else next(iter(record.cuts), "")
     return unit, record.cuts.get(unit, [])
+
+
+def request_kind(record: RunRecord) -> str:
+    """What was to be forgotten: `classes`, `clients` or `examples`."""
+    return "classes" if record.request is None else record.request.kind
+
+
+def forgotten_things(record: RunRecord) -> str:
+    """What was to be forgotten, without its numbers: `the client's images`."""
+    kind = request_kind(record)
+    if kind == "classes":
+        return "the class"
+    if kind == "examples":
+        return "the forgotten images"
+    one = record.request is not None and len(record.request.targets) == 1
+    return "the client's images" if one else "the clients' images"
 
 
 def forgotten(record: RunRecord) -> str:

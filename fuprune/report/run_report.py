@@ -23,13 +23,12 @@ from fuprune.report import (
 )
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.questions import (
-    ACCURACY,
     DISTANCE,
     MEMBERSHIP,
     PROBE,
-    QUESTIONS,
     RELEARN,
     Question,
+    questions_about,
 )
 from fuprune.report.table_forms import Table
 from fuprune.run import queries, speed
@@ -143,37 +142,46 @@ def _first_section(run: Run, made: Mapping[str, Table]) -> page.Section:
         body += [
             _in_page(made.get("tally")),
             _in_page(made.get("verdicts")),
-            page.details("How a verdict is reached", page.note(_HOW_JUDGED)),
+            page.details("How a verdict is reached", page.note(_how_judged(run))),
         ]
     return page.Section(
         "verdict", "Verdict", element("section", {"id": "verdict"}, body)
     )
 
 
-_HOW_JUDGED = (
-    "Several models are retrained from scratch without the class, each with its own "
-    "seed. For each test they say where one more retrained model would lie. A model "
-    "that lies elsewhere, counting the sampling error of the test images, fails; one "
-    "that does not is not told apart, which may mean that it forgot or that the test "
-    "is too weak. If even the raw model, which certainly knows the class, is not told "
-    "apart, or if there are too few retrained models, the test cannot tell. There is "
-    "no overall score, so that no failure is averaged away."
-)
+def _how_judged(run: Run) -> str:
+    them = roles.forgotten_things(run.record)
+    return (
+        f"Several models are retrained from scratch without {them}, each with its own "
+        "seed. For each test they say where one more retrained model would lie. A "
+        "model that lies elsewhere, counting the sampling error of the images, fails; "
+        "one that does not is not told apart, which may mean that it forgot or that "
+        f"the test is too weak. If even the raw model, which certainly knows {them}, "
+        "is not told apart, or if there are too few retrained models, the test cannot "
+        "tell. There is no overall score, so that no failure is averaged away."
+    )
+
+
+def _questions(run: Run) -> tuple[Question, ...]:
+    return questions_about(
+        roles.request_kind(run.record), roles.forgotten_things(run.record)
+    )
 
 
 def _accuracy_section(
     run: Run, made: Mapping[str, Table], styles: Mapping[str, str]
 ) -> page.Section:
     bars = figures.class_figure(run.record, styles)
+    question = _questions(run)[0]
     body: list[Child] = [
         _in_page(made.get("paper_form")),
-        *_evidence(run, ACCURACY, styles, [bars], fitting=4),
+        *_evidence(run, question, styles, [bars], fitting=4),
         _titled("Which class is answered", figures.confusion_figures(run.record)),
         _folded("Accuracy of each class as a table", made.get("classes")),
     ]
     if not run.record.stages:
         body.append(page.missing("There are no accuracies yet."))
-    return page.section(*ACCURACY[:4], *body)
+    return page.section(*question[:4], *body)
 
 
 def _speed_section(
@@ -200,10 +208,23 @@ def _speed_section(
         "speed",
         "At what price?",
         "What did it cost, compared with training again?",
-        "After the cut the federation fine-tunes without the class. The honest "
-        "comparison is retraining from scratch, and the sobering one is a control that "
-        "cuts nothing.",
+        _price_lead(roles.request_kind(record)),
         *body,
+    )
+
+
+def _price_lead(kind: str) -> str:
+    if kind == "classes":
+        return (
+            "After the cut the federation fine-tunes without the class. The honest "
+            "comparison is retraining from scratch, and the sobering one is a control "
+            "that cuts nothing."
+        )
+    return (
+        "Most methods train on what remains after a step of their own; FedEraser "
+        "replays kept rounds, and SISA trains some of its shards again. The honest "
+        "comparison is retraining from scratch, and the sobering one is fine-tuning "
+        "alone."
     )
 
 
@@ -221,17 +242,18 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
         PROBE.anchor: [*audit_figures.probe_figures(run.audit, styles)],
         DISTANCE.anchor: [audit_figures.cka_figure(run.audit, styles)],
     }
-    known = {kind for question in (ACCURACY, *QUESTIONS) for kind in question.kinds}
+    questions = _questions(run)
+    known = {kind for question in questions for kind in question.kinds}
     others = tuple(
         dict.fromkeys(t.kind for t in run.audit.tests if t.kind not in known)
     )
     sections = [
-        _membership_section(run, styles)
-        if question is MEMBERSHIP
+        _membership_section(run, question, styles)
+        if question.anchor == MEMBERSHIP.anchor
         else page.section(
             *question[:4], *_evidence(run, question, styles, beside[question.anchor])
         )
-        for question in QUESTIONS
+        for question in questions[1:]
         if judgement.of_kinds(run.audit, question.kinds)
     ]
     if others:
@@ -242,15 +264,17 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
     return sections
 
 
-def _membership_section(run: Run, styles: Mapping[str, str]) -> page.Section:
+def _membership_section(
+    run: Run, question: Question, styles: Mapping[str, str]
+) -> page.Section:
     assert run.audit is not None
     curves = _titled("ROC curves", audit_figures.roc_figures(run.audit, styles))
-    attacks = [*_evidence(run, MEMBERSHIP, styles, []), curves]
+    attacks = [*_evidence(run, question, styles, []), curves]
     powerless = judgement.powerless_membership(run.audit)
     if powerless:
         folded = page.details("The attacks, one by one", *attacks)
         attacks = [page.missing(powerless), folded]
-    return page.section(*MEMBERSHIP[:4], *attacks)
+    return page.section(*question[:4], *attacks)
 
 
 def _evidence(
@@ -306,7 +330,9 @@ def _tables(run: Run) -> dict[str, Table]:
     return {table.name: table for table in found if table is not None}
 
 
-def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section:
+def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
+    if roles.request_kind(run.record) != "classes":
+        return None  # only classes are cut
     layers = [table for name, table in made.items() if name.startswith("layers")]
     body: list[Child] = [
         *figures.score_figures(run.record),

@@ -37,17 +37,20 @@ def methods_table(record: RunRecord) -> Table | None:
     """Every method and seed: what it reached, and all that it spent."""
     tested = roles.tested_method(record)
     order = list(dict.fromkeys(row.method for row in record.methods))
+    retrained = queries.mean(row.images for row in queries.rows_of(record, "retrain"))
     rows = [
         (
             cell(row.name, formats.in_words(row.name), _tint(row.method == tested)),
             cell(roles.role(row.method, tested)),
             *cost_cells([row]),
+            _share_cell(row, retrained),
             cell(_remark(row)),
         )
         for row in sorted(record.methods, key=lambda row: order.index(row.method))
     ]
     remark = Column("Remark", numeric=False, words=True)
-    columns = (*in_words("Method", "Role"), *COST_COLUMNS, remark)
+    share = Column("Images of a retraining's")
+    columns = (*in_words("Method", "Role"), *COST_COLUMNS, share, remark)
     if not any(map(_remark, record.methods)):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return table_of(
@@ -62,6 +65,14 @@ def methods_table(record: RunRecord) -> Table | None:
         "other passes of a method over data, which its own work covers. Uploaded: by "
         "one client that takes part in everything.",
     )
+
+
+def _share_cell(row: MethodRow, retrained: float | None) -> Cell:
+    """The clients' work as a share of retraining's."""
+    if row.error or not retrained:
+        return cell(None)
+    share = row.images / retrained
+    return cell(share, formats.times(share))
 
 
 def _sets(record: RunRecord) -> str:
@@ -125,11 +136,9 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
         # Retraining is not compared with itself.
         base = None if method == roles.RETRAIN else retrained
         faster = speed.speedups(found, base)
-        warning = roles.warning(method)
-        name = formats.in_words(method) + (f" ({warning})" if warning else "")
         rows.append(
             (
-                cell(method, name, _tint(method == tested)),
+                cell(method, roles.method_words(method), _tint(method == tested)),
                 *reached_cells(found),
                 *(cell(ratio, formats.times(ratio)) for ratio in faster),
             )
@@ -235,7 +244,7 @@ def class_table(record: RunRecord) -> Table | None:
         "Accuracy of each class, stage by stage",
         tuple(columns),
         tuple(rows),
-        "Forgotten classes are tinted.",
+        "Forgotten classes are tinted." if record.classes else "On the test images.",
     )
 
 

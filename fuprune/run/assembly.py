@@ -7,6 +7,7 @@ of configs.
 
 import functools
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -157,6 +158,42 @@ def make_algorithm(
         schedule=lambda number: rate(number) / learning_rate,
         **common,
     )
+
+
+def shared_algorithm(
+    made: dict[Hashable, FedAlgorithm],
+    config,
+    model,
+    federation: Federation,
+    runtime: Runtime,
+    *,
+    objective: Objective | None = None,
+    **options,
+) -> FedAlgorithm:
+    """`make_algorithm`, or what it `made` for the same before in this run.
+
+    Units that differ in their key alone share one: a new algorithm is a new program to
+    trace and to load, which takes longer than the rounds of a small network. One with
+    an objective of its own is made afresh, and so is one for a network without a hash.
+    """
+    make = functools.partial(
+        make_algorithm, config, model, federation, runtime, objective=objective
+    )
+    if objective is not None or not _has_hash(model):
+        return make(**options)
+    made_for = (model, *sorted(options.items()))
+    if made_for not in made:
+        made[made_for] = make(**options)
+    return made[made_for]
+
+
+def _has_hash(model) -> bool:
+    """Whether a dictionary takes it as a key; a network may hold arrays."""
+    try:
+        hash(model)
+    except TypeError:
+        return False
+    return True
 
 
 def _images_per_round(train, federation: Federation, work: float) -> int | None:

@@ -5,6 +5,7 @@ shipped with the package and are known by their bare name, such as cifar10_resne
 """
 
 import importlib.util
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,6 +135,30 @@ def apply_overrides(config: Config, overrides: dict[str, str], name: str = "") -
         raise ConfigError("a value of --config is nested too deeply.") from error
     if name == "quickstart":
         _lift_quickstart_limit(config, overrides)
+    _take_methods_that_serve(config, overrides)
+
+
+def _take_methods_that_serve(config: Config, overrides: dict[str, str]) -> None:
+    """Replaces methods for classes that a config file lists and the user did not.
+
+    It is for a request of clients or examples on the command line; a file that asks
+    for such a request itself should list methods that serve it.
+    """
+    asked = {"unlearn.clients", "unlearn.examples"} & set(overrides)
+    if not asked or {"unlearn.methods", "unlearn.method"} & set(overrides):
+        return
+    if config.unlearn.method or config_lib.request_kind(config) == "classes":
+        return
+    before = config_lib.read(config, "unlearn.methods")
+    after = config_lib.served(config, before)
+    unfit = [name for name in before if name not in after]
+    if unfit:
+        config.unlearn.methods = ",".join(after)
+        logging.getLogger(__name__).info(
+            "unlearn.methods is %s: for a request of this kind there is no %s.",
+            config.unlearn.methods,
+            " or ".join(unfit),
+        )
 
 
 def _lift_quickstart_limit(config: Config, overrides: dict[str, str]) -> None:

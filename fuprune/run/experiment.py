@@ -177,6 +177,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             on_row,
             progress,
             stop,
+            algorithms={},
         )
 
 

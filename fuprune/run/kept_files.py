@@ -1,11 +1,11 @@
-"""What unlearning keeps on disk: rounds of a training, and checkpoints of SISA.
+"""What unlearning keeps on disk: rounds of a training, and methods' checkpoints.
 
 One file per round or slice, written whole or not at all and read when it is needed, so
 that memory holds one at a time. A resumed training writes the same rounds again.
 """
 
 import shutil
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fuprune.files import write_whole
 from fuprune.run import processes
 from fuprune.run.checkpoint import DiskFullError
 from fuprune.unlearning.kept_rounds import KeptRound, kept_bytes
-from fuprune.unlearning.sisa import Checkpoint
+from fuprune.unlearning.protocol import Checkpoint
 
 
 def check_room(config, variables, folder: Path) -> int:
@@ -99,12 +99,18 @@ def save_round(folder: Path, kept: KeptRound) -> None:
     _write(folder / f"{kept.round_number:08d}.npz", arrays)
 
 
-class SliceFiles(MutableMapping):
-    """SISA's checkpoints in a folder, by the hash of what they saw."""
+class CheckpointFiles(MutableMapping):
+    """A method's checkpoints in a folder: SISA's slices, FedEraser's replayed rounds.
 
-    def __init__(self, folder: Path, variables: Any):
+    `on_write` is called after each, where a run that is to stop may raise.
+    """
+
+    def __init__(
+        self, folder: Path, variables: Any, on_write: Callable[[], None] | None = None
+    ):
         """`variables` gives the structure of the trees."""
         self._folder, self._like = folder, dict(variables)
+        self._on_write = on_write
 
     def __getitem__(self, name: str) -> Checkpoint:
         """The checkpoint of that name."""
@@ -125,6 +131,8 @@ class SliceFiles(MutableMapping):
             _write(self._folder / f"{name}.npz", arrays)
         # The others read it at once.
         processes.await_file(self._folder / f"{name}.npz")
+        if self._on_write is not None:
+            self._on_write()
 
     def __contains__(self, name: object) -> bool:
         """Whether it was written."""

@@ -86,7 +86,7 @@ def _make(
         found = METHODS[method](
             model,
             variables,
-            federate(data, [np.arange(len(data.labels))]),
+            _one_client(data),
             this.classes,
             key=key,
             fine_tune=tune,
@@ -95,6 +95,21 @@ def _make(
         return module, found.variables
 
     return unlearn
+
+
+def _one_client(data: Dataset) -> FederatedDataset:
+    """A federation of one client, padded to a power of two.
+
+    Shadow models differ by a few images; of one size they share compiled programs.
+    """
+    size = len(data.labels)
+    padding = 2 ** (size - 1).bit_length() - size
+    images, labels = (
+        np.pad(part, [(0, padding)] + [(0, 0)] * (part.ndim - 1))
+        for part in map(np.asarray, data)
+    )
+    whole = federate(Dataset(images, labels), [np.arange(size + padding)])
+    return whole._replace(lengths=jnp.asarray([size], whole.lengths.dtype))
 
 
 def _images_of(data: FederatedDataset) -> Dataset:

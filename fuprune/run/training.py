@@ -7,7 +7,7 @@ checkpointed: it continues from the last checkpoint, bitwise as if never interru
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from fuprune.errors import FupruneError, InputError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation, make_evaluator
 from fuprune.federated.objective import Objective
+from fuprune.federated.server import FedAlgorithm
 from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models.layers import loops_are_fast
 from fuprune.run import (
@@ -64,6 +65,7 @@ class Run(NamedTuple):
     on_row: tuple[OnRow, ...]
     progress: progress.Progress
     stop: threading.Event
+    algorithms: dict[Hashable, FedAlgorithm]  # made so far, by what they are made for
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -269,7 +271,8 @@ def train_unit(
       interval: rounds from one that is kept on disk to the next; 0 keeps none.
     """
     config = this.config
-    algorithm = assembly.make_algorithm(
+    algorithm = assembly.shared_algorithm(
+        this.algorithms,
         config,
         model,
         this.federation,

@@ -181,6 +181,9 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         options["replay"] = assembly.make_replay(
             this.config, model, this.federation, this.runtime
         )
+        # Several processes could find different files when they start again.
+        if jax.process_count() == 1:
+            options["kept"] = _checkpoints(this, unit.name, variables)
     if "shards" in METHODS[method].options:
         options |= dict(
             train=assembly.make_slice_training(
@@ -188,7 +191,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             ),
             rounds=this.config.train.rounds,
             passes=passes(this.config),
-            kept=kept_files.SliceFiles(this.workdir / "sisa", variables),
+            kept=_checkpoints(this, "sisa", variables),
         )
     how = make_budget(this.config, budget, target_accuracy(this))
     outcome = UnlearnedOutcome(
@@ -216,6 +219,11 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         judged = make_judge(this, result.model)(result.variables)
         append_row(this, {"phase": name, "round": 0, **judged})
     notes = typed_json.to_plain(dict(result.notes))
+    if "share_of_retraining" in notes:
+        this.progress.note(
+            f"{unit.name}: clients trained on {notes['images']:,} images, "
+            f"{notes['share_of_retraining']:.3f} of a retraining's."
+        )
     return outcome._replace(
         stages=[
             measure(this, unit.name, stage)
@@ -228,6 +236,16 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         privacy=notes.pop("privacy", {}),
         notes=notes,
     )
+
+
+def _checkpoints(this: Run, folder: str, variables) -> kept_files.CheckpointFiles:
+    """Where a method that trains by itself leaves what it can go on from."""
+
+    def stop_if_asked() -> None:
+        if stopping(this):
+            raise StopRequested
+
+    return kept_files.CheckpointFiles(this.workdir / folder, variables, stop_if_asked)
 
 
 def _save_stages(this: Run, unit: UnlearnUnit, result: UnlearnResult) -> list[Stage]:

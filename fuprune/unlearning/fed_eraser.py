@@ -20,7 +20,7 @@ held nothing of it count, and if there is none that round is replayed like the o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +33,7 @@ from fuprune.federated.server import FedAlgorithm
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.kept_rounds import KeptRound, check_kept, client_changes
 from fuprune.unlearning.protocol import (
+    Checkpoint,
     FineTune,
     UnlearnError,
     UnlearnResult,
@@ -75,6 +76,7 @@ def fed_eraser(
     replay: Replay | None = None,
     variant: str = "paper",
     calibrate: bool = True,
+    kept: MutableMapping[str, Checkpoint] | None = None,
     head: str = "head",
 ) -> UnlearnResult:
     """Replay the kept rounds on what remains; nothing is fine-tuned afterwards.
@@ -94,6 +96,8 @@ def fed_eraser(
       calibrate: False adds up the recorded mean updates of those who stay and trains
         nothing, with the trained model's BatchNorm statistics: the control that shows
         what the calibration is worth.
+      kept: the model after each replayed round, by the round's place; grows. A replay
+        goes on from the last one that is in it.
       head: name of the last layer.
 
     Returns:
@@ -120,32 +124,36 @@ def fed_eraser(
     left = remaining(data, request)
     lengths = np.asarray(jax.device_get(left.lengths))
     tainted = np.isin(np.arange(len(lengths)), holders(data, request))
-    state = dict(rounds[0].variables)
-    seen, drawn, skipped = 0.0, 0, 0
-    for number, kept in enumerate(rounds):
-        stays = lengths[kept.clients] > 0
-        clean = stays & ~tainted[kept.clients]
-        sizes = lengths[kept.clients]
+    kept = {} if kept is None else kept
+    state, seen, done = _last(kept, rounds)
+    drawn, skipped = 0, 0
+    for number, old in enumerate(rounds):
+        stays = lengths[old.clients] > 0
+        clean = stays & ~tainted[old.clients]
+        sizes = lengths[old.clients]
         drawn += int(np.minimum(sizes, replay.training_batch or sizes).sum())
         if not stays.any():
             skipped += 1
+        elif number < done:
+            continue
         elif not calibrate:
-            state = _added(state, _mean(kept.changes, stays))
+            state = _added(state, _mean(old.changes, stays))
         elif number == 0 and clean.any():
-            state = _added(state, _mean(kept.changes, clean))
+            state = _added(state, _mean(old.changes, clean))
         else:
-            recorded = _mean(kept.changes, stays)
+            recorded = _mean(old.changes, stays)
             if variant == "released":
                 following = [*rounds[number + 1 : number + 2]]
                 after = following[0].variables if following else variables
                 recorded = jax.tree.map(
                     lambda change, now, then: change + (now - then),
                     recorded,
-                    *map(_params64, (kept.variables, after)),
+                    *map(_params64, (old.variables, after)),
                 )
-            cohort = take_clients(left, kept.clients[stays].tolist())
-            state, examples = _replayed(state, cohort, kept, recorded, replay, key)
+            cohort = take_clients(left, old.clients[stays].tolist())
+            state, examples = _replayed(state, cohort, old, recorded, replay, key)
             seen += examples
+            kept[f"{number:08d}"] = Checkpoint(state, int(seen))
     if not calibrate and "batch_stats" in variables:
         state["batch_stats"] = variables["batch_stats"]
     made = {name: jax.tree.map(jnp.asarray, state[name]) for name in variables}
@@ -164,6 +172,14 @@ def fed_eraser(
     return UnlearnResult(
         model, made, upload_bytes=tree_bytes(variables) if calibrate else 0, notes=notes
     )
+
+
+def _last(kept: Mapping[str, Checkpoint], rounds: Sequence[KeptRound]):
+    """Where a replay starts: `(variables, images of one epoch, rounds done)`."""
+    if not kept:
+        return dict(rounds[0].variables), 0.0, 0
+    name = max(kept)
+    return dict(kept[name].variables), float(kept[name].images), int(name) + 1
 
 
 def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):

@@ -58,6 +58,13 @@ class Stage(NamedTuple):
     variables: Variables
 
 
+class Checkpoint(NamedTuple):
+    """A network in the middle of a method's own training, to go on from."""
+
+    variables: Variables
+    images: int  # that clients trained on, as the method counts them
+
+
 class UnlearnResult(NamedTuple):
     """The model after forgetting, and how it came about."""
 

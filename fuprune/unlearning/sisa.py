@@ -28,6 +28,7 @@ from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
 from fuprune.models.ensemble import Ensemble, stack_members
 from fuprune.unlearning.protocol import (
+    Checkpoint,
     FineTune,
     Stage,
     UnlearnError,
@@ -61,13 +62,6 @@ class Sharding(NamedTuple):
 
 
 FIVE_SHARDS = Sharding()
-
-
-class Checkpoint(NamedTuple):
-    """A shard's network after a slice."""
-
-    variables: Variables
-    images: int  # that clients trained on in this slice's rounds
 
 
 class Trained(NamedTuple):

@@ -121,6 +121,90 @@ def test_backdoor_succeeds_before_and_not_in_retrained_models(report):
     assert type(report).from_json(report.to_json()) == report
 
 
+class Table(nn.Module):
+    """Answers every picture of a single bright pixel with a row of its own."""
+
+    @nn.compact
+    def __call__(self, images, train=False, mask=None):
+        del train, mask
+        return nn.Dense(CLASSES, name="head")(images.reshape(images.shape[0], -1))
+
+
+FORGOTTEN = 40  # of the 8 x 8 pictures; the other 24 are test images
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Models whose confidence in class 0, on every image, is what one writes down."""
+    pictures = np.eye(SIDE * SIDE, dtype=np.uint8).reshape(-1, SIDE, SIDE, 1)
+    labels = np.zeros(SIDE * SIDE, np.int32)
+    rng = np.random.default_rng(1)
+    trained_on = np.arange(SIDE * SIDE) < FORGOTTEN
+
+    def model(confidence):
+        kernel = np.zeros((SIDE * SIDE, CLASSES), np.float32)
+        kernel[:, 0] = confidence
+        params = {"head": {"kernel": kernel, "bias": np.zeros(CLASSES, np.float32)}}
+        return Table(), {"params": params}
+
+    def retrained():
+        return rng.normal(0, 4, SIDE * SIDE)
+
+    raw = 6.0 * trained_on + rng.normal(0, 4, SIDE * SIDE)
+    others = [retrained() for _ in range(6)]
+    candidates = {
+        "one_more": retrained(),
+        "overdone": np.where(trained_on, -40.0, 0.0),  # forgets more than all
+        "half": (raw + np.mean(others, axis=0)) / 2,
+    }
+    return audit_request(
+        {name: model(values) for name, values in candidates.items()},
+        [model(values) for values in others],
+        model(raw),
+        RequestData(
+            Dataset(pictures[:FORGOTTEN], labels[:FORGOTTEN]),
+            Dataset(pictures[FORGOTTEN:], labels[FORGOTTEN:]),
+            lambda images: jnp.asarray(images, jnp.float32),
+        ),
+        jax.random.key(0),
+    )
+
+
+def one_test(report, name):
+    (test,) = (test for test in report.tests if test.name == name)
+    return test
+
+
+def test_what_fell_more_than_in_retraining_is_seen_with_the_model_before(tables):
+    test = one_test(tables, "difference_auc")
+    assert test.values["overdone"] > 0.99 > max(test.retrained)
+    assert test.verdicts["overdone"] == FAIL
+    assert test.verdicts["one_more"] != FAIL
+    assert test.values["raw"] is None  # it does not differ from itself
+
+
+def test_the_interpolated_share_of_known_mixtures(tables):
+    test = one_test(tables, "interpolated_share")
+    assert test.values["raw"] == pytest.approx(1)
+    # By least squares against retrained models, whose noise of variance 16 is in the
+    # span, 36 + 2 * 16, as well as in what is left of one more of them.
+    one_more = 16 / 68
+    half = (1 + 5 / 6 * one_more) / 2  # half of it is the mean of six
+    assert test.values["one_more"] == pytest.approx(one_more, abs=0.25)
+    assert test.values["half"] == pytest.approx(half, abs=0.1)
+    assert test.verdicts["raw"] == test.verdicts["half"] == FAIL
+    assert test.values["overdone"] < 0 and test.verdicts["overdone"] == FAIL
+    assert test.verdicts["one_more"] != FAIL
+
+
+def test_weights_farther_than_retrainings_are_seen(tables):
+    test = one_test(tables, "weight_distance_to_retrained")
+    assert test.verdicts["overdone"] == test.verdicts["raw"] == FAIL
+    assert test.verdicts["one_more"] != FAIL
+    assert test.values["half"] < min(test.retrained)  # nearer, which proves nothing
+    assert test.verdicts["half"] != FAIL
+
+
 def test_nothing_speaks_of_a_class(report):
     assert not any("forgotten class" in test.question for test in report.tests)
     assert report.classes == []

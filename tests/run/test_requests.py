@@ -137,7 +137,7 @@ def test_kept_rounds_come_back_in_their_order(tmp_path):
 
 
 def test_slices_are_files_by_hash(tmp_path):
-    files = kept_files.SliceFiles(tmp_path / "sisa", TREE)
+    files = kept_files.CheckpointFiles(tmp_path / "sisa", TREE)
     assert "ab" not in files and len(files) == 0
     files["ab"] = Checkpoint(TREE, 7)
     assert files["ab"].images == 7 and list(files) == ["ab"]

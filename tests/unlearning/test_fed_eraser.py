@@ -120,6 +120,39 @@ def test_it_follows_the_algorithm_loop_for_loop(federation, trained, variant):
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
 
 
+class Killed(Exception):
+    pass
+
+
+class Dying(dict):
+    """Checkpoints of a process that is killed after some of them."""
+
+    def __init__(self, writes):
+        self.writes = writes
+
+    def __setitem__(self, name, checkpoint):
+        super().__setitem__(name, checkpoint)
+        if len(self) == self.writes:
+            raise Killed
+
+
+@pytest.mark.parametrize("writes", [1, 3])
+def test_a_killed_replay_goes_on_where_it_was(federation, trained, writes):
+    _, data = federation
+    request = ForgetRequest(clients=(1,))
+    kept = Dying(writes)
+    with pytest.raises(Killed):
+        erase(trained, data, request, kept=kept)
+    before = dict(kept)
+    kept.writes = 0
+    resumed = erase(trained, data, request, kept=kept)
+    whole = erase(trained, data, request)
+    chex.assert_trees_all_equal(resumed.variables, whole.variables)
+    assert resumed.notes == whole.notes
+    assert len(kept) == len(COHORTS) - 1  # the first kept round is not replayed
+    assert all(kept[name] is before[name] for name in before)
+
+
 def test_removed_clients_images_make_no_difference(federation, trained):
     _, data = federation
     request = ForgetRequest(clients=(1,))
