@@ -1,9 +1,11 @@
 """What a message costs a client of a Flower federation, against a simulated client.
 
 Flower starts a process for every message. The same training request is answered three
-times: by a process whose compilation cache is empty, by one that finds it filled, and
-by the simulator in a process that has answered before. CPU seconds are compared, which
-depend little on what else the machine does; Flower's transport is not in them.
+times: by a process whose folder is empty, by one that finds its data and compiled
+programs there, and by the simulator in a process that has answered before. Beside them
+are a message that runs no program (a forget order), and what Flower's own process costs
+before it answers anything. CPU seconds are compared, which depend less than others on
+what else the machine does; Flower's transport is not in them.
 
     python benchmarks/federation.py
 """
@@ -29,7 +31,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--part", choices=("message", "simulator", "nothing"))
+    parser.add_argument("--part", choices=sorted(PARTS))
     options = parser.parse_args(arguments)
     if options.part:
         PARTS[options.part]()
@@ -50,15 +52,21 @@ def main(arguments=None):
 
 def measure(repeats):
     """CPU seconds of each kind of answer, the median of `repeats`."""
-    found = {"process that answers nothing": [], "cold": [], "warm": []}
+    parts = {
+        "process that answers nothing": "nothing",
+        "forget order": "order",
+        "one epoch, cold": "epoch",
+        "one epoch, warm": "epoch",
+    }
+    found = {name: [] for name in parts}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
-            found["process that answers nothing"].append(run("nothing", folder))
-            found["cold"].append(run("message", folder))
-            found["warm"].append(run("message", folder))
+            run("request", folder)
+            for name, part in parts.items():
+                found[name].append(run(part, folder))
     simulator = [run("simulator", "") for _ in range(repeats)]
     rows = [{"answer": name, **middle(times)} for name, times in found.items()]
-    rows.append({"answer": "simulated client, later rounds", **middle(simulator)})
+    rows.append({"answer": "one epoch, simulated client", **middle(simulator)})
     return rows
 
 
@@ -82,18 +90,41 @@ def run(part, folder):
     return json.loads(done.stdout.splitlines()[-1])["cpu_seconds"]
 
 
-def answer_message():
+def answer_epoch():
     """One training request, answered as Flower's process does; all that it costs."""
+    import numpy as np
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    folder = pathlib.Path(os.environ["FUPRUNE_FOLDER"])
+    text = (folder / "request.json").read_text()
+    with np.load(folder / "request.npz") as arrays:
+        named = {name: Array.from_numpy_ndarray(arrays[name]) for name in arrays}
+    records = {"json": ConfigRecord({"text": text}), "arrays": ArrayRecord(named)}
+    answer("train", RecordDict(records))
+
+
+def answer_order():
+    """A forget order, logged and confirmed."""
+    from fuprune.flower.records import PROTOCOL, pack
+
+    order = {"order": "a", "classes": [3], "clients": [], "examples": []}
+    header = {"protocol": PROTOCOL, "request": "benchmark", "order": "a"}
+    answer("query.forget", pack({**header, "orders": [order]}))
+
+
+def answer(kind, content):
+    """Prints what the process has cost once it has answered."""
+    # What Flower's process imports before it loads an app.
+    import flwr.supernode.cli  # noqa: F401
     from flwr.app import Context, Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
     from fuprune.flower import client_app
-    from fuprune.flower.records import pack, unpack
+    from fuprune.flower.records import unpack
 
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
     folder = pathlib.Path(os.environ["FUPRUNE_FOLDER"])
-    header, arrays = request()
-    message = Message(pack(header, arrays), message_type="train", dst_node_id=1)
+    message = Message(content, message_type=kind, dst_node_id=1)
     context = Context(
         run_id=1,
         node_id=1,
@@ -106,13 +137,13 @@ def answer_message():
     print(json.dumps({"cpu_seconds": reply["cpu_seconds"]}))
 
 
-def request():
-    """A request for one epoch; NumPy alone makes its arrays, so nothing is compiled."""
+def make_request():
+    """Writes a request for one epoch, as a server would send it."""
     import jax
     import numpy as np
 
     from fuprune import config as configuration
-    from fuprune.flower.answers import PROTOCOL
+    from fuprune.flower.records import PROTOCOL, pack
     from fuprune.flower.settings import read_config
     from fuprune.models import zoo
     from fuprune.surgery import rebuild
@@ -145,7 +176,12 @@ def request():
         },
     }
     context = (variables, jax.random.key(1), np.float32(1.0), None, ())
-    return header, context
+    content = pack(header, context)
+    folder = pathlib.Path(os.environ["FUPRUNE_FOLDER"])
+    (folder / "request.json").write_text(str(content["json"]["text"]))
+    arrays = {name: x.numpy() for name, x in content["arrays"].items()}
+    np.savez(folder / "request.npz", **arrays)
+    print(json.dumps({"cpu_seconds": 0.0}))
 
 
 def simulate():
@@ -182,15 +218,25 @@ def simulate():
 
 
 def start_only():
-    """What a process costs that loads the client's code and does nothing."""
+    """What a process costs that loads Flower and the client's app, and no more."""
     import time
 
-    from fuprune.flower import answers, client_app  # noqa: F401
+    import flwr.supernode.cli
+
+    from fuprune.flower import client_app  # noqa: F401
+
+    del flwr
 
     print(json.dumps({"cpu_seconds": round(time.process_time(), 3)}))
 
 
-PARTS = {"message": answer_message, "simulator": simulate, "nothing": start_only}
+PARTS = {
+    "epoch": answer_epoch,
+    "order": answer_order,
+    "request": make_request,
+    "simulator": simulate,
+    "nothing": start_only,
+}
 
 
 if __name__ == "__main__":

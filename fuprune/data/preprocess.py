@@ -1,11 +1,21 @@
 """From stored uint8 images to what a model sees, as functions of a key and a batch."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fuprune.data.augment import crop_and_flip, normalise
+
+Preprocess = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Preprocessing(NamedTuple):
+    """What images go through, in each of the two uses of a model."""
+
+    evaluation: Preprocess  # (key, uint8 images) -> what the model sees
+    training: Preprocess  # the same with augmentation, if it is on
 
 
 def to_float(key, images):
@@ -21,7 +31,7 @@ def crop_padding(shape: Sequence[int]) -> int:
 
 def make_preprocess(
     mean: Sequence[float], std: Sequence[float], *, augment: bool = False, padding=4
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
+) -> Preprocess:
     """`(key, uint8 [B, H, W, C]) -> float32`, normalised, augmented if asked."""
     mean, std = tuple(mean), tuple(std)
 
@@ -31,3 +41,20 @@ def make_preprocess(
         return normalise(images, mean, std)
 
     return preprocess
+
+
+def make_preprocessing(
+    mean: Sequence[float], std: Sequence[float], shape: Sequence[int], *, augment: bool
+) -> Preprocessing:
+    """How images [H, W, C] are prepared for a run, in evaluation and in training.
+
+    Args:
+      mean: of the colours.
+      std: their deviations.
+      shape: [H, W, ...] of the images.
+      augment: whether images of training are cropped and flipped.
+    """
+    return Preprocessing(
+        make_preprocess(mean, std),
+        make_preprocess(mean, std, augment=augment, padding=crop_padding(shape)),
+    )

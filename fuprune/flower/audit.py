@@ -1,19 +1,19 @@
-"""What a server can check of a forgotten class without any client's data.
+"""What a server can check of a forget order without any client's data.
 
 It has the model before and after, a test set of its own, and clients' confirmations.
 Accuracy says what the model answers; a probe says whether a fresh classifier still
-reads the class off the features, next to an untrained network of the same form.
+reads a class off the features, next to an untrained network of the same form.
 Membership of clients' images, relearning from them and the distance to a model
 retrained without the class need data or training that a server does not have here:
 the report says so.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
@@ -22,22 +22,23 @@ from fuprune.audit.probe import held_out_scores
 from fuprune.federated.evaluate import Evaluation
 from fuprune.files import write_whole
 from fuprune.flower import ledger
-from fuprune.flower.node import Order
+from fuprune.flower.ledger import Entry
+from fuprune.run.assembly import initial_variables
 from fuprune.unlearning.activations import pooled_convolutions
 from fuprune.unlearning.protocol import UnlearnError
 
 Model = tuple[Any, Any]  # network and variables
 NOT_CHECKED = (
     "Not checked, because it needs clients' data or a retrained model: membership of "
-    "the forgotten images, how fast the class is relearned from them, the distance to "
-    "retraining. A simulation with the same config has all of these."
+    "the forgotten images, how fast they are relearned, the distance to retraining. A "
+    "simulation with the same config has all of these."
 )
 
 
 def write_report(
     folder: Path,
     *,
-    order: Order,
+    order: Entry,
     method: str,
     models: tuple[Model, Model],
     evaluations: tuple[Evaluation, Evaluation],
@@ -62,22 +63,28 @@ def write_report(
     before, after = (
         _row(m, e, order) for m, e in zip(models, evaluations, strict=True)
     )
-    for row, model in zip((before, after), models, strict=True):
-        row["probe"] = probe(*model, federation, order.classes)
-    fresh = models[1][0]
-    start = fresh.init(key, jnp.zeros((1, *fresh.input_shape)), train=False)
-    untrained = probe(fresh, start, federation, order.classes)
-    confirmed = ledger.holders(roster, order.order)
+    untrained = None
+    if order.classes:
+        for row, model in zip((before, after), models, strict=True):
+            row["probe"] = probe(*model, federation, order.classes)
+        fresh = models[1][0]
+        start = initial_variables(fresh, key)
+        untrained = probe(fresh, start, federation, order.classes)
     content = {
         "order": order.order,
+        "forgotten": order.describe(),
         "classes": list(order.classes),
+        "clients": list(order.clients),
+        "examples": [list(pair) for pair in order.examples],
         "method": method,
+        "test_images": int(evaluations[0].confusion.sum()),
         "before": before,
         "after": after,
         "untrained_probe": untrained,
-        "confirmed_by": confirmed,
+        "confirmed_by": ledger.holders(roster, order.order),
         "facts": facts,
     }
+    content["verdict"] = verdict(content)
     write_whole(folder / "report.json", json.dumps(content, indent=1) + "\n")
     write_whole(folder / "report.md", _prose(content))
     return folder / "report.md"
@@ -93,15 +100,14 @@ def probe(model, variables, federation: Any, classes) -> float | None:
     forgotten = np.isin(test.labels, classes)
     if not 0 < forgotten.sum() < len(forgotten):
         return None
-    images = federation.prepare(None, jnp.asarray(test.images))
     try:
-        features = pooled_convolutions(model, variables, images)
+        features = _features(model, federation.prepare)(variables, test.images)
     except UnlearnError:
         return None
-    if not features:
+    if features is None:
         return None
     scores = held_out_scores(
-        np.asarray(list(features.values())[-1]),
+        np.asarray(features),
         test.labels,
         forgotten,
         "linear",
@@ -111,39 +117,95 @@ def probe(model, variables, federation: Any, classes) -> float | None:
     return round(float(roc_auc_score(forgotten, scores)), 4)
 
 
-def _row(model: Model, evaluation: Evaluation, order: Order) -> dict[str, Any]:
+@functools.lru_cache(maxsize=2)
+def _features(model, prepare):
+    """`(variables, uint8 images) -> [N, C]` of the last convolution, or None."""
+
+    @jax.jit
+    def features(variables, images):
+        pooled = pooled_convolutions(model, variables, prepare(None, images))
+        return list(pooled.values())[-1] if pooled else None
+
+    return features
+
+
+def _row(model: Model, evaluation: Evaluation, order: Entry) -> dict[str, Any]:
     params = jax.tree.leaves(model[1]["params"])
-    return {
+    row: dict[str, Any] = {"parameters": sum(int(np.size(x)) for x in params)}
+    if not order.classes:
+        # The server holds nothing of what other orders name.
+        return row | {"accuracy": round(evaluation.accuracy, 4)}
+    named = list(order.classes)
+    return row | {
         "forgotten_accuracy": round(evaluation.accuracy_on(order.classes), 4),
         "remaining_accuracy": round(evaluation.accuracy_without(order.classes), 4),
-        "forgotten_images": int(evaluation.confusion[list(order.classes)].sum()),
-        "answers_forgotten": int(evaluation.confusion[:, list(order.classes)].sum()),
-        "parameters": sum(int(np.size(x)) for x in params),
+        "forgotten_images": int(evaluation.confusion[named].sum()),
+        "answers_forgotten": int(evaluation.confusion[:, named].sum()),
     }
+
+
+def verdict(content: dict[str, Any]) -> str:
+    """What the figures of a report say, in one sentence."""
+    before, after = content["before"], content["after"]
+    what = content["forgotten"]
+    if not content["classes"]:
+        return (
+            f"{what[0].upper()}{what[1:]} had no part in the last training, and "
+            f"accuracy on the test set went from {before['accuracy']:.1%} to "
+            f"{after['accuracy']:.1%}; whether the model remembers them does not show "
+            "on the server's data."
+        )
+    answers, kept = after["answers_forgotten"], after["remaining_accuracy"]
+    text = (
+        f"The model answers {answers or 'none'} of {content['test_images']} test "
+        f"images with {what} ({before['answers_forgotten']} before), and is right on "
+        f"{kept:.1%} of the others ({before['remaining_accuracy']:.1%} before)"
+    )
+    found, chance = after["probe"], content["untrained_probe"]
+    if found is None or chance is None:
+        return f"{text}."
+    seen = "no better than" if found <= chance else "better than"
+    return (
+        f"{text}; a fresh classifier tells {what} by its features {seen} by those of "
+        f"an untrained network (area under the ROC {found:.3f} against {chance:.3f})."
+    )
+
+
+_CLASS_LINES = (
+    ("accuracy on the forgotten", "forgotten_accuracy"),
+    ("accuracy on the remaining", "remaining_accuracy"),
+    ("images answered with a forgotten class", "answers_forgotten"),
+    ("probe: area under the ROC", "probe"),
+)
+_OTHER_LINES = (("accuracy", "accuracy"),)
 
 
 def _prose(content: dict[str, Any]) -> str:
     before, after = content["before"], content["after"]
-
-    def line(name: str, field: str) -> str:
-        return f"| {name} | {_text(before[field])} | {_text(after[field])} |"
-
-    classes = ", ".join(map(str, content["classes"]))
+    lines = (
+        *(_CLASS_LINES if content["classes"] else _OTHER_LINES),
+        ("parameters", "parameters"),
+    )
+    probed = [
+        f"The probe of an untrained network of the same form: "
+        f"{_text(content['untrained_probe'])}.",
+        "",
+    ]
     return "\n".join(
         [
-            f"# Order {content['order']}: class {classes}, by {content['method']}",
+            f"# Order {content['order']}: {content['forgotten']}, by "
+            f"{content['method']}",
+            "",
+            content["verdict"],
             "",
             "| on the server's test set | before | after |",
             "|---|---:|---:|",
-            line("accuracy on the forgotten", "forgotten_accuracy"),
-            line("accuracy on the remaining", "remaining_accuracy"),
-            line("images answered with a forgotten class", "answers_forgotten"),
-            line("probe: area under the ROC", "probe"),
-            line("parameters", "parameters"),
+            *(
+                f"| {name} | {_text(before[field])} | {_text(after[field])} |"
+                for name, field in lines
+            ),
             "",
-            f"The probe of an untrained network of the same form: "
-            f"{_text(content['untrained_probe'])}.",
-            "",
+            *(probed if content["classes"] else ()),
             f"Clients that confirmed: {', '.join(map(str, content['confirmed_by']))}. "
             "The others get the order with their next request, before anything else.",
             "",

@@ -2,18 +2,24 @@
 
 The node's config says who the client is: `client-id`, the `folder` for its log, secrets
 and compiled programs, and `data`, the source of its own images. Without `data` the node
-plays one client of a rehearsal: it takes its part of the dataset that the run names.
+plays one client of a rehearsal: it takes its part of the dataset that the run names,
+and keeps it in the folder, since the next message is a process of its own.
 """
 
 import functools
-import os
+import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fuprune import __version__
 from fuprune.errors import FupruneError, InputError
+from fuprune.files import write_whole
+from fuprune.flower import answers, records
+from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
 
 app = ClientApp()
@@ -21,27 +27,29 @@ app = ClientApp()
 
 def reply_to(kind: str, message: Message, context: Context) -> Message:
     """Answers one message; whatever cannot be done is told in one line."""
-    # Deferred, because a process that only logs an order need not wait for JAX.
-    from fuprune.flower import answers, records
-
     header, tree = records.unpack(message.content)
+    node_config, run_config = dict(context.node_config), dict(context.run_config)
     try:
-        node = load_node(dict(context.node_config), dict(context.run_config))
+        node = load_node(node_config, run_config, data=kind not in answers.WITHOUT_DATA)
     except FupruneError as error:
         reply, content = {"request": header.get("request"), "problem": str(error)}, None
     else:
-        keep_compiled_programs(node.folder)
+        if kind in answers.WITH_PROGRAMS:
+            nodes.keep_compiled_programs(node.folder)
         reply, content = answers.answer(kind, header, tree, node)
     return Message(records.pack(reply, content), reply_to=message)
 
 
-def load_node(node_config: dict[str, Any], run_config: dict[str, Any]) -> Node:
+def load_node(
+    node_config: dict[str, Any], run_config: dict[str, Any], *, data: bool = True
+) -> Node:
     """The client that a node's config describes.
 
     Args:
       node_config: `client-id`; `folder`, by default in the user's home; `data` and
         `data-dir`, the client's own source of images.
       run_config: of the app; read only if the node has no data of its own.
+      data: whether its images are loaded; without, the node has none.
 
     Raises:
       InputError: an id or the data are missing or of the wrong kind.
@@ -57,10 +65,12 @@ def load_node(node_config: dict[str, Any], run_config: dict[str, Any]) -> Node:
     folder.mkdir(parents=True, exist_ok=True)
     name = node_config.get("data")
     where = str(node_config.get("data-dir", "")) or None
-    if name:
+    if not data:
+        images, labels = np.zeros((0, 0, 0, 0), np.uint8), np.zeros(0, np.int32)
+    elif name:
         images, labels = _own_data(str(name), where)
     else:
-        images, labels = _rehearsed_data(str(run_config.get("config", "")), client)
+        images, labels = _part(folder, str(run_config.get("config", "")), client)
     return Node(client, folder, images, labels)
 
 
@@ -70,6 +80,21 @@ def _own_data(name: str, where: str | None):
 
     held = sources.load(name, split="train", data_dir=where)
     return held.images, held.labels
+
+
+def _part(folder: Path, text: str, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """One client's part of the dataset that the run names, from its folder if there."""
+    named = hashlib.sha256(f"{__version__} {client} {text}".encode()).hexdigest()
+    file = folder / "rehearsal.npz"
+    if file.exists():
+        with np.load(file, allow_pickle=False) as kept:
+            if str(kept["named"]) == named:
+                return kept["images"], kept["labels"]
+    images, labels = _rehearsed_data(text, client)
+    write_whole(
+        file, lambda to: np.savez(to, named=named, images=images, labels=labels)
+    )
+    return images, labels
 
 
 @functools.lru_cache(maxsize=8)
@@ -91,16 +116,6 @@ def _rehearsed_data(text: str, client: int):
     rows, lengths = jax.device_get((federation.data.rows, federation.data.lengths))
     chosen = rows[client][: lengths[client]]
     return federation.train.images[chosen], federation.train.labels[chosen]
-
-
-def keep_compiled_programs(folder: Path) -> None:
-    """Has JAX keep what it compiles, since the next message is a process of its own."""
-    import jax
-
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "compiled")
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @app.train()

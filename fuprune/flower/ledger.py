@@ -1,5 +1,8 @@
 """The server's book of forget orders: what was ordered, who confirmed it, what is done.
 
+An order names classes, clients who leave, or single examples by client and position in
+that client's own data. A client is told only its own positions.
+
 `orders.json` in the workdir is written whole before an order is sent, so that no
 restart loses one; every later request of every run carries all orders along.
 """
@@ -8,8 +11,9 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fuprune.classes import check_classes
 from fuprune.errors import InputError
@@ -19,43 +23,125 @@ from fuprune.flower.node import Order
 ORDERS_FILE = "orders.json"
 
 
-def read(workdir: Path) -> dict[str, Order]:
+class Entry(NamedTuple):
+    """A forget order as the server knows it; of one kind."""
+
+    order: str  # its id
+    classes: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()  # ids
+    examples: tuple[tuple[int, int], ...] = ()  # (client, position in its data)
+    closed: bool = False
+
+    def for_client(self, client: int | None) -> Order:
+        """What one client is told; None is one who has not said yet who it is."""
+        own = tuple(place for holder, place in self.examples if holder == client)
+        return Order(self.order, self.classes, self.clients, own, self.closed)
+
+    def describe(self) -> str:
+        """What it names, in a few words: `class 3`, or `2 examples of client 1`."""
+        if self.examples:
+            number, holders = len(self.examples), sorted({k for k, _ in self.examples})
+            return f"{number} example{'s' * (number > 1)} of {_list('client', holders)}"
+        if self.clients:
+            return _list("client", self.clients)
+        return _list("class", self.classes)
+
+
+def _list(what: str, numbers: Sequence[int]) -> str:
+    plural = {"class": "classes", "client": "clients"}[what]
+    named = ", ".join(map(str, numbers))
+    return f"{what if len(numbers) == 1 else plural} {named}"
+
+
+def read(workdir: Path) -> dict[str, Entry]:
     """Every order of the workdir, by id."""
     return {
-        row["order"]: Order(row["order"], tuple(row["classes"]), row["closed"])
+        row["order"]: Entry(
+            row["order"],
+            tuple(row["classes"]),
+            tuple(row.get("clients", ())),
+            tuple((k, i) for k, i in row.get("examples", ())),
+            row["closed"],
+        )
         for row in _rows(workdir)
     }
 
 
-def open_order(
-    workdir: Path, name: str, classes: tuple[int, ...], num_classes: int
-) -> Order:
-    """Enters an order, or finds the same one again after an interruption.
+def check_entry(
+    entry: Entry, num_classes: int, num_clients: int, sizes: dict[int, int]
+) -> Entry:
+    """The order with its numbers sorted, if this federation can have such a one.
+
+    Args:
+      entry: the order.
+      num_classes: U.
+      num_clients: K.
+      sizes: images of each client, as far as they are known.
 
     Raises:
-      InputError: the id was used for other classes, or the classes do not exist.
+      InputError: it names nothing, several kinds, or what does not exist.
     """
-    classes = tuple(sorted(check_classes(classes, num_classes)))
+    name = entry.order
     if not re.fullmatch(r"[\w.:@+-]{1,100}", name):
         raise InputError(
             f"order is {name!r:.120}, but an id is up to 100 letters, digits and "
             ". : @ + - _."
         )
+    if sum(map(bool, (entry.classes, entry.clients, entry.examples))) != 1:
+        raise InputError(
+            f"order {name!r} must name classes, clients or examples, and one kind only."
+        )
+    if entry.classes:
+        classes = tuple(sorted(check_classes(entry.classes, num_classes)))
+        return entry._replace(classes=classes)
+    for client in (*entry.clients, *(k for k, _ in entry.examples)):
+        if not 0 <= client < num_clients:
+            raise InputError(
+                f"order {name!r} names client {client}; ids run from 0 to "
+                f"{num_clients - 1}."
+            )
+    for client, place in entry.examples:
+        if client not in sizes:
+            raise InputError(
+                f"order {name!r} names an example of client {client}, who is not "
+                "there to say how many it has; wait until it is."
+            )
+        if not 0 <= place < sizes[client]:
+            raise InputError(
+                f"order {name!r} names example {place} of client {client}, whose "
+                f"examples run from 0 to {sizes[client] - 1}."
+            )
+    return entry._replace(
+        clients=tuple(sorted(set(entry.clients))),
+        examples=tuple(sorted(set(entry.examples))),
+    )
+
+
+def open_order(workdir: Path, entry: Entry) -> Entry:
+    """Enters an order, or finds the same one again after an interruption.
+
+    Args:
+      workdir: of the server.
+      entry: from `check_entry`.
+
+    Raises:
+      InputError: the id was used for something else.
+    """
+    name = entry.order
     known = read(workdir).get(name)
     if known is None:
-        row = {"order": name, "classes": list(classes), "closed": False}
-        row |= {"ordered": _now(), "confirmed": {}, "closed_by": {}}
+        row = {**entry._asdict(), "ordered": _now(), "confirmed": {}, "closed_by": {}}
         _write(workdir, [*_rows(workdir), row])
-        return Order(name, classes)
-    if known.classes != classes:
+        return entry
+    if known._replace(closed=False) != entry:
         raise InputError(
-            f"order {name!r} is for classes {list(known.classes)}, not "
-            f"{list(classes)}; give another request another id."
+            f"order {name!r} is for {known.describe()}, not for {entry.describe()}; "
+            "give another request another id."
         )
     return known
 
 
-def close_order(workdir: Path, name: str) -> dict[str, Order]:
+def close_order(workdir: Path, name: str) -> dict[str, Entry]:
     """Marks an order as carried out; gives all orders."""
     rows = _rows(workdir)
     for row in rows:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from fuprune import typed_json
-from fuprune.data.federated import FederatedDataset, drop_classes
+from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.evaluate import Evaluation, make_evaluator
@@ -27,7 +27,7 @@ from fuprune.flower import ledger
 from fuprune.flower.audit import write_report
 from fuprune.flower.session import Session, open_session
 from fuprune.flower.settings import Settings
-from fuprune.flower.transport import RemoteClients
+from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.agenda import make_budget
 from fuprune.run.files import seed_of
@@ -35,7 +35,8 @@ from fuprune.run.machine import Runtime
 from fuprune.run.training import KEPT_ROUNDS
 from fuprune.surgery import rebuild
 from fuprune.unlearning.kept_rounds import is_kept, keep_round
-from fuprune.unlearning.methods import METHODS, select
+from fuprune.unlearning.methods import METHODS, check_served, select
+from fuprune.unlearning.request import ForgetRequest
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -69,7 +70,10 @@ def train(session: Session) -> None:
     )
     _publish(session, "train", model, fit.state.variables)
     accuracy = _evaluate(session, model, fit.state.variables).accuracy
-    print(f"trained {len(fit.history)} rounds; accuracy on the test set {accuracy:.4f}")
+    rounds = budget.rounds
+    _LOGGER.info(
+        "%d rounds are trained: %.1f%% of the test set is right", rounds, 100 * accuracy
+    )
 
 
 def forget(session: Session) -> Path:
@@ -79,16 +83,21 @@ def forget(session: Session) -> Path:
       InputError: the order, its classes or its method cannot be.
     """
     settings, name = session.settings, session.settings.order
-    method = METHODS.get(select((settings.method,))[0])
-    if method is None or settings.method in UNAVAILABLE:
+    method = METHODS[select((settings.method,))[0]]
+    if settings.method in UNAVAILABLE:
         raise InputError(
             f"{settings.method} cannot run over a federation: "
             f"{UNAVAILABLE.get(settings.method)}; choose class_pruning, for example."
         )
-    order = ledger.open_order(
-        session.workdir, name, settings.classes, session.federation.num_classes
-    )
     roster = session.clients.roster
+    wanted = ledger.check_entry(
+        ledger.Entry(name, settings.classes, settings.clients, settings.examples),
+        session.federation.num_classes,
+        session.config.partition.clients,
+        roster.examples,
+    )
+    check_served(method, _request(session, wanted))
+    order = ledger.open_order(session.workdir, wanted)
     roster.orders = ledger.read(session.workdir)
     folder = session.workdir / "orders" / ledger.folder_name(name)
     started = time.time()
@@ -99,7 +108,7 @@ def forget(session: Session) -> Path:
     before = _evaluate(session, model, variables)
     clients = session.clients.under(order=name)
     ordered = session._replace(clients=clients)
-    result, facts = _run_method(ordered, method, model, variables, folder)
+    result, facts = _run_method(ordered, order, method, model, variables, folder)
     checkpoint.save_model(folder / "model", *result)
     after = _evaluate(session, *result)
     _publish(session, f"orders/{ledger.folder_name(name)}", *result)
@@ -129,12 +138,24 @@ def evaluate(session: Session) -> None:
         f"{int(there.confusion.sum())} images of clients": there.accuracy,
     }
     for where, accuracy in rows.items():
-        print(f"accuracy on the {where}: {accuracy:.4f}")
+        _LOGGER.info("accuracy on the %s: %.4f", where, accuracy)
 
 
-def _run_method(session: Session, method, model, variables, folder: Path):
+def _request(session: Session, order: ledger.Entry) -> ForgetRequest:
+    """What an order asks for, in terms of the server's stand-ins."""
+    if order.examples:
+        return ForgetRequest(examples=(session.federation.num_classes,))
+    return ForgetRequest(order.classes, order.clients)
+
+
+def _run_method(
+    session: Session, order: ledger.Entry, method, model, variables, folder: Path
+):
     """`((model, variables), facts)` after the method, resumed if it was interrupted."""
     settings, config = session.settings, session.config
+    request, data = _request(session, order), _remaining(session, but_for=order)
+    federation = session.federation._replace(data=data, request=request)
+    session = session._replace(federation=federation)
     budget = make_budget(config, method.budget)
     unit = str(folder.relative_to(session.workdir) / "fine_tune")
     resumed = _interrupted(session, unit)
@@ -146,7 +167,7 @@ def _run_method(session: Session, method, model, variables, folder: Path):
     options = assembly.method_options(
         config,
         settings.method,
-        session.federation,
+        federation,
         _runtime(session),
         classes=settings.classes,
     )
@@ -161,13 +182,14 @@ def _run_method(session: Session, method, model, variables, folder: Path):
                 "distillation sends a second network with every request, which the "
                 "federation does not do; set fine_tune.distill_weight=0."
             )
+        _LOGGER.info("a model of %s parameters goes out", f"{_size(variables):,}")
         return _fit(session, unit, model, variables, data, budget, key=key)
 
     result = method(
         model,
         variables,
-        _remaining(session, but_for=settings.order),
-        settings.classes,
+        data,
+        request,
         key=jax.random.fold_in(session.key, seed_of(f"order {settings.order}")),
         fine_tune=tune,
         **options,
@@ -183,6 +205,10 @@ def _run_method(session: Session, method, model, variables, folder: Path):
         },
     }
     return (result.model, result.variables), facts
+
+
+def _size(variables) -> int:
+    return sum(int(np.size(x)) for x in jax.tree.leaves(variables["params"]))
 
 
 def _replay_options(session: Session, model, variables) -> dict[str, Any]:
@@ -255,7 +281,7 @@ def _fit(
         state = step.state
         _save(folder, step.record.round_number, state, model, data, key)
         history.append(step.record)
-        _log_round(folder, step.record)
+        _log_round(folder, step.record, budget.rounds)
     return FitResult(state, history, None)
 
 
@@ -274,6 +300,7 @@ def _save(folder: Path, number: int, state, model, data: FederatedDataset, key):
         "rows": np.asarray(data.rows).tolist(),
         "lengths": np.asarray(data.lengths).tolist(),
         "labels": np.asarray(data.labels).tolist(),
+        "members": None if data.members is None else np.asarray(data.members).tolist(),
         "key": np.asarray(jax.random.key_data(key)).tolist(),
     }
     checkpoint.save(folder / "checkpoints", number, state, spec=spec)
@@ -287,17 +314,17 @@ def _interrupted(session: Session, unit: str):
         return None
     spec = json.loads(file.read_text("utf-8"))
     model = rebuild.from_spec(spec["model"])
-    data = session.federation.data._replace(
-        rows=jax.numpy.asarray(spec["rows"], jax.numpy.int32),
-        lengths=jax.numpy.asarray(spec["lengths"], jax.numpy.int32),
-        labels=jax.numpy.asarray(spec["labels"], jax.numpy.int32),
-    )
+    kept = {
+        name: None if spec[name] is None else jax.numpy.asarray(spec[name], np.int32)
+        for name in ("rows", "lengths", "labels", "members")
+    }
+    data = session.federation.data._replace(**kept)
     key = jax.random.wrap_key_data(jax.numpy.asarray(spec["key"], jax.numpy.uint32))
     # Only the form counts: the values come from the checkpoint.
     return model, assembly.initial_variables(model, jax.random.key(0)), data, key
 
 
-def _log_round(folder: Path, record: Record) -> None:
+def _log_round(folder: Path, record: Record, rounds: int) -> None:
     row = {
         "round": record.round_number,
         **{k: round(float(v), 6) for k, v in record.metrics.items()},
@@ -305,7 +332,15 @@ def _log_round(folder: Path, record: Record) -> None:
     }
     with open(folder / "rounds.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    _LOGGER.info("%s %s", folder.name, row)
+    scored = record.metrics.get("accuracy")
+    _LOGGER.info(
+        "%s: round %d of %d, %d clients%s",
+        folder.name.replace("_", "-"),
+        record.round_number,
+        rounds,
+        record.metrics["participants"],
+        "" if scored is None else f", {scored:.1%} of the test set is right",
+    )
 
 
 def _log_messages(session: Session) -> None:
@@ -319,21 +354,34 @@ def _log_messages(session: Session) -> None:
 def _send_order(session: Session, name: str) -> None:
     """Tells everybody who is there; the others hear of it with their next request."""
     roster = session.clients.roster
-    present = roster.refresh()
+    present = roster.reachable()
     roster.exchange("query.forget", {k: ({"order": name}, None) for k in present})
     ledger.confirm(session.workdir, name, roster)
-    _LOGGER.info("order %s is confirmed by %s", name, ledger.holders(roster, name))
+    state = "closed" if roster.orders[name].closed else "open"
+    _LOGGER.info(
+        "order %s is %s, and in the logs of clients %s",
+        name,
+        state,
+        ", ".join(map(str, ledger.holders(roster, name))) or "none",
+    )
 
 
-def _remaining(session: Session, but_for: str = "") -> FederatedDataset:
+def _remaining(
+    session: Session, but_for: ledger.Entry | None = None
+) -> FederatedDataset:
     """What clients may be asked for: nothing of any order but the one given."""
-    classes = {
-        u
+    data = session.federation.data
+    if but_for is not None and but_for.examples:
+        named = [client for client, _ in but_for.examples]
+        shape = data.images.shape[1:]
+        data = stand_ins(data.num_clients, data.labels.shape[0], shape, named)
+    others = [
+        order
         for order in ledger.read(session.workdir).values()
-        if order.order != but_for
-        for u in order.classes
-    }
-    return drop_classes(session.federation.data, sorted(classes))
+        if but_for is None or order.order != but_for.order
+    ]
+    data = drop_classes(data, sorted({u for order in others for u in order.classes}))
+    return drop_clients(data, sorted({k for order in others for k in order.clients}))
 
 
 def current_model(session: Session) -> tuple[Any, Any]:

@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fuprune.errors import FupruneError
 from fuprune.flower.certificates import make_certificates
+from fuprune.flower.progress import FAILED, FINISHED, TOLD
 
 HOST = "127.0.0.1"
 APP = Path(__file__).parent / "app"
@@ -48,9 +49,11 @@ class Loopback:
     def __init__(self, folder: Path, nodes: int, *, insecure: bool = False):
         self.folder = folder.absolute()
         self.insecure = insecure
-        self.port, *self._node_ports = free_ports(1 + nodes)
+        self.size = nodes
+        (self.port,) = free_ports(1)
         self.link: subprocess.Popen | None = None
         self.nodes: dict[int, subprocess.Popen] = {}
+        self._runs: list[subprocess.Popen] = []
         self._keys = self.folder / "keys"
         for name in ("logs", "flwr"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ class Loopback:
     def start(self) -> None:
         """Starts the link, registers the keys, starts the nodes."""
         self.start_link()
-        for client in range(len(self._node_ports)):
+        for client in range(self.size):
             if not self.insecure:
                 self.register(self._keys / f"node-{client}.pub")
             self.start_node(client)
@@ -110,7 +113,7 @@ class Loopback:
             config += f' data="{data}"'
         command = [
             *("flower-supernode", "--superlink", f"{HOST}:{self.port}"),
-            *("--host", HOST, "--port", str(self._node_ports[client])),
+            *("--host", HOST, "--port", str(free_ports(1)[0])),
             *("--node-config", config),
         ]
         if self.insecure:
@@ -122,24 +125,47 @@ class Loopback:
         self.nodes[client] = self._start(f"node-{client}", command)
         return self.nodes[client]
 
-    def run(self, timeout: float = 3600, **config) -> str:
+    def run(
+        self,
+        timeout: float = 3600,
+        on_line: Callable[[str], None] = lambda line: None,
+        **config,
+    ) -> str:
         """`flwr run` to its end; what the server printed.
+
+        Args:
+          timeout: in seconds.
+          on_line: is given the server's lines of progress as they come.
+          config: of the run, in the app's keys.
 
         Raises:
           FederationError: the run failed; the server's last lines are in it.
         """
         process, log = self.start_run(**config)
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            stop(process)
-            raise FederationError(f"the run took more than {timeout:.0f} s.") from None
-        text = log.read_text("utf-8", errors="replace")
-        marker = "fuprune: error: "
-        if marker in text:
-            line = text[text.index(marker) + len(marker) :].splitlines()[0]
+        until, told = time.monotonic() + timeout, 0
+        while True:
+            ended = process.poll() is not None
+            lines = log.read_text("utf-8", errors="replace").splitlines(keepends=True)
+            for line in lines[told:]:
+                if not line.endswith("\n") and not ended:
+                    break  # the rest of it is on the way
+                told += 1
+                told_now = line.startswith(TOLD) and not line.startswith(FAILED)
+                if told_now and line.rstrip() != f"{TOLD}{FINISHED}":
+                    on_line(line[len(TOLD) :].rstrip())
+            if ended:
+                break
+            if time.monotonic() > until:
+                stop(process)
+                raise FederationError(f"the run took more than {timeout:.0f} s.")
+            time.sleep(0.2)
+        text = "".join(lines)
+        if FAILED in text:
+            line = text[text.index(FAILED) + len(FAILED) :].splitlines()[0]
             raise FederationError(line)
-        if "finished:completed" not in self.status(text):  # says Flower
+        finished = f"{TOLD}{FINISHED}" in text
+        # A log that was cut short says nothing; Flower's own book does.
+        if not finished and "finished:completed" not in self.status(text):
             raise FederationError(
                 f"the run did not finish; see {log} and {self.folder / 'logs'}."
             )
@@ -154,7 +180,9 @@ class Loopback:
         )
         number = len(list((self.folder / "logs").glob("run-*.log")))
         command = ["flwr", "run", str(APP), CONNECTION, "--stream", "-c", assigned]
-        return self._start(f"run-{number}", command), self._log(f"run-{number}")
+        process = self._start(f"run-{number}", command)
+        self._runs.append(process)
+        return process, self._log(f"run-{number}")
 
     def status(self, text: str) -> str:
         """What the link says of the run whose log this is."""
@@ -180,9 +208,8 @@ class Loopback:
 
     def stop(self) -> None:
         """Ends every process that was started here."""
-        for process in (*self.nodes.values(), self.link):
-            if process is not None:
-                stop(process)
+        started = (*self._runs, *self.nodes.values(), self.link)
+        stop(*(process for process in started if process is not None))
 
     def __enter__(self) -> "Loopback":
         try:
@@ -234,16 +261,23 @@ class Loopback:
         raise FederationError(f"{name} does not listen; see {self._log(name)}.")
 
 
-def stop(process: subprocess.Popen, seconds: float = 20) -> None:
-    """Ends a process and those that it started, which share its group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+def stop(*processes: subprocess.Popen, seconds: float = 20) -> None:
+    """Ends processes and those that they started, which share their groups."""
+    for process in processes:
+        if process.poll() is None:
+            _signal(process, signal.SIGTERM)
+    until = time.monotonic() + seconds
+    for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            if number == signal.SIGTERM:
-                continue
-            return
+            process.wait(max(0.1, until - time.monotonic()))
+        # What it started may outlive it.
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal(process: subprocess.Popen, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _program(name: str) -> str:
@@ -260,25 +294,32 @@ def demonstrate(folder: Path, given: argparse.Namespace) -> None:
         "min_clients": max(1, given.nodes - 1),
     }
     federation = Loopback(folder, given.nodes, insecure=given.insecure)
-    print(f"starting a SuperLink and {given.nodes} SuperNodes; logs: {folder}/logs")
+    keys = "without TLS or keys" if given.insecure else "with TLS and a key for each"
+    _say(f"starting a SuperLink and {given.nodes} SuperNodes on {HOST}, {keys}")
+    _say(f"what each of them says is in {folder}/logs")
     with federation:
-        print("training ...", flush=True)
-        print(_last_lines(federation.run(command="train", **settings), "trained"))
-        print(f"forgetting class {given.forget} ...", flush=True)
+        _say("training:")
+        federation.run(command="train", on_line=_say_indented, **settings)
+        _say(f"forget order {given.order}, class {given.forget}:")
         federation.run(
             command="forget",
             classes=given.forget,
             order=given.order,
             method=given.method,
+            on_line=_say_indented,
             **settings,
         )
+        _say("ending what was started")
     (report,) = federation.workdir.glob("orders/*/report.md")
-    print(report.read_text("utf-8"))
-    print(f"report: {report}")
+    _say(f"\n{report.read_text('utf-8')}\nreport: {report}")
 
 
-def _last_lines(text: str, marker: str) -> str:
-    return "\n".join(line for line in text.splitlines() if marker in line)
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _say_indented(line: str) -> None:
+    _say(f"  {line}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -299,11 +340,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="fuprune-federation-"))
+    # Asked to end by whatever signal, it first ends what it started.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         demonstrate(folder, given)
     except FupruneError as error:
         print(f"fuprune: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("fuprune: interrupted; everything it started is ended", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

@@ -23,11 +23,19 @@ ORDERS_FILE = "orders.jsonl"
 
 
 class Order(NamedTuple):
-    """A forget order: classes whose images are not to be used from now on."""
+    """A forget order as a client is told it: what is not to be used from now on.
+
+    An order may name nothing of a client's. It is logged all the same.
+    """
 
     order: str  # its id
-    classes: tuple[int, ...]
+    classes: tuple[int, ...] = ()  # of images
+    clients: tuple[int, ...] = ()  # ids of those who leave the federation
+    examples: tuple[int, ...] = ()  # positions in this client's own data
     closed: bool = False  # forgetting is done: not even the method reads them any more
+
+
+NAMES = ("classes", "clients", "examples")
 
 
 class Node(NamedTuple):
@@ -37,6 +45,16 @@ class Node(NamedTuple):
     folder: Path
     images: np.ndarray  # [n, H, W, C] uint8
     labels: np.ndarray  # [n] int32
+
+
+def keep_compiled_programs(folder: Path) -> None:
+    """Has JAX keep what it compiles for the next message or run, another process."""
+    import jax
+
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "compiled")
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def read_orders(folder: Path) -> dict[str, Order]:
@@ -54,8 +72,9 @@ def read_orders(folder: Path) -> dict[str, Order]:
         known = orders.get(order.order)
         # What was closed stays closed, and what was to be forgotten stays so.
         if known is not None:
-            classes = tuple(sorted({*known.classes, *order.classes}))
-            order = Order(order.order, classes, known.closed or order.closed)
+            named = [sorted({*getattr(known, n), *getattr(order, n)}) for n in NAMES]
+            closed = known.closed or order.closed
+            order = Order(order.order, *map(tuple, named), closed=closed)
         orders[order.order] = order
     return orders
 
@@ -90,7 +109,7 @@ def log_orders(folder: Path, received: Sequence[Any]) -> dict[str, Order]:
 def _adds(order: Order, known: Order | None) -> bool:
     return (
         known is None
-        or not set(order.classes) <= set(known.classes)
+        or any(not {*getattr(order, n)} <= {*getattr(known, n)} for n in NAMES)
         or (order.closed and not known.closed)
     )
 
@@ -98,26 +117,44 @@ def _adds(order: Order, known: Order | None) -> bool:
 def _order(row: Any) -> Order:
     if not isinstance(row, Mapping):
         raise InputError(f"an order is {row!r:.80}, but must be an object.")
-    name, classes = row.get("order"), row.get("classes")
-    closed = row.get("closed", False)
+    name, closed = row.get("order"), row.get("closed", False)
+    named = [row.get(kind, ()) for kind in NAMES]
     good = (
         isinstance(name, str)
         and 0 < len(name) <= 100
         and name.isprintable()
-        and isinstance(classes, list | tuple)
-        and all(type(u) is int and u >= 0 for u in classes)
+        and all(isinstance(numbers, list | tuple) for numbers in named)
+        and all(type(u) is int and u >= 0 for numbers in named for u in numbers)
         and isinstance(closed, bool)
     )
     if not good:
         raise InputError(
             f"an order is {dict(row)!r:.200}, but must have an id of up to 100 "
-            "characters and classes."
+            "characters, and whole numbers for classes, clients and examples."
         )
-    return Order(str(name), tuple(classes or ()), bool(closed))
+    return Order(str(name), *map(tuple, named), closed=bool(closed))
+
+
+def in_force(orders: Mapping[str, Order], order: object) -> list[Order]:
+    """The orders that bind a request: all but the open one that it carries out."""
+    return [o for o in orders.values() if o.closed or o.order != order]
+
+
+def left_by(client: int, orders: Mapping[str, Order], order: object) -> str | None:
+    """The id of an order by which a client takes part in nothing any more, or None."""
+    for known in in_force(orders, order):
+        if client in known.clients:
+            return known.order
+    return None
 
 
 def usable(
-    node: Node, orders: Mapping[str, Order], classes: Sequence[int], order: str | None
+    node: Node,
+    orders: Mapping[str, Order],
+    classes: Sequence[int],
+    order: str | None,
+    *,
+    named: bool = False,
 ) -> np.ndarray:
     """Positions of the images that a request may read.
 
@@ -125,17 +162,26 @@ def usable(
       node: the client.
       orders: its log.
       classes: those that the request asks for.
-      order: the open order that the request carries out, whose classes it may read.
+      order: the open order that the request carries out, and may read what it names.
+      named: whether the request also asks for the single images that the order names,
+        which belong to no class as long as the order is known.
 
     Returns:
       [m] int32 in the client's own order.
     """
-    forgotten: set[int] = set()
-    for known in orders.values():
-        if known.closed or known.order != order:
-            forgotten |= set(known.classes)
-    wanted = sorted({int(u) for u in classes} - forgotten)
-    return np.flatnonzero(np.isin(node.labels, wanted)).astype(np.int32)
+    binding = in_force(orders, order)
+    if left_by(node.client, orders, order) is not None:
+        return np.zeros(0, np.int32)
+    forgotten = {u for known in binding for u in known.classes}
+    wanted = np.isin(node.labels, sorted({int(u) for u in classes} - forgotten))
+    places = np.arange(len(node.labels))
+    wanted &= ~np.isin(places, [i for o in orders.values() for i in o.examples])
+    carried_out = orders.get(order or "")
+    if named and carried_out is not None and not carried_out.closed:
+        own = np.isin(places, carried_out.examples)
+        own &= ~np.isin(places, [i for o in binding for i in o.examples])
+        wanted |= own & ~np.isin(node.labels, sorted(forgotten))
+    return np.flatnonzero(wanted).astype(np.int32)
 
 
 def keep_labels(folder: Path, order: str, labels: np.ndarray) -> None:

@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fuprune.errors import InputError
 
+PROTOCOL = 2  # of what headers hold; both sides must speak the same
 MAX_DEPTH = 64
 MAX_HEADER = 64 * 2**20  # characters
 
@@ -98,7 +97,9 @@ def _form(tree: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(tree, list | tuple):
         kind = "list" if isinstance(tree, list) else "tuple"
         return {kind: [_form(child, arrays) for child in tree]}
-    if isinstance(tree, jax.Array) and jnp.issubdtype(tree.dtype, jax.dtypes.prng_key):
+    if _is_key(tree):
+        import jax
+
         arrays.append(np.asarray(jax.random.key_data(tree)))
         return {"key": len(arrays) - 1}
     array = np.asarray(tree)
@@ -106,6 +107,11 @@ def _form(tree: Any, arrays: list[np.ndarray]) -> Any:
         raise MessageError(f"an array of {array.dtype} cannot travel; use numbers.")
     arrays.append(array)
     return {"array": len(arrays) - 1}
+
+
+def _is_key(value: Any) -> bool:
+    """Whether it is a typed key of JAX, which is not imported to find out."""
+    return str(getattr(value, "dtype", "")).startswith("key<")
 
 
 def _tree(form: Any, arrays: list[np.ndarray], depth: int) -> Any:
@@ -122,7 +128,10 @@ def _tree(form: Any, arrays: list[np.ndarray], depth: int) -> Any:
     if not isinstance(value, int) or value < 0:
         raise MessageError("the message names an array that it does not hold.")
     if kind == "key":
-        return jax.random.wrap_key_data(jnp.asarray(arrays[value], jnp.uint32))
+        import jax
+
+        data = jax.numpy.asarray(arrays[value], jax.numpy.uint32)
+        return jax.random.wrap_key_data(data)
     if kind == "array":
         return arrays[value]
     raise MessageError(f"the message's tree has a {kind!r:.40} in it.")

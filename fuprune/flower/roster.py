@@ -14,9 +14,8 @@ import numpy as np
 from flwr.app import Message
 
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.flower.answers import PROTOCOL
-from fuprune.flower.node import Order
-from fuprune.flower.records import MessageError, digest, pack, unpack
+from fuprune.flower.ledger import Entry
+from fuprune.flower.records import PROTOCOL, MessageError, digest, pack, unpack
 
 _LOGGER = logging.getLogger(__name__)
 GREETINGS = 3  # without an answer, and a node is left out
@@ -53,7 +52,7 @@ class Roster:
         self.channel_sums: dict[int, np.ndarray] = {}  # by client, [2 * C + 1]
         self.num_clients = num_clients
         self.timeouts = timeouts
-        self.orders: dict[str, Order] = {}  # in force
+        self.orders: dict[str, Entry] = {}  # in force
         self.confirmed: dict[int, set[str]] = {}  # by client: orders in its log
         self.closed: dict[int, set[str]] = {}  # by client: those it knows as closed
         self.examples: dict[int, int] = {}  # by client, as it said
@@ -67,7 +66,14 @@ class Roster:
         self._number = 0
 
     def refresh(self) -> list[int]:
-        """Greets nodes that are new; the clients that are there, in order."""
+        """The clients that are there and take part, in order."""
+        gone = {
+            k for order in self.orders.values() if order.closed for k in order.clients
+        }
+        return [k for k in self.reachable() if k not in gone]
+
+    def reachable(self) -> list[int]:
+        """Greets nodes that are new; who is there, also of those who have left."""
         present = set(self.grid.get_node_ids())
         known = set(self._node_of.values())
         new = sorted(present - known - self._refused)
@@ -149,6 +155,7 @@ class Roster:
     def _send(self, kind: str, requests) -> Replies:
         """Replies by Flower's node id."""
         messages, expected = [], {}
+        client_of = {n: k for k, n in self._node_of.items()}
         for node, (header, tree) in requests.items():
             self._number += 1
             request = f"{self._series}-{self._number}"
@@ -157,7 +164,10 @@ class Roster:
                 **header,
                 "protocol": PROTOCOL,
                 "request": request,
-                "orders": [order._asdict() for order in self.orders.values()],
+                "orders": [
+                    order.for_client(client_of.get(node))._asdict()
+                    for order in self.orders.values()
+                ],
             }
             messages.append(
                 Message(

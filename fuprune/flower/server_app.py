@@ -7,6 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fuprune.errors import FupruneError
+from fuprune.flower.progress import FAILED, FINISHED, TOLD
 
 app = ServerApp()
 
@@ -21,13 +22,16 @@ def main(grid: Grid, context: Context) -> None:
     # Only ours: Flower's transport has a line for every request.
     logger = logging.getLogger("fuprune")
     logger.setLevel(logging.INFO)
-    logger.addHandler(logging.StreamHandler(sys.stdout))
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter(f"{TOLD}%(message)s"))
+    logger.addHandler(handler)
     logger.propagate = False
     try:
         run(grid, read_settings(context.run_config))
+        logger.info(FINISHED)
     except FupruneError as error:
         line = " ".join(str(error).split())
-        print(f"fuprune: error: {line}", flush=True)
+        print(f"{FAILED}{line}", flush=True)
         # Raised, so that Flower marks the run as failed and gives this as the reason;
         # an exit would take the process away before its log has been sent.
         raise FupruneError(line) from None

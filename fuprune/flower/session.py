@@ -11,15 +11,17 @@ import numpy as np
 from fuprune import config as configuration
 from fuprune.data import normalisation, sources
 from fuprune.data.dataset import Dataset
-from fuprune.data.preprocess import crop_padding, make_preprocess
+from fuprune.data.preprocess import make_preprocessing
 from fuprune.errors import InputError
 from fuprune.files import write_whole
 from fuprune.flower import ledger
+from fuprune.flower.node import keep_compiled_programs
 from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, Terms, stand_ins
 from fuprune.run.federation import Federation
 
+COLOURS_FILE = "colours.json"
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -53,22 +55,25 @@ def open_session(grid, settings: Settings) -> Session:
     _check_config(config)
     workdir = Path(settings.workdir).expanduser().absolute()
     workdir.mkdir(parents=True, exist_ok=True)
+    keep_compiled_programs(workdir)
     roster = Roster(
         grid,
         config.partition.clients,
         settings.timeouts,
         least=settings.min_clients,
-        normalise=config.data.normalise == "federated",
+        # Sums of colours are told once, before anything was ordered to be forgotten.
+        normalise=config.data.normalise == "federated"
+        and not (workdir / COLOURS_FILE).exists(),
     )
     roster.orders = ledger.read(workdir)
     present = roster.wait_for(settings.min_clients)
-    _LOGGER.info("clients %s are there", present)
+    _LOGGER.info("clients %s are there", ", ".join(map(str, present)))
     shape: tuple[int, ...] = roster.shape or (0, 0, 0)
     name, where = config.data.name, config.data.dir or None
     num_classes = sources.num_classes(name, where)
     mean, std = _statistics(config, workdir, roster, shape[-1])
     test = sources.load(name, split="test", data_dir=where)
-    padding = crop_padding(shape)
+    prepared = make_preprocessing(mean, std, shape, augment=config.train.augment)
     blank = Dataset(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
     federation = Federation(
         data=stand_ins(config.partition.clients, num_classes, shape),
@@ -77,10 +82,8 @@ def open_session(grid, settings: Settings) -> Session:
         test=test,
         num_classes=num_classes,
         class_names=sources.class_names(name, where),
-        prepare=make_preprocess(mean, std),
-        prepare_training=make_preprocess(
-            mean, std, augment=config.train.augment, padding=padding
-        ),
+        prepare=prepared.evaluation,
+        prepare_training=prepared.training,
     )
     terms = Terms(
         configuration.to_json(config), mean, std, secure=config.privacy.secure_sum
@@ -106,7 +109,7 @@ def _check_config(config) -> None:
 
 def _statistics(config, workdir: Path, roster: Roster, channels: int):
     """Mean and deviation of the colours, the same for as long as the workdir lives."""
-    file = workdir / "colours.json"
+    file = workdir / COLOURS_FILE
     if file.exists():
         kept = json.loads(file.read_text("utf-8"))
         return tuple(kept["mean"]), tuple(kept["std"])

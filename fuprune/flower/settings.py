@@ -30,6 +30,8 @@ class Settings(NamedTuple):
     config: Any  # fuprune's
     order: str  # id of the forget order
     classes: tuple[int, ...]  # to forget
+    clients: tuple[int, ...]  # who leave
+    examples: tuple[tuple[int, int], ...]  # (client, position in its own data)
     method: str
     min_clients: int
     timeouts: Timeouts
@@ -67,27 +69,25 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
             f"command is {command!r}; choose one of {', '.join(COMMANDS)}."
         )
     config = read_config(str(run_config.get("config", "")))
-    classes = str(run_config.get("classes", ""))
+    classes, clients = (_numbers(run_config, name) for name in ("classes", "clients"))
+    examples = _pairs(run_config, "examples")
     order = str(run_config.get("order", ""))
-    if command == "forget" and not (classes and order):
+    kinds = sum(map(bool, (classes, clients, examples)))
+    if command == "forget" and not (kinds == 1 and order):
         raise InputError(
-            "a forget order needs classes and an id; write "
+            "a forget order needs an id, and classes or clients or examples; write "
             '-c \'command="forget" classes="3" order="2026-001"\'.'
         )
-    try:
-        chosen = tuple(int(u) for u in classes.split(",")) if classes else ()
-    except ValueError:
-        raise InputError(
-            f"classes is {classes!r}, but must be numbers such as 3 or 3,7."
-        ) from None
-    if chosen:
-        config.unlearn.classes = chosen
+    if classes:
+        config.unlearn.classes = classes
     return Settings(
         command,
         str(run_config.get("workdir", "runs/federation")),
         config,
         order,
-        chosen,
+        classes,
+        clients,
+        examples,
         str(run_config.get("method", "class_pruning")),
         _positive(run_config, "min-clients", 2),
         Timeouts(
@@ -95,6 +95,27 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
             _positive(run_config, "join-seconds", 600),
         ),
     )
+
+
+def _numbers(run_config: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    text = str(run_config.get(name, ""))
+    try:
+        return tuple(int(number) for number in text.split(",")) if text else ()
+    except ValueError:
+        raise InputError(
+            f"{name} is {text!r}, but must be numbers such as 3 or 3,7."
+        ) from None
+
+
+def _pairs(run_config: Mapping[str, Any], name: str) -> tuple[tuple[int, int], ...]:
+    text = str(run_config.get(name, ""))
+    try:
+        parts = [part.split(":") for part in text.split(",")] if text else []
+        return tuple((int(client), int(place)) for client, place in parts)
+    except ValueError:
+        raise InputError(
+            f"{name} is {text!r}, but must be client:position, such as 2:14,2:15."
+        ) from None
 
 
 def _positive(run_config: Mapping[str, Any], name: str, default: int) -> int:

@@ -67,6 +67,9 @@ class RemoteClients:
                 "federation; use one that needs uploads only, such as class_pruning."
             )
 
+        # One program in place of a hundred small ones, which each server would compile.
+        door = None if program.receive is None else jax.jit(program.receive)
+
         def run(shared: Shared, clients: Client):
             template = _template(program, shared, clients)
             if task.name == "class_statistics" and self.terms.secure:
@@ -74,7 +77,7 @@ class RemoteClients:
             replies = self._ask(task, shared, clients)
             if task.name == "relabel":
                 return (), self._renamed(shared, clients, replies)
-            return self._receive(program, shared, clients, template, replies)
+            return self._receive(door, shared, clients, template, replies)
 
         return run
 
@@ -137,20 +140,20 @@ class RemoteClients:
             kind = f"query.{task.name}"
         return self.roster.exchange(kind, requests)
 
-    def _receive(self, program, shared, clients, template, replies: Replies):
+    def _receive(self, door, shared, clients, template, replies: Replies):
         total, each, answered = None, [], 0
         for i, k in enumerate(np.asarray(clients.client_id)):
             sent, known = _sent(template, replies.get(int(k)), int(k))
             answered += known
-            if program.receive is not None:
+            if door is not None:
                 # The door compares claims with what the client said it holds.
                 size = jnp.int32(self.roster.examples.get(int(k), 0))
                 client = Client(clients.row[i], size, jnp.int32(k))
-                sent = jax.device_get(program.receive(shared, client, sent[1]))
+                sent = jax.device_get(door(shared, client, sent[1]))
             part, kept = sent
             total = part if total is None else jax.tree.map(np.add, total, part)
             each.append(kept)
-        if not answered and program.receive is None:
+        if not answered and door is None:
             raise TooFewClientsError(
                 "no client answered; look at the SuperNodes, or raise reply-seconds."
             )
@@ -197,24 +200,32 @@ class RemoteClients:
 
 
 def stand_ins(
-    num_clients: int, num_classes: int, shape: Sequence[int]
+    num_clients: int,
+    num_classes: int,
+    shape: Sequence[int],
+    named: Sequence[int] = (),
 ) -> FederatedDataset:
     """What the server has in place of clients' data: one blank image per class.
 
     Every client's row names every class. `drop_classes` and its kin then say what a
-    client is to read, and the client looks up which of its images that is.
+    client is to read, and the client looks up which of its images that is. If an order
+    names single images, one more blank, number U with the label 2 * U, stands for them
+    in their holders' rows.
 
     Args:
       num_clients: K.
       num_classes: U.
       shape: [H, W, C] of the images.
+      named: ids of the holders.
     """
-    rows = np.tile(np.arange(num_classes, dtype=np.int32), (num_clients, 1))
+    labels = [*range(num_classes), *([2 * num_classes] if len(named) else [])]
+    rows = np.tile(np.arange(len(labels), dtype=np.int32), (num_clients, 1))
+    holds = np.isin(np.arange(num_clients), named)
     return FederatedDataset(
-        images=jnp.zeros((num_classes, *shape), jnp.uint8),
-        labels=jnp.arange(num_classes, dtype=jnp.int32),
+        images=jnp.zeros((len(labels), *shape), jnp.uint8),
+        labels=jnp.asarray(labels, jnp.int32),
         rows=jnp.asarray(rows),
-        lengths=jnp.full(num_clients, num_classes, jnp.int32),
+        lengths=jnp.asarray(num_classes + holds, jnp.int32),
     )
 
 

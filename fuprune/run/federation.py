@@ -13,7 +13,7 @@ from fuprune.config import ConfigError
 from fuprune.data import backdoor, normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
-from fuprune.data.preprocess import crop_padding, make_preprocess
+from fuprune.data.preprocess import make_preprocessing
 from fuprune.run import requests
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.request import ForgetRequest
@@ -80,7 +80,9 @@ def make_federation(config, runtime: Runtime) -> Federation:
         data = place_federation(train, parts, runtime, whole=whole)
     normalise = STATISTICS[config.data.normalise]
     mean, std = normalise(config, train, parts, request, data)
-    padding = crop_padding(train.images.shape[1:])
+    prepared = make_preprocessing(
+        mean, std, train.images.shape[1:], augment=config.train.augment
+    )
     return Federation(
         data=data,
         train=train,
@@ -88,10 +90,8 @@ def make_federation(config, runtime: Runtime) -> Federation:
         test=test,
         num_classes=num_classes,
         class_names=sources.class_names(name, where),
-        prepare=make_preprocess(mean, std),
-        prepare_training=make_preprocess(
-            mean, std, augment=config.train.augment, padding=padding
-        ),
+        prepare=prepared.evaluation,
+        prepare_training=prepared.training,
         request=request,
         forgotten=Dataset(train.images[places], train.labels[places]),
     )

@@ -10,11 +10,13 @@ import pytest
 
 from fuprune.errors import InputError
 from fuprune.flower import loop
+from fuprune.flower.audit import verdict
 from fuprune.flower.records import unpack
 from fuprune.flower.settings import read_config, read_settings
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.machine import Runtime
 from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.request import ForgetRequest
 from tests.flower.small import CONFIG, FakeGrid, federation
 
 SMALL = (
@@ -29,7 +31,8 @@ def settings(workdir, command, **more):
 
 
 def order(workdir, method, name="o-1", **more):
-    return settings(workdir, "forget", classes="3", order=name, method=method, **more)
+    given = {"classes": "3", "order": name, "method": method, **more}
+    return settings(workdir, "forget", **given)
 
 
 @pytest.fixture(scope="module")
@@ -105,26 +108,47 @@ def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
     chex.assert_trees_all_equal(*ends)
 
 
+# What an order of each kind names to the app, and to a simulation.
+NAMED = {
+    "classes": {"classes": "3"},
+    "clients": {"classes": "", "clients": "1"},
+    "examples": {"classes": "", "examples": "1:0,1:2,2:5"},
+}
+
+
+def simulated_request(kind, data):
+    if kind == "examples":
+        rows = np.asarray(data.rows)
+        places = (rows[1, 0], rows[1, 2], rows[2, 5])
+        return ForgetRequest(examples=tuple(int(i) for i in places))
+    return {
+        "classes": ForgetRequest(classes=(3,)),
+        "clients": ForgetRequest(clients=(1,)),
+    }[kind]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "method",
+    ("method", "kind"),
     [
-        pytest.param("fine_tune_only", marks=pytest.mark.slow),
-        pytest.param("relabel", marks=pytest.mark.slow),
-        pytest.param("ascent", marks=pytest.mark.slow),
-        pytest.param("fisher", marks=pytest.mark.slow),
-        pytest.param("prune_relabel", marks=pytest.mark.slow),
-        pytest.param("fed_eraser", marks=pytest.mark.slow),
+        *((method, "classes") for method in METHODS if method not in loop.UNAVAILABLE),
+        *((method, "clients") for method in ("retrain_short", "ascent", "fed_eraser")),
+        *((method, "examples") for method in ("fine_tune_only", "ascent", "fisher")),
     ],
 )
-def test_methods_end_where_the_simulator_ends(place, method):
+def test_methods_end_where_the_simulator_ends(place, method, kind):
     """The same trained model, key and options; clients here, or behind messages."""
-    wanted = order(place / "server", method)
-    session = loop.open_session(FakeGrid(place, SMALL), wanted)
+    wanted = order(place / "server", method, **NAMED[kind])
+    grid = FakeGrid(place, SMALL)
+    session = loop.open_session(grid, wanted)
     model, variables = loop.current_model(session)
-    loop.forget(session)
+    report = loop.forget(session)
+    assert json.loads(report.with_suffix(".json").read_text())["verdict"]
     remote = checkpoint.load(next((place / "server").glob("orders/*/model")))
     config = wanted.config
     local = federation(config)
+    request = simulated_request(kind, local.data)
+    local = local._replace(request=request)
     runtime = Runtime(None, "loop", "xla", 0, 1)
     here = session._replace(
         federation=session.federation._replace(data=local.data),
@@ -141,12 +165,19 @@ def test_methods_end_where_the_simulator_ends(place, method):
         model,
         variables,
         local.data,
-        (3,),
+        request,
         key=jax.random.fold_in(session.key, loop.seed_of("order o-1")),
         fine_tune=lambda m, w, d, k: loop._fit(here, "x", m, w, d, budget, key=k),
         **options,
     )
     chex.assert_trees_all_close(remote[1], result.variables, atol=1e-5)
+    if kind == "clients":
+        # Who has left is asked for nothing more, and the others go on.
+        before = len(grid.seen)
+        loop.run(grid, settings(place / "server", "evaluate"))
+        asked = [m.metadata for m, _ in grid.seen[before:]]
+        nodes = {m.dst_node_id for m in asked if m.message_type == "evaluate"}
+        assert {grid.nodes[node] for node in nodes} == {0, 2}
 
 
 class Here(str):
@@ -167,10 +198,31 @@ def test_methods_that_need_more_than_uploads_say_so(place, method):
 
 
 @pytest.mark.parametrize(
+    ("probe", "untrained", "said"),
+    [
+        (0.98, 0.93, "better than by those of an untrained network"),
+        (0.93, 0.93, "class 3 by its features no better than"),
+        (None, None, "(90.0% before)."),
+    ],
+)
+def test_a_report_says_in_one_sentence_what_its_figures_say(probe, untrained, said):
+    content = {"forgotten": "class 3", "classes": [3], "test_images": 355}
+    row = {"answers_forgotten": 40, "remaining_accuracy": 0.9, "probe": 0.99}
+    after = {"answers_forgotten": 0, "remaining_accuracy": 0.85, "probe": probe}
+    content |= {"before": row, "after": after, "untrained_probe": untrained}
+    text = verdict(content)
+    assert text.startswith("The model answers none of 355 test images with class 3 (40")
+    assert said in text and text.count(". ") == 0
+
+
+@pytest.mark.parametrize(
     ("given", "match"),
     [
         ({"command": "destroy"}, "choose one of train"),
-        ({"command": "forget"}, "needs classes and an id"),
+        ({"command": "forget"}, "needs an id, and classes or"),
+        ({"command": "forget", "classes": "1", "clients": "1", "order": "a"}, "or"),
+        ({"clients": "first"}, "clients is 'first'"),
+        ({"examples": "2:"}, "such as 2:14,2:15"),
         ({"command": "forget", "classes": "x", "order": "a"}, "numbers such as 3"),
         ({"config": "train.roundz=3"}, "train.roundz"),
         ({"config": "train.rounds=many"}, "train.rounds"),

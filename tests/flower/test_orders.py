@@ -71,6 +71,8 @@ def test_a_line_that_was_cut_short_loses_nothing_else(tmp_path):
         [{"order": "a", "classes": [-1]}],
         [{"order": "a", "classes": "1"}],
         [{"order": "a", "classes": [True]}],
+        [{"order": "a", "clients": [-2]}],
+        [{"order": "a", "examples": [0.5]}],
         [3],
         {"order": "a"},
     ],
@@ -89,15 +91,76 @@ def test_another_version_is_told_so(tmp_path):
     assert "protocol 99" in reply["problem"]
 
 
+def enter(workdir, name, **named):
+    entry = ledger.check_entry(ledger.Entry(name, **named), 10, 3, {0: 5, 1: 5})
+    return ledger.open_order(workdir, entry)
+
+
 def test_the_ledger_keeps_an_order_through_a_restart(tmp_path):
-    ledger.open_order(tmp_path, "2026/7".replace("/", "-"), (3, 1), 10)
-    again = ledger.open_order(tmp_path, "2026-7", (1, 3), 10)
+    enter(tmp_path, "2026-7", classes=(3, 1))
+    again = enter(tmp_path, "2026-7", classes=(1, 3))
     assert again.classes == (1, 3) and not again.closed
     assert len(ledger.read(tmp_path)) == 1
-    with pytest.raises(InputError, match="another id"):
-        ledger.open_order(tmp_path, "2026-7", (1,), 10)
-    with pytest.raises(InputError, match="an id is"):
-        ledger.open_order(tmp_path, "../../etc", (1,), 10)
+    with pytest.raises(InputError, match="is for classes 1, 3, not for client 1; give"):
+        enter(tmp_path, "2026-7", clients=(1,))
     assert ledger.close_order(tmp_path, "2026-7")["2026-7"].closed
     names = {ledger.folder_name(n) for n in ("a.b", "a:b", "a_b")}
     assert len(names) == 3 and not any("/" in n for n in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "named", "match"),
+    [
+        ("../../etc", {"classes": (1,)}, "an id is"),
+        ("a", {}, "one kind only"),
+        ("a", {"classes": (1,), "clients": (1,)}, "one kind only"),
+        ("a", {"clients": (3,)}, "ids run from 0 to 2"),
+        ("a", {"examples": ((2, 0),)}, "client 2, who is not there"),
+        ("a", {"examples": ((1, 5),)}, "examples run from 0 to 4"),
+    ],
+)
+def test_orders_of_what_does_not_exist_are_refused(tmp_path, name, named, match):
+    with pytest.raises(InputError, match=match):
+        enter(tmp_path, name, **named)
+    assert ledger.read(tmp_path) == {}
+
+
+def test_single_images_belong_to_no_class_once_they_are_ordered(tmp_path):
+    entry = ledger.Entry("a", examples=((0, 1), (0, 3), (1, 0)))
+    told = entry.for_client(0)
+    assert told.examples == (1, 3), "and nothing of client 1's"
+    assert entry.for_client(None).examples == ()
+    node = make_node(tmp_path)
+    # Heard of by a greeting first, which does not know whom it greets.
+    log_orders(tmp_path, [entry.for_client(None)._asdict()])
+    orders = log_orders(tmp_path, [told._asdict(), row("b", 3)])
+    everything = range(4)
+    assert usable(node, orders, everything, None).tolist() == [0, 2]
+    assert usable(node, orders, everything, "a").tolist() == [0, 2]
+    assert usable(node, orders, [], "a", named=True).tolist() == [1, 3]
+    # No other order may read them, and what another order names stays out.
+    assert usable(node, orders, [], "b", named=True).tolist() == []
+    orders = log_orders(tmp_path, [row("b", 2, closed=True)])
+    assert usable(node, orders, [], "a", named=True).tolist() == [1]
+    orders = log_orders(tmp_path, [told._replace(closed=True)._asdict()])
+    assert usable(node, orders, everything, "a", named=True).tolist() == [0, 2]
+
+
+def test_a_client_that_leaves_confirms_and_takes_part_in_nothing(tmp_path):
+    node = make_node(tmp_path)
+    order = ledger.Entry("a", clients=(0, 2)).for_client(0)._asdict()
+    header = {"protocol": PROTOCOL, "request": "r1", "orders": [order]}
+    reply, _ = answer("query.forget", {**header, "order": "a"}, None, node)
+    assert reply["problem"] is None and reply["confirmed"] == "a"
+    for kind in ("train", "evaluate", "query.class_statistics", "query.secure_keys"):
+        reply, content = answer(kind, header, {"w": np.ones(2)}, node)
+        assert "left the federation by order 'a'" in reply["problem"]
+        assert content is None
+    orders = read_orders(tmp_path)
+    assert usable(node, orders, range(4), None).tolist() == []
+    # As long as it is open, the order itself may read what is to be forgotten.
+    assert usable(node, orders, range(4), "a").tolist() == [0, 1, 2, 3, 4]
+    orders = log_orders(tmp_path, [{**order, "closed": True}])
+    assert usable(node, orders, range(4), "a").tolist() == []
+    # Others go on as before.
+    assert usable(node._replace(client=1), orders, range(4), None).size == 5

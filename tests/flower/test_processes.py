@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -34,9 +35,8 @@ def patience(nodes, **more):
 
 
 @pytest.fixture(autouse=True)
-def compiled(tmp_path, monkeypatch):
-    """Clients share what they compile: they are tested for faults, not for speed."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+def one_thread(monkeypatch):
+    """Each process has one thread; compiled programs are those of the whole suite."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -44,16 +44,17 @@ def compiled(tmp_path, monkeypatch):
 def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
     """Trains, forgets on order, and refuses a node whose key nobody registered."""
     federation = Loopback(tmp_path / "f", 2)
+    make_certificates(tmp_path / "other", hosts=["localhost"], nodes=1)
+    told = []
     with federation:
         common = {"config": config(2), "min_clients": 2, "join_seconds": 120}
-        federation.run(timeout=500, command="train", **common)
-        federation.run(
-            timeout=500, command="forget", classes="3", order="a-1", **common
-        )
-        make_certificates(tmp_path / "other", hosts=["localhost"], nodes=1)
-        federation.nodes[0].terminate()
-        stranger = federation.start_node(0, key=tmp_path / "other" / "node-0")
+        common |= {"timeout": 500, "on_line": told.append}
+        federation.run(command="train", **common)
+        stranger = federation.start_node(2, key=tmp_path / "other" / "node-0")
+        federation.run(command="forget", classes="3", order="a-1", **common)
         assert stranger.wait(120) != 0
+    assert told.count("clients 0, 1 are there") == 2
+    assert told[-1] == "order a-1 is closed, and in the logs of clients 0, 1"
     (report,) = federation.workdir.glob("orders/*/report.json")
     content = json.loads(report.read_text())
     assert content["confirmed_by"] == [0, 1]
@@ -161,7 +162,31 @@ def test_make_federation_prints_the_table_and_leaves_no_process(tmp_path, capsys
     printed = capsys.readouterr().out
     assert "| accuracy on the remaining |" in printed
     assert f"report: {folder}" in printed
+    assert processes_of(folder) == ""
+
+
+def processes_of(folder):
+    """Ids of the processes whose command line names the folder."""
     found = subprocess.run(
         ["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False
     )
-    assert found.stdout == ""
+    return found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_federation_leaves_no_process(tmp_path, number):
+    folder, log = tmp_path / "f", tmp_path / "log"
+    command = [sys.executable, "-m", "fuprune.flower.loopback", "--insecure"]
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            [*command, "--nodes", "1", "--folder", str(folder)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        await_text(folder / "logs" / "run-0.log", "Successfully started run")
+        assert len(processes_of(folder).split()) > 2
+        process.send_signal(number)
+        assert process.wait(120) == 130
+    assert "everything it started is ended" in log.read_text()
+    assert processes_of(folder) == ""
