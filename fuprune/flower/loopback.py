@@ -160,16 +160,33 @@ class Loopback:
                 raise FederationError(f"the run took more than {timeout:.0f} s.")
             time.sleep(0.2)
         text = "".join(lines)
+        status = "finished:completed" if f"{TOLD}{FINISHED}" in text else ""
+        if not status and FAILED not in text:
+            # The stream broke, as it does on an overloaded machine: the run goes on.
+            text, status = self._await_end(text, until)
         if FAILED in text:
             line = text[text.index(FAILED) + len(FAILED) :].splitlines()[0]
             raise FederationError(line)
-        finished = f"{TOLD}{FINISHED}" in text
-        # A log that was cut short says nothing; Flower's own book does.
-        if not finished and "finished:completed" not in self.status(text):
+        if "finished:completed" not in status:  # says Flower
             raise FederationError(
                 f"the run did not finish; see {log} and {self.folder / 'logs'}."
             )
         return text
+
+    def _await_end(self, text: str, until: float) -> tuple[str, str]:
+        """The log and the state of a run that is no longer streamed, at its end."""
+        started = re.search(r"started run (\d+)", text)
+        if started is None:
+            return text, "never started"
+        status = ""
+        while "finished:" not in status and time.monotonic() < until:
+            with contextlib.suppress(FederationError):  # the link may be overloaded
+                status = self.status(text)
+                if "finished:" in status:
+                    shown = self.flwr("log", started[1], CONNECTION, "--show")
+                    return f"{text}\n{shown}", status
+            time.sleep(3)
+        return text, status
 
     def start_run(self, **config) -> tuple[subprocess.Popen, Path]:
         """Starts `flwr run --stream`; the process and its log."""

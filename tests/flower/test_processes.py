@@ -67,6 +67,48 @@ def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
         assert process.poll() is not None
 
 
+class BrokenStream(Loopback):
+    """A federation whose log breaks off, in place of Flower's commands."""
+
+    def __init__(self, folder, states, log):
+        super().__init__(folder, 1, insecure=True)
+        self.states, self.shown = iter(states), log
+
+    def start_run(self, **config):
+        log = self.folder / "logs" / "run-0.log"
+        log.write_text("Successfully started run 17\nfuprune: clients 0 are there\n")
+        return subprocess.Popen(["true"]), log
+
+    def flwr(self, *arguments):
+        if arguments[0] == "log":
+            return self.shown
+        state = next(self.states)
+        if state == "locked":
+            raise FederationError("flwr list: database is locked")
+        return f"| 17 | {state} |"
+
+
+@pytest.mark.parametrize(
+    ("states", "log", "said"),
+    [
+        (("running", "locked", "finished:completed"), "fuprune: finished", None),
+        (("finished:failed",), "fuprune: error: no client came", "^no client came$"),
+        (("finished:stopped",), "", "the run did not finish"),
+    ],
+)
+def test_a_run_whose_log_breaks_off_is_waited_for(
+    tmp_path, monkeypatch, states, log, said
+):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    federation, told = BrokenStream(tmp_path, states, log), []
+    if said is None:
+        assert "finished" in federation.run(on_line=told.append)
+    else:
+        with pytest.raises(FederationError, match=said):
+            federation.run(on_line=told.append)
+    assert told == ["clients 0 are there"]
+
+
 def await_text(path, text, times=1, seconds=600):
     """Waits until a log has a text so many times."""
     until = time.monotonic() + seconds
