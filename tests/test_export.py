@@ -11,6 +11,7 @@ import safetensors.numpy
 
 from fuprune import export, surgery
 from fuprune.models import zoo
+from fuprune.models.ensemble import Ensemble
 from fuprune.models.resnet import ResNet
 from tests.models import drawing
 
@@ -31,6 +32,18 @@ def test_safetensors_gives_back_model_and_variables(tmp_path, name, norm):
     assert loaded == model
     chex.assert_trees_all_equal(loaded_variables, variables)
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_an_ensemble_is_saved_as_what_it_is_made_of(tmp_path):
+    """Not as programs, which the CPU's own convolutions cannot be exported to."""
+    member = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
+    images = np.zeros((1, 6, 6, 1), np.float32)
+    ensemble = Ensemble(member, 2, "votes")
+    variables = jax.jit(ensemble.init)(jax.random.key(0), images)
+    export.save_safetensors(tmp_path / "m", ensemble, variables)
+    loaded, found = export.load_safetensors(tmp_path / "m")
+    assert loaded == ensemble
+    chex.assert_trees_all_equal(found, variables)
 
 
 def test_safetensors_from_disk_gives_the_same_logits(tmp_path):

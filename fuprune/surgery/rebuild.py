@@ -29,8 +29,8 @@ MAX_MEMBERS = 1000  # of an ensemble
 
 def is_known(model: Any) -> bool:
     """Whether `spec` can say what makes the model, or what it is cut from."""
-    while isinstance(model, SlimNetwork | PinnedNetwork):
-        model = model.base
+    while isinstance(model, SlimNetwork | PinnedNetwork | Ensemble):
+        model = model.member if isinstance(model, Ensemble) else model.base
     return hasattr(model, "wiring") or isinstance(model, BroughtNetwork)
 
 

@@ -1,0 +1,64 @@
+"""A client leaves: the whole run, killed in the middle of FedEraser, and its record."""
+
+import chex
+import pytest
+
+from fuprune import load
+from fuprune.models.ensemble import Ensemble
+from fuprune.run import kept_files
+from fuprune.run.experiment import run
+from tests.settings import quickstart
+
+pytestmark = pytest.mark.slow
+
+
+def small_config():
+    config = quickstart()
+    config.phases = "pretrain,unlearn"
+    config.data.limit = 8
+    config.partition.clients = config.train.cohort = 4
+    config.train.rounds = 4
+    config.train.history_interval = 1
+    config.unlearn.clients = "3"
+    config.unlearn.methods = "fed_eraser,sisa"
+    config.sisa.shards = 2
+    config.runtime.progress = "off"
+    return config
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_run_killed_in_fed_eraser_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+    write, writes = kept_files._write, []
+    for folder in ("killed", "whole"):
+        (tmp_path / folder).mkdir()
+
+    def dying(path, arrays):
+        write(path, arrays)
+        writes.append(path)
+        if path.parent.name == "fed_eraser" and path.stem == "00000002":
+            raise Killed
+
+    monkeypatch.setattr(kept_files, "_write", dying)
+    with pytest.raises(Killed):
+        run(small_config(), tmp_path / "killed")
+    monkeypatch.setattr(kept_files, "_write", write)
+    before = {path: path.stat().st_mtime_ns for path in writes}
+    resumed = run(small_config(), tmp_path / "killed")
+    whole = run(small_config(), tmp_path / "whole")
+    assert resumed is not None and whole is not None
+    # Nothing that was there is made again.
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    for name in ("fed_eraser", "sisa"):
+        (model, ours), (_, theirs) = (
+            load(tmp_path / folder / "models" / name) for folder in ("killed", "whole")
+        )
+        chex.assert_trees_all_equal(ours, theirs)
+        assert isinstance(model, Ensemble) == (name == "sisa")
+    eraser, sisa = resumed.methods
+    assert [row.notes for row in whole.methods] == [eraser.notes, sisa.notes]
+    assert eraser.notes["share_of_retraining"] < 0.5  # one epoch of two, 3 of 4 rounds
+    assert sisa.notes["shards_retrained"] == 1
+    assert resumed.request is not None and resumed.request.kind == "clients"
