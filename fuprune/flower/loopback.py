@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fuprune.errors import FupruneError
 from fuprune.flower.certificates import make_certificates
 from fuprune.flower.progress import FAILED, FINISHED, TOLD
@@ -279,7 +281,11 @@ class Loopback:
 
 
 def stop(*processes: subprocess.Popen, seconds: float = 20) -> None:
-    """Ends processes and those that they started, which share their groups."""
+    """Ends processes and all that they started."""
+    started = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started += psutil.Process(process.pid).children(recursive=True)
     for process in processes:
         if process.poll() is None:
             _signal(process, signal.SIGTERM)
@@ -290,6 +296,12 @@ def stop(*processes: subprocess.Popen, seconds: float = 20) -> None:
         # What it started may outlive it.
         _signal(process, signal.SIGKILL)
         process.wait()
+    # Flower starts some in sessions of their own; they go with their parents, late.
+    _, left = psutil.wait_procs(started, timeout=1)
+    for each in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(left, timeout=seconds)
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:
