@@ -106,9 +106,9 @@ def table(report) -> str:
             cost = (
                 f"{row.cost:,.0f} B"
                 if row.what.startswith("bytes")
-                else f"{1e3 * row.cost:,.3g} ms"
-                if row.cost < 10
-                else f"{row.cost:.1f} s"
+                else f"{1e3 * row.cost:.3g} ms"
+                if row.cost < 1
+                else f"{row.cost:.3g} s"
             )
             lines.append(
                 f"| {name} | {row.point:,} | {row.what} | {cost} |"
