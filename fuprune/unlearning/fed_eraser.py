@@ -96,8 +96,8 @@ def fed_eraser(
       calibrate: False adds up the recorded mean updates of those who stay and trains
         nothing, with the trained model's BatchNorm statistics: the control that shows
         what the calibration is worth.
-      kept: the model after each replayed round, by the round's place; grows. A replay
-        goes on from the last one that is in it.
+      kept: holds the model after the last replayed round, by the round's place. A
+        replay goes on from what is in it; None keeps none.
       head: name of the last layer.
 
     Returns:
@@ -124,8 +124,7 @@ def fed_eraser(
     left = remaining(data, request)
     lengths = np.asarray(jax.device_get(left.lengths))
     tainted = np.isin(np.arange(len(lengths)), holders(data, request))
-    kept = {} if kept is None else kept
-    state, seen, done = _last(kept, rounds)
+    state, seen, done = _last(kept or {}, rounds)
     drawn, skipped = 0, 0
     for number, old in enumerate(rounds):
         stays = lengths[old.clients] > 0
@@ -153,7 +152,8 @@ def fed_eraser(
             cohort = take_clients(left, old.clients[stays].tolist())
             state, examples = _replayed(state, cohort, old, recorded, replay, key)
             seen += examples
-            kept[f"{number:08d}"] = Checkpoint(state, int(seen))
+            if kept is not None:
+                _keep_last(kept, number, Checkpoint(state, int(seen)))
     if not calibrate and "batch_stats" in variables:
         state["batch_stats"] = variables["batch_stats"]
     made = {name: jax.tree.map(jnp.asarray, state[name]) for name in variables}
@@ -180,6 +180,13 @@ def _last(kept: Mapping[str, Checkpoint], rounds: Sequence[KeptRound]):
         return dict(rounds[0].variables), 0.0, 0
     name = max(kept)
     return dict(kept[name].variables), float(kept[name].images), int(name) + 1
+
+
+def _keep_last(kept: MutableMapping[str, Checkpoint], number, checkpoint) -> None:
+    """Keeps the newest; the one before goes once its successor is there."""
+    kept[f"{number:08d}"] = checkpoint
+    for name in sorted(kept)[:-1]:
+        del kept[name]
 
 
 def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
