@@ -55,22 +55,14 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
         lengths = np.full(options.clients, images, np.int32)
         data = data._replace(lengths=runtime_module.replicate(lengths, runtime))
     model, variables = network(options, runtime)
+    optimizer = optax.sgd(0.01, momentum=0.9)
+    choices = {"backend": runtime.backend, "mesh": runtime.mesh}
     if algorithm == "fed_avg":
-        federated = fed_avg(
-            model,
-            client_optimizer=optax.sgd(0.01, momentum=0.9),
-            batch_size=options.batch_size,
-            backend=runtime.backend,
-            mesh=runtime.mesh,
-        )
+        choices |= {"client_optimizer": optimizer, "batch_size": options.batch_size}
+        federated = fed_avg(model, **choices)
     else:
-        federated = fed_sgd(
-            model,
-            server_optimizer=optax.sgd(0.01, momentum=0.9),
-            batch_size=options.images,
-            backend=runtime.backend,
-            mesh=runtime.mesh,
-        )
+        choices |= {"server_optimizer": optimizer, "batch_size": options.images}
+        federated = fed_sgd(model, **choices)
     state = runtime_module.replicate(jax.device_get(variables), runtime)
     steps = iterate(
         federated,

@@ -43,16 +43,19 @@ def filled(text: str, results: pathlib.Path = HERE / "results") -> str:
 
 def overhead_table(report):
     """What a round costs besides arithmetic."""
-    lines = ["| | measured | target | | when, load |", "|---|---:|---:|---|---|"]
-    for section in report["sections"].values():
+
+    def line(section, row):
         machine = section["machine"]
         load = max(machine["load_before"], machine["load_after"])
-        for row in section["rows"]:
-            lines.append(
-                f"| {row['name']} | {row['value']:.3g} | {row['target']} |"
-                f" {verdict(row)} | {section['date']}, {load:.1f} |"
-            )
-    return "\n".join(lines)
+        return (
+            f"| {row['name']} | {row['value']:.3g} | {row['target']} |"
+            f" {verdict(row)} | {section['date']}, {load:.1f} |"
+        )
+
+    sections = report["sections"].values()
+    rows = [line(section, row) for section in sections for row in section["rows"]]
+    head = ["| | measured | target | | when, load |", "|---|---:|---:|---|---|"]
+    return "\n".join([*head, *rows])
 
 
 def capture_table(report):
