@@ -30,20 +30,6 @@ def strip_figure(
         f"({test.verdicts[name]})"
         for name in names
     ]
-    retrained = queries.known(test.retrained)
-    interval = None
-    if test.interval is not None:
-        low, high = test.interval
-        everything = [
-            *(dot.value for dot in dots),
-            *retrained,
-            *queries.known([low, high]),
-        ]
-        # An open side reaches to the end of the line.
-        interval = (
-            min(everything, default=0.0) if low is None else low,
-            max(everything, default=0.0) if high is None else high,
-        )
     caption = f"Retrained: {interval_text(test)}."
     verdict = None
     if tested in test.values:
@@ -57,9 +43,9 @@ def strip_figure(
         caption += f" {formats.capital(note.strip().rstrip('.'))}."
     return page.figure(
         charts.strip(
-            interval,
+            test.interval,
             dots,
-            retrained,
+            queries.known(test.retrained),
             f"{test_title(test)}. Retrained interval: {interval_text(test)}. "
             f"{formats.listing(described, 30)}.",
             written=lambda value: value_text(test, value),

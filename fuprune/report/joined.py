@@ -143,11 +143,15 @@ def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
     ]
 
 
+def reached(group: Group, method: str, target: str) -> speed.Reached | None:
+    """When a method came to a target, over its seeds."""
+    return speed.reached(method_rows(group, method), target)
+
+
 def speedup(group: Group, method: str, target: str) -> list[float | None]:
     """How many times less than retraining: rounds, seconds, images, bytes."""
-    found = speed.reached(method_rows(group, method), target)
-    retrained = speed.reached(method_rows(group, roles.RETRAIN), target)
-    return speed.speedups(found, retrained)
+    base = reached(group, roles.RETRAIN, target)
+    return speed.speedups(reached(group, method, target), base)
 
 
 def speed_table(groups: Sequence[Group]) -> Table | None:
@@ -155,9 +159,7 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
     rows = []
     for group in groups:
         for target in speed.TARGETS:
-            found = speed.reached(method_rows(group, group.tested), target)
-            retrained = speed.reached(method_rows(group, roles.RETRAIN), target)
-            short = speed.reached(method_rows(group, "retrain_short"), target)
+            found = reached(group, group.tested, target)
             if found is None:
                 continue
             ratios = speedup(group, group.tested, target)
@@ -168,8 +170,8 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
                     cell(target, formats.in_words(target)),
                     cell(found.accuracy, formats.percent(found.accuracy)),
                     *tables.reached_cells(found)[:2],
-                    *tables.reached_cells(retrained)[:2],
-                    tables.reached_cells(short)[0],
+                    *tables.reached_cells(reached(group, roles.RETRAIN, target))[:2],
+                    tables.reached_cells(reached(group, "retrain_short", target))[0],
                     *(cell(ratio, formats.times(ratio)) for ratio in ratios),
                     cell(_paper_speedup(group)),
                 )

@@ -18,7 +18,6 @@ from fuprune.report import (
 from fuprune.report.joined import Group
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.table_forms import Table
-from fuprune.run import speed
 from fuprune.run.reading import Run, read_run
 
 
@@ -79,10 +78,7 @@ def _page(
             "Every experiment and every way to forget in it, controls included. A "
             "method that does not beat its controls somewhere has shown nothing.",
             *(_group_methods(group) for group in groups),
-            page.note(
-                "Mean \N{PLUS-MINUS SIGN} standard deviation over runs that differ "
-                "only in their seed. Audit: tests, summed over those runs."
-            ),
+            page.note(every_table["methods"].note if "methods" in every_table else ""),
         ),
         page.section(
             "figure-3",
@@ -166,6 +162,6 @@ def _recovery(group: Group) -> Markup | None:
         if means:
             words = formats.in_words(name)
             series.append(charts.Series(words, styles[name], means, shaded))
-    target = speed.reached(joined.method_rows(group, roles.RETRAIN), "retrained")
+    target = joined.reached(group, roles.RETRAIN, "retrained")
     accuracy = target.accuracy if target else None
     return figures.recovery_chart(series, accuracy, group.subject, f"{group.scale}.")

@@ -12,20 +12,14 @@ from fuprune.audit.evidence import (
     FAIL,
     HEADLINE,
     PASS,
+    QUESTIONS,
     AuditReport,
     Evidence,
     Headline,
 )
 from fuprune.report import formats, roles
 
-MEMBERSHIP_KINDS = (
-    "membership",
-    "shadow",
-    "likelihood_ratio",
-    "unlearned_shadow",
-    "difference",
-    "interpolated",
-)
+MEMBERSHIP_KINDS = QUESTIONS["membership"]
 NO_RESULT = "no result"
 _SPELLING = {
     "u": "U-set",

@@ -110,10 +110,8 @@ def heat_map(activations: np.ndarray, highest: float) -> str:
     """
     shares = np.nan_to_num(activations, nan=0.0, posinf=0.0, neginf=0.0)
     shares = np.clip(shares / highest if highest > 0 else shares * 0, 0, 1)
-    positions = shares * (len(_SCALE) - 1)
-    below = np.minimum(positions.astype(np.int64), len(_SCALE) - 2)
-    rest = (positions - below)[..., None]
-    colours = _SCALE[below] * (1 - rest) + _SCALE[below + 1] * rest
+    places = np.linspace(0, 1, len(_SCALE))
+    colours = np.stack([np.interp(shares, places, tone) for tone in _SCALE.T], axis=-1)
     return _data_uri(np.round(colours).astype(np.uint8))
 
 

@@ -46,8 +46,7 @@ def element(
 
     Args:
       name: Tag name; like the names of attributes, a constant of the program.
-      attributes: Attribute values; `None` and `False` leave the attribute out, `True`
-        writes it without a value. Values are escaped.
+      attributes: Attribute values, which are escaped; `None` leaves one out.
       *children: Text (escaped), `Markup` (kept), `None` (skipped) or nested lists.
 
     Returns:
@@ -55,9 +54,8 @@ def element(
     """
     parts = [f"<{name}"]
     for key, value in (attributes or {}).items():
-        if value is None or value is False:
-            continue
-        parts.append(f" {key}" if value is True else f' {key}="{text(value)}"')
+        if value is not None:
+            parts.append(f' {key}="{text(value)}"')
     parts.append(">")
     if name not in _VOID:
         parts.append(join(children))

@@ -166,26 +166,20 @@ def to_csv(table: Table) -> str:
     """Renders a table as CSV with unrounded numbers."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    titles = _full_titles(table)
-    judged = [any(row[p].verdict for row in table.rows) for p in range(len(titles))]
-    header = []
-    for title, has_verdict in zip(titles, judged, strict=True):
-        header += [_csv_text(title)] + [_csv_text(f"{title} verdict")] * has_verdict
-    writer.writerow(header)
-    for row in table.rows:
-        values = []
-        for entry, has_verdict in zip(row, judged, strict=True):
-            values += [_csv_value(entry)] + [_csv_text(entry.verdict)] * has_verdict
-        writer.writerow(values)
+    columns = []
+    for position, title in enumerate(_full_titles(table)):
+        entries = [row[position] for row in table.rows]
+        values = [e.text if e.value is None else e.value for e in entries]
+        columns.append([title, *values])
+        if any(entry.verdict for entry in entries):
+            columns.append([f"{title} verdict", *(entry.verdict for entry in entries)])
+    writer.writerows([*map(_csv_value, row)] for row in zip(*columns, strict=True))
     return buffer.getvalue()
 
 
-def _csv_value(entry: Cell) -> object:
-    value = entry.text if entry.value is None else entry.value
-    return _csv_text(value) if isinstance(value, str) else value
-
-
-def _csv_text(value: str) -> str:
+def _csv_value(value: float | str) -> float | str:
     """Defuses text that a spreadsheet would take for a formula."""
+    if not isinstance(value, str):
+        return value
     value = printable(value)
     return "'" + value if value.startswith(_FORMULA_STARTS) else value

@@ -182,42 +182,50 @@ def paper_table(record: RunRecord) -> Table | None:
         for row in record.methods
         if queries.pruned_stages(record, row.name)
     }
-    if not cuts:
-        return None
     tested = roles.tested_method(record)
     retrained = next(iter(queries.rows_of(record, roles.RETRAIN)), None)
-    longest = max(len(stages) for _, stages in cuts.values())
-    headings = (
-        ["After-pruned"]
-        if longest == 1
-        else [f"After {_ordinal(position)} class" for position in range(longest)]
-    )
-    columns = in_words("Method")
-    for group in ("Raw model", *headings, "Fine-tuned", "Re-trained"):
-        columns += [Column("U-set", group=group), Column("R-set", group=group)]
+    longest = max((len(stages) for _, stages in cuts.values()), default=0)
+    headings = [f"After cut {n + 1}" for n in range(longest)]
+    headings = headings if longest > 1 else ["After-pruned"]
     rows = []
     for name, (final, stages) in cuts.items():
         title = cell(name, formats.in_words(name), _tint(final.method == tested))
         models = [queries.raw_stage(record), *stages]
         models += [None] * (longest - len(stages)) + [final, retrained]
-        rows.append((title, *(c for model in models for c in _accuracy_pair(model))))
-    return Table(
+        rows.append((title, *accuracy_cells([[model] for model in models])))
+    return table_of(
         "paper_form",
         "In the form of the paper's Tables 2 and 3",
-        tuple(columns),
-        tuple(rows),
+        [
+            *in_words("Method"),
+            *accuracy_columns("Raw model", *headings, "Fine-tuned", "Re-trained"),
+        ],
+        rows,
         "Re-trained is the run's own retraining without the class, first seed.",
     )
 
 
-def _ordinal(position: int) -> str:
-    names = ("first", "second", "third", "fourth", "fifth")
-    return names[position] if position < len(names) else f"{position + 1}th"
+def accuracy_columns(*groups: str) -> list[Column]:
+    """Columns of U-set and R-set accuracy, for each of several models."""
+    return [
+        Column(title, group=group) for group in groups for title in ("U-set", "R-set")
+    ]
 
 
-def _accuracy_pair(model: StageRow | MethodRow | None) -> list[Cell]:
-    pair = (model.u_accuracy, model.r_accuracy) if model else (None, None)
-    return [cell(value, formats.percent(value, 2)) for value in pair]
+def accuracy_cells(
+    models: Iterable[Sequence[StageRow | MethodRow | None]],
+) -> list[Cell]:
+    """The cells of `accuracy_columns`: means over the seeds of each model."""
+    return [
+        mean_cell([getattr(row, field, None) for row in seeds], exact_percent)
+        for seeds in models
+        for field in ("u_accuracy", "r_accuracy")
+    ]
+
+
+def exact_percent(value: float) -> str:
+    """A percentage with the digits of the paper's tables."""
+    return formats.percent(value, 2)
 
 
 def class_table(record: RunRecord) -> Table | None:

@@ -33,8 +33,9 @@ def images():
     return jax.random.normal(jax.random.key(2), (16, 6, 6, 1))
 
 
-def forget(name, trained, **options):
+def forget(name, trained, fine_tune=None, **options):
     data, variables = trained
+    options |= {"fine_tune": fine_tune}
     return forget_by(name, MODEL, variables, data, CLASSES, **options)
 
 
