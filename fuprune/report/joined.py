@@ -4,14 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fuprune.report import (
-    audit_tables,
-    formats,
-    judgement,
-    paper_numbers,
-    roles,
-    tables,
-)
+from fuprune.report import formats, judgement, paper_numbers, roles, tables
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
@@ -238,7 +231,7 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
         (
             *in_words("Experiment", "Method"),
             *tables.COST_COLUMNS,
-            *audit_tables.count_columns("Audit"),
+            *tables.count_columns("Audit"),
             Column("Results"),
             *in_words("Remark"),
         ),
@@ -259,7 +252,7 @@ def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, 
         cell(group.subject, None, "highlight" if name == group.tested else ""),
         cell(name, formats.in_words(name)),
         *tables.cost_cells(found),
-        *(judged or [cell(None)] * len(judgement.Counts._fields)),
+        *(judged or [cell(None)] * len(judgement.COUNTED)),
         cell(len(found)),
         cell(roles.warning(name)),
     )

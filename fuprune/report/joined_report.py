@@ -65,8 +65,7 @@ def _page(
         table = every_table.get(name)
         if table is None:
             return page.missing("No run holds numbers for this.")
-        made = table_forms.to_html(table, caption=name == "figure_3")
-        return [_gaps(table), made, page.note(table.note)]
+        return [_gaps(table), table_forms.to_html(table, caption=name == "figure_3")]
 
     curves = page.grid([_recovery(group) for group in groups])
     command = "python -m fuprune.report " + " ".join(run.name for run in runs)
@@ -129,9 +128,9 @@ def _group_methods(group: Group) -> Child:
         title=group.subject,
         columns=table.columns[1:],
         rows=tuple((row[1]._replace(kind=row[0].kind), *row[2:]) for row in table.rows),
+        note=f"{group.scale}.",
     )
-    made = table_forms.to_html(narrow, caption=False)
-    return [heading, made, page.note(f"{group.scale}.")]
+    return [heading, table_forms.to_html(narrow, caption=False)]
 
 
 def _gaps(table: Table) -> Markup | None:

@@ -104,9 +104,7 @@ def photograph(image: np.ndarray) -> str:
 def heat_map(activations: np.ndarray, highest: float) -> str:
     """Encodes a feature map, [h, w], as a `data:image/png` address.
 
-    Args:
-      activations: floats; anything below zero is drawn as zero.
-      highest: the value drawn brightest, shared by the maps that are compared.
+    It is dark at zero and below, and brightest at `highest`.
     """
     shares = np.nan_to_num(activations, nan=0.0, posinf=0.0, neginf=0.0)
     shares = np.clip(shares / highest if highest > 0 else shares * 0, 0, 1)

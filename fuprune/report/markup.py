@@ -44,13 +44,8 @@ def element(
 ) -> Markup:
     """Builds one element.
 
-    Args:
-      name: Tag name; like the names of attributes, a constant of the program.
-      attributes: Attribute values, which are escaped; `None` leaves one out.
-      *children: Text (escaped), `Markup` (kept), `None` (skipped) or nested lists.
-
-    Returns:
-      The element as `Markup`.
+    The names of tag and attributes are constants of the program. Values and text are
+    escaped, children that are `Markup` are kept, and what is `None` is left out.
     """
     parts = [f"<{name}"]
     for key, value in (attributes or {}).items():

@@ -9,15 +9,7 @@ from typing import Any
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.errors import InputError
-from fuprune.report import (
-    audit_tables,
-    page,
-    prose,
-    roles,
-    run_report,
-    table_forms,
-    tables,
-)
+from fuprune.report import page, prose, roles, run_report, table_forms, tables
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.table_forms import Column, Table, cell, in_words
 from fuprune.run.reading import Run
@@ -74,19 +66,16 @@ def plan_table(plan: PrunePlan) -> Table:
 
 
 def _record(record: RunRecord, audit: AuditReport | None) -> list[Child]:
-    screen = prose.first_screen(record, audit)
-    made = tables.methods_table(record)
-    card = run_report.first_screen_card(screen)
-    return [card, table_forms.to_html(made) if made is not None else None]
+    card = run_report.first_screen_card(prose.first_screen(record, audit))
+    return [card, table_forms.to_html(tables.methods_table(record))]
 
 
 def _audit(audit: AuditReport | None) -> list[Child]:
     if audit is None:
         return []
     tested = roles.tested_among(audit.candidates)
-    tables_of = (audit_tables.tally_table, audit_tables.verdict_table)
-    made = [make(audit, tested) for make in tables_of]
-    return [table_forms.to_html(table) for table in made if table is not None]
+    made = tables.tally_table(audit, tested), tables.verdict_table(audit, tested)
+    return [table_forms.to_html(table) for table in made]
 
 
 def _framed(*parts: Child) -> Shown:

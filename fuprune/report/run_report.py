@@ -4,13 +4,13 @@
 time, and the same files give the same bytes.
 """
 
+import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fuprune.report import (
     audit_figures,
-    audit_tables,
     figures,
     formats,
     judgement,
@@ -22,14 +22,7 @@ from fuprune.report import (
     tables,
 )
 from fuprune.report.markup import Child, Markup, element
-from fuprune.report.questions import (
-    DISTANCE,
-    MEMBERSHIP,
-    PROBE,
-    RELEARN,
-    Question,
-    questions_about,
-)
+from fuprune.report.questions import Question, questions_about
 from fuprune.report.table_forms import Table
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run, read_run
@@ -91,26 +84,22 @@ def title(run: Run) -> str:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    found = {
-        name: queries.setting(run.record, key)
-        for name, key in (
-            ("seed", "seed"),
-            ("clients", "partition.clients"),
-            ("per round", "train.cohort"),
-            ("partition", "partition.kind"),
-            ("bias", "partition.bias"),
-            ("algorithm", "train.algorithm"),
-            ("pruning rate", "prune.rate"),
-            ("images per class", "data.limit"),
-        )
-    }
+    known = functools.partial(queries.setting, run.record)
+    named = (
+        ("seed", "seed"),
+        ("clients", "partition.clients"),
+        ("per round", "train.cohort"),
+        ("partition", "partition.kind"),
+        ("bias", "partition.bias"),
+        ("algorithm", "train.algorithm"),
+        ("pruning rate", "prune.rate"),
+    )
+    found = {name: known(key) for name, key in named}
     # A part of the data is not the dataset, and says so.
-    if found["images per class"]:
-        share = queries.setting(run.record, "data.validation") or 0.0
+    if limit := known("data.limit"):
+        share = known("data.validation") or 0.0
         held = f", {formats.percent(share, 0)} of them for validation" if share else ""
-        found["images per class"] = f"the first {found['images per class']}{held}"
-    else:
-        del found["images per class"]
+        found["images per class"] = f"the first {limit}{held}"
     return [
         ("run", run.name),
         *((name, str(value)) for name, value in found.items() if value is not None),
@@ -153,8 +142,8 @@ def _first_section(run: Run, made: Mapping[str, Table]) -> page.Section:
     ]
     if run.audit is not None:
         body += [
-            _in_page(made.get("tally")),
-            _in_page(made.get("verdicts")),
+            table_forms.to_html(made.get("tally")),
+            table_forms.to_html(made.get("verdicts")),
             page.details("How a verdict is reached", page.note(how_judged)),
         ]
     return page.section("verdict", "Verdict", "", "", *body)
@@ -165,7 +154,7 @@ def _accuracy_section(
 ) -> page.Section:
     bars = figures.class_figure(run.record, styles)
     body: list[Child] = [
-        _in_page(made.get("paper_form")),
+        table_forms.to_html(made.get("paper_form")),
         *_evidence(run, question, styles, [bars], fitting=4),
         _titled("Which class is answered", figures.confusion_figures(run.record)),
         _folded("Accuracy of each class as a table", made.get("classes")),
@@ -182,9 +171,9 @@ def _speed_section(
     main, *others = [made.get(f"speed_{target}") for target in speed.TARGETS]
     body: list[Child] = [
         figures.recovery_figure(record, run.curves, styles),
-        _in_page(main),
+        table_forms.to_html(main),
         _folded("The same for other targets", *others),
-        _in_page(made.get("methods")),
+        table_forms.to_html(made.get("methods")),
     ]
     lacking = {
         0: "No method has finished yet.",
@@ -196,23 +185,15 @@ def _speed_section(
         "speed",
         "At what price?",
         "What did it cost, compared with training again?",
-        _price_lead(roles.request_kind(record)),
-        *body,
-    )
-
-
-def _price_lead(kind: str) -> str:
-    if kind == "classes":
-        return (
-            "After the cut the federation fine-tunes without the class. The honest "
-            "comparison is retraining from scratch, and the sobering one is a control "
-            "that cuts nothing."
-        )
-    return (
-        "Most methods train on what remains after a step of their own; FedEraser "
+        "After the cut the federation fine-tunes without the class. The honest "
+        "comparison is retraining from scratch, and the sobering one is a control that "
+        "cuts nothing."
+        if roles.request_kind(record) == "classes"
+        else "Most methods train on what remains after a step of their own; FedEraser "
         "replays kept rounds, and SISA trains some of its shards again. The honest "
         "comparison is retraining from scratch, and the sobering one is fine-tuning "
-        "alone."
+        "alone.",
+        *body,
     )
 
 
@@ -228,9 +209,9 @@ def _audit_sections(
         name = "What was not tested"
         return [page.section("audit", name, f"{name}?", "", explanation)]
     beside: dict[str, list[Markup | None]] = {
-        RELEARN.anchor: [*audit_figures.relearn_figures(run.audit, styles)],
-        PROBE.anchor: [*audit_figures.probe_figures(run.audit, styles)],
-        DISTANCE.anchor: [audit_figures.cka_figure(run.audit, styles)],
+        "relearn": [*audit_figures.relearn_figures(run.audit, styles)],
+        "probe": [*audit_figures.probe_figures(run.audit, styles)],
+        "distance": [audit_figures.cka_figure(run.audit, styles)],
     }
     powerless = judgement.powerless_membership(run.audit)
     sections = []
@@ -238,7 +219,7 @@ def _audit_sections(
         if not judgement.of_kinds(run.audit, question.kinds):
             continue
         body = _evidence(run, question, styles, beside.get(question.anchor, []))
-        if question.anchor == MEMBERSHIP.anchor:
+        if question.anchor == "membership":
             curves = audit_figures.roc_figures(run.audit, styles)
             body.append(_titled("ROC curves", curves))
             if powerless:
@@ -277,8 +258,8 @@ def _tables(run: Run) -> dict[str, Table]:
     tested = roles.tested_method(record, audit)
     settings = audit.settings if audit else {}
     found = [
-        audit and audit_tables.tally_table(audit, tested),
-        audit and audit_tables.verdict_table(audit, tested),
+        audit and tables.tally_table(audit, tested),
+        audit and tables.verdict_table(audit, tested),
         *(tables.speed_table(record, target) for target in speed.TARGETS),
         tables.methods_table(record),
         tables.paper_table(record),
@@ -323,7 +304,7 @@ def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
 def _privacy_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
     if not run.record.privacy and not run.record.privacy_curve:
         return None
-    numbers = page.grid([_in_page(made.get("privacy"))], "stack")
+    numbers = page.grid([table_forms.to_html(made.get("privacy"))], "stack")
     return page.section(
         "privacy",
         "What leaves a client?",
@@ -362,14 +343,8 @@ def _rerun_section(run: Run, made: Mapping[str, Table]) -> page.Section:
     )
 
 
-def _in_page(table: Table | None) -> Child:
-    if table is None:
-        return None
-    return [table_forms.to_html(table), page.note(table.note) if table.note else None]
-
-
 def _folded(summary: str, *found: Table | None) -> Markup | None:
-    content = [_in_page(table) for table in found if table is not None]
+    content = [table_forms.to_html(table) for table in found if table is not None]
     return page.details(summary, *content) if content else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import formats
-from fuprune.report.markup import Markup, element, printable, region
+from fuprune.report.markup import Child, Markup, element, printable, region
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -80,8 +80,10 @@ def chip(verdict: str) -> Markup:
 _TONES = {"pass": "pass", "fail": "fail", "not told apart at this power": "apart"}
 
 
-def to_html(table: Table, caption: bool = True) -> Markup:
-    """Renders a table inside a container that scrolls when it is wider."""
+def to_html(table: Table | None, caption: bool = True) -> Child:
+    """Renders a table, if there is one, in a part that scrolls, and its note below."""
+    if table is None:
+        return None
     heads = [
         element(
             "th", {"scope": "col", "class": "number" if c.numeric else None}, c.title
@@ -100,7 +102,8 @@ def to_html(table: Table, caption: bool = True) -> Markup:
     groups, titles = _group_heads(table.columns), element("tr", None, *heads)
     parts = (element("thead", None, groups, titles), element("tbody", None, *body))
     inside = element("table", None, title, *parts)
-    return region("scroll", f"Table: {table.title}", inside)
+    note = element("p", {"class": "note"}, table.note) if table.note else None
+    return [region("scroll", f"Table: {table.title}", inside), note]
 
 
 def _group_heads(columns: Sequence[Column]) -> Markup | None:
