@@ -1,11 +1,8 @@
 """Run records, audit reports and prune plans as they show themselves in a notebook.
 
-`show` gives any of them as HTML. Importing `fuprune.report` inside IPython registers
-the same for the last value of a cell, so that nothing has to be called.
+`show` gives any of them as HTML. `import fuprune` inside IPython registers it for the
+last value of a cell, so that nothing has to be called.
 """
-
-import sys
-from typing import Any
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.errors import InputError
@@ -42,16 +39,6 @@ def show(value: RunRecord | AuditReport | PrunePlan | Run) -> Shown:
         f"a {type(value).__name__} cannot be shown; give a RunRecord, an AuditReport, "
         "a PrunePlan or a Run."
     )
-
-
-def register() -> None:
-    """Makes IPython show these types by `show`; does nothing outside of it."""
-    loaded = sys.modules.get("IPython")
-    shell: Any = loaded.get_ipython() if loaded is not None else None
-    if shell is not None and hasattr(shell, "display_formatter"):
-        formatter = shell.display_formatter.formatters["text/html"]
-        for kind in (RunRecord, AuditReport, PrunePlan, Run):
-            formatter.for_type(kind, show)
 
 
 def plan_table(plan: PrunePlan) -> Table:
