@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 from scipy import stats
-from sklearn.metrics import confusion_matrix
 
 from fuprune.audit.evidence import BETTER, HEADLINE, WORSE
 from fuprune.audit.measurements import (
@@ -25,7 +24,7 @@ from fuprune.audit.measurements import (
 )
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.spread import Draft, draft_rate
-from fuprune.federated.evaluate import Evaluation
+from fuprune.federated.evaluate import Evaluation, confusion_matrix
 
 # (right answers [U], a retrained model's right answers [U], images [U]) -> distance
 Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
@@ -72,10 +71,10 @@ def find_accuracy(
         )
     evaluations = {
         name: Evaluation(
-            confusion_matrix(
-                labels,
-                model.test.logits.argmax(axis=-1),
-                labels=np.arange(measurements.num_classes),
+            np.asarray(
+                confusion_matrix(
+                    labels, model.test.logits.argmax(axis=-1), measurements.num_classes
+                )
             ),
             float("nan"),
         )
