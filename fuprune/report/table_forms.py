@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import formats
-from fuprune.report.markup import Child, Markup, element, printable, region
+from fuprune.report.markup import Markup, element, join, printable, region
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -80,10 +80,10 @@ def chip(verdict: str) -> Markup:
 _TONES = {"pass": "pass", "fail": "fail", "not told apart at this power": "apart"}
 
 
-def to_html(table: Table | None, caption: bool = True) -> Child:
+def to_html(table: Table | None, caption: bool = True) -> Markup:
     """Renders a table, if there is one, in a part that scrolls, and its note below."""
     if table is None:
-        return None
+        return Markup()
     heads = [
         element(
             "th", {"scope": "col", "class": "number" if c.numeric else None}, c.title
@@ -103,7 +103,7 @@ def to_html(table: Table | None, caption: bool = True) -> Child:
     parts = (element("thead", None, groups, titles), element("tbody", None, *body))
     inside = element("table", None, title, *parts)
     note = element("p", {"class": "note"}, table.note) if table.note else None
-    return [region("scroll", f"Table: {table.title}", inside), note]
+    return join([region("scroll", f"Table: {table.title}", inside), note])
 
 
 def _group_heads(columns: Sequence[Column]) -> Markup | None:
