@@ -128,7 +128,7 @@ def test_each_class_cut_has_its_heat_map_widths_and_columns(tmp_path, classes):
     assert "scores of 8 channels in 2 layers; 2 were cut" in heat[0]
     several = len(classes) > 1
     assert ("(class pruning, class airplane (0))" in page.text) == several
-    assert ("After second class" in page.text) == several
+    assert ("After cut 2" in page.text) == several
 
 
 def test_scores_are_drawn_from_input_to_output(page, run):
