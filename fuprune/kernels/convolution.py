@@ -85,6 +85,7 @@ def convolve(
         pairs = tuple((int(low), int(high)) for low, high in pairs)
         output = _output_size(lhs.shape[1:3], rhs.shape[:2], strides, pairs)
         sizes = (*lhs.shape, *rhs.shape, *output)
+        # oneDNN takes neither empty arrays nor padding that crops.
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
             lhs, rhs = library.vary_alike(lhs, rhs)
             result = _forward_p.bind(
@@ -183,6 +184,7 @@ def _make_primitive(name, shape, fallback, *, shared_second_folds) -> Any:
 
     primitive.def_abstract_eval(abstract)
 
+    # Called outside jit, a primitive is compiled as a program of its own.
     @functools.partial(jax.jit, static_argnames="static")
     def run(first, second, static):
         return primitive.bind(first, second, **dict(static))
@@ -220,6 +222,7 @@ def _make_primitive(name, shape, fallback, *, shared_second_folds) -> Any:
             folded = first.reshape(first.shape[0], -1, *first.shape[3:])
             result = primitive.bind(folded, second, **static)
             return result.reshape(result.shape[0], size, -1, *result.shape[2:]), 1
+        # Otherwise B joins G, the independent problems, each with its own operands.
         size = (
             first.shape[first_axis]
             if first_axis is not None
