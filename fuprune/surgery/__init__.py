@@ -14,10 +14,10 @@ from fuprune.models import zoo
 from fuprune.models.adapt import NNXNetwork, adapt
 from fuprune.surgery import cutting, report, wiring
 from fuprune.surgery.cutting import Observed, capture, observe, trace_layers
+from fuprune.surgery.findings import Layer, SurgeryError
 from fuprune.surgery.module import SlimModule, arrays_of
 from fuprune.surgery.plan import ORDERS, SCOPES, LayerReport, PrunePlan, make_plan
 from fuprune.surgery.slim import PinnedNetwork, SlimNetwork, from_spec, spec
-from fuprune.surgery.trace import Layer, SurgeryError
 from fuprune.surgery.wiring import compact_tree, mask_tree
 
 __all__ = [
