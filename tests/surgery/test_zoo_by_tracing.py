@@ -18,8 +18,8 @@ from tests.models import drawing
 from tests.surgery.test_tracing import assert_close
 
 IMAGES, CLASSES = 4, 5
-# Of each layer: a part, none of it in the plan, one channel, all. Hypothesis begins with
-# the first: half of every layer.
+# Of each layer: a part, nothing said in the plan, one channel, all. Hypothesis begins
+# with the first: half of every layer.
 SHARES = (0.5, None, 0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
 FEW, MANY, ONE = (0.0, 0.1, 0.3), (0.5, 0.7, 0.9), (None, 0.0)
 
