@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.models.adapt import adapt
+from fuprune.models.adapt import adapt, own_variables
 from fuprune.surgery import trace
 from fuprune.surgery.findings import Layer, Path, SurgeryError
 from fuprune.surgery.held import in_full, onto, same
@@ -78,13 +78,13 @@ def trace_layers(
 
     Args:
       model: what `models.adapt` takes.
-      variables: its variables, or their shapes.
+      variables: its variables, or their shapes; of an NNX module None, for its own.
       example: images, as in `mask`.
       dense: whether dense layers of hidden units are among them, or convolutions only.
         A unit is hidden if some kernel reads it and nothing else: what an attention or
         a block adds to a residual stream is not, nor are queries, keys and values.
     """
-    network = adapt(model)
+    network, variables = adapt(model), own_variables(model, variables)
     program, cuts = program_of(network, variables, example)
     layers = layers_of(program, cuts)
     hidden = _hidden(program, cuts, layers) if dense else set()
@@ -144,7 +144,7 @@ def capture(
     model: Any, variables: Variables, images: Any, *, dense: bool = False
 ) -> dict[str, jax.Array]:
     """Returns what each layer of `trace_layers` gives, bias included: [B, ..., C]."""
-    network = adapt(model)
+    network, variables = adapt(model), own_variables(model, variables)
     layers = trace_layers(network, variables, images, dense=dense)
     program, cuts = program_of(network, variables, images)
     leaves = jax.tree.leaves(variables)
@@ -170,7 +170,7 @@ class Observed(NamedTuple):
 
 def observe(model: Any, variables: Variables, images: Any) -> Observed:
     """Returns what a network and its layers give in evaluation."""
-    network = adapt(model)
+    network, variables = adapt(model), own_variables(model, variables)
     program, cuts = program_of(network, variables, images)
     leaves = jax.tree.leaves(variables)
     results, findings = trace.run(program, leaves, cuts, [images])

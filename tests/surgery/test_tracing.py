@@ -383,6 +383,28 @@ def test_nnx_goes_in_and_out():
     assert len(jax.tree.leaves(state))
 
 
+def test_a_slim_nnx_module_is_captured_cut_again_saved_and_exported(tmp_path):
+    images = jnp.asarray(IMAGES)
+    plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})
+    small, _ = surgery.compact(networks.NNXNet(nnx.Rngs(0)), None, plan, example=images)
+    assert surgery.capture(small, None, images)["blocks/0"].shape == (3, 8, 8, 2)
+    assert surgery.kept_channels(small, None, example=images)["stem"] == (0, 2, 5)
+    again = PrunePlan({"stem": np.array([1, 2])})
+    assert "channels 3 -> 2" in surgery.explain(small, None, again, example=images)
+    masked = surgery.mask(small, None, again, example=images)
+    smaller, _ = surgery.compact(small, None, again, example=images)
+    expected = smaller(images)
+    np.testing.assert_allclose(expected, masked(images), atol=1e-6)
+    export.save_safetensors(tmp_path / "model.safetensors", smaller, None)
+    model, variables = export.load_safetensors(tmp_path / "model.safetensors")
+    np.testing.assert_allclose(model.apply(variables, images), expected, atol=1e-6)
+    export.export_stablehlo(smaller, None, tmp_path / "slim.stablehlo")
+    loaded = export.load_stablehlo(tmp_path / "slim.stablehlo")
+    np.testing.assert_allclose(loaded(images), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="pass their shape"):
+        export.export_stablehlo(networks.NNXNet(nnx.Rngs(0)), None, tmp_path / "whole")
+
+
 @pytest.mark.parametrize("train", [False, True])
 def test_no_gradient_of_a_slim_network_scatters(train):
     network, variables = small_network()
