@@ -1,7 +1,7 @@
 """CIFAR-100 with ResNet20/32/44/56: forgetting the last class.
 
 Paper: Figure 3 and Table 2; Table 1 by the overrides below. From section 6: 100
-  clients, 25 a round, FedSGD, learning rate 0.1, q = 0.01 (IID), R = 0.1. From the
+  clients, 25 per round, FedSGD, learning rate 0.1, q = 0.01 (IID), R = 0.1. From the
   authors' released code: momentum 0.9 with Nesterov, weight decay 5e-4, cosine
   schedule, batch 128, crop and flip. Chosen here: 2,000 rounds, at most 200 of
   fine-tuning.
@@ -20,15 +20,9 @@ Expected, from the paper's Table 2 (U-set / R-set accuracy in percent; not yet m
   and 9.9 times fewer rounds than retraining.
 """
 
-from fuprune import config as config_lib
+from fuprune.config import scales
 
 
 def get_config(depth: str = "20"):
     """Returns the setting for one depth: 20, 32, 44 or 56."""
-    config = config_lib.default()
-    config.data.name = "cifar100"
-    config.model.name = f"resnet{depth}"
-    config.partition.bias = 0.01
-    config.unlearn.classes = 99
-    config.prune.rate = 0.1
-    return config
+    return scales.paper("cifar100", f"resnet{depth}", rate=0.1)

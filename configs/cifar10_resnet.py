@@ -1,7 +1,7 @@
 """CIFAR-10 with ResNet20/32/44/56: forgetting the last class.
 
 Paper: Figure 3 and Table 2 as they stand; Tables 1, 3, 4 and 5 by the overrides below.
-  From section 6: 100 clients, 25 a round, FedSGD, learning rate 0.1, q = 0.1 (IID).
+  From section 6: 100 clients, 25 per round, FedSGD, learning rate 0.1, q = 0.1 (IID).
   From the authors' released code, where the paper is silent: R by depth (the paper says
   0.05 for all), momentum 0.9 with Nesterov, weight decay 5e-4, cosine schedule, batch
   128, crop and flip. Chosen here, where both are silent: 2,000 rounds of training, at
@@ -24,18 +24,12 @@ Expected, from the paper's Table 2 (U-set / R-set accuracy in percent; not yet m
   and 8.9 to 11.0 times fewer rounds than retraining.
 """
 
-from fuprune import config as config_lib
+from fuprune.config import scales
 
 RATES = {"20": 0.05, "32": 0.05, "44": 0.06, "56": 0.04}
 
 
 def get_config(depth: str = "20"):
     """Returns the setting for one depth: 20, 32, 44 or 56."""
-    config = config_lib.default()
-    config.data.name = "cifar10"
-    config.model.name = f"resnet{depth}"
-    config.partition.bias = 0.1
-    config.unlearn.classes = 9
     # An unknown depth is refused by its model's name.
-    config.prune.rate = RATES.get(depth, 0.05)
-    return config
+    return scales.paper("cifar10", f"resnet{depth}", RATES.get(depth, 0.05))

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
+from fuprune.models.fresh import init_variables
 from fuprune.surgery import layer_names
 from fuprune.unlearning.protocol import (
     FineTune,
-    Stage,
     UnlearnResult,
     Variables,
 )
@@ -59,7 +59,7 @@ def regrow(
         raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
     request = checked(request, data, variables, head)
     image = jnp.zeros((1, *data.images.shape[1:]))
-    fresh = jax.jit(model.init)(jax.random.split(key, 4)[0], image)
+    fresh = init_variables(model, jax.random.split(key, 4)[0], image)
     layers = layer_names(model, variables, example=jnp.zeros((2, *image.shape[1:])))
     staying = layers[: len(layers) - round(share * len(layers))]
     # A module with layers of both kinds inside starts afresh.
@@ -77,9 +77,16 @@ def regrow(
         }
 
     grown = {collection: start(collection) for collection in variables}
-    stages = (Stage("regrown", model, grown),)
-    fit = recover(model, grown, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
     }
-    return UnlearnResult(model, fit.state.variables, stages, fit, notes=notes)
+    return recover(
+        model,
+        grown,
+        data,
+        request,
+        key=key,
+        fine_tune=fine_tune,
+        stage="regrown",
+        notes=notes,
+    )

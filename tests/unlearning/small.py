@@ -1,5 +1,7 @@
 """Networks that compile in a second: one that can be cut, and softmax regression."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,9 @@ import optax
 from fuprune.data.federated import FederatedDataset, federate
 from fuprune.federated.server import ServerState, fed_avg
 from fuprune.federated.train import FitResult, fit
+from fuprune.models.fresh import init_variables
 from fuprune.models.layers import ConvNorm, Wiring, wire
+from fuprune.unlearning.methods import METHODS
 from tests.tiny import tiny_dataset
 
 
@@ -78,7 +82,7 @@ def small_data(number=40, clients=4, **options) -> FederatedDataset:
 
 def initial(model, shape=(6, 6, 1), seed=0):
     """Initial variables with every entry moved off its special value."""
-    variables = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, *shape)))
+    variables = init_variables(model, jax.random.key(seed), jnp.zeros((1, *shape)))
     leaves, treedef = jax.tree.flatten(variables)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     moved = [
@@ -98,19 +102,24 @@ def remembering(seen):
     return fine_tune
 
 
+def forget_by(
+    method, model, variables, data, request, *, seed=0, fine_tune=None, **options
+):
+    """The method, without any fine-tuning unless it is given."""
+    return METHODS[method](
+        model,
+        variables,
+        data,
+        request,
+        key=jax.random.key(seed),
+        fine_tune=fine_tune or remembering([]),
+        **options,
+    )
+
+
 def make_fine_tune(rounds=1, optimizer=None):
     """Real federated rounds, compiled once for each model."""
-    optimizer = optimizer or optax.sgd(0.05)
-    algorithms = {}
-
-    def fine_tune(model, variables, data, key):
-        if model not in algorithms:
-            algorithms[model] = fed_avg(model, client_optimizer=optimizer, batch_size=8)
-        algorithm = algorithms[model]
-        state = algorithm.init(variables)
-        return fit(algorithm, state, data, key=key, cohort_size=2, rounds=rounds)
-
-    return fine_tune
+    return functools.partial(make_train(optimizer), rounds=rounds)
 
 
 def make_train(optimizer=None):
