@@ -151,7 +151,9 @@ def _needed(model, variables):
     """The variables given or held; a network is cut by tracing them."""
     variables = own_variables(model, variables)
     if variables is None:
-        raise SurgeryError(_NEEDS_VARIABLES)
+        raise SurgeryError(
+            "variables are missing: this network is cut by tracing them."
+        )
     return variables
 
 
