@@ -311,6 +311,8 @@ def test_units_of_dense_layers_are_cut_if_asked_for():
     )
     counts = unit_counts(result)
     assert counts["hidden"] == (10, 7)
+    cut = [pair for layer, pair in counts.items() if layer not in ("total", "head")]
+    assert 0 < counts["total"][1] < counts["total"][0] <= sum(n for n, _ in cut)
     assert "head" not in result.notes["cuts"][0]["cut"]
     check_result(result, (6, 6, 1), 4)
     kernel = result.variables["params"]["hidden"]["kernel"]
