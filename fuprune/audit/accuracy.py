@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from scipy import stats
-from sklearn.metrics import confusion_matrix
+from scipy import special
 
 from fuprune.audit.evidence import BETTER, HEADLINE, WORSE
 from fuprune.audit.measurements import (
@@ -26,7 +25,7 @@ from fuprune.audit.measurements import (
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error
 from fuprune.audit.spread import Draft
-from fuprune.federated.evaluate import Evaluation
+from fuprune.federated.evaluate import Evaluation, confusion_matrix
 
 # (right answers [U], a retrained model's right answers [U], images [U]) -> distance
 Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
@@ -76,10 +75,12 @@ def find_accuracy(
         )
     evaluations = {
         name: Evaluation(
-            confusion_matrix(
-                labels,
-                model.test.logits.argmax(axis=-1),
-                labels=np.arange(measurements.num_classes),
+            np.asarray(
+                confusion_matrix(
+                    labels,
+                    model.test.logits.argmax(axis=-1),
+                    measurements.num_classes,
+                )
             ),
             float("nan"),
         )
@@ -144,7 +145,7 @@ def _class_distances(
                 unit=unit,
                 higher_is=WORSE,
                 resolution=max(beyond, 0.0)
-                / max(float(stats.norm.ppf(options.confidence)), 1e-3),
+                / max(float(special.ndtri(options.confidence)), 1e-3),
                 bounds=(0.0, None),
                 leave_one_out=True,
             )

@@ -15,10 +15,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from sklearn.metrics import roc_auc_score
 
 from fuprune.audit.options import ProbeOptions
 from fuprune.audit.probe import held_out_scores
+from fuprune.audit.sampling import placements
 from fuprune.federated.evaluate import Evaluation
 from fuprune.files import write_whole
 from fuprune.flower import ledger
@@ -114,7 +114,8 @@ def probe(model, variables, federation: Any, classes) -> float | None:
         ProbeOptions(),
         0,
     )
-    return round(float(roc_auc_score(forgotten, scores)), 4)
+    above, _ = placements(scores[forgotten], scores[~forgotten])
+    return round(float(above.mean()), 4)
 
 
 @functools.lru_cache(maxsize=2)
