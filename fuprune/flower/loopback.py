@@ -7,6 +7,7 @@ speaks TLS and nodes prove who they are; with it nothing but loopback is listene
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -83,9 +84,11 @@ class Loopback:
     def start(self) -> None:
         """Starts the link, registers the keys, starts the nodes."""
         self.start_link()
+        if not self.insecure:
+            keys = [self._keys / f"node-{client}.pub" for client in range(self.size)]
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                list(pool.map(self.register, keys))
         for client in range(self.size):
-            if not self.insecure:
-                self.register(self._keys / f"node-{client}.pub")
             self.start_node(client)
 
     def start_link(self) -> None:
@@ -250,7 +253,7 @@ class Loopback:
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             # Seconds between two looks for a message to start a process for.
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
             "NO_COLOR": "1",
             "COLUMNS": "200",

@@ -42,13 +42,9 @@ def patience(nodes, **more):
 
 
 @pytest.fixture(autouse=True)
-def short_lived_programs(monkeypatch):
-    """Each process has one thread, and compiles as in the default suite.
-
-    A program runs once or twice here, so optimising it takes longer than it saves.
-    """
+def short_lived_programs(monkeypatch, quick_compilation):
+    """Each process has one thread, and a program that runs once is not optimised."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 @pytest.mark.slow
