@@ -1,20 +1,13 @@
 """Settings that every test shares; they must stand before JAX is imported."""
 
-import importlib.metadata
 import os
 import pathlib
 
+from tests.environment import QUICK_COMPILATION
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Three quarters of the suite's time is compilation. LLVM's optimisation passes change
-# how fast a program runs and not what it means: the default suite leaves them out, the
-# slow one (`make test-slow`) sets this to 0 and compiles as users do.
-QUICK_COMPILATION = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-# The same holds for XLA's fusion emitters, which take twice as long to compile as the
-# ones before them. A version that does not know the flag would end the process.
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    given = os.environ.get("XLA_FLAGS", "")
-    flags = f"{given} --xla_cpu_use_fusion_emitters=false".strip()
-    QUICK_COMPILATION["XLA_FLAGS"] = flags
+# The default suite compiles quickly; the slow one (`make test-slow`) sets this to 0 and
+# compiles as users do.
 if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     os.environ.update(QUICK_COMPILATION)
 # Tests, workers and later runs share compiled programs.
@@ -32,13 +25,6 @@ hypothesis.settings.register_profile(
     "fuprune", deadline=None, derandomize=True, max_examples=25, database=None
 )
 hypothesis.settings.load_profile("fuprune")
-
-
-@pytest.fixture
-def quick_compilation(monkeypatch) -> None:
-    """Processes that a test starts compile as the default suite does."""
-    for name, value in QUICK_COMPILATION.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from fuprune.flower.certificates import make_certificates
 from fuprune.flower.loopback import APP, FederationError, Loopback, main
 from fuprune.flower.settings import read_settings
 from fuprune.run import checkpoint
+from tests.environment import QUICK_COMPILATION
 from tests.flower import small
 
 CONFIG = (
@@ -42,9 +43,10 @@ def patience(nodes, **more):
 
 
 @pytest.fixture(autouse=True)
-def short_lived_programs(monkeypatch, quick_compilation):
+def short_lived_programs(monkeypatch):
     """Each process has one thread, and a program that runs once is not optimised."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, value in {"OMP_NUM_THREADS": "1", **QUICK_COMPILATION}.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.slow
