@@ -23,8 +23,7 @@ from fuprune.audit.measurements import (
     to_retraining,
 )
 from fuprune.audit.options import AuditOptions
-from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import Draft
+from fuprune.audit.spread import Draft, draft_rate
 from fuprune.federated.evaluate import Evaluation, confusion_matrix
 
 # (right answers [U], a retrained model's right answers [U], images [U]) -> distance
@@ -59,17 +58,14 @@ def find_accuracy(
     ):
         values, retrained = each(measurements, lambda m, at=chosen: hits(m)[at])
         tests.append(
-            Draft(
+            draft_rate(
                 name,
-                {model: float(right.mean()) for model, right in values.items()},
-                [float(right.mean()) for right in retrained],
+                values,
+                retrained,
                 kind="accuracy",
                 question=question,
                 higher_is=higher_is,
                 family=HEADLINE,
-                resolution=paired_error(retrained),
-                bounds=(0.0, 1.0),
-                is_rate=True,
                 positive_control="raw" if higher_is == WORSE else None,
             )
         )
@@ -77,9 +73,7 @@ def find_accuracy(
         name: Evaluation(
             np.asarray(
                 confusion_matrix(
-                    labels,
-                    model.test.logits.argmax(axis=-1),
-                    measurements.num_classes,
+                    labels, model.test.logits.argmax(axis=-1), measurements.num_classes
                 )
             ),
             float("nan"),
