@@ -24,7 +24,9 @@ from fuprune.federated.evaluate import Evaluation, make_evaluator
 from fuprune.federated.train import FitResult, Record, Step, iterate
 from fuprune.files import write_whole
 from fuprune.flower import ledger
-from fuprune.flower.audit import write_report
+from fuprune.flower.audit import measure, measure_untrained, write_report
+from fuprune.flower.joining import join_clients
+from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
@@ -103,28 +105,35 @@ def forget(session: Session) -> Path:
     started = time.time()
     if order.closed:
         raise InputError(f"order {name!r} is closed; give another request another id.")
-    _send_order(session, name)
-    model, variables = current_model(session)
-    before = _evaluate(session, model, variables)
+    with ledger.sending(session.workdir, name, roster):
+        model, variables = current_model(session)
+        before = _measure(session, order, model, variables)
     clients = session.clients.under(order=name)
     ordered = session._replace(clients=clients)
     result, facts = _run_method(ordered, order, method, model, variables, folder)
     checkpoint.save_model(folder / "model", *result)
-    after = _evaluate(session, *result)
     _publish(session, f"orders/{ledger.folder_name(name)}", *result)
     roster.orders = ledger.close_order(session.workdir, name)
-    _send_order(session, name)
+    with ledger.sending(session.workdir, name, roster):
+        after = _measure(session, order, *result)
+        untrained = measure_untrained(result[0], order, session.federation, session.key)
     return write_report(
         folder,
         order=roster.orders[name],
         method=settings.method,
-        models=((model, variables), result),
-        evaluations=(before, after),
-        federation=session.federation,
+        before=before,
+        after=after,
+        untrained=untrained,
+        test_images=len(session.federation.test.labels),
         roster=roster,
         facts={**facts, "seconds": round(time.time() - started, 1)},
-        key=session.key,
     )
+
+
+def _measure(session: Session, order: ledger.Entry, model, variables):
+    """What the server's test set shows of a model."""
+    evaluation = _evaluate(session, model, variables)
+    return measure(model, variables, evaluation, order, session.federation)
 
 
 def evaluate(session: Session) -> None:
@@ -351,21 +360,6 @@ def _log_messages(session: Session) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def _send_order(session: Session, name: str) -> None:
-    """Tells everybody who is there; the others hear of it with their next request."""
-    roster = session.clients.roster
-    present = roster.reachable()
-    roster.exchange("query.forget", {k: ({"order": name}, None) for k in present})
-    ledger.confirm(session.workdir, name, roster)
-    state = "closed" if roster.orders[name].closed else "open"
-    _LOGGER.info(
-        "order %s is %s, and in the logs of clients %s",
-        name,
-        state,
-        ", ".join(map(str, ledger.holders(roster, name))) or "none",
-    )
-
-
 def _remaining(
     session: Session, but_for: ledger.Entry | None = None
 ) -> FederatedDataset:
@@ -433,7 +427,12 @@ def run(grid, settings: Settings) -> None:
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    session = open_session(grid, settings)
+    run_with(join_clients(grid, settings), settings)
+
+
+def run_with(roster: Roster, settings: Settings) -> None:
+    """The same with the clients that have joined."""
+    session = open_session(roster, settings)
     try:
         done = RUNS[settings.command](session)
     finally:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Message
 
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import TooFewClientsError
 from fuprune.flower.ledger import Entry
 from fuprune.flower.records import PROTOCOL, MessageError, digest, pack, unpack
 
