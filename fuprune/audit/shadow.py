@@ -28,7 +28,6 @@ from fuprune.audit.outputs import (
     Variables,
     compute_outputs,
     find_head,
-    fresh_variables,
 )
 from fuprune.audit.roc import Scores, attack_drafts
 from fuprune.audit.sampling import paired_error
@@ -47,6 +46,7 @@ from fuprune.federated.cohort import (
     resolve_backend,
 )
 from fuprune.federated.sharded import on_mesh
+from fuprune.models.fresh import fresh_variables
 from fuprune.models.layers import loops_are_fast
 
 if TYPE_CHECKING:

@@ -178,6 +178,7 @@ def observe(model: Any, variables: Variables, images: Any) -> Observed:
     for name, layer in layers_of(program, cuts).items():
         held, channel = findings.outputs[layer.leaf]
         outputs[name] = jnp.moveaxis(in_full(held), channel, -1)
+        # The last one of that shape counts: what follows it only rescales logits.
         if layer.kind == "dense" and outputs[name].shape == logits.shape:
             head, head_logits = layer.path[1:-1], outputs[name]
             features = in_full(findings.inputs[layer.leaf])
@@ -228,6 +229,8 @@ def _without_outputs(program, cuts, layers) -> dict[str, Layer]:
     def harmless(chosen):
         return same_kept(_output_kept(program, cuts, chosen), whole)
 
+    # From the end, where the layers that write the output are. The last one dropped is
+    # guilty; those dropped before it get another chance.
     chosen, dropped = dict(layers), []
     while chosen and not harmless(chosen):
         dropped.append(chosen.popitem())
