@@ -2,8 +2,8 @@
 
 Each test has a null distribution, that of a further draw from the n retrained models,
 and so a p-value for every model. Within a family of tests Holm's procedure keeps the
-probability that a retrained model fails any of them at about one minus the confidence;
-`docs/audit.md` has the simulated figures by shape of the spread.
+probability that a retrained model fails any of them at one minus the confidence or
+below; `docs/audit.md` has the simulated rates by shape of the spread.
 Whatever cannot be decided is called "cannot tell".
 """
 
