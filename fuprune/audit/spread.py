@@ -111,12 +111,13 @@ class Null(NamedTuple):
 
 
 def make_null(draft: Draft) -> Null | None:
-    """The null distribution of a test, None if there are too few retrained models.
+    """The null distribution of a test, None if nothing says how far a model may lie.
 
-    Two are needed, and three for distances, of which two models have only one. Means of
-    distances to the others share their terms: if a distance is the sum of what either
-    model contributes, their spread is (n - 2) / (n - 1) of a further model's, and is
-    scaled back.
+    Two retrained models are needed, and three for distances, of which two models have
+    only one. Means of distances to the others share their terms: if a distance is the
+    sum of what either model contributes, their spread is (n - 2) / (n - 1) of a further
+    model's, and is scaled back. Models that agree exactly say nothing, unless the
+    images have an error of their own: a number in coarse steps agrees by luck.
 
     Raises:
       InputError: `higher_is` or `family` is not allowed.
@@ -136,6 +137,9 @@ def make_null(draft: Draft) -> Null | None:
     if draft.leave_one_out:
         deviation *= (n - 1) / (n - 2)
     centre, error = float(np.mean(known)), draft.resolution
+    # A mean of equal numbers may differ from them in the last bit.
+    if not error and deviation <= 1e-9 * max(1.0, float(np.abs(values).max())):
+        return None
     return Null(
         mean=float(values.mean()),
         deviation=deviation,

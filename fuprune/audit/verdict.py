@@ -182,9 +182,13 @@ def _evidence(
     notes = list(draft.notes)
     if null is None:
         known = sum(value is not None for value in draft.retrained)
+        needed = fewest(draft.leave_one_out)
         notes.append(
             f"{known} retrained model(s) give no spread for this number; "
-            f"{fewest(draft.leave_one_out)} or more are needed"
+            f"{needed} or more are needed"
+            if known < needed
+            else f"{known} retrained models agree exactly, so nothing says how far one "
+            "more would lie; retrain more seeds, or use more images"
         )
     if draft.undecidable is not None:
         notes.append(draft.undecidable)

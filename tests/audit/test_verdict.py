@@ -66,7 +66,21 @@ def test_one_sided_interval_is_open_to_the_harmless_side():
 def test_interval_is_never_narrower_than_the_sample_resolves():
     low, high = interval_of([0.5, 0.5, 0.5], resolution=0.1)
     np.testing.assert_allclose([low, high], [0.5 - 0.195996, 0.5 + 0.195996], rtol=1e-5)
-    assert interval_of([0.5, 0.5, 0.5]) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("step", [0.1, 1 / 3])
+def test_models_that_agree_exactly_say_nothing_about_one_more(step):
+    """Distances of few images come in coarse steps, and three may agree by luck."""
+    options = {"positive_control": "raw", "allowance": None}
+    found = judged({"a": 2 * step, "raw": 3 * step}, [step] * 3, **options)
+    assert found.verdicts == {"a": "cannot tell", "raw": "cannot tell"}
+    assert found.interval is None and found.smallest_difference is None
+    assert any("agree exactly" in note for note in found.notes)
+    # The images' own error is something to hold a model against.
+    found = judged(
+        {"a": 2 * step, "raw": 3 * step}, [step] * 3, resolution=1e-3, **options
+    )
+    assert found.verdicts == {"a": "fail", "raw": "fail"}
 
 
 def test_angular_interval_stays_between_zero_and_one():
@@ -121,6 +135,7 @@ def test_a_value_is_outside_the_interval_just_when_its_p_value_is_small(
     retrained, value, higher_is, resolution, confidence
 ):
     null = make_null(draft(retrained, higher_is=higher_is, resolution=resolution))
+    hypothesis.assume(null is not None)
     low, high = interval(null, 1 - confidence)
     edge = min(abs(value - end) for end in (low, high) if end is not None)
     hypothesis.assume(edge > 1e-6)
