@@ -4,10 +4,102 @@ Nothing here allocates; inputs are shapes. `options` has `net`, `dtype`, `client
 `batch_size` and `platform`.
 """
 
+import argparse
+import datetime
+import json
+import os
+import pathlib
 import re
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Two rows that agree in these are one measurement; the later one counts.
+SAME = ("topology", "device", "form", "net", "dtype", "clients", "batch_size")
 
 # Local steps in a FedAvg round; what a round does once is spread over them.
 STEPS = 4
+
+
+def make_parser(about, forms, output):
+    """The flags that estimates for any accelerator share."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument(
+        "--forms",
+        nargs="+",
+        default=forms,
+        help="floor, fed_sgd, or a backend; auto is the one a run there takes",
+    )
+    parser.add_argument("--net", default="resnet20")
+    parser.add_argument("--clients", type=int, default=25)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--output", type=pathlib.Path, default=output)
+    return parser
+
+
+def enter(environment, script, arguments):
+    """Goes on in the environment that `setup.sh` makes, if this is another one."""
+    python = ROOT / ".bench" / environment / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(
+            f"{python} is not there; run benchmarks/setup.sh {environment}"
+        )
+    if pathlib.Path(sys.prefix).resolve() != python.parents[1].resolve():
+        os.execv(python, [str(python), script, *(arguments or sys.argv[1:])])
+
+
+def compile_for(topology, form, options):
+    """`(compiled program, local steps in it, what every row says of it)`."""
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    sharding = SingleDeviceSharding(topology.devices[0])
+    run, inputs, steps = make(form, options)
+    start = time.perf_counter()
+    program = jax.jit(run, in_shardings=sharding, out_shardings=sharding)
+    compiled = program.lower(*inputs).compile()
+    row = {
+        "form": form,
+        "net": options.net,
+        "dtype": options.dtype,
+        "clients": options.clients,
+        "batch_size": options.batch_size,
+        "compile_seconds": time.perf_counter() - start,
+    }
+    return compiled, steps, row
+
+
+def memory_of(compiled) -> int:
+    """Bytes that a compiled program takes on its device."""
+    memory = compiled.memory_analysis()
+    return (
+        memory.temp_size_in_bytes
+        + memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+    )
+
+
+def read_report(output):
+    """What was estimated before."""
+    return json.loads(output.read_text()) if output.exists() else {"rows": []}
+
+
+def add_row(report, row):
+    """Puts a row in the place of the one it repeats."""
+    import jax
+
+    others = [
+        old for old in report["rows"] if any(old.get(k) != row.get(k) for k in SAME)
+    ]
+    report["rows"] = [*others, row]
+    report["date"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    report["versions"] = {"jax": jax.__version__}
+
+
+def write_report(report, output):
+    """All rows so far, so that a long list of them can be stopped."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def make(form, options):

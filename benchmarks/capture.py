@@ -21,14 +21,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "peers")]
 
 import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-import optax  # noqa: E402
 import round_throughput  # noqa: E402
+import training_step  # noqa: E402
 
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import whole_cohort  # noqa: E402
-from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
 from fuprune.surgery import compact  # noqa: E402
@@ -83,15 +81,7 @@ def measure(net, runtime, options):
     data = runtime_module.place_federation(dataset, parts, runtime)
     cohort = whole_cohort(data)
     model = zoo.create(net, num_classes=10, input_shape=shape, conv=runtime.conv)
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
-    variables = runtime_module.replicate(jax.device_get(variables), runtime)
-    algorithm = fed_avg(
-        model,
-        client_optimizer=optax.sgd(0.01, momentum=0.9),
-        batch_size=32,
-        backend=runtime.backend,
-        mesh=runtime.mesh,
-    )
+    algorithm, variables = training_step.make_round(model, runtime, batch_size=32)
     state = algorithm.init(variables)
 
     def two_rounds():

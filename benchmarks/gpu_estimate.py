@@ -13,25 +13,20 @@ Runs in the environment `setup.sh cuda` makes (3 GB):
     python benchmarks/gpu_estimate.py --devices h100 --forms vmap --dtypes bfloat16
 """
 
-import argparse
 import collections
-import datetime
-import json
+import itertools
 import math
 import os
 import pathlib
 import re
 import sys
-import time
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import accelerator_programs  # noqa: E402
 
-PYTHON = ROOT / ".bench" / "cuda" / "bin" / "python"
 RESULTS = HERE / "results" / "gpu_estimate.json"
 FORMS = ("floor", "fed_sgd", "map", "wide", "vmap")
 # Between two kernels of one stream, launched from the host.
@@ -78,84 +73,49 @@ class Kernel(NamedTuple):
 
 def main(arguments=None):
     """Compile, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = accelerator_programs.make_parser(__doc__, FORMS, RESULTS)
     parser.add_argument("--devices", nargs="+", default=tuple(DEVICES))
-    parser.add_argument("--forms", nargs="+", default=FORMS)
     parser.add_argument("--dtypes", nargs="+", default=("float32", "bfloat16"))
-    parser.add_argument("--net", default="resnet20")
-    parser.add_argument("--clients", type=int, default=25)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.set_defaults(platform="gpu")
     options = parser.parse_args(arguments)
     # It describes a GPU and opens none; the host's own backend stays the CPU.
     os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    if not PYTHON.exists():
-        raise SystemExit(f"{PYTHON} is not there; run benchmarks/setup.sh cuda")
-    if pathlib.Path(sys.prefix).resolve() != PYTHON.parents[1].resolve():
-        os.execv(PYTHON, [str(PYTHON), __file__, *(arguments or sys.argv[1:])])
-    import jax
-
-    report = {"rows": []}
-    if options.output.exists():
-        report = json.loads(options.output.read_text())
-    for device in options.devices:
-        for dtype in options.dtypes:
-            for form in options.forms:
-                options.dtype = dtype
-                row = estimate(device, form, options)
-                same = ("device", "form", "net", "dtype", "clients", "batch_size")
-                report["rows"] = [
-                    old for old in report["rows"] if any(old[k] != row[k] for k in same)
-                ] + [row]
-                print(
-                    f"{device} {form} {dtype}: {1e3 * row['seconds']:.2f} ms at best,"
-                    f" {row['kernels']:.0f} kernels, {row['gflop']:.0f} GFLOP,"
-                    f" {row['gigabytes']:.1f} GB, compiled in"
-                    f" {row['compile_seconds']:.0f} s",
-                    flush=True,
-                )
-                report |= {
-                    "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
-                    "launch_seconds": LAUNCH_SECONDS,
-                    "versions": {"jax": jax.__version__},
-                }
-                options.output.write_text(json.dumps(report, indent=1) + "\n")
+    accelerator_programs.enter("cuda", __file__, arguments)
+    report = accelerator_programs.read_report(options.output)
+    report["launch_seconds"] = LAUNCH_SECONDS
+    for device, dtype, form in itertools.product(
+        options.devices, options.dtypes, options.forms
+    ):
+        options.dtype = dtype
+        row = estimate(device, form, options)
+        print(
+            f"{device} {form} {row['dtype']}: {1e3 * row['seconds']:.2f} ms at best,"
+            f" {row['kernels']:.0f} kernels, {row['gflop']:.0f} GFLOP,"
+            f" {row['gigabytes']:.1f} GB, compiled in {row['compile_seconds']:.0f} s",
+            flush=True,
+        )
+        accelerator_programs.add_row(report, row)
+        accelerator_programs.write_report(report, options.output)
     return report
 
 
 def estimate(device, form, options):
     """One row: a local step of every client of the cohort."""
-    import jax
     from jax.experimental import topologies
-    from jax.sharding import SingleDeviceSharding
 
     about = DEVICES[device]
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=description(about), topology="1x1x1"
     )
-    sharding = SingleDeviceSharding(topology.devices[0])
-    run, inputs, steps = accelerator_programs.make(form, options)
-    start = time.perf_counter()
-    compiled = (
-        jax.jit(run, in_shardings=sharding, out_shardings=sharding)
-        .lower(*inputs)
-        .compile()
-    )
-    seconds = time.perf_counter() - start
+    compiled, steps, row = accelerator_programs.compile_for(topology, form, options)
     kernels = read_kernels(compiled.as_text(), steps)
     peak = about.products[options.dtype]
-    memory = compiled.memory_analysis()
     kinds = collections.Counter()
     for kernel in kernels:
         kinds[kernel.kind] += kernel.times / steps
     return {
         "device": device,
-        "form": form,
-        "net": options.net,
-        "dtype": options.dtype,
-        "clients": options.clients,
-        "batch_size": options.batch_size,
+        **row,
         "seconds": sum(k.times * least_seconds(k, about, peak) for k in kernels)
         / steps,
         "launch_seconds": LAUNCH_SECONDS * sum(kinds.values()),
@@ -163,10 +123,7 @@ def estimate(device, form, options):
         "kinds": dict(kinds.most_common()),
         "gflop": sum(k.times * k.flops for k in kernels) / steps / 1e9,
         "gigabytes": sum(k.times * k.bytes for k in kernels) / steps / 1e9,
-        "memory_bytes": memory.temp_size_in_bytes
-        + memory.argument_size_in_bytes
-        + memory.output_size_in_bytes,
-        "compile_seconds": seconds,
+        "memory_bytes": accelerator_programs.memory_of(compiled),
     }
 
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import round_throughput  # noqa: E402
+import training_step  # noqa: E402
 
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import federate, sample_cohort, whole_cohort  # noqa: E402
@@ -280,15 +281,7 @@ def _round_of(net, side, *, classes=10, depth=None, images=32):
     data = runtime_module.place_federation(
         Dataset(pixels, labels), np.array_split(np.arange(images), 4), runtime
     )
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
-    variables = runtime_module.replicate(jax.device_get(variables), runtime)
-    algorithm = fed_avg(
-        model,
-        client_optimizer=optax.sgd(0.01, momentum=0.9),
-        batch_size=8,
-        backend=runtime.backend,
-        mesh=runtime.mesh,
-    )
+    algorithm, variables = training_step.make_round(model, runtime, batch_size=8)
     state, cohort = algorithm.init(variables), whole_cohort(data)
 
     def run(repetition):

@@ -35,25 +35,17 @@ RESULTS = HERE / "results" / "host_overhead.json"
 def federated_rounds(options, *, algorithm, images=None, pool=None):
     """A function that runs one round drawn from `options.clients` clients."""
     import jax
-    import jax.numpy as jnp
     import numpy as np
     import optax
 
-    from fuprune.data.dataset import Dataset
     from fuprune.federated.server import fed_avg, fed_sgd
     from fuprune.federated.train import iterate
-    from fuprune.models import zoo
     from fuprune.run import machine as runtime_module
 
     runtime = runtime_module.start(cohort=options.cohort)
     images = options.images if images is None else images
-    generator = np.random.default_rng(0)
     pool = pool or options.clients * options.images
-    shape = (options.size, options.size, 3)
-    dataset = Dataset(
-        generator.integers(0, 256, (pool, *shape), np.uint8),
-        generator.integers(0, 10, pool, np.int32),
-    )
+    dataset = random_images(options, pool)
     parts = [
         np.arange(k * options.images, (k + 1) * options.images) % pool
         for k in range(options.clients)
@@ -62,26 +54,15 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
     if images != options.images:
         lengths = np.full(options.clients, images, np.int32)
         data = data._replace(lengths=runtime_module.replicate(lengths, runtime))
-    model = zoo.create(
-        options.net, num_classes=10, input_shape=shape, conv=runtime.conv
-    )
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
+    model, variables = network(options, runtime)
+    optimizer = optax.sgd(0.01, momentum=0.9)
+    choices = {"backend": runtime.backend, "mesh": runtime.mesh}
     if algorithm == "fed_avg":
-        federated = fed_avg(
-            model,
-            client_optimizer=optax.sgd(0.01, momentum=0.9),
-            batch_size=options.batch_size,
-            backend=runtime.backend,
-            mesh=runtime.mesh,
-        )
+        choices |= {"client_optimizer": optimizer, "batch_size": options.batch_size}
+        federated = fed_avg(model, **choices)
     else:
-        federated = fed_sgd(
-            model,
-            server_optimizer=optax.sgd(0.01, momentum=0.9),
-            batch_size=options.images,
-            backend=runtime.backend,
-            mesh=runtime.mesh,
-        )
+        choices |= {"server_optimizer": optimizer, "batch_size": options.images}
+        federated = fed_sgd(model, **choices)
     state = runtime_module.replicate(jax.device_get(variables), runtime)
     steps = iterate(
         federated,
@@ -120,26 +101,42 @@ def many_clients_round(options):
     return federated_rounds(options, algorithm="fed_avg", pool=pool)
 
 
-def plain_model(options):
-    """The network with the faster convolutions, on one device with all threads."""
+def network(options, runtime):
+    """The network with the convolutions of the runtime, and fresh variables."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     from fuprune.models import zoo
-    from fuprune.run import machine as runtime_module
 
-    runtime = runtime_module.start(devices=1)
     shape = (options.size, options.size, 3)
     model = zoo.create(
         options.net, num_classes=10, input_shape=shape, conv=runtime.conv
     )
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
+    return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
+
+
+def random_images(options, number):
+    """A dataset of noise, always the same."""
+    import numpy as np
+
+    from fuprune.data.dataset import Dataset
+
     generator = np.random.default_rng(0)
-    number = options.cohort * options.images
-    images = generator.integers(0, 256, (number, *shape), np.uint8)
-    labels = generator.integers(0, 10, number, np.int32)
-    return model, variables, jnp.asarray(images), jnp.asarray(labels)
+    return Dataset(
+        generator.integers(0, 256, (number, options.size, options.size, 3), np.uint8),
+        generator.integers(0, 10, number, np.int32),
+    )
+
+
+def plain_model(options):
+    """The network with the faster convolutions, on one device with all threads."""
+    import jax.numpy as jnp
+
+    from fuprune.run import machine as runtime_module
+
+    runtime = runtime_module.start(devices=1)
+    images, labels = random_images(options, options.cohort * options.images)
+    return *network(options, runtime), jnp.asarray(images), jnp.asarray(labels)
 
 
 def centralized_step(options):
@@ -184,29 +181,15 @@ def plain_forward(options):
 def evaluation(options):
     """`make_evaluator` on the same images, on the mesh a run would have."""
     import jax
-    import jax.numpy as jnp
-    import numpy as np
 
-    from fuprune.data.dataset import Dataset
     from fuprune.federated.evaluate import make_evaluator
-    from fuprune.models import zoo
     from fuprune.run import machine as runtime_module
 
     runtime = runtime_module.start()
-    shape = (options.size, options.size, 3)
-    model = zoo.create(
-        options.net, num_classes=10, input_shape=shape, conv=runtime.conv
-    )
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
-    generator = np.random.default_rng(0)
-    number = options.cohort * options.images
-    dataset = Dataset(
-        generator.integers(0, 256, (number, *shape), np.uint8),
-        generator.integers(0, 10, number, np.int32),
-    )
+    model, variables = network(options, runtime)
     evaluate = make_evaluator(
         model,
-        dataset,
+        random_images(options, options.cohort * options.images),
         num_classes=10,
         batch_size=options.batch_size,
         mesh=runtime.mesh,

@@ -43,125 +43,127 @@ def filled(text: str, results: pathlib.Path = HERE / "results") -> str:
 
 def overhead_table(report):
     """What a round costs besides arithmetic."""
-    lines = ["| | measured | target | | when, load |", "|---|---:|---:|---|---|"]
-    for section in report["sections"].values():
+
+    def line(section, row):
         machine = section["machine"]
         load = max(machine["load_before"], machine["load_after"])
-        for row in section["rows"]:
-            lines.append(
-                f"| {row['name']} | {row['value']:.3g} | {row['target']} |"
-                f" {verdict(row)} | {section['date']}, {load:.1f} |"
-            )
-    return "\n".join(lines)
+        return (
+            f"| {row['name']} | {row['value']:.3g} | {row['target']} |"
+            f" {verdict(row)} | {section['date']}, {load:.1f} |"
+        )
+
+    sections = report["sections"].values()
+    rows = [line(section, row) for section in sections for row in section["rows"]]
+    head = ["| | measured | target | | when, load |", "|---|---:|---:|---|---|"]
+    return "\n".join([*head, *rows])
 
 
 def capture_table(report):
     """Scoring against two rounds."""
-    lines = [
+    return written(
         when(report),
-        "",
         "| | scoring, s | two FedAvg rounds, s | ratio | first call | target | |",
         "|---|---:|---:|---:|---:|---:|---|",
-    ]
-    for row in report["rows"]:
-        lines.append(
+        (
             f"| {row['net']} | {row['scoring_seconds']:.2f} |"
             f" {row['two_rounds_seconds']:.2f} | {row['ratio']:.2f} |"
             f" {row['first_ratio']:.2f} | {row['target']} | {verdict(row)} |"
-        )
-    return "\n".join(lines)
+            for row in report["rows"]
+        ),
+    )
 
 
 def accelerator_table(report):
     """Estimated cycles of a cohort's step."""
-    lines = [
-        f"Compiled {report['date']}, jax {report['versions']['jax']}. Estimates, not"
-        " measurements.",
-        "",
-        "| TPU | form | net | type | cycles, estimated | to the floor | memory, MB |",
-        "|---|---|---|---|---:|---:|---:|",
-    ]
 
     def order(row):
         return row["topology"], row["net"], row["cycles"]
 
-    for row in sorted(report["rows"], key=order):
+    def line(row):
         ratio = f"{row['ratio']:.2f}x" if row["ratio"] else "-"
-        lines.append(
+        return (
             f"| {row['topology'].split(':')[0]} | {row['form']} | {row['net']} |"
             f" {row['dtype']} | {row['cycles'] / 1e6:.1f}M | {ratio} |"
             f" {row['bytes'] / 1e6:.0f} |"
         )
-    return "\n".join(lines)
+
+    return written(
+        f"Compiled {report['date']}, jax {report['versions']['jax']}. Estimates, not"
+        " measurements.",
+        "| TPU | form | net | type | cycles, estimated | to the floor | memory, MB |",
+        "|---|---|---|---|---:|---:|---:|",
+        map(line, sorted(report["rows"], key=order)),
+    )
 
 
 def gpu_table(report):
     """The least time of a cohort's step, and what it consists of."""
-    lines = [
-        f"Compiled {report['date']}, jax {report['versions']['jax']}; a kernel takes at"
-        f" least {1e6 * report['launch_seconds']:.0f} \N{MICRO SIGN}s. Rooflines, not"
-        " measurements.",
-        "",
-        "| GPU | form | net | type | at best, ms | kernels | grouped convolutions |"
-        " GFLOP | GB moved | memory, MB |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
 
     def order(row):
         return row["device"], row["net"], row["dtype"] != "float32", row["seconds"]
 
-    for row in sorted(report["rows"], key=order):
+    def line(row):
         grouped = sum(
             number for kind, number in row["kinds"].items() if kind.endswith("grouped")
         )
-        lines.append(
+        return (
             f"| {row['device'].upper()} | {row['form']} | {row['net']} |"
             f" {row['dtype']} | {1e3 * row['seconds']:.1f} | {row['kernels']:.0f} |"
             f" {grouped:.0f} | {row['gflop']:.0f} | {row['gigabytes']:.1f} |"
             f" {row['memory_bytes'] / 1e6:.0f} |"
         )
-    return "\n".join(lines)
+
+    return written(
+        f"Compiled {report['date']}, jax {report['versions']['jax']}; a kernel takes at"
+        f" least {1e6 * report['launch_seconds']:.0f} \N{MICRO SIGN}s. Rooflines, not"
+        " measurements.",
+        "| GPU | form | net | type | at best, ms | kernels | grouped convolutions |"
+        " GFLOP | GB moved | memory, MB |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
+        map(line, sorted(report["rows"], key=order)),
+    )
 
 
 def prune_table(report):
     """Compacted against masked training steps."""
-    lines = [
+    return written(
         f"Load of the machine: {report['machine']['load']:.1f}.",
-        "",
         "| | conv | masked, ms | compacted, ms | time | FLOPs |",
         "|---|---|---:|---:|---:|---:|",
-    ]
-    for row in report["rows"]:
-        lines.append(
+        (
             f"| {row['model']} | {row['conv']} | {1e3 * row['masked_seconds']:.1f} |"
             f" {1e3 * row['compacted_seconds']:.1f} | {row['time_ratio']:.2f}x |"
             f" {row['flops_ratio']:.2f}x |"
-        )
-    return "\n".join(lines)
+            for row in report["rows"]
+        ),
+    )
 
 
 def traced_table(report):
     """Networks cut by tracing against the same widths written by hand."""
     targets, machine = report["targets"], report["machine"]
-    lines = [
-        f"{report['date']}, {machine['cores']} cores, load {machine['load']:.1f}, jax"
-        f" {machine['jax']}; targets: FLOPs {targets['flops']}x, time"
-        f" {targets['time']}x.",
-        "",
-        "| | against | what | FLOPs | processor time |",
-        "|---|---|---|---:|---:|",
-    ]
-    for row in report["rows"]:
+
+    def line(row):
         ratio = row.get("time_ratio")
         shown = f"{ratio:.3f}x" if ratio else "-"
         met = "" if ratio is None or ratio <= targets["time"] else " (**missed**)"
-        lines.append(
+        return (
             f"| {row['model']} | {row['against']} | {row['what']} |"
             f" {row['flops_ratio']:.3f}x | {shown}{met} |"
         )
+
+    table = written(
+        f"{report['date']}, {machine['cores']} cores, load {machine['load']:.1f}, jax"
+        f" {machine['jax']}; targets: FLOPs {targets['flops']}x, time"
+        f" {targets['time']}x.",
+        "| | against | what | FLOPs | processor time |",
+        "|---|---|---|---:|---:|",
+        map(line, report["rows"]),
+    )
     seconds = report["resnet50_seconds"]
-    lines += ["", f"ResNet50 is traced and cut in {seconds:.1f} s of processor time."]
-    return "\n".join(lines)
+    return (
+        f"{table}\n\nResNet50 is traced and cut in {seconds:.1f} s of processor time."
+    )
 
 
 def any_table(report):
@@ -179,12 +181,20 @@ def any_table(report):
 
 def federation_table(report):
     """What one message costs a client, in CPU seconds."""
-    lines = [when(report), "", "| answer | CPU s | lowest |", "|---|---:|---:|"]
-    for row in report["rows"]:
-        lines.append(
+    return written(
+        when(report),
+        "| answer | CPU s | lowest |",
+        "|---|---:|---:|",
+        (
             f"| {row['answer']} | {row['cpu_seconds']:.2f} | {row['lowest']:.2f} |"
-        )
-    return "\n".join(lines)
+            for row in report["rows"]
+        ),
+    )
+
+
+def written(about, head, rule, rows):
+    """A sentence, and under it a table."""
+    return "\n".join([about, "", head, rule, *rows])
 
 
 def when(report):

@@ -1,9 +1,12 @@
-"""The batch and the training step that the benchmarks of cut networks time."""
+"""The batch, the training step and the round that several benchmarks time."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from fuprune.federated.server import fed_avg
+from fuprune.run import machine
 
 
 def random_batch(model, options):
@@ -12,6 +15,20 @@ def random_batch(model, options):
     shape = (options.batch_size, *(getattr(model, "input_shape", None) or (32, 32, 3)))
     images = jnp.asarray(generator.normal(size=shape), jnp.float32)
     return images, jnp.asarray(generator.integers(0, 10, options.batch_size))
+
+
+def make_round(model, runtime, batch_size):
+    """FedAvg on the devices of a run, and fresh variables there."""
+    image = jnp.zeros((1, *model.input_shape))
+    variables = jax.jit(model.init)(jax.random.key(0), image)
+    algorithm = fed_avg(
+        model,
+        client_optimizer=optax.sgd(0.01, momentum=0.9),
+        batch_size=batch_size,
+        backend=runtime.backend,
+        mesh=runtime.mesh,
+    )
+    return algorithm, machine.replicate(jax.device_get(variables), runtime)
 
 
 def make_step(model, optimizer, images, labels):

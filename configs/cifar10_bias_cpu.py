@@ -13,36 +13,27 @@ Expected: docs/results.md says what came out; far below the paper's accuracies, 
   tenth of the data.
 """
 
-from fuprune import config as config_lib
+from fuprune.config import scales
 
 
 def get_config(bias: str = "0.1"):
     """Returns the setting for one q."""
-    config = config_lib.default()
+    config = scales.paper("cifar10", "resnet20", rate=0.05)
+    scales.reduce_for_cpu(config, rounds=30, learning_rate=0.1)
     config.phases = "pretrain,unlearn,report"
-    config.data.name = "cifar10"
     config.data.limit = 500
     config.data.test_limit = 200
-    config.model.name = "resnet20"
     config.partition.clients = 20
     config.partition.bias = float(bias)
     config.train.algorithm = "fed_avg"
-    config.train.rounds = 30
     config.train.cohort = 10
     config.train.local_epochs = 1
-    config.train.batch_size = 32
-    config.train.learning_rate = 0.1
     config.train.checkpoint_every = 10
     config.train.evaluate_every = 5
-    config.unlearn.classes = 9
     config.unlearn.methods = "class_pruning,fisher,fine_tune_only,retrain"
-    config.prune.rate = 0.05
     if config.partition.bias == 1.0:
         config.prune.capture_clients = config.partition.clients
     config.fisher.max_examples = 500
     config.fine_tune.rounds = 8
-    config.fine_tune.learning_rate = 0.025
-    config.fine_tune.schedule = "cosine"
-    config.fine_tune.stop_at_target = False
     config.fine_tune.evaluate_every = 2
     return config

@@ -24,18 +24,12 @@ Expected, from the paper's Table 2 (U-set / R-set accuracy in percent; not yet m
   and 8.9 to 11.0 times fewer rounds than retraining.
 """
 
-from fuprune import config as config_lib
+from fuprune.config import scales
 
 RATES = {"20": 0.05, "32": 0.05, "44": 0.06, "56": 0.04}
 
 
 def get_config(depth: str = "20"):
     """Returns the setting for one depth: 20, 32, 44 or 56."""
-    config = config_lib.default()
-    config.data.name = "cifar10"
-    config.model.name = f"resnet{depth}"
-    config.partition.bias = 0.1
-    config.unlearn.classes = 9
     # An unknown depth is refused by its model's name.
-    config.prune.rate = RATES.get(depth, 0.05)
-    return config
+    return scales.paper("cifar10", f"resnet{depth}", RATES.get(depth, 0.05))

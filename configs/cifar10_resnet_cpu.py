@@ -17,36 +17,21 @@ Cost: 360,000 images (450 rounds x 25 clients x 32, 7.2 passes over the data) to
 Expected: docs/results.md says what came out.
 """
 
-from fuprune import config as config_lib
-
-RATES = {"20": 0.05, "32": 0.05, "44": 0.06, "56": 0.04}
+from fuprune.config import scales
+from fuprune.run.config_loading import load_config
 
 
 def get_config(depth: str = "20"):
     """Returns the setting for one depth: 20, 32, 44 or 56."""
-    config = config_lib.default()
-    config.data.name = "cifar10"
-    config.model.name = f"resnet{depth}"
-    config.partition.bias = 0.1
-    config.train.rounds = 450
-    config.train.batch_size = 32
-    config.train.learning_rate = 0.2
-    config.train.schedule = "warmup_cosine"
-    config.train.warmup_rounds = 30
+    _, config = load_config(f"cifar10_resnet:{depth}")
+    scales.reduce_for_cpu(config, rounds=450, learning_rate=0.2, warmup_rounds=30)
     config.train.checkpoint_every = 50
     config.train.evaluate_every = 30
-    config.unlearn.classes = 9
     config.unlearn.methods = (
         "class_pruning,fine_tune_only,prune_random,prune_lowest,prune_then_drop_row,"
         "mask_logit,zero_class_row,relabel,retrain"
     )
     config.unlearn.retrain_seeds = 3
-    config.prune.rate = RATES.get(depth, 0.05)
-    config.fine_tune.rounds = 45
-    config.fine_tune.learning_rate = 0.05
-    config.fine_tune.schedule = "cosine"
-    config.fine_tune.stop_at_target = False
-    config.fine_tune.evaluate_every = 5
     config.fine_tune.seeds = 3
     config.audit.relearn_every = 5
     return config

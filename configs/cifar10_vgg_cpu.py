@@ -10,31 +10,16 @@ Cost: 80,000 images to pre-train and as many to retrain, 1.6 passes over the dat
 Expected: docs/results.md says what came out.
 """
 
-from fuprune import config as config_lib
-
-RATES = {"11": 0.10, "13": 0.17, "16": 0.11, "19": 0.11}
+from fuprune.config import scales
+from fuprune.run.config_loading import load_config
 
 
 def get_config(depth: str = "11"):
     """Returns the setting for one depth: 11, 13, 16 or 19."""
-    config = config_lib.default()
+    _, config = load_config(f"cifar10_vgg:{depth}")
+    scales.reduce_for_cpu(config, rounds=100, learning_rate=0.05, warmup_rounds=10)
     config.phases = "pretrain,unlearn,report"
-    config.data.name = "cifar10"
-    config.model.name = f"vgg{depth}"
-    config.partition.bias = 0.1
-    config.train.rounds = 100
-    config.train.batch_size = 32
-    config.train.learning_rate = 0.05
-    config.train.schedule = "warmup_cosine"
-    config.train.warmup_rounds = 10
     config.train.checkpoint_every = 25
     config.train.evaluate_every = 20
-    config.unlearn.classes = 9
     config.unlearn.methods = "class_pruning,fine_tune_only,retrain"
-    config.prune.rate = RATES.get(depth, 0.1)
-    config.fine_tune.rounds = 10
-    config.fine_tune.learning_rate = 0.0125
-    config.fine_tune.schedule = "cosine"
-    config.fine_tune.stop_at_target = False
-    config.fine_tune.evaluate_every = 5
     return config

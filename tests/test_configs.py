@@ -1,5 +1,4 @@
 import ast
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +7,7 @@ import pytest
 from fuprune import config as config_lib
 from fuprune.run.config_loading import shipped_configs
 from fuprune.run.experiment import REDUCED_CONFIG
+from tests.loading import load_module
 
 FAMILIES = {
     "cifar10_resnet": ("resnet", ["20", "32", "44", "56"]),
@@ -22,11 +22,7 @@ SHAPES = {"digits": (8, 8, 1)}
 
 
 def load(repository, name):
-    path = repository / "configs" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(repository / "configs" / f"{name}.py")
 
 
 def names(repository):

@@ -1,6 +1,5 @@
 """The worked examples of CONTRIBUTING.md are followed to the letter."""
 
-import importlib.util
 import json
 import re
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from fuprune.unlearning.protocol import UnlearnResult
+from tests.loading import load_module
 
 
 def example(repository, folder, name):
@@ -19,10 +19,7 @@ def example(repository, folder, name):
     (code,) = re.findall(rf"<!-- {name} -->\n```python\n(.*?)```", text, re.DOTALL)
     path = folder / name
     path.write_text(code)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(path)
 
 
 def test_method_of_the_example_keeps_the_contract(repository, tmp_path):

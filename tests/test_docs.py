@@ -1,7 +1,7 @@
 """What the documents tell people to run does run, and what they link to is there."""
 
 import doctest
-import importlib.util
+import importlib
 import re
 import shlex
 import subprocess
@@ -9,14 +9,12 @@ import sys
 
 import pytest
 
+from tests.loading import load_module
+
 
 def load_example(repository):
     """The embedding example as a module."""
-    path = repository / "docs" / "embedding_example.py"
-    spec = importlib.util.spec_from_file_location("embedding_example", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(repository / "docs" / "embedding_example.py")
 
 
 @pytest.mark.slow

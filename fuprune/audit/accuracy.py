@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 from scipy import stats
-from sklearn.metrics import confusion_matrix
 
 from fuprune.audit.evidence import BETTER, HEADLINE, WORSE
 from fuprune.audit.measurements import (
@@ -24,9 +23,8 @@ from fuprune.audit.measurements import (
     to_retraining,
 )
 from fuprune.audit.options import AuditOptions
-from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import Draft
-from fuprune.federated.evaluate import Evaluation
+from fuprune.audit.spread import Draft, draft_rate
+from fuprune.federated.evaluate import Evaluation, confusion_matrix
 
 # (right answers [U], a retrained model's right answers [U], images [U]) -> distance
 Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
@@ -60,26 +58,23 @@ def find_accuracy(
     ):
         values, retrained = each(measurements, lambda m, at=chosen: hits(m)[at])
         tests.append(
-            Draft(
+            draft_rate(
                 name,
-                {model: float(right.mean()) for model, right in values.items()},
-                [float(right.mean()) for right in retrained],
+                values,
+                retrained,
                 kind="accuracy",
                 question=question,
                 higher_is=higher_is,
                 family=HEADLINE,
-                resolution=paired_error(retrained),
-                bounds=(0.0, 1.0),
-                is_rate=True,
                 positive_control="raw" if higher_is == WORSE else None,
             )
         )
     evaluations = {
         name: Evaluation(
-            confusion_matrix(
-                labels,
-                model.test.logits.argmax(axis=-1),
-                labels=np.arange(measurements.num_classes),
+            np.asarray(
+                confusion_matrix(
+                    labels, model.test.logits.argmax(axis=-1), measurements.num_classes
+                )
             ),
             float("nan"),
         )

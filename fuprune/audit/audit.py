@@ -34,14 +34,10 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
+    answers_of,
 )
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import (
-    compute_outputs,
-    forward,
-    fresh_variables,
-    layer_names,
-)
+from fuprune.audit.outputs import forward, fresh_variables, layer_names
 from fuprune.audit.verdict import headline, settle
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
@@ -182,18 +178,7 @@ def _measure(
 
     def outputs(name: str, model: Model) -> ModelOutputs:
         notify(f"outputs of {name}")
-        found = ModelOutputs(
-            *(
-                compute_outputs(
-                    *model,
-                    images,
-                    data.preprocess,
-                    batch_size=options.batch_size,
-                    activations=True,
-                )
-                for images in (forgotten.images, test.images)
-            )
-        )
+        found = answers_of(model, forgotten, test, data.preprocess, options.batch_size)
         given = found.test.logits.shape[-1]
         if given != columns or columns <= highest:
             raise InputError(

@@ -17,10 +17,9 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
-    everyone,
     to_retraining,
 )
-from fuprune.audit.membership import split_targets, target_confidence
+from fuprune.audit.membership import score_targets, target_confidence
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import attack_drafts
 from fuprune.audit.sampling import paired_error
@@ -39,15 +38,10 @@ def find_difference(
     del options, key
     notify("attack with the model before and after")
     before = target_confidence(measurements, measurements.judged[RAW])
-    scores = {}
-    for name, model in everyone(measurements):
-        after = target_confidence(measurements, model)
-        lost = confidence_lost(before, after)
-        scores[name] = split_targets(measurements, lost, after)
     tests, curves = attack_drafts(
         measurements,
         "difference",
-        scores,
+        score_targets(measurements, lambda after, _: confidence_lost(before, after)),
         kind="difference",
         attacker="an attacker who has the model before and after",
         family=HEADLINE,

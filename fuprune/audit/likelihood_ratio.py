@@ -18,12 +18,11 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
-    everyone,
 )
 from fuprune.audit.membership import (
     CONFIDENCE_LIMIT,
     logit_confidence,
-    split_targets,
+    score_targets,
     target_confidence,
 )
 from fuprune.audit.options import AuditOptions
@@ -43,19 +42,10 @@ def find_likelihood_ratio(
     tests, curves = [], {}
     shadows = measurements.shadows
     if shadows is not None:
-        references = shadow_confidence(
-            shadows.logits[:, shadows.targets], shadows.pool.labels[shadows.targets]
-        )
-        members = shadows.members[:, shadows.targets]
-        scores = {}
-        for name, model in everyone(measurements):
-            own = target_confidence(measurements, model)
-            ratios = online_scores(own, references, members)
-            scores[name] = split_targets(measurements, ratios, own)
         drafts, found = attack_drafts(
             measurements,
             "likelihood_ratio_online",
-            scores,
+            attack_online(measurements, shadows.logits[:, shadows.targets]),
             kind="likelihood_ratio",
             attacker="a likelihood-ratio attacker (online, with shadow references)",
             low_rates=True,
@@ -66,10 +56,7 @@ def find_likelihood_ratio(
         drafts, found = attack_drafts(
             measurements,
             "likelihood_ratio_offline",
-            {
-                name: _offline(measurements, model)
-                for name, model in everyone(measurements)
-            },
+            _attack_offline(measurements),
             kind="likelihood_ratio",
             attacker=(
                 "a likelihood-ratio attacker (offline, with retrained references)"
@@ -82,21 +69,41 @@ def find_likelihood_ratio(
     return Findings(tests, {"roc": curves})
 
 
-def _offline(measurements: Measurements, model: ModelOutputs) -> Scores:
+def attack_online(
+    measurements: Measurements, shadow_logits: np.ndarray
+) -> dict[str, Scores]:
+    """Online scores of every model.
+
+    Args:
+      measurements: with shadow models.
+      shadow_logits: `[S, F + T', U]` of the shadow models on their targets.
+    """
+    shadows = measurements.shadows
+    assert shadows is not None
+    references = shadow_confidence(shadow_logits, shadows.pool.labels[shadows.targets])
+    members = shadows.members[:, shadows.targets]
+    return score_targets(
+        measurements, lambda own, _: online_scores(own, references, members)
+    )
+
+
+def _attack_offline(measurements: Measurements) -> dict[str, Scores]:
     """Offline scores with n - 1 references, whichever model is attacked.
 
     A retrained model is never its own reference, so it has n - 1. For any other model
     the scores are the mean over all choices of n - 1: with more references than the
     retrained models have, its attack would be the sharper one for that reason alone.
     """
-    own = target_confidence(measurements, model)
-    others = [
-        target_confidence(measurements, m)
-        for m in measurements.retrained
-        if m is not model
-    ]
-    scores = mean_offline_scores(own, others, len(measurements.retrained) - 1)
-    return split_targets(measurements, scores, own)
+
+    def score(own: np.ndarray, model: ModelOutputs) -> np.ndarray:
+        others = [
+            target_confidence(measurements, m)
+            for m in measurements.retrained
+            if m is not model
+        ]
+        return mean_offline_scores(own, others, len(measurements.retrained) - 1)
+
+    return score_targets(measurements, score)
 
 
 def mean_offline_scores(

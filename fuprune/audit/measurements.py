@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuprune.audit.options import Model
-from fuprune.audit.outputs import Outputs
+from fuprune.audit.outputs import Outputs, compute_outputs
 from fuprune.audit.spread import Draft
 from fuprune.data.dataset import Dataset
 
@@ -39,6 +39,23 @@ class ModelOutputs(NamedTuple):
 
     forgotten: Outputs  # on training images of the forgotten classes, with activations
     test: Outputs  # on test images of all classes, with activations
+
+
+def answers_of(
+    model: Model,
+    forgotten: Dataset,
+    test: Dataset,
+    preprocess: Callable[[np.ndarray], Any],
+    batch_size: int,
+) -> ModelOutputs:
+    """What one model says about the images of both sets."""
+    answers = (
+        compute_outputs(
+            *model, data.images, preprocess, batch_size=batch_size, activations=True
+        )
+        for data in (forgotten, test)
+    )
+    return ModelOutputs(*answers)
 
 
 class Shadows(NamedTuple):

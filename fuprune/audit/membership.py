@@ -5,6 +5,8 @@ that very image was trained on. Scores are larger for likelier members; members 
 forgotten class's training images, non-members its test images.
 """
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 from scipy.special import log_softmax, logsumexp
@@ -65,19 +67,29 @@ def target_confidence(measurements: Measurements, model: ModelOutputs) -> np.nda
     return np.clip(scores, -CONFIDENCE_LIMIT, CONFIDENCE_LIMIT)
 
 
-def split_targets(
-    measurements: Measurements, scores: np.ndarray, confidence: np.ndarray
-) -> Scores:
-    """Scores `[F + T']` of members and of non-members.
+def score_targets(
+    measurements: Measurements,
+    score: Callable[[np.ndarray, ModelOutputs], np.ndarray],
+) -> dict[str, Scores]:
+    """For every model, an attack's scores of members and of non-members.
 
     A model that gives all these images the same confidence, as one with a masked logit
     does, says nothing about any; whatever an attack makes of that stems from its
     references. Its scores are then all zero, which is no result.
+
+    Args:
+      measurements: of all models.
+      score: (the model's `target_confidence` `[F + T']`, the model) -> `[F + T']`.
     """
-    if np.ptp(confidence) == 0:
-        scores = np.zeros_like(scores)
     split = len(measurements.forgotten.labels)
-    return scores[:split], scores[split:]
+    found = {}
+    for name, model in everyone(measurements):
+        confidence = target_confidence(measurements, model)
+        scores = score(confidence, model)
+        if np.ptp(confidence) == 0:
+            scores = np.zeros_like(scores)
+        found[name] = (scores[:split], scores[split:])
+    return found
 
 
 def log_probabilities(logits) -> np.ndarray:

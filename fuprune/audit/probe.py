@@ -33,11 +33,12 @@ from fuprune.audit.measurements import (
     everyone,
 )
 from fuprune.audit.options import AuditOptions, ProbeOptions
-from fuprune.audit.sampling import paired_error, placement_error, placements
-from fuprune.audit.spread import ANGULAR, Draft
+from fuprune.audit.sampling import placement_error, placements
+from fuprune.audit.spread import ANGULAR, Draft, draft_rate
 from fuprune.errors import InputError
 
 FEATURES = "features"
+_FIELDS = {"kind": "probe", "higher_is": TWO_SIDED, "scale": ANGULAR}
 
 # Share of the other group on the right side of each image: [M], [N].
 Placements = tuple[np.ndarray, np.ndarray]
@@ -300,18 +301,14 @@ def _area_draft(
 
     pairs = {model: mean_placements(probes) for model, probes in found.items()}
     values, retrained = by_role(measurements, pairs)
-    return Draft(
+    return draft_rate(
         name,
-        {model: float(pair[0].mean()) for model, pair in values.items()},
-        [float(pair[0].mean()) for pair in retrained],
-        kind="probe",
-        question=question,
-        higher_is=TWO_SIDED,
-        family=family,
+        {model: members for model, (members, _) in values.items()},
+        [members for members, _ in retrained],
         resolution=placement_error(retrained),
-        bounds=(0.0, 1.0),
-        scale=ANGULAR,
-        is_rate=True,
+        **_FIELDS,
+        question=question,
+        family=family,
     )
 
 
@@ -323,23 +320,14 @@ def _few_shot_draft(
     values, retrained = by_role(
         measurements, {name: share[known] for name, share in shares.items()}
     )
-
-    def mean(share: np.ndarray) -> float | None:
-        return float(share.mean()) if share.size else None
-
-    return Draft(
+    return draft_rate(
         "probe_few_shot_accuracy",
-        {model: mean(share) for model, share in values.items()},
-        [mean(share) for share in retrained],
-        kind="probe",
+        values,
+        retrained,
+        **_FIELDS,
         question=(
             f"How much of the class does a head recover from {options.shots} images of "
             "it?"
         ),
-        higher_is=TWO_SIDED,
         family=HEADLINE,
-        resolution=paired_error(retrained),
-        bounds=(0.0, 1.0),
-        scale=ANGULAR,
-        is_rate=True,
     )

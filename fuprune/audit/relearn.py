@@ -31,8 +31,7 @@ from fuprune.audit.outputs import (
     find_head,
     with_forgotten_columns_reset,
 )
-from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft
+from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft, draft_rate
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
@@ -274,18 +273,15 @@ def _drafts(
         values, retrained = by_role(
             measurements, {model: by_image(curves[model]) for model in curves}
         )
-        return Draft(
+        return draft_rate(
             name,
-            {model: float(np.mean(one)) for model, one in values.items()},
-            [float(np.mean(one)) for one in retrained],
+            values,
+            retrained,
             kind="relearn",
             question=question,
             higher_is=TWO_SIDED,
             family=family,
-            resolution=paired_error(retrained),
-            bounds=(0.0, 1.0),
             scale=ANGULAR,
-            is_rate=True,
         )
 
     taught = _teaching(settings)

@@ -36,6 +36,7 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
+    answers_of,
     by_role,
     each,
     every_model,
@@ -184,17 +185,8 @@ def _measure(
 
     def outputs(name: str, model: Model) -> ModelOutputs:
         notify(f"outputs of {name}")
-        return ModelOutputs(
-            *(
-                compute_outputs(
-                    *model,
-                    images,
-                    data.preprocess,
-                    batch_size=options.batch_size,
-                    activations=True,
-                )
-                for images in (forgotten.images, held_out.images)
-            )
+        return answers_of(
+            model, forgotten, held_out, data.preprocess, options.batch_size
         )
 
     def ready(model: Model) -> Model:

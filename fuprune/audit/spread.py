@@ -8,7 +8,7 @@ each other what they know of it (`moderate`), and the rest is an allowance.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -21,6 +21,7 @@ from fuprune.audit.evidence import (
     TWO_SIDED,
     WORSE,
 )
+from fuprune.audit.sampling import paired_error
 from fuprune.errors import InputError
 
 # By how much the spread among seeds is widened, because a few seeds do not show whether
@@ -86,6 +87,36 @@ class Draft(NamedTuple):
     allowance: float | None = None
     undecidable: str | None = None  # why the sample cannot answer at all
     notes: Sequence[str] = ()
+
+
+def draft_rate(
+    name: str,
+    values: Mapping[str, np.ndarray],
+    retrained: Sequence[np.ndarray],
+    **fields: Any,
+) -> Draft:
+    """The test of a mean over images of numbers between 0 and 1, such as an accuracy.
+
+    Args:
+      name: of the test.
+      values: `[N]` for each judged model, its number for each image; without images
+        the test has no result.
+      retrained: the same of each retrained model.
+      **fields: the other fields of the draft; `resolution` is `paired_error` unless it
+        is among them.
+    """
+
+    def mean(numbers: np.ndarray) -> float | None:
+        return float(np.mean(numbers)) if len(numbers) else None
+
+    if "resolution" not in fields:
+        fields["resolution"] = paired_error(retrained)
+    return Draft(
+        name,
+        {model: mean(numbers) for model, numbers in values.items()},
+        [mean(numbers) for numbers in retrained],
+        **{"bounds": (0.0, 1.0), "is_rate": True, **fields},
+    )
 
 
 class Null(NamedTuple):

@@ -4,7 +4,6 @@ The learning rate is traced and the batch shape fixed, so that relearning compil
 for all models of an architecture.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -54,7 +53,17 @@ def next_state(
     key: jax.Array,
     learning_rate: jax.Array,
 ) -> TrainState:
-    """`sgd_step` as it is inside another program, where nothing is given away."""
+    """One step of SGD with momentum 0.9 on the mean cross-entropy of a batch.
+
+    Args:
+      model: the module.
+      head: path of its last dense layer, see `outputs.training_logits`.
+      state: what the step before left.
+      images: `[B, ...]` preprocessed.
+      labels: `[B]`.
+      key: for dropout.
+      learning_rate: scalar, see `rate`.
+    """
 
     def loss(params):
         variables = {**state.variables, "params": params}
@@ -75,31 +84,8 @@ def rate(learning_rate: float) -> jax.Array:
     return jnp.asarray(learning_rate, jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def sgd_step(
-    model: Any,
-    head: Head | None,
-    state: TrainState,
-    images: jax.Array,
-    labels: jax.Array,
-    key: jax.Array,
-    learning_rate: jax.Array,
-) -> TrainState:
-    """One step of SGD with momentum 0.9 on the mean cross-entropy of a batch.
-
-    Args:
-      model: the module.
-      head: path of its last dense layer, see `outputs.training_logits`.
-      state: given away: its buffers are reused.
-      images: `[B, ...]` preprocessed.
-      labels: `[B]`.
-      key: for dropout.
-      learning_rate: scalar, see `rate`.
-
-    Returns:
-      The next state.
-    """
-    return next_state(model, head, state, images, labels, key, learning_rate)
+# The same as a program of its own, which reuses the buffers of the state it is given.
+sgd_step = jax.jit(next_state, static_argnums=(0, 1), donate_argnums=2)
 
 
 def batch_rows(

@@ -17,15 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, HEADLINE
-from fuprune.audit.likelihood_ratio import online_scores, shadow_confidence
+from fuprune.audit.likelihood_ratio import attack_online
 from fuprune.audit.measurements import (
     Findings,
     Measurements,
     Notify,
     Shadows,
-    everyone,
 )
-from fuprune.audit.membership import split_targets, target_confidence
 from fuprune.audit.options import AuditOptions, Model, UnlearnShadow
 from fuprune.audit.outputs import Variables, compute_outputs, find_head
 from fuprune.audit.roc import attack_drafts
@@ -109,7 +107,7 @@ def _scores(
 ) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
     shadows = measurements.shadows
     assert shadows is not None
-    images, labels = (part[shadows.targets] for part in shadows.pool)
+    images = shadows.pool.images[shadows.targets]
     logits = np.stack(
         [
             compute_outputs(
@@ -118,14 +116,7 @@ def _scores(
             for model in models
         ]
     )
-    references = shadow_confidence(logits, labels)
-    members = shadows.members[:, shadows.targets]
-    scores = {}
-    for name, model in everyone(measurements):
-        own = target_confidence(measurements, model)
-        ratios = online_scores(own, references, members)
-        scores[name] = split_targets(measurements, ratios, own)
-    return scores
+    return attack_online(measurements, logits)
 
 
 def make_fine_tuning(

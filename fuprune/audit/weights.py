@@ -82,29 +82,23 @@ def find_weights(
         ("weight_distance", "far are the weights", "distance", distance),
         ("loss_barrier", "high is the barrier of loss on the way", "nats", barrier),
     ):
-        tests.append(
+        to_raw = {name: number(name, RAW) for name in models}
+        ends = [("raw", to_raw, "the raw model", None, [_DESCENT])]
+        if retrained:
+            numbers = {name: to_retrained(number, name) for name in models}
+            ends.append(("retrained", numbers, "retrained models", RAW, []))
+        tests += [
             _draft(
                 measurements,
-                f"{quantity}_to_raw",
-                {name: number(name, RAW) for name in models},
-                f"How {words} to the raw model?",
+                f"{quantity}_to_{end}",
+                numbers,
+                f"How {words} to {whose}?",
                 unit,
-                control=None,
-                notes=[_DESCENT],
+                control=control,
+                notes=notes,
             )
-        )
-        if retrained:
-            tests.append(
-                _draft(
-                    measurements,
-                    f"{quantity}_to_retrained",
-                    {name: to_retrained(number, name) for name in models},
-                    f"How {words} to retrained models?",
-                    unit,
-                    control=RAW,
-                    notes=[],
-                )
-            )
+            for end, numbers, whose, control, notes in ends
+        ]
     return Findings(tests)
 
 

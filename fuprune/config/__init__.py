@@ -2,8 +2,8 @@
 
 Files in `configs/` and flags change the values of `default()`. `validate` refuses what
 makes no sense before any data is read, in one line that names the value seen and what
-is allowed. Only `main` and `fuprune.run` see a config: the functions of the rooms take
-plain arguments. Nothing here waits for JAX.
+is allowed. Only `main`, `fuprune.run` and `fuprune.flower` see a config: the functions
+of the other rooms take plain arguments. Nothing here waits for JAX.
 """
 
 import contextlib

@@ -76,15 +76,11 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
         )
         return images, labels
 
-    images, labels = images_and_labels(train, "train")
-    test_images = test_labels = None
-    if test is not None:
-        test_images, test_labels = images_and_labels(test, "test")
+    tested = (None, None) if test is None else images_and_labels(test, "test")
     return from_arrays(
-        images,
-        labels,
-        test_images=test_images,
-        test_labels=test_labels,
+        *images_and_labels(train, "train"),
+        test_images=tested[0],
+        test_labels=tested[1],
         class_names=names,
         columns=_client_column(train_root, train),
         origin=path,

@@ -66,15 +66,15 @@ def read(name: str, size: int | None = None) -> LabelledSet:
         return images, labels
 
     images, labels = images_and_labels("train", train, files, origins)
-    test_images = test_labels = None
+    tested = (None, None)
     if test is not None:
         pictures = _picture_files(datasets, test, image_key, origin, "test")
-        test_images, test_labels = images_and_labels("test", test, *pictures)
+        tested = images_and_labels("test", test, *pictures)
     return from_arrays(
         images,
         labels,
-        test_images=test_images,
-        test_labels=test_labels,
+        test_images=tested[0],
+        test_labels=tested[1],
         class_names=names,
         columns={
             key: np.asarray(train[key][:])

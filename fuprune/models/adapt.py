@@ -257,6 +257,14 @@ class FunctionNetwork:
         return result if is_whole else (result, {})
 
 
+def asked_for(mutable: Any, rngs) -> dict[str, Any]:
+    """Options for `apply` that are asked for; a network need not take the others."""
+    return {
+        **({"mutable": mutable} if mutable is not False else {}),
+        **({"rngs": rngs} if rngs else {}),
+    }
+
+
 class Forwarding:
     """`apply` of a network that stands before another one of this form."""
 
@@ -277,8 +285,7 @@ class Forwarding:
     ) -> Any:
         """Logits [B, U], and the updated collections if `mutable` names any."""
         network, variables = self.target(variables)
-        options |= {"mutable": mutable} if mutable is not False else {}
-        options |= {"rngs": rngs} if rngs else {}
+        options |= asked_for(mutable, rngs)
         return network.apply(variables, images, train=train, mask=mask, **options)
 
 

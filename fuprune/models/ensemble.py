@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.errors import InputError
+from fuprune.models.adapt import asked_for
 
 VOTES = ("softmax", "votes")
 
@@ -63,18 +64,11 @@ class Ensemble:
         )
 
     def apply(
-        self,
-        variables,
-        images,
-        train: bool = False,
-        mask=None,
-        *,
-        mutable: Any = False,
-        rngs=None,
-    ) -> Any:
+        self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
+    ):
         """Logits [B, U], and the updated collections if `mutable` names any."""
-        options = dict(train=train, mask=mask, mutable=mutable, rngs=rngs)
-        options = {name: value for name, value in options.items() if value is not None}
+        options = {"train": train, **asked_for(mutable, rngs)}
+        options |= {} if mask is None else {"mask": mask}
         answers, updated = [], []
         for i in range(self.size):
             answer = self.member.apply(member_of(variables, i), images, **options)

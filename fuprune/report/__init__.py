@@ -6,9 +6,7 @@ audit or a plan as HTML, and inside IPython these show themselves.
 """
 
 from fuprune.report.joined_report import join
-from fuprune.report.notebook import register, show
+from fuprune.report.notebook import show
 from fuprune.report.run_report import build
 
 __all__ = ["build", "join", "show"]
-
-register()

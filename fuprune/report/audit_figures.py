@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import charts, formats, judgement, marks, page, roles
+from fuprune.report.figures import model_line
 from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.markup import Markup
 from fuprune.report.table_forms import chip
@@ -30,20 +31,6 @@ def strip_figure(
         f"({test.verdicts[name]})"
         for name in names
     ]
-    retrained = queries.known(test.retrained)
-    interval = None
-    if test.interval is not None:
-        low, high = test.interval
-        everything = [
-            *(dot.value for dot in dots),
-            *retrained,
-            *queries.known([low, high]),
-        ]
-        # An open side reaches to the end of the line.
-        interval = (
-            min(everything, default=0.0) if low is None else low,
-            max(everything, default=0.0) if high is None else high,
-        )
     caption = f"Retrained: {interval_text(test)}."
     verdict = None
     if tested in test.values:
@@ -57,9 +44,9 @@ def strip_figure(
         caption += f" {formats.capital(note.strip().rstrip('.'))}."
     return page.figure(
         charts.strip(
-            interval,
+            test.interval,
             dots,
-            retrained,
+            queries.known(test.retrained),
             f"{test_title(test)}. Retrained interval: {interval_text(test)}. "
             f"{formats.listing(described, 30)}.",
             written=lambda value: value_text(test, value),
@@ -89,19 +76,17 @@ def strip_legend(
 
 def roc_figures(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
     """ROC curves of every attack, with logarithmic axes."""
-    attacks = audit.detail.get("roc", {})
-    return page.grid([_roc(name, curves, styles) for name, curves in attacks.items()])
+    attacks = audit.detail.get("roc", {}).items()
+    return page.grid([_roc(name, curves, styles) for name, curves in attacks if curves])
 
 
-def _roc(attack: str, curves: Mapping, styles: Mapping[str, str]) -> Markup | None:
+def _roc(attack: str, curves: Mapping, styles: Mapping[str, str]) -> Markup:
     series = [
-        _series(
+        model_line(
             name, stairs(_points(curve, "false_positives", "true_positives")), styles
         )
         for name, curve in curves.items()
     ]
-    if not series:
-        return None
     # Below one false alarm among the non-members there is nothing to be seen.
     rates = [x for line in series for x, _ in line.points if x > 0]
     decade = 10.0 ** math.floor(math.log10(min(rates, default=1e-3)))
@@ -118,14 +103,6 @@ def _roc(attack: str, curves: Mapping, styles: Mapping[str, str]) -> Markup | No
         guide_name="guessing",
         diagonal=True,
     )
-
-
-def _series(
-    name: str, points: Sequence[tuple[float, float]], styles: Mapping[str, str]
-) -> charts.Series:
-    style = "gold" if roles.is_retrained(name) else styles.get(name, "o0")
-    kind = formats.in_words(roles.family(name))
-    return charts.Series(formats.in_words(name), style, points, family=kind)
 
 
 def _rate(value: float) -> str:
@@ -196,7 +173,7 @@ def _relearn_chart(
     condition: str,
 ) -> Markup:
     series = [
-        _series(name, points, styles) for name, points in curves.items() if points
+        model_line(name, points, styles) for name, points in curves.items() if points
     ]
     last = max(x for line in series for x, _ in line.points)
     ends = [
@@ -278,7 +255,7 @@ def _depth_chart(
     title: str,
     caption: str,
 ) -> Markup:
-    series = [_series(name, sorted(line), styles) for name, line in points.items()]
+    series = [model_line(name, sorted(line), styles) for name, line in points.items()]
     low = min((value for line in series for _, value in line.points), default=0.0)
     ends = [f"{s.label} {s.points[-1][1]:.2f}" for s in series if s.points]
     # A number per layer: its name, which is long, is in the caption's first and last.

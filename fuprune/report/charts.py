@@ -88,16 +88,13 @@ def line_chart(
     """Draws lines over two axes, the method under test and retraining on top.
 
     `guide` is the height of a dotted line, such as a target; `diagonal` draws the line
-    of equal coordinates, as in a ROC plot.
+    of equal coordinates, for axes of one kind, as in a ROC plot.
     """
     frame = Frame(48, 14, WIDTH - 12, 244, horizontal, vertical)
     marks: list[Child] = [axes(frame)]
     if diagonal:
-        low, high = horizontal.low, horizontal.high
-        steps = [low + (high - low) * step / 40 for step in range(41)]
-        if horizontal.logarithmic:
-            steps = [low * (high / low) ** (step / 40) for step in range(41)]
-        marks.append(path([frame.at(step, step) for step in steps], "guide"))
+        ends = [frame.at(x, x) for x in (horizontal.low, horizontal.high)]
+        marks.append(path(ends, "guide"))
     if guide is not None and vertical.low <= guide <= vertical.high:
         ends = [frame.at(x, guide) for x in (horizontal.low, horizontal.high)]
         marks.append(path(ends, "guide"))
@@ -167,7 +164,7 @@ def bar_rows(
 
 
 def strip(
-    interval: tuple[float, float] | None,
+    interval: Sequence[float | None] | None,
     dots: Sequence[Dot],
     retrained: Sequence[float],
     label: str,
@@ -177,10 +174,12 @@ def strip(
 ) -> Markup | None:
     """Draws models on one line against the interval of retrained models.
 
-    The model under test comes first in `dots`. `logarithmic` spreads small values
-    apart if they span more than a factor of 50.
+    The model under test comes first in `dots`. A side of the interval that is None is
+    open and reaches to the end of the line. `logarithmic` spreads small values apart if
+    they span more than a factor of 50.
     """
-    everything = [*(dot.value for dot in dots), *retrained, *(interval or ())]
+    bounds = [bound for bound in interval or () if bound is not None]
+    everything = [*(dot.value for dot in dots), *retrained, *bounds]
     if not everything:
         return None
     low, high = min(everything), max(everything)
@@ -196,10 +195,12 @@ def strip(
     height = middle + 32 + 10 * max(0, max(levels, default=0))
     marks: list[Child] = [path([(left - 8, middle), (right + 8, middle)], "axis")]
     if interval is not None:
-        start, end = at(interval[0]), at(interval[1])
-        pad = 2.0 if end - start < 4 else 0.0
-        box = {"x": start - pad, "width": end - start + 2 * pad, "y": middle - 11}
-        hint = f"retrained: {written(interval[0])} to {written(interval[1])}"
+        first = low if interval[0] is None else interval[0]
+        last = high if interval[1] is None else interval[1]
+        pad = 2.0 if at(last) - at(first) < 4 else 0.0
+        width = at(last) - at(first) + 2 * pad
+        box = {"x": at(first) - pad, "width": width, "y": middle - 11}
+        hint = f"retrained: {written(first)} to {written(last)}"
         marks.append(mark("rect", "range", hint, height=22, rx=3, **box))
     for value in retrained:
         ends = [(at(value), middle - 8), (at(value), middle + 8)]

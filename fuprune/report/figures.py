@@ -46,10 +46,7 @@ def recovery_figure(
         cuts = queries.pruned_stages(record, unit)
         if points[0][0] > 0 and cuts and cuts[-1].r_accuracy is not None:
             points = [(0.0, cuts[-1].r_accuracy), *points]
-        kind = formats.in_words(roles.family(unit))
-        style = styles.get(unit, "o0")
-        name = formats.in_words(unit)
-        series.append(charts.Series(name, style, points, family=kind))
+        series.append(model_line(unit, points, styles))
     target = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
     return recovery_chart(
         series,
@@ -58,6 +55,15 @@ def recovery_figure(
         "Rounds of fine-tuning after the cut or change; for retraining, rounds from "
         f"scratch; on the {record.chosen_on or 'test'} split. The paper's Figure 3.",
     )
+
+
+def model_line(
+    name: str, points: Sequence[tuple[float, float]], styles: Mapping[str, str]
+) -> charts.Series:
+    """The line of one model, under one name with other seeds of its method."""
+    style = "gold" if roles.is_retrained(name) else styles.get(name, "o0")
+    kind = formats.in_words(roles.family(name))
+    return charts.Series(formats.in_words(name), style, points, family=kind)
 
 
 def _remaining(record: RunRecord) -> str:

@@ -4,14 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fuprune.report import (
-    audit_tables,
-    formats,
-    judgement,
-    paper_numbers,
-    roles,
-    tables,
-)
+from fuprune.report import formats, judgement, paper_numbers, roles, tables
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
@@ -143,11 +136,15 @@ def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
     ]
 
 
+def reached(group: Group, method: str, target: str) -> speed.Reached | None:
+    """When a method came to a target, over its seeds."""
+    return speed.reached(method_rows(group, method), target)
+
+
 def speedup(group: Group, method: str, target: str) -> list[float | None]:
     """How many times less than retraining: rounds, seconds, images, bytes."""
-    found = speed.reached(method_rows(group, method), target)
-    retrained = speed.reached(method_rows(group, roles.RETRAIN), target)
-    return speed.speedups(found, retrained)
+    base = reached(group, roles.RETRAIN, target)
+    return speed.speedups(reached(group, method, target), base)
 
 
 def speed_table(groups: Sequence[Group]) -> Table | None:
@@ -155,9 +152,7 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
     rows = []
     for group in groups:
         for target in speed.TARGETS:
-            found = speed.reached(method_rows(group, group.tested), target)
-            retrained = speed.reached(method_rows(group, roles.RETRAIN), target)
-            short = speed.reached(method_rows(group, "retrain_short"), target)
+            found = reached(group, group.tested, target)
             if found is None:
                 continue
             ratios = speedup(group, group.tested, target)
@@ -168,8 +163,8 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
                     cell(target, formats.in_words(target)),
                     cell(found.accuracy, formats.percent(found.accuracy)),
                     *tables.reached_cells(found)[:2],
-                    *tables.reached_cells(retrained)[:2],
-                    tables.reached_cells(short)[0],
+                    *tables.reached_cells(reached(group, roles.RETRAIN, target))[:2],
+                    tables.reached_cells(reached(group, "retrain_short", target))[0],
                     *(cell(ratio, formats.times(ratio)) for ratio in ratios),
                     cell(_paper_speedup(group)),
                 )
@@ -236,7 +231,7 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
         (
             *in_words("Experiment", "Method"),
             *tables.COST_COLUMNS,
-            *audit_tables.count_columns("Audit"),
+            *tables.count_columns("Audit"),
             Column("Results"),
             *in_words("Remark"),
         ),
@@ -257,7 +252,7 @@ def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, 
         cell(group.subject, None, "highlight" if name == group.tested else ""),
         cell(name, formats.in_words(name)),
         *tables.cost_cells(found),
-        *(judged or [cell(None)] * len(judgement.Counts._fields)),
+        *(judged or [cell(None)] * len(judgement.COUNTED)),
         cell(len(found)),
         cell(roles.warning(name)),
     )

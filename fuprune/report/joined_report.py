@@ -18,7 +18,6 @@ from fuprune.report import (
 from fuprune.report.joined import Group
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.table_forms import Table
-from fuprune.run import speed
 from fuprune.run.reading import Run, read_run
 
 
@@ -66,8 +65,7 @@ def _page(
         table = every_table.get(name)
         if table is None:
             return page.missing("No run holds numbers for this.")
-        made = table_forms.to_html(table, caption=name == "figure_3")
-        return [_gaps(table), made, page.note(table.note)]
+        return [_gaps(table), table_forms.to_html(table, caption=name == "figure_3")]
 
     curves = page.grid([_recovery(group) for group in groups])
     command = "python -m fuprune.report " + " ".join(run.name for run in runs)
@@ -79,10 +77,7 @@ def _page(
             "Every experiment and every way to forget in it, controls included. A "
             "method that does not beat its controls somewhere has shown nothing.",
             *(_group_methods(group) for group in groups),
-            page.note(
-                "Mean \N{PLUS-MINUS SIGN} standard deviation over runs that differ "
-                "only in their seed. Audit: tests, summed over those runs."
-            ),
+            page.note(every_table["methods"].note if "methods" in every_table else ""),
         ),
         page.section(
             "figure-3",
@@ -133,9 +128,9 @@ def _group_methods(group: Group) -> Child:
         title=group.subject,
         columns=table.columns[1:],
         rows=tuple((row[1]._replace(kind=row[0].kind), *row[2:]) for row in table.rows),
+        note=f"{group.scale}.",
     )
-    made = table_forms.to_html(narrow, caption=False)
-    return [heading, made, page.note(f"{group.scale}.")]
+    return [heading, table_forms.to_html(narrow, caption=False)]
 
 
 def _gaps(table: Table) -> Markup | None:
@@ -166,6 +161,6 @@ def _recovery(group: Group) -> Markup | None:
         if means:
             words = formats.in_words(name)
             series.append(charts.Series(words, styles[name], means, shaded))
-    target = speed.reached(joined.method_rows(group, roles.RETRAIN), "retrained")
+    target = joined.reached(group, roles.RETRAIN, "retrained")
     accuracy = target.accuracy if target else None
     return figures.recovery_chart(series, accuracy, group.subject, f"{group.scale}.")

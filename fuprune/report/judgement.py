@@ -5,27 +5,20 @@ forgotten, from retraining. Everything on a page that counts or orders tests ask
 file.
 """
 
-from typing import NamedTuple
-
 from fuprune.audit.evidence import (
     CANNOT_TELL,
     FAIL,
     HEADLINE,
+    NOT_TOLD_APART,
     PASS,
+    QUESTIONS,
     AuditReport,
     Evidence,
     Headline,
 )
 from fuprune.report import formats, roles
 
-MEMBERSHIP_KINDS = (
-    "membership",
-    "shadow",
-    "likelihood_ratio",
-    "unlearned_shadow",
-    "difference",
-    "interpolated",
-)
+MEMBERSHIP_KINDS = QUESTIONS["membership"]
 NO_RESULT = "no result"
 _SPELLING = {
     "u": "U-set",
@@ -39,21 +32,19 @@ _SPELLING = {
 }
 
 
-class Counts(NamedTuple):
-    """How many tests had each of the verdicts on one model."""
+# In the order of a table, and what each is called there.
+COUNTED = {
+    FAIL: "failed",
+    NOT_TOLD_APART: "not told apart",
+    PASS: "passed",
+    CANNOT_TELL: "cannot tell",
+}
 
-    failed: int
-    not_told_apart: int
-    passed: int
-    undecided: int
 
-
-def counts(audit: AuditReport, model: str) -> Counts:
-    """Counts the verdicts on one model, over all tests."""
-    verdicts = [test.verdicts[model] for test in audit.tests if model in test.verdicts]
-    failed, passed, undecided = map(verdicts.count, (FAIL, PASS, CANNOT_TELL))
-    rest = len(verdicts) - failed - passed - undecided
-    return Counts(failed, rest, passed, undecided)
+def counts(audit: AuditReport, model: str) -> list[int]:
+    """How many tests had each of the verdicts on one model, in order of `COUNTED`."""
+    verdicts = [test.verdicts.get(model) for test in audit.tests]
+    return [verdicts.count(verdict) for verdict in COUNTED]
 
 
 def headline(audit: AuditReport, model: str) -> Headline:

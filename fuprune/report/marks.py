@@ -104,16 +104,12 @@ def photograph(image: np.ndarray) -> str:
 def heat_map(activations: np.ndarray, highest: float) -> str:
     """Encodes a feature map, [h, w], as a `data:image/png` address.
 
-    Args:
-      activations: floats; anything below zero is drawn as zero.
-      highest: the value drawn brightest, shared by the maps that are compared.
+    It is dark at zero and below, and brightest at `highest`.
     """
     shares = np.nan_to_num(activations, nan=0.0, posinf=0.0, neginf=0.0)
     shares = np.clip(shares / highest if highest > 0 else shares * 0, 0, 1)
-    positions = shares * (len(_SCALE) - 1)
-    below = np.minimum(positions.astype(np.int64), len(_SCALE) - 2)
-    rest = (positions - below)[..., None]
-    colours = _SCALE[below] * (1 - rest) + _SCALE[below + 1] * rest
+    places = np.linspace(0, 1, len(_SCALE))
+    colours = np.stack([np.interp(shares, places, tone) for tone in _SCALE.T], axis=-1)
     return _data_uri(np.round(colours).astype(np.uint8))
 
 

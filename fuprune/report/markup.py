@@ -44,20 +44,13 @@ def element(
 ) -> Markup:
     """Builds one element.
 
-    Args:
-      name: Tag name; like the names of attributes, a constant of the program.
-      attributes: Attribute values; `None` and `False` leave the attribute out, `True`
-        writes it without a value. Values are escaped.
-      *children: Text (escaped), `Markup` (kept), `None` (skipped) or nested lists.
-
-    Returns:
-      The element as `Markup`.
+    The names of tag and attributes are constants of the program. Values and text are
+    escaped, children that are `Markup` are kept, and what is `None` is left out.
     """
     parts = [f"<{name}"]
     for key, value in (attributes or {}).items():
-        if value is None or value is False:
-            continue
-        parts.append(f" {key}" if value is True else f' {key}="{text(value)}"')
+        if value is not None:
+            parts.append(f' {key}="{text(value)}"')
     parts.append(">")
     if name not in _VOID:
         parts.append(join(children))

@@ -1,23 +1,12 @@
 """Run records, audit reports and prune plans as they show themselves in a notebook.
 
-`show` gives any of them as HTML. Importing `fuprune.report` inside IPython registers
-the same for the last value of a cell, so that nothing has to be called.
+`show` gives any of them as HTML. `import fuprune` inside IPython registers it for the
+last value of a cell, so that nothing has to be called.
 """
-
-import sys
-from typing import Any
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.errors import InputError
-from fuprune.report import (
-    audit_tables,
-    page,
-    prose,
-    roles,
-    run_report,
-    table_forms,
-    tables,
-)
+from fuprune.report import page, prose, roles, run_report, table_forms, tables
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.table_forms import Column, Table, cell, in_words
 from fuprune.run.reading import Run
@@ -52,16 +41,6 @@ def show(value: RunRecord | AuditReport | PrunePlan | Run) -> Shown:
     )
 
 
-def register() -> None:
-    """Makes IPython show these types by `show`; does nothing outside of it."""
-    loaded = sys.modules.get("IPython")
-    shell: Any = loaded.get_ipython() if loaded is not None else None
-    if shell is not None and hasattr(shell, "display_formatter"):
-        formatter = shell.display_formatter.formatters["text/html"]
-        for kind in (RunRecord, AuditReport, PrunePlan, Run):
-            formatter.for_type(kind, show)
-
-
 def plan_table(plan: PrunePlan) -> Table:
     """How many channels a plan keeps in each layer, and which."""
     rows = [
@@ -74,19 +53,16 @@ def plan_table(plan: PrunePlan) -> Table:
 
 
 def _record(record: RunRecord, audit: AuditReport | None) -> list[Child]:
-    screen = prose.first_screen(record, audit)
-    made = tables.methods_table(record)
-    card = run_report.first_screen_card(screen)
-    return [card, table_forms.to_html(made) if made is not None else None]
+    card = run_report.first_screen_card(prose.first_screen(record, audit))
+    return [card, table_forms.to_html(tables.methods_table(record))]
 
 
 def _audit(audit: AuditReport | None) -> list[Child]:
     if audit is None:
         return []
     tested = roles.tested_among(audit.candidates)
-    tables_of = (audit_tables.tally_table, audit_tables.verdict_table)
-    made = [make(audit, tested) for make in tables_of]
-    return [table_forms.to_html(table) for table in made if table is not None]
+    made = tables.tally_table(audit, tested), tables.verdict_table(audit, tested)
+    return [table_forms.to_html(table) for table in made]
 
 
 def _framed(*parts: Child) -> Shown:

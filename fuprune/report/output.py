@@ -29,14 +29,7 @@ def write_report(
 ) -> Path:
     """Writes `report.html`, `report.md` and one CSV per table, each as a whole.
 
-    Args:
-      folder: made if it is not there.
-      html: the page.
-      heading: lines of Markdown that come before the tables.
-      tables: in their order.
-
-    Returns:
-      The path of `report.html`.
+    `heading` is the lines of Markdown before the tables. Returns `report.html`'s path.
 
     Raises:
       InputError: a file is in the folder's place.

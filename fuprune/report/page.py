@@ -5,8 +5,9 @@ connection, so that even a slip in escaping could not run what a file carries.
 """
 
 import importlib.resources
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fuprune.report import charts, marks
 from fuprune.report.markup import Child, Markup, element, join, region, text
@@ -24,17 +25,10 @@ class Section(NamedTuple):
 
 def section(anchor: str, contents: str, question: str, lead: str, *body: Child):
     """Makes a section that opens with a question and explains it in plain words."""
-    return Section(
-        anchor,
-        contents,
-        element(
-            "section",
-            {"id": anchor},
-            element("h2", None, question),
-            element("p", {"class": "lead"}, lead) if lead else None,
-            *body,
-        ),
-    )
+    heading = element("h2", None, question) if question else None
+    explained = element("p", {"class": "lead"}, lead) if lead else None
+    body = (heading, explained, *body)
+    return Section(anchor, contents, element("section", {"id": anchor}, *body))
 
 
 def figure(
@@ -67,48 +61,24 @@ def line_figure(
     label: str,
     title: str,
     caption: str,
-    *,
-    guide: float | None = None,
     guide_name: str = "",
-    diagonal: bool = False,
+    **guides: Any,
 ) -> Markup:
-    """Frames a `charts.line_chart` with the legend of its lines."""
-    return figure(
-        charts.line_chart(
-            series, horizontal, vertical, label, guide=guide, diagonal=diagonal
-        ),
-        title,
-        caption,
-        legend=line_legend(series, guide_name),
-    )
-
-
-def stack(figures: Sequence[Child]) -> Markup | None:
-    """Sets figures one above the other, as one column of a grid."""
-    return _arranged("stack", figures)
-
-
-def grid(figures: Sequence[Child]) -> Markup | None:
-    """Sets figures side by side where the screen has room."""
-    return _arranged("grid", figures)
-
-
-def _arranged(style: str, figures: Sequence[Child]) -> Markup | None:
-    kept = [entry for entry in figures if entry]
-    return element("div", {"class": style}, *kept) if kept else None
-
-
-def line_legend(series: Sequence[charts.Series], guide: str = "") -> Markup:
-    """Lists lines, those of one family once, and what the dotted line is."""
-    families: dict[tuple[str, str], int] = {}
-    for line in series:
-        entry = line.family or line.label, line.style
-        families[entry] = families.get(entry, 0) + 1
+    """Frames a `charts.line_chart`; its legend lists lines of one family once."""
+    drawing = charts.line_chart(series, horizontal, vertical, label, **guides)
+    families = Counter((line.family or line.label, line.style) for line in series)
     entries = [
         (name if amount == 1 else f"{name} ({amount})", "line", style)
         for (name, style), amount in families.items()
     ]
-    return legend(entries + ([(guide, "guide", "")] if guide else []))
+    listed = legend(entries + ([(guide_name, "guide", "")] if guide_name else []))
+    return figure(drawing, title, caption, legend=listed)
+
+
+def grid(figures: Sequence[Child], style: str = "grid") -> Markup | None:
+    """Sets figures side by side where there is room; a "stack" is a column of them."""
+    kept = [entry for entry in figures if entry]
+    return element("div", {"class": style}, *kept) if kept else None
 
 
 def legend(entries: Sequence[tuple[str, str, str]]) -> Markup:

@@ -6,18 +6,16 @@ Rows of the paper that nothing was run for stay, so that a gap is seen.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fuprune.report import (
-    formats,
-    joined,
-    judgement,
-    paper_numbers,
-    roles,
-    tables,
-)
+from fuprune.report import formats, joined, judgement, paper_numbers, roles, tables
 from fuprune.report.joined import Group, same_cifar10
 from fuprune.report.paper_numbers import PaperRow
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
-from fuprune.report.tables import mean_cell
+from fuprune.report.tables import (
+    accuracy_cells,
+    accuracy_columns,
+    exact_percent,
+    mean_cell,
+)
 from fuprune.run import queries, speed
 
 PRUNING = "class_pruning"
@@ -81,21 +79,6 @@ def _filled(table: PaperTable, groups: Sequence[Group]) -> Table:
     return Table(table.name, table.title, columns, tuple(rows), table.note)
 
 
-def _exact(value: float) -> str:
-    return formats.percent(value, 2)
-
-
-def _mean_pair(rows: Sequence) -> list[Cell]:
-    fields = ("u_accuracy", "r_accuracy")
-    return [mean_cell([getattr(row, f) for row in rows], _exact) for f in fields]
-
-
-def _accuracy_columns(*groups: str) -> list[Column]:
-    return [
-        Column(title, group=group) for group in groups for title in ("U-set", "R-set")
-    ]
-
-
 def _fits_table_1(group: Group) -> bool:
     settings = (group.model, group.algorithm) == ("resnet20", "fed_avg")
     return settings and group.forgets_last and group.bias is not None
@@ -104,7 +87,7 @@ def _fits_table_1(group: Group) -> bool:
 def _rounds_and_accuracy(group: Group, method: str) -> list[Cell] | None:
     found = joined.method_rows(group, method)
     rounds = tables.reached_cells(speed.reached(found, "retrained"))[0]
-    return [rounds, *_mean_pair(found)] if found else None
+    return [rounds, *accuracy_cells([found])] if found else None
 
 
 def _stage_cells(group: Group, cuts: Sequence[int]) -> list[Cell] | None:
@@ -114,8 +97,7 @@ def _stage_cells(group: Group, cuts: Sequence[int]) -> list[Cell] | None:
         return None
     pruned = [joined.cut_stages(group, PRUNING, position) for position in cuts]
     retrained = joined.method_rows(group, roles.RETRAIN)
-    models = [joined.raw_stages(group), *pruned, found, retrained]
-    return [made for rows in models for made in _mean_pair(rows)]
+    return accuracy_cells([joined.raw_stages(group), *pruned, found, retrained])
 
 
 def _stages_and_speedup(group: Group, method: str) -> list[Cell] | None:
@@ -132,15 +114,18 @@ def _attack(group: Group, method: str) -> list[Cell] | None:
         for value, retrained in found
         if any(other != value for other in retrained)
     ]
-    made = mean_cell(attacked, _exact) if attacked else cell(None, judgement.NO_RESULT)
-    return [made] if found else None
+    if not found:
+        return None
+    if not attacked:
+        return [cell(None, judgement.NO_RESULT)]
+    return [mean_cell(attacked, exact_percent)]
 
 
 def _distances(group: Group, method: str) -> list[Cell] | None:
     greatest = _evidence(group, method, "class_accuracy_difference")
     divergence = _evidence(group, method, "class_accuracy_kl")
     made = [
-        mean_cell([value for value, _ in greatest], _exact),
+        mean_cell([value for value, _ in greatest], exact_percent),
         mean_cell([value for value, _ in divergence]),
     ]
     return made if greatest or divergence else None
@@ -174,7 +159,7 @@ TABLES = (
         labels=("Data", "q", "Method"),
         label=lambda row, method: (row.dataset, f"{row.bias:g}", method),
         columns=[Column("Rounds"), Column("U-set"), Column("R-set")],
-        written=[formats.number, _exact, _exact],
+        written=[formats.number, exact_percent, exact_percent],
         entries=paper_numbers.TABLE_1,
         repeats=lambda group, row: (
             _fits_table_1(group)
@@ -192,8 +177,8 @@ TABLES = (
         "constant answer.",
         labels=("Data", "Model"),
         label=lambda row, _: (row.dataset, row.model),
-        columns=_accuracy_columns("Raw", "After-pruned", "Fine-tuned", "Re-trained"),
-        written=[_exact] * 8,
+        columns=accuracy_columns("Raw", "After-pruned", "Fine-tuned", "Re-trained"),
+        written=[exact_percent] * 8,
         entries=paper_numbers.TABLE_2,
         repeats=lambda group, row: (
             group.forgets_last
@@ -211,8 +196,8 @@ TABLES = (
         "Table 3 and appendix: several classes removed",
         "The first three rows of the paper are its Table 3. Our speed-up is in rounds, "
         "until retraining's own R-set accuracy.",
-        columns=[*_accuracy_columns(*_STAGES), Column("Speed-up")],
-        written=[*[_exact] * 10, formats.times],
+        columns=[*accuracy_columns(*_STAGES), Column("Speed-up")],
+        written=[*[exact_percent] * 10, formats.times],
         entries=paper_numbers.TABLE_3_AND_APPENDIX,
         belongs=lambda group: len(group.classes) > 1,
         our_cells=_stages_and_speedup,
@@ -224,7 +209,7 @@ TABLES = (
         "Ours: shadow-model attack, absolute difference to the mean of the retrained "
         "models. Whether a difference matters is judged in each run's own report.",
         columns=[Column("Difference of success rate")],
-        written=[_exact],
+        written=[exact_percent],
         entries=paper_numbers.TABLE_4,
         belongs=bool,
         our_cells=_attack,
@@ -235,7 +220,7 @@ TABLES = (
         "Table 5: class-wise accuracy, distance to retraining",
         "The paper does not say how accuracies become a distribution.",
         columns=[Column("Greatest difference"), Column("KL divergence")],
-        written=[_exact, formats.number],
+        written=[exact_percent, formats.number],
         entries=paper_numbers.TABLE_5,
         belongs=bool,
         our_cells=_distances,

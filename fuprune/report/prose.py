@@ -124,12 +124,8 @@ def _gone(
     rows = queries.rows_of(record, tested)
     lows = queries.known([row.u_accuracy for row in rows])
     if lows:
-        yield _accuracy_sentence(
-            record,
-            f"On {roles.u_images(record)}",
-            rows,
-            "u_accuracy",
-        )
+        where = f"On {roles.u_images(record)}"
+        yield _accuracy_sentence(record, where, rows, "u_accuracy")
         yield from _as_good(record, lows)
     if audit is None or tested not in audit.candidates:
         return
@@ -164,8 +160,8 @@ def _as_good(record: RunRecord, values: Sequence[float]) -> Iterator[str]:
     if goal is None:
         return
     farthest = max(abs(value - goal) for value in values)
-    for control in _controls(record):
-        found = _mean(queries.rows_of(record, control), "u_accuracy")
+    for control, rows in _controls(record).items():
+        found = _mean(rows, "u_accuracy")
         if found is not None and abs(found - goal) <= farthest:
             name, does = formats.in_words(control), roles.CONTROLS[control]
             reached = "reaches it, too" if not goal else "is as close to retraining"
@@ -197,10 +193,10 @@ def _mean(rows: Sequence[MethodRow], field: str) -> float | None:
     return queries.mean(getattr(row, field) for row in rows)
 
 
-def _controls(record: RunRecord) -> list[str]:
-    """The controls of a run, the most trivial first."""
-    names = dict.fromkeys(row.method for row in record.methods)
-    return [control for control in roles.CONTROLS if control in names]
+def _controls(record: RunRecord) -> dict[str, list[MethodRow]]:
+    """The controls of a run with their seeds, the most trivial first."""
+    found = {control: queries.rows_of(record, control) for control in roles.CONTROLS}
+    return {control: rows for control, rows in found.items() if rows}
 
 
 def _control_sentences(audit: AuditReport, tested: str) -> Iterator[str]:
@@ -272,15 +268,13 @@ def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
         yield f"It {warning}."
     rounds = max(row.rounds for row in rows)
     better = []
-    for control in _controls(record):
-        found = queries.rows_of(record, control)
+    for control, found in _controls(record).items():
         kept = _mean(found, "r_accuracy")
-        spent = max((row.rounds for row in found), default=0)
+        spent = max(row.rounds for row in found)
         if kept is not None and kept > accuracy and spent <= rounds:
             amount = formats.plural(spent, "round") if spent else "no rounds"
-            better.append(
-                f"{formats.in_words(control)} ({formats.percent(kept)}, {amount})"
-            )
+            what = f"({formats.percent(kept)}, {amount})"
+            better.append(f"{formats.in_words(control)} {what}")
     if better:
         yield (
             "On price it loses to trivial controls, which keep more accuracy for no "
@@ -306,14 +300,14 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
         return
     own = sum(row.times.own for row in rows) / len(rows)
     sentence = (
-        f"It reaches {goal} after {formats.number(round(found.rounds, 1))} rounds and "
+        f"It reaches {goal} after {_rounds(found.rounds)} rounds and "
         f"{formats.seconds(found.seconds)} ({formats.seconds(own)} of it its own work)"
     )
     ratios = speed.speedups(found, retrained)
     if retrained is not None and retrained.rounds is not None:
         sentence += (
-            f"; retraining needs {formats.number(round(retrained.rounds, 1))} rounds "
-            f"and {formats.seconds(retrained.seconds)}"
+            f"; retraining needs {_rounds(retrained.rounds)} rounds and "
+            f"{formats.seconds(retrained.seconds)}"
         )
     if ratios[0] is not None:
         sentence += f": {_ratio(ratios[0], 'fewer', 'as many')} rounds"
@@ -321,15 +315,18 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
             sentence += f", {_ratio(ratios[1], 'less', 'as much')} time"
     yield sentence + "."
     sooner = []
-    for control in _controls(record):
-        other = speed.reached(queries.rows_of(record, control), "retrained")
+    for control, others in _controls(record).items():
+        other = speed.reached(others, "retrained")
         if other is None or other.rounds is None or other.late:
             continue
         if other.rounds <= found.rounds:
-            rounds = formats.number(round(other.rounds, 1))
-            sooner.append(f"{formats.in_words(control)} ({rounds})")
+            sooner.append(f"{formats.in_words(control)} ({_rounds(other.rounds)})")
     if sooner:
         yield f"Controls that need no more rounds: {formats.listing(sooner, 4)}."
+
+
+def _rounds(mean: float) -> str:
+    return formats.number(round(mean, 1))
 
 
 def _ratio(speedup: float, less: str, more: str) -> str:
@@ -349,28 +346,25 @@ def _short_sure(audit: AuditReport | None) -> str:
 
 def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
     if audit is None or not audit.tests:
-        if roles.request_kind(record) == "classes":
-            yield (
-                "Low accuracy on a class is weak evidence, because hiding one output "
-                "gives it, too."
-            )
-        else:
-            yield (
-                "Accuracy on the forgotten images is weak evidence, because models "
-                "that never saw them are right on many of them, too."
-            )
+        yield (
+            "Low accuracy on a class is weak evidence, because hiding one output gives "
+            "it, too."
+            if roles.request_kind(record) == "classes"
+            else "Accuracy on the forgotten images is weak evidence, because models "
+            "that never saw them are right on many of them, too."
+        )
         return
     seeds = judgement.retrained_models(audit)
-    images = audit.settings.get("forgotten_test_images")
+    known = audit.settings.get
+    images = known("forgotten_test_images")
     on = f" on {images} forgotten test images" if images else ""
     if roles.request_kind(record) != "classes":
         on = (
-            f" on {audit.settings.get('forgotten_training_images')} forgotten images "
-            f"and {audit.settings.get('test_images')} of the same classes that nobody "
-            "trained on"
+            f" on {known('forgotten_training_images')} forgotten images and "
+            f"{known('test_images')} of the same classes that nobody trained on"
         )
     yield f"They compare with {formats.plural(seeds, 'retrained model')}{on}."
-    confidence = audit.settings.get("confidence", 0.95)
+    confidence = known("confidence", 0.95)
     error = formats.percent(1 - confidence, 0)
     bound = "at most" if confidence <= CALIBRATED_CONFIDENCE else "about"
     yield (
@@ -401,9 +395,8 @@ def _next(
         yield "Add retrain to unlearn.methods: everything is measured against it."
     elif audit is not None and judgement.retrained_models(audit) < RECOMMENDED_SEEDS:
         yield (
-            f"Retrain {RECOMMENDED_SEEDS} seeds "
-            f"(--config.unlearn.retrain_seeds={RECOMMENDED_SEEDS}) to see smaller "
-            "differences."
+            f"Set --config.unlearn.retrain_seeds={RECOMMENDED_SEEDS}: more retrained "
+            "models make smaller differences visible."
         )
     if record.methods and not _controls(record):
         of_classes = roles.request_kind(record) == "classes"

@@ -60,7 +60,7 @@ DISTANCE = Question(
     "Does it behave like a model that never saw {them}?",
     "Answers, inner activations and weights, compared with those of retrained models. "
     "Retrained models differ among themselves, too; only more than that counts.",
-    ("distance", "weights", "connectivity", "losses", "influence", "backdoor"),
+    ("distance", "weights", "losses", "influence", "backdoor"),
 )
 # The order on a page, after accuracy.
 _FOR_CLASSES = (ACCURACY, RELEARN, PROBE, DISTANCE, MEMBERSHIP)
@@ -90,11 +90,9 @@ _FOR_IMAGES = (
 
 
 def questions_about(kind: str, them: str) -> tuple[Question, ...]:
-    """The questions of a page, accuracy first.
+    """The questions of a page on one kind of request, accuracy first.
 
-    Args:
-      kind: of the request: `classes`, `clients` or `examples`.
-      them: what was to be forgotten, such as `the class` or `the client's images`.
+    `them` is what was to be forgotten: `the class` or `the client's images`.
     """
     asked = _FOR_CLASSES if kind == "classes" else _FOR_IMAGES
     return tuple(

@@ -68,6 +68,11 @@ def warning(method: str) -> str:
     return ""
 
 
+def described(name: str, tested: str | None) -> str:
+    """A model's role, and its warning if it has one."""
+    return ", ".join(filter(None, (role(name, tested), warning(name))))
+
+
 def method_words(method: str) -> str:
     """A method's name in words, with what must stand beside its numbers."""
     named, warned = formats.in_words(method), warning(method)
@@ -160,18 +165,17 @@ def request_kind(record: RunRecord) -> str:
 
 def forgotten_things(record: RunRecord) -> str:
     """What was to be forgotten, without its numbers: `the client's images`."""
-    kind = request_kind(record)
-    if kind == "classes":
-        return "the class"
-    if kind == "examples":
-        return "the forgotten images"
     one = record.request is not None and len(record.request.targets) == 1
-    return "the client's images" if one else "the clients' images"
+    return {
+        "classes": "the class",
+        "examples": "the forgotten images",
+        "clients": "the client's images" if one else "the clients' images",
+    }[request_kind(record)]
 
 
 def forgotten(record: RunRecord) -> str:
     """Names what was to be forgotten: `class cat (3)`, `clients 3 and 17`."""
-    if record.request is not None and record.request.kind != "classes":
+    if record.request is not None and request_kind(record) != "classes":
         kind, targets = record.request.kind, record.request.targets
         if len(targets) > 5:
             return f"{len(targets)} {kind}"

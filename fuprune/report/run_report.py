@@ -4,13 +4,13 @@
 time, and the same files give the same bytes.
 """
 
+import functools
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fuprune.report import (
     audit_figures,
-    audit_tables,
     figures,
     formats,
     judgement,
@@ -22,14 +22,7 @@ from fuprune.report import (
     tables,
 )
 from fuprune.report.markup import Child, Markup, element
-from fuprune.report.questions import (
-    DISTANCE,
-    MEMBERSHIP,
-    PROBE,
-    RELEARN,
-    Question,
-    questions_about,
-)
+from fuprune.report.questions import Question, questions_about
 from fuprune.report.table_forms import Table
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run, read_run
@@ -50,18 +43,21 @@ def build(workdir: str | Path) -> Path:
     run = read_run(workdir)
     folder = output.report_folder(Path(workdir))
     made = _tables(run)
-    page_text, heading = html_page(run, made), _markdown(run)
-    return output.write_report(folder, page_text, heading, made.values())
+    return output.write_report(
+        folder, html_page(run, made), _markdown(run), made.values()
+    )
 
 
 def html_page(run: Run, made: Mapping[str, Table]) -> str:
     """Composes the page of a run and its tables."""
     styles = roles.model_styles(run.record, run.audit)
+    them = roles.forgotten_things(run.record)
+    first, *others = questions_about(roles.request_kind(run.record), them)
     sections = [
         _first_section(run, made),
-        _accuracy_section(run, made, styles),
+        _accuracy_section(run, first, made, styles),
         _speed_section(run, made, styles),
-        *_audit_sections(run, styles),
+        *_audit_sections(run, others, styles),
         _cut_section(run, made),
         _privacy_section(run, made),
         _rerun_section(run, made),
@@ -88,26 +84,22 @@ def title(run: Run) -> str:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    found = {
-        name: queries.setting(run.record, key)
-        for name, key in (
-            ("seed", "seed"),
-            ("clients", "partition.clients"),
-            ("per round", "train.cohort"),
-            ("partition", "partition.kind"),
-            ("bias", "partition.bias"),
-            ("algorithm", "train.algorithm"),
-            ("pruning rate", "prune.rate"),
-            ("images per class", "data.limit"),
-        )
-    }
+    known = functools.partial(queries.setting, run.record)
+    named = (
+        ("seed", "seed"),
+        ("clients", "partition.clients"),
+        ("per round", "train.cohort"),
+        ("partition", "partition.kind"),
+        ("bias", "partition.bias"),
+        ("algorithm", "train.algorithm"),
+        ("pruning rate", "prune.rate"),
+    )
+    found = {name: known(key) for name, key in named}
     # A part of the data is not the dataset, and says so.
-    if found["images per class"]:
-        share = queries.setting(run.record, "data.validation") or 0.0
+    if limit := known("data.limit"):
+        share = known("data.validation") or 0.0
         held = f", {formats.percent(share, 0)} of them for validation" if share else ""
-        found["images per class"] = f"the first {found['images per class']}{held}"
-    else:
-        del found["images per class"]
+        found["images per class"] = f"the first {limit}{held}"
     return [
         ("run", run.name),
         *((name, str(value)) for name, value in found.items() if value is not None),
@@ -133,25 +125,8 @@ def first_screen_card(screen: prose.FirstScreen) -> Markup:
 
 
 def _first_section(run: Run, made: Mapping[str, Table]) -> page.Section:
-    body: list[Child] = [
-        first_screen_card(prose.first_screen(run.record, run.audit)),
-        # A page made while the run goes on says so before any evidence.
-        page.missing(" ".join(run.notes)) if run.notes else None,
-    ]
-    if run.audit is not None:
-        body += [
-            _in_page(made.get("tally")),
-            _in_page(made.get("verdicts")),
-            page.details("How a verdict is reached", page.note(_how_judged(run))),
-        ]
-    return page.Section(
-        "verdict", "Verdict", element("section", {"id": "verdict"}, body)
-    )
-
-
-def _how_judged(run: Run) -> str:
     them = roles.forgotten_things(run.record)
-    return (
+    how_judged = (
         f"Several models are retrained from scratch without {them}, each with its own "
         "seed. For each test they say where one more retrained model would lie. A "
         "model that lies elsewhere, counting the sampling error of the images, fails; "
@@ -160,21 +135,26 @@ def _how_judged(run: Run) -> str:
         "is not told apart, or if there are too few retrained models, the test cannot "
         "tell. There is no overall score, so that no failure is averaged away."
     )
-
-
-def _questions(run: Run) -> tuple[Question, ...]:
-    return questions_about(
-        roles.request_kind(run.record), roles.forgotten_things(run.record)
-    )
+    body: list[Child] = [
+        first_screen_card(prose.first_screen(run.record, run.audit)),
+        # A page made while the run goes on says so before any evidence.
+        page.missing(" ".join(run.notes)) if run.notes else None,
+    ]
+    if run.audit is not None:
+        body += [
+            table_forms.to_html(made.get("tally")),
+            table_forms.to_html(made.get("verdicts")),
+            page.details("How a verdict is reached", page.note(how_judged)),
+        ]
+    return page.section("verdict", "Verdict", "", "", *body)
 
 
 def _accuracy_section(
-    run: Run, made: Mapping[str, Table], styles: Mapping[str, str]
+    run: Run, question: Question, made: Mapping[str, Table], styles: Mapping[str, str]
 ) -> page.Section:
     bars = figures.class_figure(run.record, styles)
-    question = _questions(run)[0]
     body: list[Child] = [
-        _in_page(made.get("paper_form")),
+        table_forms.to_html(made.get("paper_form")),
         *_evidence(run, question, styles, [bars], fitting=4),
         _titled("Which class is answered", figures.confusion_figures(run.record)),
         _folded("Accuracy of each class as a table", made.get("classes")),
@@ -191,44 +171,35 @@ def _speed_section(
     main, *others = [made.get(f"speed_{target}") for target in speed.TARGETS]
     body: list[Child] = [
         figures.recovery_figure(record, run.curves, styles),
-        _in_page(main),
+        table_forms.to_html(main),
         _folded("The same for other targets", *others),
-        _in_page(made.get("methods")),
+        table_forms.to_html(made.get("methods")),
     ]
-    if not record.methods:
-        body.append(page.missing("No method has finished yet."))
-    if len({row.method for row in record.methods}) == 1:
-        body.append(
-            page.missing(
-                "Only one method was run, so there is nothing to compare it with: no "
-                "retraining, no baseline, no control."
-            )
-        )
+    lacking = {
+        0: "No method has finished yet.",
+        1: "Only one method was run, so there is nothing to compare it with: no "
+        "retraining, no baseline, no control.",
+    }.get(len({row.method for row in record.methods}))
+    body.append(page.missing(lacking) if lacking else None)
     return page.section(
         "speed",
         "At what price?",
         "What did it cost, compared with training again?",
-        _price_lead(roles.request_kind(record)),
+        "After the cut the federation fine-tunes without the class. The honest "
+        "comparison is retraining from scratch, and the sobering one is a control that "
+        "cuts nothing."
+        if roles.request_kind(record) == "classes"
+        else "Most methods train on what remains after a step of their own; FedEraser "
+        "replays kept rounds, and SISA trains some of its shards again. The honest "
+        "comparison is retraining from scratch, and the sobering one is fine-tuning "
+        "alone.",
         *body,
     )
 
 
-def _price_lead(kind: str) -> str:
-    if kind == "classes":
-        return (
-            "After the cut the federation fine-tunes without the class. The honest "
-            "comparison is retraining from scratch, and the sobering one is a control "
-            "that cuts nothing."
-        )
-    return (
-        "Most methods train on what remains after a step of their own; FedEraser "
-        "replays kept rounds, and SISA trains some of its shards again. The honest "
-        "comparison is retraining from scratch, and the sobering one is fine-tuning "
-        "alone."
-    )
-
-
-def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
+def _audit_sections(
+    run: Run, questions: Sequence[Question], styles: Mapping[str, str]
+) -> list[page.Section]:
     if run.audit is None:
         explanation = page.missing(
             "There is no readable audit. Relearning, probes, distance to retraining "
@@ -238,43 +209,24 @@ def _audit_sections(run: Run, styles: Mapping[str, str]) -> list[page.Section]:
         name = "What was not tested"
         return [page.section("audit", name, f"{name}?", "", explanation)]
     beside: dict[str, list[Markup | None]] = {
-        RELEARN.anchor: [*audit_figures.relearn_figures(run.audit, styles)],
-        PROBE.anchor: [*audit_figures.probe_figures(run.audit, styles)],
-        DISTANCE.anchor: [audit_figures.cka_figure(run.audit, styles)],
+        "relearn": [*audit_figures.relearn_figures(run.audit, styles)],
+        "probe": [*audit_figures.probe_figures(run.audit, styles)],
+        "distance": [audit_figures.cka_figure(run.audit, styles)],
     }
-    questions = _questions(run)
-    known = {kind for question in questions for kind in question.kinds}
-    others = tuple(
-        dict.fromkeys(t.kind for t in run.audit.tests if t.kind not in known)
-    )
-    sections = [
-        _membership_section(run, question, styles)
-        if question.anchor == MEMBERSHIP.anchor
-        else page.section(
-            *question[:4], *_evidence(run, question, styles, beside[question.anchor])
-        )
-        for question in questions[1:]
-        if judgement.of_kinds(run.audit, question.kinds)
-    ]
-    if others:
-        rest = Question(
-            "other", "Other evidence", "What else was measured?", "", others
-        )
-        sections.append(page.section(*rest[:4], *_evidence(run, rest, styles, [])))
-    return sections
-
-
-def _membership_section(
-    run: Run, question: Question, styles: Mapping[str, str]
-) -> page.Section:
-    assert run.audit is not None
-    curves = _titled("ROC curves", audit_figures.roc_figures(run.audit, styles))
-    attacks = [*_evidence(run, question, styles, []), curves]
     powerless = judgement.powerless_membership(run.audit)
-    if powerless:
-        folded = page.details("The attacks, one by one", *attacks)
-        attacks = [page.missing(powerless), folded]
-    return page.section(*question[:4], *attacks)
+    sections = []
+    for question in questions:
+        if not judgement.of_kinds(run.audit, question.kinds):
+            continue
+        body = _evidence(run, question, styles, beside.get(question.anchor, []))
+        if question.anchor == "membership":
+            curves = audit_figures.roc_figures(run.audit, styles)
+            body.append(_titled("ROC curves", curves))
+            if powerless:
+                folded = page.details("The attacks, one by one", *body)
+                body = [page.missing(powerless), folded]
+        sections.append(page.section(*question[:4], *body))
+    return sections
 
 
 def _evidence(
@@ -293,14 +245,11 @@ def _evidence(
     strips = [audit_figures.strip_figure(test, tested, styles) for test in tests]
     alone = len(drawn) == 1
     return [
-        page.grid([drawn[0], page.stack(strips[:fitting])]) if alone else None,
+        page.grid([drawn[0], page.grid(strips[:fitting], "stack")]) if alone else None,
         None if alone else page.grid(drawn),
         page.grid(strips[fitting:] if alone else strips),
         audit_figures.strip_legend(run.audit, tests, tested, styles),
     ]
-
-
-_LISTS = ("settings", "versions", "audit_settings")
 
 
 def _tables(run: Run) -> dict[str, Table]:
@@ -309,8 +258,8 @@ def _tables(run: Run) -> dict[str, Table]:
     tested = roles.tested_method(record, audit)
     settings = audit.settings if audit else {}
     found = [
-        audit and audit_tables.tally_table(audit, tested),
-        audit and audit_tables.verdict_table(audit, tested),
+        audit and tables.tally_table(audit, tested),
+        audit and tables.verdict_table(audit, tested),
         *(tables.speed_table(record, target) for target in speed.TARGETS),
         tables.methods_table(record),
         tables.paper_table(record),
@@ -355,7 +304,7 @@ def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
 def _privacy_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
     if not run.record.privacy and not run.record.privacy_curve:
         return None
-    numbers = page.stack([_in_page(made.get("privacy"))])
+    numbers = page.grid([table_forms.to_html(made.get("privacy"))], "stack")
     return page.section(
         "privacy",
         "What leaves a client?",
@@ -380,12 +329,10 @@ def _rerun_section(run: Run, made: Mapping[str, Table]) -> page.Section:
         for heading, command in commands
     ]
     if provenance.commit:
-        commit = element("code", None, provenance.commit)
-        body.append(
-            page.note("Code at commit ", commit, f", on {provenance.platform}.")
-        )
-    lists = [made[name] for name in _LISTS if name in made]
-    body += [_folded(table.title, table) for table in lists]
+        commit, where = element("code", None, provenance.commit), provenance.platform
+        body.append(page.note("Code at commit ", commit, f", on {where}."))
+    lists = [made.get(n) for n in ("settings", "versions", "audit_settings")]
+    body += [_folded(table.title, table) for table in lists if table is not None]
     return page.section(
         "rerun",
         "How to run it again",
@@ -396,14 +343,8 @@ def _rerun_section(run: Run, made: Mapping[str, Table]) -> page.Section:
     )
 
 
-def _in_page(table: Table | None) -> Child:
-    if table is None:
-        return None
-    return [table_forms.to_html(table), page.note(table.note) if table.note else None]
-
-
 def _folded(summary: str, *found: Table | None) -> Markup | None:
-    content = [_in_page(table) for table in found if table is not None]
+    content = [table_forms.to_html(table) for table in found if table is not None]
     return page.details(summary, *content) if content else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import formats
-from fuprune.report.markup import Markup, element, printable, region
+from fuprune.report.markup import Markup, element, join, printable, region
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -80,8 +80,10 @@ def chip(verdict: str) -> Markup:
 _TONES = {"pass": "pass", "fail": "fail", "not told apart at this power": "apart"}
 
 
-def to_html(table: Table, caption: bool = True) -> Markup:
-    """Renders a table inside a container that scrolls when it is wider."""
+def to_html(table: Table | None, caption: bool = True) -> Markup:
+    """Renders a table, if there is one, in a part that scrolls, and its note below."""
+    if table is None:
+        return Markup()
     heads = [
         element(
             "th", {"scope": "col", "class": "number" if c.numeric else None}, c.title
@@ -100,7 +102,8 @@ def to_html(table: Table, caption: bool = True) -> Markup:
     groups, titles = _group_heads(table.columns), element("tr", None, *heads)
     parts = (element("thead", None, groups, titles), element("tbody", None, *body))
     inside = element("table", None, title, *parts)
-    return region("scroll", f"Table: {table.title}", inside)
+    note = element("p", {"class": "note"}, table.note) if table.note else None
+    return join([region("scroll", f"Table: {table.title}", inside), note])
 
 
 def _group_heads(columns: Sequence[Column]) -> Markup | None:
@@ -166,26 +169,20 @@ def to_csv(table: Table) -> str:
     """Renders a table as CSV with unrounded numbers."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    titles = _full_titles(table)
-    judged = [any(row[p].verdict for row in table.rows) for p in range(len(titles))]
-    header = []
-    for title, has_verdict in zip(titles, judged, strict=True):
-        header += [_csv_text(title)] + [_csv_text(f"{title} verdict")] * has_verdict
-    writer.writerow(header)
-    for row in table.rows:
-        values = []
-        for entry, has_verdict in zip(row, judged, strict=True):
-            values += [_csv_value(entry)] + [_csv_text(entry.verdict)] * has_verdict
-        writer.writerow(values)
+    columns = []
+    for position, title in enumerate(_full_titles(table)):
+        entries = [row[position] for row in table.rows]
+        values = [e.text if e.value is None else e.value for e in entries]
+        columns.append([title, *values])
+        if any(entry.verdict for entry in entries):
+            columns.append([f"{title} verdict", *(entry.verdict for entry in entries)])
+    writer.writerows([*map(_csv_value, row)] for row in zip(*columns, strict=True))
     return buffer.getvalue()
 
 
-def _csv_value(entry: Cell) -> object:
-    value = entry.text if entry.value is None else entry.value
-    return _csv_text(value) if isinstance(value, str) else value
-
-
-def _csv_text(value: str) -> str:
+def _csv_value(value: float | str) -> float | str:
     """Defuses text that a spreadsheet would take for a formula."""
+    if not isinstance(value, str):
+        return value
     value = printable(value)
     return "'" + value if value.startswith(_FORMULA_STARTS) else value

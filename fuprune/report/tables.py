@@ -1,12 +1,15 @@
-"""The tables of one run: methods, speed, stages, classes, layers, settings.
+"""The tables of one run: methods, speed, stages, classes, layers, settings, verdicts.
 
 Each function returns a `Table`, or None when the record holds nothing for it.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fuprune.report import charts, formats, roles
+from fuprune.audit.evidence import AuditReport, Evidence
+from fuprune.report import charts, formats, judgement, roles
+from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run import queries, speed
 from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
@@ -40,7 +43,7 @@ def methods_table(record: RunRecord) -> Table | None:
     retrained = queries.mean(row.images for row in queries.rows_of(record, "retrain"))
     rows = [
         (
-            cell(row.name, formats.in_words(row.name), _tint(row.method == tested)),
+            model_cell(row.name, tested),
             cell(roles.role(row.method, tested)),
             *cost_cells([row]),
             _share_cell(row, retrained),
@@ -182,68 +185,68 @@ def paper_table(record: RunRecord) -> Table | None:
         for row in record.methods
         if queries.pruned_stages(record, row.name)
     }
-    if not cuts:
-        return None
     tested = roles.tested_method(record)
     retrained = next(iter(queries.rows_of(record, roles.RETRAIN)), None)
-    longest = max(len(stages) for _, stages in cuts.values())
-    headings = (
-        ["After-pruned"]
-        if longest == 1
-        else [f"After {_ordinal(position)} class" for position in range(longest)]
-    )
-    columns = in_words("Method")
-    for group in ("Raw model", *headings, "Fine-tuned", "Re-trained"):
-        columns += [Column("U-set", group=group), Column("R-set", group=group)]
+    longest = max((len(stages) for _, stages in cuts.values()), default=0)
+    headings = [f"After cut {n + 1}" for n in range(longest)]
+    headings = headings if longest > 1 else ["After-pruned"]
     rows = []
     for name, (final, stages) in cuts.items():
-        title = cell(name, formats.in_words(name), _tint(final.method == tested))
         models = [queries.raw_stage(record), *stages]
         models += [None] * (longest - len(stages)) + [final, retrained]
-        rows.append((title, *(c for model in models for c in _accuracy_pair(model))))
-    return Table(
+        cells = accuracy_cells([[model] for model in models])
+        rows.append((model_cell(name, tested), *cells))
+    return table_of(
         "paper_form",
         "In the form of the paper's Tables 2 and 3",
-        tuple(columns),
-        tuple(rows),
+        [
+            *in_words("Method"),
+            *accuracy_columns("Raw model", *headings, "Fine-tuned", "Re-trained"),
+        ],
+        rows,
         "Re-trained is the run's own retraining without the class, first seed.",
     )
 
 
-def _ordinal(position: int) -> str:
-    names = ("first", "second", "third", "fourth", "fifth")
-    return names[position] if position < len(names) else f"{position + 1}th"
+def accuracy_columns(*groups: str) -> list[Column]:
+    """Columns of U-set and R-set accuracy, for each of several models."""
+    return [
+        Column(title, group=group) for group in groups for title in ("U-set", "R-set")
+    ]
 
 
-def _accuracy_pair(model: StageRow | MethodRow | None) -> list[Cell]:
-    pair = (model.u_accuracy, model.r_accuracy) if model else (None, None)
-    return [cell(value, formats.percent(value, 2)) for value in pair]
+def accuracy_cells(
+    models: Iterable[Sequence[StageRow | MethodRow | None]],
+) -> list[Cell]:
+    """The cells of `accuracy_columns`: means over the seeds of each model."""
+    return [
+        mean_cell([getattr(row, field, None) for row in seeds], exact_percent)
+        for seeds in models
+        for field in ("u_accuracy", "r_accuracy")
+    ]
+
+
+def exact_percent(value: float) -> str:
+    """A percentage with the digits of the paper's tables."""
+    return formats.percent(value, 2)
 
 
 def class_table(record: RunRecord) -> Table | None:
     """The accuracy of each class in each stage."""
     stages = [stage for stage in record.stages if stage.per_class]
-    if not stages:
-        return None
-    columns = in_words("Class")
-    columns += [Column(roles.stage_title(stage)) for stage in stages]
-    tints = [
-        _tint(index in record.classes) for index in range(len(stages[0].per_class))
-    ]
+    by_class = zip(*(stage.per_class for stage in stages), strict=False)
     rows = [
         (
-            cell(queries.class_label(record, index), None, tints[index]),
+            cell(queries.class_label(record, n), None, _tint(n in record.classes)),
             *(cell(value, formats.percent(value)) for value in values),
         )
-        for index, values in enumerate(
-            zip(*(stage.per_class for stage in stages), strict=False)
-        )
+        for n, values in enumerate(by_class)
     ]
-    return Table(
+    return table_of(
         "classes",
         "Accuracy of each class, stage by stage",
-        tuple(columns),
-        tuple(rows),
+        [*in_words("Class"), *(Column(roles.stage_title(stage)) for stage in stages)],
+        rows,
         "Forgotten classes are tinted." if record.classes else "On the test images.",
     )
 
@@ -265,17 +268,11 @@ def cut_title(record: RunRecord, unit: str, cut: CutRow) -> str:
 
 
 def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
-    names = {
-        "channels": "Channels",
-        "parameters": "Parameters",
-        "flops": "FLOPs per image",
-    }
-    fields = [f"{kind}_{when}" for kind in names for when in ("before", "after")]
-    columns = [
-        Column(when, group=group)
-        for group in names.values()
-        for when in ("before", "after")
-    ]
+    names = ("channels", "Channels"), ("parameters", "Parameters")
+    names = (*names, ("flops", "FLOPs per image"))
+    pairs = list(itertools.product(names, ("before", "after")))
+    fields = [f"{name}_{when}" for (name, _), when in pairs]
+    columns = [Column(when, group=title) for (_, title), when in pairs]
     rows = [
         (
             cell(row.layer, None, _tint(row.layer == "total")),
@@ -325,10 +322,89 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _value_cell(value: Any) -> Cell:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return cell(formats.shorten(", ".join(map(str, value)) or "(none)", 300))
-    if isinstance(value, bool | dict) or value is None:
-        return cell(str(value) if value != {} else "(none)")
-    if isinstance(value, float):
-        return cell(value, f"{value:g}")
-    return cell(value if isinstance(value, int) else formats.shorten(str(value), 300))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return cell(value, f"{value:g}" if isinstance(value, float) else None)
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value)) or "(none)"
+    return cell(formats.shorten("(none)" if value == {} else str(value), 300))
+
+
+def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
+    """The headline's verdict on every audited model, and the count of all tests."""
+    rows = [
+        (
+            model_cell(name, tested),
+            cell(
+                ", ".join(filter(None, (roles.role(name, tested), roles.warning(name))))
+            ),
+            Cell("", "", "", judgement.headline(audit, name).verdict),
+            *(cell(amount) for amount in judgement.counts(audit, name)),
+        )
+        for name in _judged_models(audit, tested)
+    ]
+    role = Column("Role", numeric=False, words=True)
+    return table_of(
+        "tally",
+        "Verdicts on every model",
+        (*in_words("Model"), role, *in_words("Headline"), *count_columns("All tests")),
+        rows if audit.tests else (),
+        "The raw model was trained on what is to be forgotten and should fail: where "
+        "it does not, the test has no power here and cannot tell.",
+    )
+
+
+def count_columns(group: str) -> list[Column]:
+    """The columns of `judgement.counts`, under one heading."""
+    return [Column(title, group=group) for title in judgement.COUNTED.values()]
+
+
+def _judged_models(audit: AuditReport, tested: str | None) -> list[str]:
+    # The untrained net is a yardstick of the probe, and stands in that table.
+    models = roles.audited_models(audit, tested)
+    return [name for name in models if name != roles.RANDOM]
+
+
+def model_cell(name: str, tested: str | None) -> Cell:
+    """A model's name, tinted if it is the method under test."""
+    return cell(name, formats.in_words(name), _tint(roles.family(name) == tested))
+
+
+def verdict_table(audit: AuditReport, tested: str | None) -> Table | None:
+    """The verdict on every model in every test, those that could see first."""
+    names = _judged_models(audit, tested)
+    if not names:
+        return None
+    # A phone shows two columns: the test and the method it is about.
+    first, *others = names
+    rows = [
+        (
+            cell(test.name, test_title(test)),
+            _judged(test, first),
+            cell(interval_text(test)),
+            cell(judgement.difference_text(test)),
+            *(_judged(test, name) for name in others),
+        )
+        for test in judgement.ordered(audit)
+    ]
+    columns = (
+        Column("Test", numeric=False),
+        Column(formats.in_words(first)),
+        Column("Where retrained models lie"),
+        Column("Smallest visible difference"),
+        *(Column(formats.in_words(name)) for name in others),
+    )
+    return table_of(
+        "verdicts",
+        "What was tested, and what could be seen",
+        columns,
+        rows,
+        "Tests that tell the raw model from retraining come first. A model fails when "
+        "it lies where a retrained model hardly would; otherwise it is not told apart.",
+    )
+
+
+def _judged(test: Evidence, name: str) -> Cell:
+    if name not in test.values:
+        return cell(None)
+    value = test.values[name]
+    return cell(value, value_text(test, value), "", test.verdicts[name])

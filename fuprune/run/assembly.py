@@ -214,10 +214,7 @@ def make_replay(config, model, federation: Federation, runtime: Runtime) -> Repl
             model,
             federation,
             runtime,
-            learning_rate=train.learning_rate,
-            schedule=train.schedule,
-            rounds=train.rounds,
-            warmup=train.warmup_rounds,
+            **_training_schedule(train, train.rounds),
             keep_updates=True,
             work=rate,
         ),
@@ -229,6 +226,16 @@ def make_replay(config, model, federation: Federation, runtime: Runtime) -> Repl
     )
 
 
+def _training_schedule(train, rounds: int) -> dict[str, Any]:
+    """Options of `make_algorithm`: training's own schedule, over so many rounds."""
+    return {
+        "learning_rate": train.learning_rate,
+        "schedule": train.schedule,
+        "rounds": rounds,
+        "warmup": min(train.warmup_rounds, max(rounds - 1, 0)),
+    }
+
+
 def make_slice_training(
     config, federation: Federation, runtime: Runtime
 ) -> TrainRounds:
@@ -238,16 +245,8 @@ def make_slice_training(
     # Slices have one or two numbers of rounds, so that few programs serve them all.
     @functools.cache
     def algorithm_for(model, rounds) -> FedAlgorithm:
-        return make_algorithm(
-            config,
-            model,
-            federation,
-            runtime,
-            learning_rate=train.learning_rate,
-            schedule=train.schedule,
-            rounds=rounds,
-            warmup=min(train.warmup_rounds, max(rounds - 1, 0)),
-        )
+        schedule = _training_schedule(train, rounds)
+        return make_algorithm(config, model, federation, runtime, **schedule)
 
     def train_slice(model, variables, data, key, rounds):
         algorithm = algorithm_for(model, rounds)

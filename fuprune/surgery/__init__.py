@@ -50,7 +50,6 @@ __all__ = [
 ]
 
 Variables = Mapping[str, Any]
-_NEEDS_VARIABLES = "this network is cut by tracing it; pass its variables as well."
 
 
 def _has_wiring(model: Any) -> bool:

@@ -5,7 +5,7 @@ are positions.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,21 @@ class LayerReport(NamedTuple):
     parameters_after: int
     flops_before: int
     flops_after: int
+
+
+def total_report(
+    plan: PrunePlan, cuttable: Sequence[LayerReport], *costs: int
+) -> LayerReport:
+    """The row of the whole network.
+
+    Args:
+      plan: the channels to keep.
+      cuttable: rows of the layers whose channels a plan can cut.
+      *costs: of the network: parameters before and after, FLOPs before and after.
+    """
+    before = sum(row.channels_before for row in cuttable)
+    after = sum(row.channels_after for row in cuttable)
+    return LayerReport("total", before, after, sum(plan.spared.values()), *costs)
 
 
 def make_plan(

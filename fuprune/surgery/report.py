@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fuprune.surgery import cutting, trace
-from fuprune.surgery.plan import LayerReport, PrunePlan
+from fuprune.surgery.plan import LayerReport, PrunePlan, total_report
 from fuprune.surgery.slim import Variables, numbered
 
 
@@ -40,15 +40,9 @@ def plan_report(
     ]
     trained = [i for i, path in enumerate(program.paths) if path[0] == "params"]
     cuttable = [row for row in rows if layers[row.layer].kind == "convolution"]
-    total = LayerReport(
-        "total",
-        sum(row.channels_before for row in cuttable),
-        sum(row.channels_after for row in cuttable),
-        sum(plan.spared.values()),
-        *(sum(size[i] for i in trained) for size in sizes),
-        *(sum(numbers.values()) for numbers in flops),
-    )
-    return [*rows, total]
+    parameters = [sum(size[i] for i in trained) for size in sizes]
+    operations = [sum(numbers.values()) for numbers in flops]
+    return [*rows, total_report(plan, cuttable, *parameters, *operations)]
 
 
 def _size(program, leaf, cuts) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fuprune.models.adapt import Forwarding
+from fuprune.models.adapt import Forwarding, asked_for
 from fuprune.surgery import trace
 from fuprune.surgery.held import in_full, onto
 from fuprune.surgery.trace import Path, Program
@@ -89,8 +89,7 @@ class SlimNetwork(CutNetwork):
                 images,
                 train=train,
                 mask=mask,
-                **({"mutable": mutable} if mutable is not False else {}),
-                **({"rngs": rngs} if rngs else {}),
+                **asked_for(mutable, rngs),
                 **options,
             )
 

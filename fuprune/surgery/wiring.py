@@ -17,7 +17,7 @@ from jax.core import Tracer
 from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
-from fuprune.surgery.plan import LayerReport, PrunePlan, check_kept
+from fuprune.surgery.plan import LayerReport, PrunePlan, check_kept, total_report
 
 Variables = Mapping[str, Any]
 
@@ -241,11 +241,5 @@ def plan_report(
         for layer in before
     ]
     prunable = [row for row in rows if row.layer in zoo.layer_names(model)]
-    total = LayerReport(
-        "total",
-        sum(row.channels_before for row in prunable),
-        sum(row.channels_after for row in prunable),
-        sum(plan.spared.values()),
-        *(sum(int(row[field]) for row in rows) for field in range(4, 8)),
-    )
-    return [*rows, total]
+    costs = [sum(int(row[field]) for row in rows) for field in range(4, 8)]
+    return [*rows, total_report(plan, prunable, *costs)]

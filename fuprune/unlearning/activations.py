@@ -5,7 +5,7 @@ averaged over space and summed by class. Those sums and the class counts are all
 leaves a client. `merge_activations` is the first step of server_proc: A*.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -66,13 +66,7 @@ def pooled_convolutions(
             )
             for name, output in capture(model, variables, images, dense=dense).items()
         }
-    _, captured = model.apply(
-        variables,
-        images,
-        train=False,
-        capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
-        mutable=["intermediates"],
-    )
+    captured = capture_convolutions(model, variables, images)
     pooled: dict[str, jax.Array] = {}
 
     def visit(tree, path):
@@ -85,8 +79,24 @@ def pooled_convolutions(
         for name, child in tree.items():
             visit(child, (*path, name))
 
-    visit(captured["intermediates"], ())
+    visit(captured, ())
     return pooled
+
+
+def capture_convolutions(
+    model, variables, images, is_wanted: Callable[[nn.Module], bool] = lambda _: True
+) -> Mapping[str, Any]:
+    """Outputs of a Linen network's convolutions, as Flax's tree of intermediates."""
+    _, captured = model.apply(
+        variables,
+        images,
+        train=False,
+        capture_intermediates=lambda module, _: (
+            isinstance(module, nn.Conv) and is_wanted(module)
+        ),
+        mutable=["intermediates"],
+    )
+    return captured["intermediates"]
 
 
 def class_activations(

@@ -15,7 +15,6 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.history import UpdateHistory, effect_of
 from fuprune.unlearning.protocol import (
     FineTune,
-    Stage,
     UnlearnError,
     UnlearnResult,
     Variables,
@@ -114,7 +113,6 @@ def amnesiac(
             gain,
         )
     subtracted = {**variables, "params": params}
-    fit = recover(model, subtracted, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "history_bytes": history.used_bytes,
         "history_limit": history.max_bytes,
@@ -123,5 +121,13 @@ def amnesiac(
         "updates_subtracted": len(guilty),
         "rounds_affected": len(affected),
     }
-    stages = (Stage("subtracted", model, subtracted),)
-    return UnlearnResult(model, fit.state.variables, stages, fit, 0, notes)
+    return recover(
+        model,
+        subtracted,
+        data,
+        request,
+        key=key,
+        fine_tune=fine_tune,
+        stage="subtracted",
+        notes=notes,
+    )

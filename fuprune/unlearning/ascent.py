@@ -30,7 +30,6 @@ from fuprune.unlearning.client_sums import (
 )
 from fuprune.unlearning.protocol import (
     FineTune,
-    Stage,
     UnlearnError,
     UnlearnResult,
     Variables,
@@ -132,15 +131,22 @@ def ascent(
                     f"{losses[-1]}; lower ascent.learning_rate."
                 )
     ascended = {**rest, "params": params}
-    fit = recover(model, ascended, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "ascent_rounds": done,
         "forgotten_loss": losses,
         "reached_cap": bool(losses) and losses[-1] >= climb.loss_cap,
     }
-    stages = (Stage("ascended", model, ascended),)
-    upload_bytes = tree_bytes(params) * done
-    return UnlearnResult(model, fit.state.variables, stages, fit, upload_bytes, notes)
+    return recover(
+        model,
+        ascended,
+        data,
+        request,
+        key=key,
+        fine_tune=fine_tune,
+        stage="ascended",
+        upload_bytes=tree_bytes(params) * done,
+        notes=notes,
+    )
 
 
 def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgram:

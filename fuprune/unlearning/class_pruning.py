@@ -233,12 +233,17 @@ def class_pruning(
         )
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
-    fit = recover(
-        model, variables, data, ForgetRequest(classes), key=key, fine_tune=fine_tune
+    result = recover(
+        model,
+        variables,
+        data,
+        ForgetRequest(classes),
+        key=key,
+        fine_tune=fine_tune,
+        upload_bytes=upload_bytes,
+        notes=notes,
     )
-    return UnlearnResult(
-        model, fit.state.variables, tuple(stages), fit, upload_bytes, notes
-    )
+    return result._replace(stages=tuple(stages))
 
 
 def _make_capture(cohort, example, protect: Protect | None, weighting, collecting):

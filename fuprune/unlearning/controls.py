@@ -27,7 +27,11 @@ from fuprune.unlearning.recovery import objective_option, recover
 from fuprune.unlearning.request import ForgetRequest, checked, classes_of
 
 
-def mask_logit(
+def _set_head(
+    stage: str,
+    kernel: float | None,
+    bias: float,
+    /,
     model,
     variables: Variables,
     data: FederatedDataset,
@@ -37,39 +41,34 @@ def mask_logit(
     fine_tune: FineTune,
     head: str = "head",
 ) -> UnlearnResult:
-    """Never answer `classes`: their biases become -1000; nothing else changes.
+    """Set the classes' rows of the head; no data are read and nothing is trained.
 
-    Nothing is forgotten: every weight is still there, and one number per class undoes
-    it. No data are read and nothing is trained.
-    """
-    del data, key, fine_tune
-    classes = classes_of(request, head_classes(variables, head))
-    masked = set_rows(variables, classes, bias=MASKED_LOGIT, head=head)
-    return UnlearnResult(model, masked, (Stage("masked", model, masked),))
-
-
-def zero_class_row(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    head: str = "head",
-) -> UnlearnResult:
-    """Set the head's row of each class to zero, kernel and bias; nothing else changes.
-
-    The logit is then 0 for every image, which can still be the largest. The features
-    know the class as before. No data are read and nothing is trained.
+    Args:
+      stage: name of the result.
+      kernel: of the classes' columns; None leaves them, and then there must be biases.
+      bias: of the classes.
+      model: any Flax model.
+      variables: its trained variables.
+      data: not read.
+      request: the classes, as a request or a tuple.
+      key: not used.
+      fine_tune: not called.
+      head: name of the last layer.
     """
     del data, key, fine_tune
     classes = classes_of(request, head_classes(variables, head))
     has_bias = "bias" in layer_of(variables["params"], head.split("/"))
-    zeroed = set_rows(
-        variables, classes, kernel=0.0, bias=0.0 if has_bias else None, head=head
-    )
-    return UnlearnResult(model, zeroed, (Stage("zeroed", model, zeroed),))
+    biases = {"bias": bias} if has_bias or kernel is None else {}
+    changed = set_rows(variables, classes, kernel=kernel, **biases, head=head)
+    return UnlearnResult(model, changed, (Stage(stage, model, changed),))
+
+
+# Never answers the classes. Nothing is forgotten: every weight is still there, and one
+# number per class undoes it.
+mask_logit = functools.partial(_set_head, "masked", None, MASKED_LOGIT)
+# The logit is 0 for every image, which can still be the largest. The features know the
+# class as before.
+zero_class_row = functools.partial(_set_head, "zeroed", 0.0, 0.0)
 
 
 def fine_tune_only(
@@ -84,8 +83,7 @@ def fine_tune_only(
 ) -> UnlearnResult:
     """Fine-tune the trained model on what remains, and do nothing else."""
     request = checked(request, data, variables, head)
-    fit = recover(model, variables, data, request, key=key, fine_tune=fine_tune)
-    return UnlearnResult(model, fit.state.variables, fit=fit)
+    return recover(model, variables, data, request, key=key, fine_tune=fine_tune)
 
 
 def _prune_in_order(

@@ -7,12 +7,12 @@ are shown on images of that class and of others.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fuprune.surgery import capture
+from fuprune.unlearning.activations import capture_convolutions
 
 MIN_SIDE = 4  # pixels
 
@@ -81,16 +81,11 @@ def convolution_output(model, variables, images, layer: str) -> Any:
     def run(variables, images):
         if not hasattr(model, "wiring"):
             return capture(model, variables, images)[layer]
-        _, captured = model.apply(
-            variables,
-            images,
-            train=False,
-            capture_intermediates=lambda m, _: (
-                isinstance(m, nn.Conv) and m.path[:-1] == tuple(layer.split("/"))
-            ),
-            mutable=["intermediates"],
+        path = tuple(layer.split("/"))
+        captured = capture_convolutions(
+            model, variables, images, lambda module: module.path[:-1] == path
         )
-        return jax.tree.leaves(captured["intermediates"])[0]
+        return jax.tree.leaves(captured)[0]
 
     return run(variables, images)
 
@@ -101,14 +96,7 @@ def _map_sides(model, variables, image) -> dict[str, int]:
     def run(variables, image):
         if not hasattr(model, "wiring"):
             return capture(model, variables, image)
-        _, captured = model.apply(
-            variables,
-            image,
-            train=False,
-            capture_intermediates=lambda m, _: isinstance(m, nn.Conv),
-            mutable=["intermediates"],
-        )
-        return captured["intermediates"]
+        return capture_convolutions(model, variables, image)
 
     shapes = jax.eval_shape(run, variables, image)
     return {

@@ -28,7 +28,6 @@ from fuprune.unlearning.client_sums import (
 from fuprune.unlearning.head import change_layer
 from fuprune.unlearning.protocol import (
     FineTune,
-    Stage,
     UnlearnError,
     UnlearnResult,
     Variables,
@@ -239,15 +238,23 @@ def fisher(
     noised = _add_noise(noise_key, params, information.diagonal, mean, variance)
     _check_finite(noised, "the noised model")
     scrubbed = {**rest, "params": noised}
-    fit = recover(model, scrubbed, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "variant": noise.variant,
         "examples": information.num_examples,
         "mean_fisher": _mean_entry(information.diagonal),
         "mean_noise_variance": _mean_entry(variance),
     }
-    stages = (Stage("scrubbed", model, scrubbed),)
-    return UnlearnResult(model, fit.state.variables, stages, fit, upload_bytes, notes)
+    return recover(
+        model,
+        scrubbed,
+        data,
+        request,
+        key=key,
+        fine_tune=fine_tune,
+        stage="scrubbed",
+        upload_bytes=upload_bytes,
+        notes=notes,
+    )
 
 
 def _check_noise(noise: Noise) -> None:

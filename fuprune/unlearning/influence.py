@@ -25,7 +25,6 @@ from fuprune.unlearning.client_sums import (
 )
 from fuprune.unlearning.protocol import (
     FineTune,
-    Stage,
     UnlearnError,
     UnlearnResult,
     Variables,
@@ -201,7 +200,6 @@ def influence(
     )
     step = unravel(jnp.asarray(solution.x, flat.dtype))
     stepped = {**rest, "params": jax.tree.map(jnp.add, params, step)}
-    fit = recover(model, stepped, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "curvature": newton.curvature,
         "iterations": solution.iterations,
@@ -211,9 +209,17 @@ def influence(
         "forgotten_examples": num_forgotten,
         "remaining_examples": num_remaining,
     }
-    stages = (Stage("stepped", model, stepped),)
-    upload_bytes = tree_bytes(params) * (1 + solution.iterations)
-    return UnlearnResult(model, fit.state.variables, stages, fit, upload_bytes, notes)
+    return recover(
+        model,
+        stepped,
+        data,
+        request,
+        key=key,
+        fine_tune=fine_tune,
+        stage="stepped",
+        upload_bytes=tree_bytes(params) * (1 + solution.iterations),
+        notes=notes,
+    )
 
 
 def _make_product(model, loss, curvature: str):

@@ -37,7 +37,6 @@ from fuprune.unlearning.request import (
 from fuprune.unlearning.retrain import retrain
 from fuprune.unlearning.sisa import sisa
 
-BUDGETS = ("fine_tune", "training", "short")
 _GIVEN = ("key", "fine_tune")  # to every method
 
 
@@ -154,9 +153,3 @@ def select(names: str | Iterable[str]) -> tuple[str, ...]:
                 f"{', '.join(METHODS)}."
             )
     return chosen
-
-
-def options_of(name: str) -> frozenset[str]:
-    """The keyword options a method takes beyond what all are given."""
-    (name,) = select((name,))
-    return METHODS[name].options

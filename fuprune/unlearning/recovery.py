@@ -4,13 +4,13 @@ Every method that fine-tunes does it here, under a key derived in the same way, 
 methods started with one key see the same cohorts and the same batches.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from fuprune.data.federated import FederatedDataset
-from fuprune.federated.train import FitResult
-from fuprune.unlearning.protocol import FineTune, Variables
+from fuprune.unlearning.protocol import FineTune, Stage, UnlearnResult, Variables
 from fuprune.unlearning.request import ForgetRequest, remaining
 
 
@@ -23,15 +23,34 @@ def recover(
     key: jax.Array,
     fine_tune: FineTune,
     objective: Any = None,
-) -> FitResult:
-    """Fine-tune on what remains; `key` is the one the method was given."""
-    return fine_tune(
+    stage: str = "",
+    upload_bytes: int = 0,
+    notes: Mapping[str, Any] | None = None,
+) -> UnlearnResult:
+    """Fine-tune on what remains, which ends a method.
+
+    Args:
+      model: what the method left.
+      variables: its variables.
+      data: every client's data; what remains of them is trained on.
+      request: what to forget.
+      key: the one the method was given.
+      fine_tune: see `protocol.FineTune`.
+      objective: what to minimise in place of the cross-entropy.
+      stage: name under which the result keeps the model as it is now; none if empty.
+      upload_bytes: sent by one client so far.
+      notes: JSON-able facts for the report.
+    """
+    fit = fine_tune(
         model,
         variables,
         remaining(data, request),
         recovery_key(key),
         **objective_option(objective),
     )
+    stages = (Stage(stage, model, variables),) if stage else ()
+    found = fit.state.variables
+    return UnlearnResult(model, found, stages, fit, upload_bytes, notes or {})
 
 
 def objective_option(objective: Any) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from fuprune.errors import InputError
 from fuprune.surgery import layer_names
 from fuprune.unlearning.protocol import (
     FineTune,
-    Stage,
     UnlearnResult,
     Variables,
 )
@@ -77,9 +76,16 @@ def regrow(
         }
 
     grown = {collection: start(collection) for collection in variables}
-    stages = (Stage("regrown", model, grown),)
-    fit = recover(model, grown, data, request, key=key, fine_tune=fine_tune)
     notes = {
         "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
     }
-    return UnlearnResult(model, fit.state.variables, stages, fit, notes=notes)
+    return recover(
+        model,
+        grown,
+        data,
+        request,
+        key=key,
+        fine_tune=fine_tune,
+        stage="regrown",
+        notes=notes,
+    )

@@ -27,6 +27,12 @@ from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import Variables
 
 KINDS = ("classes", "clients", "examples")
+# By kind: what leaves the named targets out, and what leaves out everything else.
+_SPLIT: dict[str, Any] = {
+    "classes": (drop_classes, keep_classes),
+    "clients": (drop_clients, keep_clients),
+    "examples": (drop_examples, keep_examples),
+}
 ONE_OF = {"classes": "class", "clients": "client", "examples": "example"}
 
 
@@ -187,11 +193,7 @@ def remaining(
     A client who leaves has weight 0 and is never drawn into a cohort again.
     """
     request = as_request(request)
-    drop: Any = {
-        "classes": drop_classes,
-        "clients": drop_clients,
-        "examples": drop_examples,
-    }[request.kind]
+    drop, _ = _SPLIT[request.kind]
     return drop(data, request.targets)
 
 
@@ -200,11 +202,7 @@ def forgotten(
 ) -> FederatedDataset:
     """The federation with nothing but what the request names, shapes as they were."""
     request = as_request(request)
-    keep: Any = {
-        "classes": keep_classes,
-        "clients": keep_clients,
-        "examples": keep_examples,
-    }[request.kind]
+    _, keep = _SPLIT[request.kind]
     return keep(data, request.targets)
 
 

@@ -46,5 +46,4 @@ def retrain(
     init_key = jax.random.split(key, 4)[0]
     image = jnp.zeros((1, *data.images.shape[1:]))
     fresh = jax.jit(model.init)(init_key, image)
-    fit = recover(model, fresh, data, request, key=key, fine_tune=train or fine_tune)
-    return UnlearnResult(model, fit.state.variables, fit=fit)
+    return recover(model, fresh, data, request, key=key, fine_tune=train or fine_tune)

@@ -136,12 +136,13 @@ OPTIONS = AuditOptions(
 )
 
 
-def run_audit(world, retrained=None, on_step=None, options=OPTIONS, **changes):
+def run_audit(
+    world, retrained=None, on_step=None, options=OPTIONS, candidates=None, **changes
+):
+    """The audit of `candidates`, name -> variables; by default a masked model."""
+    judged = {**(candidates or {"mask_logit": world.masked}), "honest": world.honest}
     return audit(
-        {
-            "mask_logit": (world.model, world.masked),
-            "honest": (world.model, world.honest),
-        },
+        {name: (world.model, variables) for name, variables in judged.items()},
         [
             (world.model, v)
             for v in (world.retrained if retrained is None else retrained)

@@ -184,20 +184,11 @@ def test_too_few_retrained_models_cannot_tell(world, number):
 
 
 def test_model_that_memorised_is_caught_and_a_retrained_one_is_not(memorised):
-    data, model, raw, retrained, honest = memorised[:5]
-    found = audit(
-        {"still_there": (model, raw), "honest": (model, honest)},
-        [(model, variables) for variables in retrained],
-        (model, raw),
-        data,
-        (FORGOTTEN,),
-        jax.random.key(0),
-        options=AuditOptions(
-            kinds=("membership", "shadow", "likelihood_ratio"),
-            shadow=ShadowOptions(models=4, steps=250, backend="vmap"),
-            train_batch_size=32,
-            batch_size=128,
-        ),
+    found = run_audit(
+        memorised,
+        candidates={"still_there": memorised.raw},
+        kinds=("membership", "shadow", "likelihood_ratio"),
+        shadow=ShadowOptions(models=4, steps=250, backend="vmap"),
     )
     for name in (
         "threshold_loss_auc",

@@ -21,26 +21,33 @@ def preprocess(images):
     return normalise(jnp.asarray(images), (0.3,), (0.4,))
 
 
-def test_default_options_compile_one_step_per_shape_and_stay_cheap():
-    train, test = load("digits", split="train"), load("digits", split="test")
-    sample = preprocess(train.images[:1])
-    model, narrow = Perceptron(32, 10), Perceptron(24, 10)
-    nets = [init_variables(model, jax.random.key(seed), sample) for seed in range(7)]
-    slim = init_variables(narrow, jax.random.key(7), sample)
-    compiled = sgd_step._cache_size()
-    begin = time.process_time()
-    report = audit(
-        {
-            "slim": (narrow, slim),
-            **{f"candidate_{i}": (model, nets[i]) for i in (1, 2, 3)},
-        },
+def audit_digits(model, nets, slim):
+    """Nets that know nothing, the first as the raw one and three as retrained."""
+    return audit(
+        {"slim": slim, **{f"candidate_{i}": (model, nets[i]) for i in (1, 2, 3)}},
         [(model, variables) for variables in nets[4:]],
         (model, nets[0]),
-        AuditData(train, test, preprocess),
+        AuditData(
+            load("digits", split="train"), load("digits", split="test"), preprocess
+        ),
         (9,),
         jax.random.key(0),
         options=OPTIONS,
     )
+
+
+def draw_nets(model, number=7, first=0):
+    sample = preprocess(load("digits", split="train").images[:1])
+    keys = [jax.random.key(seed) for seed in range(first, first + number)]
+    return [init_variables(model, key, sample) for key in keys]
+
+
+def test_default_options_compile_one_step_per_shape_and_stay_cheap():
+    model, narrow = Perceptron(32, 10), Perceptron(24, 10)
+    nets, (slim,) = draw_nets(model), draw_nets(narrow, 1, first=7)
+    compiled = sgd_step._cache_size()
+    begin = time.process_time()
+    report = audit_digits(model, nets, (narrow, slim))
     assert time.process_time() - begin < 60
     assert sgd_step._cache_size() - compiled == 2
     # What a net that costs more pays for, besides one forward pass over all images.
@@ -55,29 +62,17 @@ def test_default_options_compile_one_step_per_shape_and_stay_cheap():
 
 @pytest.mark.slow
 def test_whole_audit_of_residual_nets_on_digits_stays_in_its_budget():
-    train, test = load("digits", split="train"), load("digits", split="test")
     model = zoo.create("resnet20", num_classes=10, input_shape=(8, 8, 1))
     # Nets that know nothing: relearning takes as long as it may.
-    sample = preprocess(train.images[:1])
-    nets = [init_variables(model, jax.random.key(seed), sample) for seed in range(7)]
+    nets = draw_nets(model)
     generator = np.random.default_rng(0)
     scores = {
         layer: generator.random(nets[0]["params"][layer]["conv"]["kernel"].shape[-1])
         for layer in zoo.layer_names(model)
     }
     begin = time.process_time()
-    report = audit(
-        {
-            "slim": compact(model, nets[0], make_plan(scores, 0.05)),
-            **{f"candidate_{i}": (model, nets[i]) for i in (1, 2, 3)},
-        },
-        [(model, variables) for variables in nets[4:]],
-        (model, nets[0]),
-        AuditData(train, test, preprocess),
-        (9,),
-        jax.random.key(0),
-        options=OPTIONS,
-    )
+    slim = compact(model, nets[0], make_plan(scores, 0.05))
+    report = audit_digits(model, nets, slim)
     # Processor time, all threads: what others do on the machine meanwhile is left out.
     assert time.process_time() - begin < 180
     assert report.detail["cka"]["slim"].keys() == set(zoo.layer_names(model))

@@ -1,11 +1,10 @@
 """Shadow models that are unlearned, by methods whose trace is known."""
 
-import jax
 import numpy as np
 
-from fuprune.audit import AuditOptions, ShadowOptions, audit
+from fuprune.audit import ShadowOptions
 from fuprune.data.dataset import Dataset
-from tests.audit.conftest import FORGOTTEN
+from tests.audit.conftest import FORGOTTEN, run_audit
 
 
 def turned_down(variables):
@@ -16,31 +15,22 @@ def turned_down(variables):
 
 
 def test_a_method_that_hides_is_caught_by_shadows_that_hide_as_well(memorised):
-    data, model, raw, retrained, honest = memorised[:5]
     asked = []
 
     def hide(module, variables, key, trained_on):
         asked.append(trained_on)
         return module, turned_down(variables)
 
-    report = audit(
-        {"hidden": (model, turned_down(raw)), "honest": (model, honest)},
-        [(model, variables) for variables in retrained],
-        (model, raw),
-        data,
-        (FORGOTTEN,),
-        jax.random.key(0),
-        options=AuditOptions(
-            kinds=("unlearned_shadow",),
-            train_batch_size=32,
-            batch_size=128,
-            shadow=ShadowOptions(
-                models=4,
-                steps=200,
-                backend="vmap",
-                unlearn={"hidden": hide},
-                fine_tune_steps=20,
-            ),
+    report = run_audit(
+        memorised,
+        candidates={"hidden": turned_down(memorised.raw)},
+        kinds=("unlearned_shadow",),
+        shadow=ShadowOptions(
+            models=4,
+            steps=200,
+            backend="vmap",
+            unlearn={"hidden": hide},
+            fine_tune_steps=20,
         ),
     )
     own = next(t for t in report.tests if t.name == "unlearned_shadow_hidden_auc")

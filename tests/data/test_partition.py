@@ -35,18 +35,20 @@ PARTITIONS = {
     ),
 }
 
+SIZES = {
+    "num_examples": st.integers(0, 120),
+    "num_clients": st.integers(1, 30),
+    "num_classes": st.integers(1, 12),
+    "seed": st.integers(0, 2**32 - 1),
+}
+
 
 def draw_labels(num_examples, num_classes, seed=0):
     return np.random.default_rng(seed).integers(num_classes, size=num_examples)
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
-@hypothesis.given(
-    num_examples=st.integers(0, 120),
-    num_clients=st.integers(1, 30),
-    num_classes=st.integers(1, 12),
-    seed=st.integers(0, 2**32 - 1),
-)
+@hypothesis.given(**SIZES)
 def test_partition_is_a_disjoint_cover(
     kind, num_examples, num_clients, num_classes, seed
 ):
@@ -67,13 +69,7 @@ def test_partition_is_decided_by_its_seed(kind):
     assert [part.tolist() for part in first] != [part.tolist() for part in other]
 
 
-@hypothesis.given(
-    num_examples=st.integers(0, 80),
-    num_clients=st.integers(1, 25),
-    num_classes=st.integers(1, 12),
-    bias=st.floats(0, 1),
-    seed=st.integers(0, 2**32 - 1),
-)
+@hypothesis.given(**SIZES, bias=st.floats(0, 1))
 def test_bias_partition_equals_its_loop_twin(
     num_examples, num_clients, num_classes, bias, seed
 ):
@@ -182,13 +178,7 @@ def test_senseless_dirichlet_concentration_is_refused(alpha):
         dirichlet_partition([0], num_clients=1, num_classes=1, alpha=alpha, seed=0)
 
 
-@hypothesis.given(
-    num_examples=st.integers(0, 120),
-    num_clients=st.integers(1, 30),
-    num_classes=st.integers(1, 6),
-    share=st.floats(0, 0.99),
-    seed=st.integers(0, 2**32 - 1),
-)
+@hypothesis.given(**SIZES, share=st.floats(0, 0.99))
 def test_held_out_examples_and_the_rest_are_a_disjoint_cover(
     num_examples, num_clients, num_classes, share, seed
 ):

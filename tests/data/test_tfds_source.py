@@ -272,12 +272,10 @@ def serve(monkeypatch, builder, root, address):
     monkeypatch.setattr(builder, "url_infos", sums)
 
 
-def test_cifar10_is_downloaded_and_prepared_without_tensorflow(
-    offline, host, monkeypatch
-):
+def serve_cifar10(monkeypatch, host):
+    """Puts a tiny set on the server; returns it and its archive there."""
     root, address = host
     tiny = tiny_sets.TinyCifar10()
-    tiny.make_official(monkeypatch)
     archive = tiny.write_archive(root / "cifar-10-binary.tar.gz")
     builder = tfds.builder_cls("cifar10")
     stock = builder._cifar_info.fget
@@ -287,6 +285,14 @@ def test_cifar10_is_downloaded_and_prepared_without_tensorflow(
         property(lambda self: stock(self)._replace(url=f"{address}{archive.name}")),
     )
     serve(monkeypatch, builder, root, address)
+    return tiny, archive
+
+
+def test_cifar10_is_downloaded_and_prepared_without_tensorflow(
+    offline, host, monkeypatch
+):
+    tiny, _ = serve_cifar10(monkeypatch, host)
+    tiny.make_official(monkeypatch)
     assert_same(load("cifar10", split="train", data_dir=offline), tiny.splits["train"])
     assert_same(load("cifar10", split="test", data_dir=offline), tiny.splits["test"])
     # TFDS reads what was prepared as its own.
@@ -319,17 +325,7 @@ def sort(dataset):
 
 
 def test_download_with_another_checksum_is_refused(offline, host, monkeypatch):
-    root, address = host
-    tiny = tiny_sets.TinyCifar10()
-    archive = tiny.write_archive(root / "cifar-10-binary.tar.gz")
-    builder = tfds.builder_cls("cifar10")
-    stock = builder._cifar_info.fget
-    monkeypatch.setattr(
-        builder,
-        "_cifar_info",
-        property(lambda self: stock(self)._replace(url=f"{address}{archive.name}")),
-    )
-    serve(monkeypatch, builder, root, address)
+    _, archive = serve_cifar10(monkeypatch, host)
     archive.write_bytes(archive.read_bytes() + b"\0")
     with pytest.raises(DataUnavailableError, match="NonMatchingChecksumError"):
         load("cifar10", split="train", data_dir=offline)

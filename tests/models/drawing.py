@@ -42,6 +42,17 @@ def variables_of(model, seed=0):
     return jax.tree_util.tree_map_with_path(draw, shapes_of(model))
 
 
+def apply_in_training(network, variables, params, inputs, mask):
+    """`(outputs, new statistics)` with these parameters in the variables."""
+    return network.apply(
+        {**variables, "params": params},
+        inputs,
+        train=True,
+        mask=mask,
+        mutable=["batch_stats"],
+    )
+
+
 def shapes_of(model):
     image = jax.ShapeDtypeStruct((1, *model.input_shape), jnp.float32)
     return jax.eval_shape(model.init, jax.random.key(0), image)

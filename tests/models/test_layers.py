@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fuprune.models.layers import NUM_GROUPS, Norm, place, wire
+from tests.models.drawing import apply_in_training
 
 WIDTH = 16
 ALL = tuple(range(WIDTH))
@@ -67,13 +68,7 @@ def test_padded_examples_never_enter_statistics(padding):
     mask = jnp.array([1, 1, 1, 0, 0])
 
     def loss(params, inputs, mask):
-        outputs, update = norm.apply(
-            {**variables, "params": params},
-            inputs,
-            train=True,
-            mask=mask,
-            mutable=["batch_stats"],
-        )
+        outputs, update = apply_in_training(norm, variables, params, inputs, mask)
         return jnp.sum(jnp.sin(outputs[:3])), (outputs[:3], update)
 
     gradient, (outputs, update) = jax.jit(jax.grad(loss, has_aux=True))(
@@ -92,12 +87,8 @@ def test_batch_of_padding_only_leaves_statistics_and_gives_no_nan():
     norm, variables = make_norm("batch")
 
     def loss(params, inputs):
-        outputs, update = norm.apply(
-            {**variables, "params": params},
-            inputs,
-            train=True,
-            mask=jnp.zeros(4),
-            mutable=["batch_stats"],
+        outputs, update = apply_in_training(
+            norm, variables, params, inputs, jnp.zeros(4)
         )
         return jnp.sum(outputs**2), update
 

@@ -211,12 +211,8 @@ def test_kernels_train_as_the_plain_network_does(cut):
 
     def gradient_of(model, mask):
         def loss(params):
-            logits, update = model.apply(
-                {**variables, "params": params},
-                images,
-                train=True,
-                mask=mask,
-                mutable=["batch_stats"],
+            logits, update = drawing.apply_in_training(
+                model, variables, params, images, mask
             )
             return jnp.sum(jnp.sin(logits) * mask[:, None]), update
 

@@ -1,5 +1,6 @@
 """Objects in a notebook: each shows what a person wants to see first."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import types
 import numpy as np
 import pytest
 
-from fuprune.report import notebook, show
+import fuprune
+from fuprune.audit.evidence import AuditReport
+from fuprune.report import show
 from fuprune.run.reading import Run
 from fuprune.run.record import RunRecord
 from fuprune.surgery.plan import PrunePlan
@@ -55,13 +58,19 @@ def test_anything_else_is_refused():
 
 def test_ipython_learns_the_types(monkeypatch):
     known = {}
-    formatter = types.SimpleNamespace(for_type=known.__setitem__)
+
+    def learn(home, name, show):
+        known[getattr(importlib.import_module(home), name)] = show
+
+    formatter = types.SimpleNamespace(for_type_by_name=learn)
     display = types.SimpleNamespace(formatters={"text/html": formatter})
     shell = types.SimpleNamespace(display_formatter=display)
     module = types.SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(sys.modules, "IPython", module)
-    notebook.register()
-    assert known[RunRecord] is show and PrunePlan in known
+    fuprune._show_in_notebooks()
+    assert set(known) == {RunRecord, Run, AuditReport, PrunePlan}
+    plan = PrunePlan({"conv1": np.array([0, 2])})
+    assert known[PrunePlan](plan) == show(plan)
 
 
 def test_importing_the_package_is_enough_in_ipython(tmp_path):

@@ -5,9 +5,12 @@ import re
 
 import pytest
 
+from fuprune.audit.audit import KINDS
+from fuprune.audit.request_audit import REQUEST_KINDS
 from fuprune.report import build
 from fuprune.report.joined import group_runs
 from fuprune.report.prose import as_text, first_screen
+from fuprune.report.questions import questions_about
 from fuprune.report.tables import methods_table
 from fuprune.run.reading import read_run
 from fuprune.run.record import RequestRow
@@ -133,3 +136,11 @@ def test_joined_runs_say_who_left(tmp_path):
     (group,) = group_runs([read_run(folder)])
     assert group.subject == "E1: resnet20 on digits, clients 3 and 17, q 0.25"
     assert group.tested == "fed_eraser"
+
+
+@pytest.mark.parametrize(
+    ("request_kind", "kinds"), [("classes", KINDS), ("clients", REQUEST_KINDS)]
+)
+def test_every_kind_of_evidence_has_its_question(request_kind, kinds):
+    asked = questions_about(request_kind, "the class")
+    assert set(kinds) <= {kind for question in asked for kind in question.kinds}

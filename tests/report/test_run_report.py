@@ -128,7 +128,7 @@ def test_each_class_cut_has_its_heat_map_widths_and_columns(tmp_path, classes):
     assert "scores of 8 channels in 2 layers; 2 were cut" in heat[0]
     several = len(classes) > 1
     assert ("(class pruning, class airplane (0))" in page.text) == several
-    assert ("After second class" in page.text) == several
+    assert ("After cut 2" in page.text) == several
 
 
 def test_scores_are_drawn_from_input_to_output(page, run):
@@ -259,15 +259,6 @@ def test_names_from_files_come_out_as_text(tmp_path):
     cells = (directory / "report" / "classes.csv").read_text().splitlines()
     assert cells[3].startswith("'=1+1 (2)")
     assert evil not in (directory / "report" / "report.md").read_text()
-
-
-def test_a_report_that_is_a_link_elsewhere_is_refused(tmp_path):
-    directory = write_run(tmp_path / "run")
-    (tmp_path / "elsewhere").mkdir()
-    (directory / "report").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="is a link to"):
-        build(directory)
-    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):

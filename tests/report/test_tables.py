@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from fuprune.report import audit_tables, formats, markup, table_forms
+from fuprune.report import formats, markup, table_forms, tables
 from fuprune.report import tables as run_tables
 from fuprune.report.table_forms import Column, Table, cell
 from fuprune.run import speed
@@ -137,11 +137,11 @@ def test_a_constant_attacker_is_no_result():
         "shadow_success_rate", {"class_pruning": "cannot tell"}, kind="shadow"
     )
     test = test._replace(values={"class_pruning": None})
-    table = audit_tables.verdict_table(make_audit(test), "class_pruning")
+    table = tables.verdict_table(make_audit(test), "class_pruning")
     assert row_of(table, "shadow_success_rate")["class pruning"] == "no result"
 
 
 def test_tests_without_power_come_last():
-    table = audit_tables.verdict_table(make_audit(), "class_pruning")
+    table = tables.verdict_table(make_audit(), "class_pruning")
     undecided = [row[1].verdict == "cannot tell" for row in table.rows]
     assert len(undecided) == 6 and undecided == sorted(undecided) and any(undecided)

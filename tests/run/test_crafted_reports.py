@@ -1,6 +1,5 @@
 """A report shows what a file says, and obeys none of it."""
 
-import html.parser
 import io
 import json
 import zipfile
@@ -9,6 +8,7 @@ import pytest
 
 from fuprune import report
 from tests.report import fixture
+from tests.report.reading import Page
 from tests.run.crafted import CRAFTED_JSON, crafted_arrays
 from tests.run.watch import nothing_happens_outside
 
@@ -29,121 +29,83 @@ SCRIPTS = (
 )
 
 
-class Reader(html.parser.HTMLParser):
-    """What a browser would act on."""
-
-    def __init__(self):
-        super().__init__(convert_charrefs=True)
-        self.scripts, self.elements, self.handlers, self.links = [], set(), [], []
-        self.inside = None
-
-    def handle_starttag(self, tag, attrs):
-        self.inside = tag
-        self.elements.add(tag)
-        for name, value in attrs:
-            if name.startswith("on") or name in ("srcdoc", "formaction"):
-                self.handlers.append((tag, name, value))
-            if name in ("href", "src", "action", "xlink:href", "data"):
-                self.links.append(value or "")
-
-    def handle_data(self, data):
-        if self.inside == "script":
-            self.scripts.append(data)
-
-    def handle_endtag(self, tag):
-        self.inside = None
-
-
-def read_page(text):
-    reader = Reader()
-    reader.feed(text)
-    reader.close()
-    return reader
-
-
 def poisoned(value, payload):
     """The same JSON with the payload in every string and key, numbers untouched."""
     if isinstance(value, dict):
-        return {key: poisoned(item, payload) for key, item in value.items()} | {
-            payload: payload
-        }
+        changed = {key: poisoned(item, payload) for key, item in value.items()}
+        return changed | {payload: payload}
     if isinstance(value, list):
         return [poisoned(item, payload) for item in value]
-    if isinstance(value, str):
-        return value + payload
-    return value
+    return value + payload if isinstance(value, str) else value
+
+
+def build(run):
+    with nothing_happens_outside(run):
+        report.build(run)
+    return Page((run / "report" / "report.html").read_text("utf-8"))
 
 
 def test_a_report_shows_what_a_file_says_and_obeys_none_of_it(home, trace):
-    plain = fixture.write_run(home / "plain")
-    report.build(plain)
-    honest = read_page((plain / "report" / "report.html").read_text("utf-8"))
+    honest = {tag for tag, _ in build(fixture.write_run(home / "plain")).elements}
+    assert not honest & {"script", "iframe"}
     for number, payload in enumerate(SCRIPTS):
         run = fixture.write_run(home / f"run{number}")
-        for name in ("config.json", "results.json", "audit.json"):
-            value = json.loads((run / name).read_text("utf-8"))
-            text = json.dumps(poisoned(value, payload))
-            (run / name).write_text(text, "utf-8")
-        rows = (run / "metrics.jsonl").read_text("utf-8").splitlines()
-        rows = [json.dumps(poisoned(json.loads(row), payload)) for row in rows]
-        (run / "metrics.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
-        with nothing_happens_outside(run):
-            report.build(run)
-        page = read_page((run / "report" / "report.html").read_text("utf-8"))
-        assert page.scripts == honest.scripts
-        assert page.handlers == honest.handlers == []
-        assert page.elements <= honest.elements
-        assert "iframe" not in page.elements
-        for link in page.links:
-            assert link.startswith(("#", "data:image/png;base64,")), link
+        for name in ("config.json", "results.json", "audit.json", "metrics.jsonl"):
+            text = (run / name).read_text("utf-8")
+            lines = text.splitlines() if name.endswith("l") else [text]
+            lines = [json.dumps(poisoned(json.loads(line), payload)) for line in lines]
+            (run / name).write_text("\n".join(lines) + "\n", "utf-8")
+        page = build(run)
+        assert {tag for tag, _ in page.elements} <= honest
+        for _, attributes in page.elements:
+            assert not any(name.startswith("on") for name in attributes)
+            assert not {"srcdoc", "formaction"} & attributes.keys()
+            for name in ("href", "src", "action", "xlink:href", "data"):
+                link = attributes.get(name, "#")
+                assert link.startswith(("#", "data:image/png;base64,")), link
         for path in (run / "report").glob("*.csv"):
             for line in path.read_text("utf-8").splitlines():
                 assert not line.startswith(("=", "@", "\t"))
                 assert ",=" not in line
 
 
+def archive_of(data):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for member in ("images", "activations", "maps", "../../elsewhere/executed"):
+            file.writestr(f"{member}.npy", data)
+    return buffer.getvalue()
+
+
 def test_a_report_survives_files_of_any_content(home, trace):
     names = ["config.json", "results.json", "audit.json", "metrics.jsonl"]
-    whole = fixture.write_run(home / "run")
-    good = {name: (whole / name).read_text("utf-8") for name in names}
-    attacks = [(names, text) for text in CRAFTED_JSON.values()]
-    attacks += [([name], CRAFTED_JSON["wrong types"]) for name in names]
-    for attacked, text in attacks:
-        for name in names:
-            (whole / name).write_text(text if name in attacked else good[name])
-        with nothing_happens_outside(whole):
-            report.build(whole)
-        assert (whole / "report" / "report.html").is_file()
-
-
-def test_pickled_feature_maps_are_not_unpickled(home, trace):
     run = fixture.write_run(home / "run")
-    for name, data in crafted_arrays(trace):
-        archive = io.BytesIO()
-        with zipfile.ZipFile(archive, "w") as file:
-            for member in ("images", "activations", "maps", "../../elsewhere/executed"):
-                file.writestr(f"{member}.npy", data)
-        for content in (archive.getvalue(), data):
-            (run / "feature_maps.npz").write_bytes(content)
-            with nothing_happens_outside(run):
-                report.build(run)
-            assert (run / "report" / "report.html").is_file(), name
+    maps = "feature_maps.npz"
+    good = {name: (run / name).read_bytes() for name in (*names, maps)}
+    attacks = [(names, text.encode()) for text in CRAFTED_JSON.values()]
+    attacks += [([name], CRAFTED_JSON["wrong types"].encode()) for name in names]
+    for _, data in crafted_arrays(trace):
+        attacks += [([maps], archive_of(data)), ([maps], data)]
+    for attacked, content in attacks:
+        for name, honest in good.items():
+            (run / name).write_bytes(content if name in attacked else honest)
+        assert build(run).text
 
 
-def test_a_report_folder_that_leads_elsewhere_is_refused(home, trace):
+@pytest.mark.parametrize("linked", ["report", "report/report.html"])
+def test_a_link_in_place_of_a_report_is_not_followed(home, tmp_path, linked):
     run = fixture.write_run(home / "run")
-    (run / "report").symlink_to(trace.parent, target_is_directory=True)
-    with nothing_happens_outside(run), pytest.raises(ValueError, match="link"):
-        report.build(run)
-
-
-def test_a_link_in_the_report_folder_is_replaced_and_not_followed(home, tmp_path):
-    run = fixture.write_run(home / "run")
-    victim = tmp_path / "victim"
-    victim.write_text("keep")
-    (run / "report").mkdir()
-    (run / "report" / "report.html").symlink_to(victim)
-    with nothing_happens_outside(run):
-        report.build(run)
-    assert victim.read_text() == "keep"
-    assert not (run / "report" / "report.html").is_symlink()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("keep")
+    if linked == "report":
+        (run / linked).symlink_to(outside, target_is_directory=True)
+        with nothing_happens_outside(run), pytest.raises(ValueError, match="a link to"):
+            report.build(run)
+    else:
+        (run / "report").mkdir()
+        (run / linked).symlink_to(outside / "precious")
+        build(run)
+        assert not (run / linked).is_symlink()
+    assert (outside / "precious").read_text() == "keep"
+    assert [path.name for path in outside.iterdir()] == ["precious"]

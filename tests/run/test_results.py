@@ -1,20 +1,17 @@
 """The page of results says what the files under results/ say, and no more."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 
 import pytest
 
+from tests.loading import load_module
+
 
 @pytest.fixture
 def fill_results(repository):
-    path = repository / "docs" / "fill_results.py"
-    spec = importlib.util.spec_from_file_location("fill_results", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(repository / "docs" / "fill_results.py")
 
 
 def runs_of(repository):

@@ -16,12 +16,8 @@ from tests.models.drawing import make_model, small_model
 def make_step(model, optimizer, images, labels, mask):
     def step(variables, opt_state):
         def loss_of(params):
-            logits, update = model.apply(
-                {**variables, "params": params},
-                images,
-                train=True,
-                mask=mask,
-                mutable=["batch_stats"],
+            logits, update = drawing.apply_in_training(
+                model, variables, params, images, mask
             )
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return jnp.sum(losses * mask) / jnp.sum(mask), update

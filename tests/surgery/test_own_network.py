@@ -1,7 +1,6 @@
 """Other people's networks through the whole house: methods, and the audit."""
 
 import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +26,7 @@ from fuprune.unlearning.head import head_name
 from fuprune.unlearning.kept_rounds import keep_round
 from fuprune.unlearning.methods import METHODS, options_of
 from fuprune.unlearning.protocol import UnlearnError
+from tests.loading import load_module
 from tests.surgery import networks
 
 KEY = jax.random.key(3)
@@ -338,11 +338,7 @@ def test_hidden_units_of_a_vision_transformer_are_cut_if_asked_for():
 
 @pytest.mark.slow
 def test_the_example_takes_a_network_from_training_to_audit(repository, capsys):
-    path = repository / "docs" / "own_network.py"
-    spec = importlib.util.spec_from_file_location("own_network", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    report = module.main()
+    report = load_module(repository / "docs" / "own_network.py").main()
     said = capsys.readouterr().out
     assert "Conv_0 16 ->" in said and "class_pruning" in said
     assert report.candidates == ["class_pruning"]

@@ -1,5 +1,7 @@
 """Networks that compile in a second: one that can be cut, and softmax regression."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from fuprune.data.federated import FederatedDataset, federate
 from fuprune.federated.server import ServerState, fed_avg
 from fuprune.federated.train import FitResult, fit
 from fuprune.models.layers import ConvNorm, Wiring, wire
+from fuprune.unlearning.methods import METHODS
 from tests.tiny import tiny_dataset
 
 
@@ -98,19 +101,24 @@ def remembering(seen):
     return fine_tune
 
 
+def forget_by(
+    method, model, variables, data, request, *, seed=0, fine_tune=None, **options
+):
+    """The method, without any fine-tuning unless it is given."""
+    return METHODS[method](
+        model,
+        variables,
+        data,
+        request,
+        key=jax.random.key(seed),
+        fine_tune=fine_tune or remembering([]),
+        **options,
+    )
+
+
 def make_fine_tune(rounds=1, optimizer=None):
     """Real federated rounds, compiled once for each model."""
-    optimizer = optimizer or optax.sgd(0.05)
-    algorithms = {}
-
-    def fine_tune(model, variables, data, key):
-        if model not in algorithms:
-            algorithms[model] = fed_avg(model, client_optimizer=optimizer, batch_size=8)
-        algorithm = algorithms[model]
-        state = algorithm.init(variables)
-        return fit(algorithm, state, data, key=key, cohort_size=2, rounds=rounds)
-
-    return fine_tune
+    return functools.partial(make_train(optimizer), rounds=rounds)
 
 
 def make_train(optimizer=None):

@@ -14,10 +14,9 @@ from fuprune.data.federated import drop_classes, federate, take_clients, whole_c
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning import history
-from fuprune.unlearning.amnesiac import amnesiac
 from fuprune.unlearning.protocol import UnlearnError
 from tests import reference_unlearning as reference
-from tests.unlearning.small import SoftmaxRegression, initial, remembering
+from tests.unlearning.small import SoftmaxRegression, forget_by, initial
 
 LINEAR = SoftmaxRegression(num_classes=3, use_bias=False)
 KEYS = [jax.random.key(number) for number in range(5)]
@@ -55,16 +54,8 @@ def train(data, variables, keys, server_rate=1.0):
 
 
 def forget(variables, data, store, **options):
-    return amnesiac(
-        LINEAR,
-        variables,
-        data,
-        (2,),
-        key=jax.random.key(9),
-        fine_tune=remembering([]),
-        history=store,
-        **options,
-    )
+    options |= {"history": store}
+    return forget_by("amnesiac", LINEAR, variables, data, (2,), **options)
 
 
 def test_full_history_of_a_linear_model_restores_the_never_seen_model(federation):

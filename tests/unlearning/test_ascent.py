@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import drop_classes
-from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
+    forget_by,
     initial,
-    remembering,
     small_data,
 )
 
@@ -26,15 +25,7 @@ def regression():
 
 
 def forget(model, variables, data, **options):
-    return METHODS["ascent"](
-        model,
-        variables,
-        data,
-        (3,),
-        key=jax.random.key(0),
-        fine_tune=remembering([]),
-        **options,
-    )
+    return forget_by("ascent", model, variables, data, (3,), **options)
 
 
 def losses_on(model, variables, data, u):

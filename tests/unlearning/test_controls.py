@@ -9,10 +9,10 @@ import pytest
 
 from fuprune.unlearning.controls import mask_logit, zero_class_row
 from fuprune.unlearning.head import set_rows
-from fuprune.unlearning.methods import METHODS
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
+    forget_by,
     initial,
     make_fine_tune,
     remembering,
@@ -33,17 +33,10 @@ def images():
     return jax.random.normal(jax.random.key(2), (16, 6, 6, 1))
 
 
-def forget(name, trained, fine_tune=None, seed=0, **options):
+def forget(name, trained, fine_tune=None, **options):
     data, variables = trained
-    return METHODS[name](
-        MODEL,
-        variables,
-        data,
-        CLASSES,
-        key=jax.random.key(seed),
-        fine_tune=fine_tune or remembering([]),
-        **options,
-    )
+    options |= {"fine_tune": fine_tune}
+    return forget_by(name, MODEL, variables, data, CLASSES, **options)
 
 
 def changed(before, after):

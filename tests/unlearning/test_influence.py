@@ -7,15 +7,14 @@ import pytest
 
 from fuprune.data.federated import federate
 from fuprune.unlearning.influence import conjugate_gradients
-from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from tests import reference_baselines as reference
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
+    forget_by,
     initial,
-    remembering,
     small_data,
 )
 
@@ -30,15 +29,7 @@ def regression():
 
 
 def forget(model, variables, data, classes=(1,), **options):
-    return METHODS["influence"](
-        model,
-        variables,
-        data,
-        classes,
-        key=jax.random.key(0),
-        fine_tune=remembering([]),
-        **options,
-    )
+    return forget_by("influence", model, variables, data, classes, **options)
 
 
 def flat(dataset, classes):

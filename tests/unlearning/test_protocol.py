@@ -17,7 +17,7 @@ from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
 from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.kept_rounds import keep_round
-from fuprune.unlearning.methods import BUDGETS, METHODS, options_of, select
+from fuprune.unlearning.methods import METHODS, select
 from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.recovery import recovery_key
 from tests.unlearning.small import (
@@ -172,7 +172,7 @@ def test_forgotten_images_are_read_where_the_definition_says_so(
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in METHODS if "participants" in options_of(n)]
+    "name", [n for n in METHODS if "participants" in METHODS[n].options]
 )
 def test_only_participants_are_read(name, trained, updates, outcomes):
     """Other images with clients that do not take part: the same model and notes."""
@@ -212,7 +212,7 @@ def test_what_a_method_says_of_itself_can_be_true():
     assert tuple(METHODS) == CONFIGURED
     sections = {key.split(".")[0] for key in KEYS}
     for method in METHODS.values():
-        assert method.budget in BUDGETS
+        assert method.budget in ("fine_tune", "training", "short")
         assert set(method.sections) <= sections
         assert method.reads_forgotten or not method.trains_on_forgotten
     assert METHODS["retrain_short"].budget == "short"
@@ -235,13 +235,16 @@ def test_names_expand_and_unknown_ones_are_refused():
 
 
 def test_options_say_what_a_method_can_be_told():
-    assert {"variant", "alpha", "chunk", "preprocess"} <= options_of("fisher")
-    assert {"rate", "scope", "idf"} <= options_of("prune_random")
-    assert "order" in options_of("prune_then_drop_row")
-    assert "order" not in options_of("prune_lowest")
-    assert "order" in options_of("class_pruning")
-    assert options_of("mask_logit") == {"head"}
-    assert not any({"key", "fine_tune", "data"} & options_of(name) for name in METHODS)
+    fisher = {"variant", "alpha", "chunk", "preprocess"}
+    assert fisher <= METHODS["fisher"].options
+    assert {"rate", "scope", "idf"} <= METHODS["prune_random"].options
+    assert "order" in METHODS["prune_then_drop_row"].options
+    assert "order" not in METHODS["prune_lowest"].options
+    assert "order" in METHODS["class_pruning"].options
+    assert METHODS["mask_logit"].options == {"head"}
+    assert not any(
+        {"key", "fine_tune", "data"} & METHODS[name].options for name in METHODS
+    )
 
 
 def test_the_page_on_methods_has_a_true_row_for_each(repository):
