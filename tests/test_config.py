@@ -358,6 +358,18 @@ def test_every_schedule_that_is_accepted_can_be_made(kind, rounds):
         assert all(0 <= rate(number) <= 0.1 + 1e-6 for number in range(rounds))
 
 
+@pytest.mark.parametrize(("rounds", "warmup"), [(1, 1), (2, 2), (3, 20)])
+def test_a_warm_up_longer_than_the_rounds_ends_with_them(rounds, warmup):
+    """Budgets are cut after the config was checked, by a short retraining for one."""
+    from fuprune.run.assembly import learning_rate_schedule
+
+    rate = learning_rate_schedule(
+        "warmup_cosine", peak=0.1, rounds=rounds, warmup=warmup
+    )
+    rates = [float(rate(number)) for number in range(rounds)]
+    assert rates == pytest.approx([0.1 * (n + 1) / rounds for n in range(rounds)])
+
+
 @pytest.mark.parametrize("warmup", [0, 1, 3, 6])
 def test_warm_up_never_starts_at_rate_zero(warmup):
     """A first round at rate 0 would be a round for nothing."""

@@ -4,7 +4,7 @@ Who keeps the raw model and receives the unlearned one sees on which images the 
 differ (Chen et al., "When Machine Unlearning Jeopardizes Privacy", CCS 2021). Who also
 has one model trained without the class can say where between the two an answer lies
 (after the interpolated approximate measurement, IAM, of Wang et al., "Towards Lifecycle
-Unlearning Commitment Management", arXiv 2506.06112, 2025).
+Unlearning Commitment Management", USENIX Security 2025).
 """
 
 import jax

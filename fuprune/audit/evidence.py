@@ -3,8 +3,8 @@
 Both are plain values that go to JSON and back without loss, so that a report can be
 rebuilt from the file alone. There is no overall score: a failure cannot be averaged
 away. What counts as the headline is a small family of tests that is fixed in the code,
-and the probability that a retrained model fails any of them is held to about one minus
-the audit's confidence (Holm 1979; `docs/audit.md` says under which conditions).
+and the probability that a retrained model fails any of them is held to one minus the
+audit's confidence or less (Holm 1979; `docs/audit.md` says under which conditions).
 """
 
 import json
@@ -43,6 +43,10 @@ QUESTIONS = {
 _QUESTION_OF = {kind: name for name, kinds in QUESTIONS.items() for kind in kinds}
 
 FORMAT = 2
+
+# Up to here a retrained model fails the headline with a probability of at most one
+# minus the confidence in all simulations (docs/audit.md); above, a little more often.
+CALIBRATED_CONFIDENCE = 0.95
 
 
 def question_of(kind: str) -> str:

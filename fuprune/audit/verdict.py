@@ -2,8 +2,8 @@
 
 Each test has a null distribution, that of a further draw from the n retrained models,
 and so a p-value for every model. Within a family of tests Holm's procedure keeps the
-probability that a retrained model fails any of them at about one minus the confidence;
-`docs/audit.md` has the simulated figures by shape of the spread.
+probability that a retrained model fails any of them at one minus the confidence or
+below; `docs/audit.md` has the simulated rates by shape of the spread.
 Whatever cannot be decided is called "cannot tell".
 """
 
@@ -182,9 +182,13 @@ def _evidence(
     notes = list(draft.notes)
     if null is None:
         known = sum(value is not None for value in draft.retrained)
+        needed = fewest(draft.leave_one_out)
         notes.append(
             f"{known} retrained model(s) give no spread for this number; "
-            f"{fewest(draft.leave_one_out)} or more are needed"
+            f"{needed} or more are needed"
+            if known < needed
+            else f"{known} retrained models agree exactly, so nothing says how far one "
+            "more would lie; retrain more seeds, or use more images"
         )
     if draft.undecidable is not None:
         notes.append(draft.undecidable)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fuprune.audit.evidence import (
+    CALIBRATED_CONFIDENCE,
     CANNOT_TELL,
     FAIL,
     NOT_TOLD_APART,
@@ -363,10 +364,12 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
             f"{known('test_images')} of the same classes that nobody trained on"
         )
     yield f"They compare with {formats.plural(seeds, 'retrained model')}{on}."
-    error = formats.percent(1 - known("confidence", 0.95), 0)
+    confidence = known("confidence", 0.95)
+    error = formats.percent(1 - confidence, 0)
+    bound = "at most" if confidence <= CALIBRATED_CONFIDENCE else "about"
     yield (
         "The headline's tests are judged together: a retrained model would fail any of "
-        f"them with about {error} probability; docs/audit.md has the simulations."
+        f"them with {bound} {error} probability; docs/audit.md has the simulations."
     )
     hidden = audit.headlines.get("mask_logit")
     if hidden is not None and hidden.verdict != FAIL:

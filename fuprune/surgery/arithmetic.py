@@ -29,7 +29,7 @@ from fuprune.surgery.held import (
 
 
 class Notes(Protocol):
-    """What rules tell about parameters; see `trace.Findings`."""
+    """What rules tell about parameters; see `findings.Findings`."""
 
     def read(self, pair: tuple[int, int], kept: Any) -> None:
         """The kept indices of a parameter's axis, (leaf, axis), are made use of."""

@@ -97,6 +97,9 @@ def test_every_test_says_what_it_can_see(report):
         decided = any(p is not None for p in test.p_values.values())
         silent = any("no possible difference" in note for note in test.notes)
         assert (test.smallest_difference is not None or silent) == decided, test.name
+    # Seeds that agree on all images still have the images' own error.
+    for name in ("u_accuracy", "r_accuracy", "probe_auc", "jensen_shannon"):
+        assert test_of(report, name).sampling_error > 0, name
 
 
 def test_every_kind_declares_the_requests_it_serves():

@@ -119,6 +119,22 @@ def test_a_candidate_that_is_never_back_is_not_given_the_cap(world):
     assert steps.verdicts["honest"] == "cannot tell"
 
 
+def test_one_retrained_model_that_is_never_back_leaves_the_steps_open(world):
+    """The others' times alone would be those of the quick ones."""
+    found = run_audit(
+        world,
+        kinds=("relearn",),
+        retrained=[world.raw, world.raw, world.raw, world.honest],
+        options=OPTIONS._replace(
+            relearn=OPTIONS.relearn._replace(steps=14, images=("all",))
+        ),
+    )
+    (steps,) = [test for test in found.tests if test.name == "relearn_steps"]
+    assert [value is None for value in steps.retrained] == [False] * 3 + [True]
+    assert set(steps.verdicts.values()) == {"cannot tell"}
+    assert any("not all retrained models are back" in note for note in steps.notes)
+
+
 @pytest.mark.parametrize(
     "changes", [{"images": ("some",)}, {"steps": 0}, {"images_per_class": (0,)}]
 )

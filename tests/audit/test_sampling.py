@@ -1,12 +1,18 @@
 """Errors against the spread of repeated samples, and against loops."""
 
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis.extra import numpy as hnp
 
+from fuprune.audit.measurements import Measurements
+from fuprune.audit.probe import Probes, _area_draft
+from fuprune.audit.roc import attack_drafts
 from fuprune.audit.sampling import area_error, paired_error, placements
+from fuprune.data.dataset import Dataset
 from tests import reference_audit
 
 SCORES = hnp.arrays(
@@ -68,3 +74,56 @@ def test_models_that_agree_everywhere_still_have_an_error():
     assert 0 < paired_error(np.ones((3, 50))) < 0.05
     assert 0 < area_error(np.ones((3, 50)), np.zeros((3, 50))) < 0.05
     assert paired_error(np.ones((1, 50))) == 0
+
+
+def scored(seed):
+    """`[6]` members and `[9]` non-members, mostly in the right order."""
+    generator = np.random.default_rng(seed)
+    return generator.normal(1.5, 1, 6), generator.normal(0, 1, 9)
+
+
+def measured(retrained=3):
+    """Models of which only the number matters."""
+    nothing: Any = None
+    return Measurements(
+        judged={"raw": nothing},
+        retrained=[nothing] * retrained,
+        random_init=nothing,
+        models={},
+        retrained_models=[],
+        train=nothing,
+        forgotten=nothing,
+        test=Dataset(np.zeros((15, 1, 1, 1), np.uint8), np.repeat([3, 0], [9, 6])),
+        preprocess=nothing,
+        classes=(3,),
+        num_classes=4,
+        layers=("last",),
+    )
+
+
+def test_attacks_and_probes_are_given_the_paired_error_of_their_areas():
+    """Not the error of an area of one half, which knows nothing of the models."""
+    scores = {
+        name: scored(i)
+        for i, name in enumerate(("raw", "retrained_0", "retrained_1", "retrained_2"))
+    }
+    retrained = [scores[f"retrained_{i}"] for i in range(3)]
+    expected = area_error(*zip(*retrained, strict=True))
+    (attack,), _ = attack_drafts(
+        measured(), "loss", scores, kind="membership", attacker="one"
+    )
+    assert attack.resolution == expected
+    place = ("linear", "last")
+    found = {
+        name: Probes({place: placements(*pair)}, np.zeros(1))
+        for name, pair in scores.items()
+    }
+    probe = _area_draft(measured(), found, "probe", [place], "Is it there?")
+    np.testing.assert_allclose(probe.resolution, expected, rtol=1e-12)
+    # Telling less than retraining does is a trace as well.
+    assert probe.higher_is == attack.higher_is == "two_sided"
+    np.testing.assert_allclose(
+        [probe.values["raw"], *probe.retrained],
+        [attack.values["raw"], *attack.retrained],
+        rtol=1e-12,
+    )

@@ -68,7 +68,10 @@ def test_the_headline_counts_its_family_only():
     audit = audit._replace(tests=[*audit.tests, aside])
     screen = first_screen(make_record(), audit)
     assert screen.tone == "pass"
-    assert "with about 5% probability" in found(screen)["How sure?"]
+    assert "with at most 5% probability" in found(screen)["How sure?"]
+    stricter = audit._replace(settings={**audit.settings, "confidence": 0.99})
+    screen = first_screen(make_record(), stricter)
+    assert "with about 1% probability" in found(screen)["How sure?"]
     assert "Outside the headline it fails further." in found(screen)["Gone?"]
 
 
