@@ -20,8 +20,8 @@ prints the Markdown tables of docs/audit.md, and keeps the numbers.
     python benchmarks/audit_power.py --calibrate --draws 20000
 
 prints `spread.ALLOWANCES`: the smallest allowances that hold the cells of headlines
-whose rates lend each other their spread, and of those whose rates do not. They hold them
-at 4.7%, to be safe from the error of the draws, and are rounded up.
+whose rates lend each other their spread, and of those whose rates do not. They hold
+them at 4.7%, to be safe from the error of the draws, and are rounded up.
 """
 
 import argparse
