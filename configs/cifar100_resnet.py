@@ -1,7 +1,7 @@
 """CIFAR-100 with ResNet20/32/44/56: forgetting the last class.
 
 Paper: Figure 3 and Table 2; Table 1 by the overrides below. From section 6: 100
-  clients, 25 a round, FedSGD, learning rate 0.1, q = 0.01 (IID), R = 0.1. From the
+  clients, 25 per round, FedSGD, learning rate 0.1, q = 0.01 (IID), R = 0.1. From the
   authors' released code: momentum 0.9 with Nesterov, weight decay 5e-4, cosine
   schedule, batch 128, crop and flip. Chosen here: 2,000 rounds, at most 200 of
   fine-tuning.

@@ -1,9 +1,9 @@
 """CIFAR-100 with ResNet20/32/44/56 at a scale for a CPU: forgetting the last class.
 
 Paper: a row of Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 clients,
-  25 a round, FedSGD, q = 0.01, R = 0.1. Changed: 32 images a client a round instead of
-  128, 450 rounds instead of 2,000, a warm-up to 0.2, and one retrained model.
-  Fine-tuning starts from a quarter of training's learning rate, as in
+  25 per round, FedSGD, q = 0.01, R = 0.1. Changed: 32 images per client and round
+  instead of 128, 450 rounds instead of 2,000, a warm-up to 0.2, and one retrained
+  model. Fine-tuning starts from a quarter of training's learning rate, as in
   cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar100_resnet_cpu.py
 Cost: 360,000 images to pre-train and as many to retrain.

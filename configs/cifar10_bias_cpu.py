@@ -1,6 +1,6 @@
 """CIFAR-10, FedAvg and biased clients at a scale for a CPU: forgetting the last class.
 
-Paper: Table 1 for ResNet20, at a small scale: 20 clients instead of 100, 10 a round,
+Paper: Table 1 for ResNet20, at a small scale: 20 clients instead of 100, 10 per round,
   the first 500 training and 200 test images of each class, one local epoch instead of
   five, 30 rounds. Fisher forgetting reads 500 of the remaining images.
   Fine-tuning starts from a quarter of training's learning rate, as in
@@ -9,8 +9,8 @@ Command: python -m fuprune.main --config configs/cifar10_bias_cpu.py:0.45
   The argument is q: 0.1 is IID, 1.0 gives a client one class. Then ten clients may not
   hold every class between them, so that all twenty send statistics.
 Cost: 75,000 images to pre-train and 67,500 to retrain.
-Expected: docs/results.md says what came out; far below the paper's accuracies, for a
-  tenth of the data.
+Expected: docs/results.md says what came out; far below the paper's accuracies, because
+  the clients have a tenth of the data.
 """
 
 from fuprune.config import scales

@@ -1,7 +1,7 @@
 """CIFAR-10 with ResNet20/32/44/56: forgetting the last class.
 
 Paper: Figure 3 and Table 2 as they stand; Tables 1, 3, 4 and 5 by the overrides below.
-  From section 6: 100 clients, 25 a round, FedSGD, learning rate 0.1, q = 0.1 (IID).
+  From section 6: 100 clients, 25 per round, FedSGD, learning rate 0.1, q = 0.1 (IID).
   From the authors' released code, where the paper is silent: R by depth (the paper says
   0.05 for all), momentum 0.9 with Nesterov, weight decay 5e-4, cosine schedule, batch
   128, crop and flip. Chosen here, where both are silent: 2,000 rounds of training, at

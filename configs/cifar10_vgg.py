@@ -1,6 +1,6 @@
 """CIFAR-10 with VGG11/13/16/19: forgetting the last class.
 
-Paper: Figure 3 and Table 2. From section 6: 100 clients, 25 a round, FedSGD, learning
+Paper: Figure 3 and Table 2. From section 6: 100 clients, 25 per round, FedSGD, learning
   rate 0.1, q = 0.1 (IID). From the authors' released code: R by depth (the paper says
   0.1 for all), momentum 0.9 with Nesterov, weight decay 5e-4, cosine schedule, batch
   128, crop and flip. Chosen here: 2,000 rounds, at most 200 of fine-tuning.

@@ -1,9 +1,9 @@
 """CIFAR-10 with VGG11/13/16/19 at a scale for a CPU: forgetting the last class.
 
 Paper: a row of Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 clients,
-  25 a round, FedSGD, q = 0.1, R by depth. Changed: 32 images a client a round instead
-  of 128, 100 rounds instead of 2,000, a warm-up to 0.05, and one retrained model.
-  Fine-tuning starts from a quarter of training's learning rate, as in
+  25 per round, FedSGD, q = 0.1, R by depth. Changed: 32 images per client and round
+  instead of 128, 100 rounds instead of 2,000, a warm-up to 0.05, and one retrained
+  model. Fine-tuning starts from a quarter of training's learning rate, as in
   cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar10_vgg_cpu.py
 Cost: 80,000 images to pre-train and as many to retrain, 1.6 passes over the data.

@@ -58,6 +58,7 @@ from fuprune.federated.train import iterate as iterate
 from fuprune.models.adapt import adapt as adapt
 from fuprune.models.adapt import variables_of as variables_of
 from fuprune.models.brought import bring as bring
+from fuprune.models.fresh import init_variables as init_variables
 from fuprune.models.zoo import create as create
 from fuprune.run.checkpoint import load as load
 from fuprune.run.checkpoint import save_model as save_model

@@ -20,3 +20,7 @@ class MissingFileError(FupruneError, FileNotFoundError):
 
 class UsageError(FupruneError):
     """A command line that cannot be run."""
+
+
+class TooFewClientsError(FupruneError):
+    """Fewer clients remain than the round, or the protocol, needs."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +23,7 @@ from jax import export
 
 from fuprune.errors import InputError, MissingFileError
 from fuprune.files import write_whole
-from fuprune.models.adapt import adapt
+from fuprune.models.adapt import adapt, own_variables
 from fuprune.models.brought import Factory
 from fuprune.models.exported import (
     PLATFORMS,
@@ -56,10 +55,11 @@ def save_safetensors(
       model: a model of the zoo or one that `bring` made, compacted or not. Any other
         network is saved as programs of its evaluation and training
         (`models.exported`), which needs the extra `export`.
-      variables: its "params" and "batch_stats". Names in the file are their paths, as
-        in `params/stem/conv/kernel`.
+      variables: its "params" and "batch_stats"; of an NNX module None, for those it
+        holds. Names in the file are their paths, as in `params/stem/conv/kernel`.
       input_shape: (H, W, C) of one image, for a network that does not say it.
     """
+    variables = own_variables(model, variables)
     programs: dict[str, np.ndarray] = {}
     if rebuild.is_known(model):
         spec = rebuild.spec(model)
@@ -83,13 +83,18 @@ def _as_programs(model, variables, input_shape) -> ExportedNetwork:
     if isinstance(model, ExportedNetwork):
         return model
     network = adapt(model)
-    shape = input_shape or getattr(network, "input_shape", None)
+    shape = _image_shape(network, input_shape, "save_safetensors")
+    return export_network(network, variables, shape)
+
+
+def _image_shape(network, given, function) -> tuple[int, ...]:
+    shape = given or getattr(network, "input_shape", None)
     if shape is None:
         raise InputError(
             "the network does not say which images it takes; pass their shape: "
-            "save_safetensors(path, model, variables, input_shape=(32, 32, 3))."
+            f"{function}(..., input_shape=(32, 32, 3))."
         )
-    return export_network(network, variables, tuple(shape))
+    return tuple(shape)
 
 
 def _program_spec(network: ExportedNetwork) -> dict[str, Any]:
@@ -206,17 +211,24 @@ def _check_arrays(model, flat, where):
 
 
 def export_stablehlo(
-    model: nn.Module, variables: Variables, path: str | os.PathLike
+    model: Any,
+    variables: Any,
+    path: str | os.PathLike,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
 ) -> None:
     """Writes the evaluation of a model, weights inside, to one StableHLO file.
 
     The function takes float32 images [B, H, W, C], normalised, for any B, and returns
     float32 logits; it runs on CPU, CUDA, ROCm and TPU. Convolutions are XLA's own.
+    Arguments are those of `save_safetensors`.
     """
+    variables, model = own_variables(model, variables), adapt(model)
     if hasattr(model, "wiring"):
         model = model.clone(conv="xla")
     (batch,) = export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, *model.input_shape), jnp.float32)
+    shape = _image_shape(model, input_shape, "export_stablehlo")
+    images = jax.ShapeDtypeStruct((batch, *shape), jnp.float32)
     evaluate = jax.jit(lambda images: model.apply(variables, images))
     exported = export.export(evaluate, platforms=PLATFORMS)(images)
     require_flatbuffers()

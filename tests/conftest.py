@@ -1,20 +1,15 @@
 """Settings that every test shares; they must stand before JAX is imported."""
 
-import importlib.metadata
 import os
 import pathlib
 
+from tests.environment import QUICK_COMPILATION
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Three quarters of the suite's time is compilation. LLVM's optimisation passes change
-# how fast a program runs and not what it means: the default suite leaves them out, the
-# slow one (`make test-slow`) sets this to 0 and compiles as users do.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The same holds for XLA's fusion emitters, which take twice as long to compile as the
-# ones before them. A version that does not know the flag would end the process.
-if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
-    if importlib.metadata.version("jaxlib").startswith("0.10."):
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false".strip()
+# The default suite compiles quickly; the slow one (`make test-slow`) sets this to 0 and
+# compiles as users do.
+if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
+    os.environ.update(QUICK_COMPILATION)
 # Tests, workers and later runs share compiled programs.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR",

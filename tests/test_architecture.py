@@ -105,6 +105,30 @@ def test_only_flower_needs_flower():
             assert not any(name[1] == "flower" for name in imports(path)), path
 
 
+WITHOUT_FLOWER = """
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("flwr", "grpc", "httpx", "psutil"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import fuprune
+
+for module in pkgutil.walk_packages(fuprune.__path__, "fuprune."):
+    if not module.name.startswith("fuprune.flower"):
+        importlib.import_module(module.name)
+for name in fuprune.__all__:
+    getattr(fuprune, name)
+"""
+
+
+@pytest.mark.slow
+def test_everything_else_is_imported_where_flower_is_not_installed():
+    subprocess.run([sys.executable, "-c", WITHOUT_FLOWER], check=True)
+
+
 def test_nothing_but_the_command_line_starts_an_experiment():
     for path in modules():
         if place(path) == "__init__":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from fuprune.audit.evidence import BETTER, HEADLINE, WORSE
 from fuprune.audit.measurements import (
@@ -139,7 +139,7 @@ def _class_distances(
                 unit=unit,
                 higher_is=WORSE,
                 resolution=max(beyond, 0.0)
-                / max(float(stats.norm.ppf(options.confidence)), 1e-3),
+                / max(float(special.ndtri(options.confidence)), 1e-3),
                 bounds=(0.0, None),
                 leave_one_out=True,
             )

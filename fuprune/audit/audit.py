@@ -37,11 +37,12 @@ from fuprune.audit.measurements import (
     answers_of,
 )
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import forward, fresh_variables, layer_names
+from fuprune.audit.outputs import forward, layer_names
 from fuprune.audit.verdict import headline, settle
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 from fuprune.models.adapt import adapt
+from fuprune.models.fresh import fresh_variables
 from fuprune.surgery import SlimModule, arrays_of
 
 

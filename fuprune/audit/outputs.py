@@ -203,59 +203,6 @@ def training_logits(
     return _float(calls[-1][1] if calls else logits), updated
 
 
-def init_variables(model: Any, key: jax.Array, images: jax.Array) -> Variables:
-    """Fresh variables of `model` for preprocessed `images` `[B, ...]`."""
-    return _make_init(jax.default_backend())(model, key, images)
-
-
-@functools.cache
-def _make_init(platform: str):
-    def init(model, key, images):
-        return adapt(model).init(key, images, train=False)
-
-    # It runs a few times, so that compiling it well takes longer than it ever runs.
-    quick = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
-    return jax.jit(init, static_argnums=0, compiler_options=quick)
-
-
-def fresh_variables(
-    model: Any, variables: Variables, key: jax.Array, images: jax.Array
-) -> Variables:
-    """`init_variables`, also for a network that cannot make any, such as an NNX module.
-
-    There, what has the shape of a kernel is drawn from He's normal distribution, biases
-    and means become 0, scales and variances 1, and all else stays as it is.
-
-    Args:
-      model: the network.
-      variables: some of its variables, for their shapes.
-      key: of the draw.
-      images: `[B, ...]` preprocessed.
-
-    Returns:
-      Variables of an untrained network.
-    """
-    try:
-        return init_variables(model, key, images)
-    except InputError:
-        if not variables:
-            raise
-    leaves, structure = jax.tree_util.tree_flatten_with_path(dict(variables))
-    fresh = []
-    for number, (path, leaf) in enumerate(leaves):
-        name = str(getattr(path[-1], "key", path[-1]))
-        shape = jnp.shape(leaf)
-        if len(shape) > 1:
-            draw = jax.random.normal(jax.random.fold_in(key, number), shape)
-            leaf = (draw * np.sqrt(2 / np.prod(shape[:-1]))).astype(leaf.dtype)
-        elif name in ("bias", "mean"):
-            leaf = jnp.zeros_like(leaf)
-        elif name in ("scale", "var"):
-            leaf = jnp.ones_like(leaf)
-        fresh.append(leaf)
-    return jax.tree_util.tree_unflatten(structure, fresh)
-
-
 def find_head(model: Any, variables: Variables, images) -> Head | None:
     """The path of the last `nn.Dense` of the forward pass, if it gives the logits.
 

@@ -9,17 +9,10 @@ the class are those that some methods teach wrongly.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from fuprune.audit.evidence import FURTHER, HEADLINE, TWO_SIDED
@@ -36,6 +29,9 @@ from fuprune.audit.options import AuditOptions, ProbeOptions
 from fuprune.audit.sampling import placement_error, placements
 from fuprune.audit.spread import ANGULAR, Draft, draft_rate
 from fuprune.errors import InputError
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 FEATURES = "features"
 _FIELDS = {"kind": "probe", "higher_is": TWO_SIDED, "scale": ANGULAR}
@@ -198,6 +194,10 @@ def held_out_scores(
     Returns:
       `[N]`, larger for likelier images of the forgotten classes.
     """
+    # Seconds to import, so only by the probes themselves.
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.model_selection import StratifiedKFold
+
     features = np.asarray(features, np.float64)
     forgotten = np.asarray(forgotten)
     scores = np.zeros(len(features))
@@ -217,7 +217,13 @@ def held_out_scores(
     return scores
 
 
-def _make_classifier(name: str, options: ProbeOptions, seed: int) -> Pipeline:
+def _make_classifier(name: str, options: ProbeOptions, seed: int) -> "Pipeline":
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     last: Any
     if name == "linear":
         last = LogisticRegression(class_weight="balanced", max_iter=100)
@@ -253,6 +259,8 @@ def few_shot_recognition(
       `[T']` for each forgotten image the share of draws that recognise it, among those
       that were not taught it; NaN if there is none.
     """
+    from sklearn.exceptions import ConvergenceWarning
+
     features, labels = np.asarray(features, np.float64), np.asarray(labels)
     generator = np.random.default_rng(seed)
     right, asked = np.zeros(len(labels)), np.zeros(len(labels))
@@ -270,9 +278,7 @@ def few_shot_recognition(
         held_out[rows] = False
         if not held_out.any():
             continue
-        head = make_pipeline(
-            StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=100)
-        )
+        head = _make_classifier("linear", options, seed)
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             guess = head.fit(features[rows], labels[rows]).predict(features[held_out])

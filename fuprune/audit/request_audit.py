@@ -44,13 +44,14 @@ from fuprune.audit.measurements import (
 )
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import compute_outputs, fresh_variables, layer_names
+from fuprune.audit.outputs import compute_outputs, layer_names
 from fuprune.audit.sampling import paired_error
 from fuprune.audit.verdict import headline, settle
 from fuprune.audit.weights import comparable, relative_distance
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 from fuprune.models.adapt import adapt
+from fuprune.models.fresh import fresh_variables
 
 # Of the audit of classes, those that mean something here; the rest are below.
 SHARED = {

@@ -6,14 +6,11 @@ look like, and is then turned on the model under attack.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from fuprune.audit.evidence import WORSE
 from fuprune.audit.measurements import (
@@ -31,7 +28,6 @@ from fuprune.audit.outputs import (
     Variables,
     compute_outputs,
     find_head,
-    fresh_variables,
 )
 from fuprune.audit.roc import Scores, attack_drafts
 from fuprune.audit.sampling import paired_error
@@ -50,7 +46,11 @@ from fuprune.federated.cohort import (
     resolve_backend,
 )
 from fuprune.federated.sharded import on_mesh
+from fuprune.models.fresh import fresh_variables
 from fuprune.models.layers import loops_are_fast
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 # Sorted probabilities kept as features: what is below the third says little.
 TOP = 3
@@ -391,7 +391,7 @@ def attack_features(logits, labels) -> np.ndarray:
     )
 
 
-def fit_attack(logits, labels, members) -> Pipeline:
+def fit_attack(logits, labels, members) -> "Pipeline":
     """Fits the attack classifier on shadow models' outputs.
 
     Args:
@@ -402,6 +402,11 @@ def fit_attack(logits, labels, members) -> Pipeline:
     Returns:
       A scikit-learn classifier from `attack_features` to membership.
     """
+    # Seconds to import, so only by the attack itself.
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     features = np.concatenate([attack_features(one, labels) for one in logits])
     classifier = make_pipeline(
         StandardScaler(), LogisticRegression(max_iter=1000, class_weight="balanced")
@@ -409,7 +414,7 @@ def fit_attack(logits, labels, members) -> Pipeline:
     return classifier.fit(features, np.asarray(members).reshape(-1))
 
 
-def attack_scores(attack: Pipeline, logits, labels) -> np.ndarray:
+def attack_scores(attack: "Pipeline", logits, labels) -> np.ndarray:
     """`[N]` log-odds of membership; above 0 the attack says "member"."""
     return attack.decision_function(attack_features(logits, labels))
 

@@ -83,7 +83,10 @@ def find_weights(
         ("loss_barrier", "high is the barrier of loss on the way", "nats", barrier),
     ):
         to_raw = {name: number(name, RAW) for name in models}
-        ends = [("raw", to_raw, "the raw model", None, [_DESCENT])]
+        # What it is measured to: the numbers, in words, the control, and notes.
+        ends: list[tuple[str, dict[str, float | None], str, str | None, list[str]]] = [
+            ("raw", to_raw, "the raw model", None, [_DESCENT])
+        ]
         if retrained:
             numbers = {name: to_retrained(number, name) for name in models}
             ends.append(("retrained", numbers, "retrained models", RAW, []))

@@ -76,9 +76,11 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
         )
         return images, labels
 
+    images, labels = images_and_labels(train, "train")
     tested = (None, None) if test is None else images_and_labels(test, "test")
     return from_arrays(
-        *images_and_labels(train, "train"),
+        images,
+        labels,
         test_images=tested[0],
         test_labels=tested[1],
         class_names=names,

@@ -65,9 +65,11 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
-        text = str(error).splitlines() or [type(error).__name__]
+        text = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        if "allow_pickle" in text:  # advice that nobody should follow
+            text = "it holds Python objects or something else, and those are not read"
         raise DamagedDataError(
-            f"{path}: is not an .npz file of plain arrays ({text[0][:200]})."
+            f"{path}: is not an .npz file of plain arrays ({text})."
         ) from error
     known: dict[str, Any] = {
         meaning: next((arrays.pop(name) for name in names if name in arrays), None)

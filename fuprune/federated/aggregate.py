@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.errors import FupruneError, InputError
+from fuprune.errors import InputError
+from fuprune.errors import TooFewClientsError as TooFewClientsError
 
 RULES = ("mean", "clipped_mean", "median", "trimmed_mean")
 
@@ -228,10 +229,6 @@ def aggregate(updates, weights, aggregation: Aggregation = PLAIN_MEAN):
     if aggregation.rule == "median":
         return coordinate_median(updates, weights)
     return trimmed_mean(updates, weights, trim=aggregation.trim)
-
-
-class TooFewClientsError(FupruneError):
-    """Fewer clients remain than the round, or the protocol, needs."""
 
 
 class Statistics(Protocol):

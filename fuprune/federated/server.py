@@ -32,7 +32,7 @@ from fuprune.federated.client import (
 )
 from fuprune.federated.cohort import clients_of, for_each_client, resolve_backend
 from fuprune.federated.objective import Objective, as_objective, classification
-from fuprune.federated.program import Shared, Transport
+from fuprune.federated.program import ClientProgram, Shared, Transport
 from fuprune.federated.sharded import make_client_mesh, on_mesh
 from fuprune.federated.uploads import Total, Upload, fuse_gradients, receive_uploads
 from fuprune.models.adapt import adapt
@@ -145,15 +145,11 @@ def fed_avg(
     return _make_algorithm(
         network,
         make_program,
-        server_optimizer=server_optimizer._replace(update=against),
-        objective=goal,
-        schedule=schedule,
+        server_optimizer._replace(update=against),
+        goal,
+        _Rounds(preprocess, aggregation, bn, _resolve(model, backend, mesh), mesh),
         statistics_batch=batch_size,
-        preprocess=preprocess,
-        aggregation=aggregation,
-        bn=bn,
-        backend=_resolve(model, backend, mesh),
-        mesh=mesh,
+        schedule=schedule,
     )
 
 
@@ -219,18 +215,9 @@ def fed_sgd(
             program, network, take=take, preprocess=preprocess, objective=goal
         )
 
+    rounds = _Rounds(preprocess, aggregation, bn, backend, mesh)
     return _make_algorithm(
-        network,
-        make_program,
-        server_optimizer=server_optimizer,
-        objective=goal,
-        schedule=None,
-        statistics_batch=microbatch,
-        preprocess=preprocess,
-        aggregation=aggregation,
-        bn=bn,
-        backend=backend,
-        mesh=mesh,
+        network, make_program, server_optimizer, goal, rounds, microbatch
     )
 
 
@@ -257,20 +244,27 @@ def _needs_each_gradient(aggregation: Aggregation, bn) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
+class _Rounds(NamedTuple):
+    """How a round reads, runs and combines its clients, whatever they compute."""
+
+    preprocess: Preprocess
+    aggregation: Aggregation
+    bn: str | LocalBatchNorm
+    backend: str | Transport
+    mesh: Any
+
+
 def _make_algorithm(
     model,
-    make_program,
-    *,
-    server_optimizer,
+    make_program: Callable[[int], ClientProgram],
+    server_optimizer: optax.GradientTransformation,
     objective: Objective,
-    schedule,
-    statistics_batch,
-    preprocess,
-    aggregation: Aggregation,
-    bn,
-    backend,
-    mesh,
+    rounds: _Rounds,
+    statistics_batch: int,
+    schedule: Callable[[Any], Any] | None = None,
 ) -> FedAlgorithm:
+    """The rounds of clients that run `make_program(examples of the largest one)`."""
+    preprocess, aggregation, bn, backend, mesh = rounds
     aggregate.check_aggregation(aggregation)
     _check_policy(bn)
     spread = None

@@ -15,10 +15,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from sklearn.metrics import roc_auc_score
 
 from fuprune.audit.options import ProbeOptions
 from fuprune.audit.probe import held_out_scores
+from fuprune.audit.sampling import placements
 from fuprune.federated.evaluate import Evaluation
 from fuprune.files import write_whole
 from fuprune.flower import ledger
@@ -40,12 +40,12 @@ def write_report(
     *,
     order: Entry,
     method: str,
-    models: tuple[Model, Model],
-    evaluations: tuple[Evaluation, Evaluation],
-    federation: Any,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    untrained: float | None,
+    test_images: int,
     roster: Any,
     facts: dict[str, Any],
-    key: jax.Array,
 ) -> Path:
     """Writes `report.md` and `report.json` of an order; the path of the first.
 
@@ -53,23 +53,13 @@ def write_report(
       folder: of the order.
       order: what was ordered.
       method: how it was forgotten.
-      models: before and after.
-      evaluations: on the server's test set, before and after.
-      federation: `test` and `prepare` are used.
+      before: what `measure` found.
+      after: the same for the model that the method made.
+      untrained: what `measure_untrained` found.
+      test_images: how many images that was on.
       roster: who confirmed.
       facts: of the method, JSON-able.
-      key: of the untrained network.
     """
-    before, after = (
-        _row(m, e, order) for m, e in zip(models, evaluations, strict=True)
-    )
-    untrained = None
-    if order.classes:
-        for row, model in zip((before, after), models, strict=True):
-            row["probe"] = probe(*model, federation, order.classes)
-        fresh = models[1][0]
-        start = initial_variables(fresh, key)
-        untrained = probe(fresh, start, federation, order.classes)
     content = {
         "order": order.order,
         "forgotten": order.describe(),
@@ -77,7 +67,7 @@ def write_report(
         "clients": list(order.clients),
         "examples": [list(pair) for pair in order.examples],
         "method": method,
-        "test_images": int(evaluations[0].confusion.sum()),
+        "test_images": test_images,
         "before": before,
         "after": after,
         "untrained_probe": untrained,
@@ -88,6 +78,37 @@ def write_report(
     write_whole(folder / "report.json", json.dumps(content, indent=1) + "\n")
     write_whole(folder / "report.md", _prose(content))
     return folder / "report.md"
+
+
+def measure(
+    model: Any, variables: Any, evaluation: Evaluation, order: Entry, federation: Any
+) -> dict[str, Any]:
+    """What the server's test set shows of a model.
+
+    Args:
+      model: the network.
+      variables: its variables.
+      evaluation: on the test set.
+      order: what is forgotten; a class is also probed for.
+      federation: `test` and `prepare` are used.
+
+    Returns:
+      JSON-able, the numbers of one column of the report.
+    """
+    row = _row((model, variables), evaluation, order)
+    if order.classes:
+        row["probe"] = probe(model, variables, federation, order.classes)
+    return row
+
+
+def measure_untrained(
+    model: Any, order: Entry, federation: Any, key: jax.Array
+) -> float | None:
+    """The probe of the network before any training; None if nothing is probed for."""
+    if not order.classes:
+        return None
+    start = initial_variables(model, key)
+    return probe(model, start, federation, order.classes)
 
 
 def probe(model, variables, federation: Any, classes) -> float | None:
@@ -114,7 +135,8 @@ def probe(model, variables, federation: Any, classes) -> float | None:
         ProbeOptions(),
         0,
     )
-    return round(float(roc_auc_score(forgotten, scores)), 4)
+    above, _ = placements(scores[forgotten], scores[~forgotten])
+    return round(float(above.mean()), 4)
 
 
 @functools.lru_cache(maxsize=2)

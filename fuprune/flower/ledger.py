@@ -7,11 +7,14 @@ that client's own data. A client is told only its own positions.
 restart loses one; every later request of every run carries all orders along.
 """
 
+import concurrent.futures
+import contextlib
 import hashlib
 import json
+import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +23,7 @@ from fuprune.errors import InputError
 from fuprune.files import write_whole
 from fuprune.flower.node import Order
 
+_LOGGER = logging.getLogger(__name__)
 ORDERS_FILE = "orders.json"
 
 
@@ -177,6 +181,28 @@ def confirm_all(workdir: Path, roster: Any) -> None:
 def holders(roster: Any, name: str) -> list[int]:
     """The clients that have confirmed an order."""
     return sorted(k for k, names in roster.confirmed.items() if name in names)
+
+
+@contextlib.contextmanager
+def sending(workdir: Path, name: str, roster: Any) -> Iterator[None]:
+    """Sends an order while the body works: clients take seconds to answer."""
+    with concurrent.futures.ThreadPoolExecutor(1) as aside:
+        sent = aside.submit(send, workdir, name, roster)
+        yield
+        sent.result()
+
+
+def send(workdir: Path, name: str, roster: Any) -> None:
+    """Tells everybody who is there; the others hear of it with their next request."""
+    present = roster.reachable()
+    roster.exchange("query.forget", {k: ({"order": name}, None) for k in present})
+    confirm(workdir, name, roster)
+    _LOGGER.info(
+        "order %s is %s, and in the logs of clients %s",
+        name,
+        "closed" if roster.orders[name].closed else "open",
+        ", ".join(map(str, holders(roster, name))) or "none",
+    )
 
 
 def folder_name(name: str) -> str:

@@ -21,10 +21,13 @@ from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.evaluate import Evaluation, make_evaluator
-from fuprune.federated.train import FitResult, Record, Step, iterate
+from fuprune.federated.train import FitResult, Step, iterate
 from fuprune.files import write_whole
 from fuprune.flower import ledger
-from fuprune.flower.audit import write_report
+from fuprune.flower.audit import measure, measure_untrained, write_report
+from fuprune.flower.joining import join_clients
+from fuprune.flower.progress import log_messages, log_round
+from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
@@ -40,6 +43,7 @@ from fuprune.unlearning.request import ForgetRequest
 
 _LOGGER = logging.getLogger(__name__)
 
+BEFORE_FILE = "before.json"  # of an order: what the model showed
 # Methods that need more than clients' uploads, and what that is.
 UNAVAILABLE = {
     "influence": "it takes one message to every client for each step of a linear "
@@ -102,29 +106,66 @@ def forget(session: Session) -> Path:
     folder = session.workdir / "orders" / ledger.folder_name(name)
     started = time.time()
     if order.closed:
-        raise InputError(f"order {name!r} is closed; give another request another id.")
-    _send_order(session, name)
-    model, variables = current_model(session)
-    before = _evaluate(session, model, variables)
+        if (folder / "report.md").exists():
+            raise InputError(
+                f"order {name!r} is closed; give another request another id."
+            )
+        # The server was killed when all was done but for the report.
+        made = checkpoint.load(folder / "model")
+        return _report(session, order, folder, made, {"resumed": True})
+    with ledger.sending(session.workdir, name, roster):
+        model, variables = current_model(session)
+        _keep_before(session, order, folder, model, variables)
     clients = session.clients.under(order=name)
     ordered = session._replace(clients=clients)
     result, facts = _run_method(ordered, order, method, model, variables, folder)
-    checkpoint.save_model(folder / "model", *result)
-    after = _evaluate(session, *result)
     _publish(session, f"orders/{ledger.folder_name(name)}", *result)
     roster.orders = ledger.close_order(session.workdir, name)
-    _send_order(session, name)
+    facts["seconds"] = round(time.time() - started, 1)
+    return _report(session, order, folder, result, facts)
+
+
+def _report(
+    session: Session, order: ledger.Entry, folder: Path, made: Any, facts: dict
+) -> Path:
+    """Tells clients that an order is closed, and writes what the server can check.
+
+    Args:
+      session: the run.
+      order: that was carried out.
+      folder: its own.
+      made: the network and the variables that the method gave.
+      facts: of the method.
+    """
+    roster = session.clients.roster
+    with ledger.sending(session.workdir, order.order, roster):
+        after = _measure(session, order, *made)
+        untrained = measure_untrained(made[0], order, session.federation, session.key)
     return write_report(
         folder,
-        order=roster.orders[name],
-        method=settings.method,
-        models=((model, variables), result),
-        evaluations=(before, after),
-        federation=session.federation,
+        order=order,
+        method=session.settings.method,
+        before=json.loads((folder / BEFORE_FILE).read_text("utf-8")),
+        after=after,
+        untrained=untrained,
+        test_images=len(session.federation.test.labels),
         roster=roster,
-        facts={**facts, "seconds": round(time.time() - started, 1)},
-        key=session.key,
+        facts=facts,
     )
+
+
+def _keep_before(session: Session, order: ledger.Entry, folder: Path, *model) -> None:
+    """Keeps what the model shows before it is changed, also for a resumed run."""
+    file = folder / BEFORE_FILE
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(_measure(session, order, *model)) + "\n")
+
+
+def _measure(session: Session, order: ledger.Entry, model, variables):
+    """What the server's test set shows of a model."""
+    evaluation = _evaluate(session, model, variables)
+    return measure(model, variables, evaluation, order, session.federation)
 
 
 def evaluate(session: Session) -> None:
@@ -281,7 +322,7 @@ def _fit(
         state = step.state
         _save(folder, step.record.round_number, state, model, data, key)
         history.append(step.record)
-        _log_round(folder, step.record, budget.rounds)
+        log_round(folder, step.record, budget.rounds)
     return FitResult(state, history, None)
 
 
@@ -322,48 +363,6 @@ def _interrupted(session: Session, unit: str):
     key = jax.random.wrap_key_data(jax.numpy.asarray(spec["key"], jax.numpy.uint32))
     # Only the form counts: the values come from the checkpoint.
     return model, assembly.initial_variables(model, jax.random.key(0)), data, key
-
-
-def _log_round(folder: Path, record: Record, rounds: int) -> None:
-    row = {
-        "round": record.round_number,
-        **{k: round(float(v), 6) for k, v in record.metrics.items()},
-        "rejected": list(record.rejected),
-    }
-    with open(folder / "rounds.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-    scored = record.metrics.get("accuracy")
-    _LOGGER.info(
-        "%s: round %d of %d, %d clients%s",
-        folder.name.replace("_", "-"),
-        record.round_number,
-        rounds,
-        record.metrics["participants"],
-        "" if scored is None else f", {scored:.1%} of the test set is right",
-    )
-
-
-def _log_messages(session: Session) -> None:
-    """What each answer cost its client."""
-    with open(session.workdir / "messages.jsonl", "a", encoding="utf-8") as file:
-        for kind, client, seconds in session.clients.roster.cpu_seconds:
-            row = {"kind": kind, "client": client, "cpu_seconds": seconds}
-            file.write(json.dumps(row) + "\n")
-
-
-def _send_order(session: Session, name: str) -> None:
-    """Tells everybody who is there; the others hear of it with their next request."""
-    roster = session.clients.roster
-    present = roster.reachable()
-    roster.exchange("query.forget", {k: ({"order": name}, None) for k in present})
-    ledger.confirm(session.workdir, name, roster)
-    state = "closed" if roster.orders[name].closed else "open"
-    _LOGGER.info(
-        "order %s is %s, and in the logs of clients %s",
-        name,
-        state,
-        ", ".join(map(str, ledger.holders(roster, name))) or "none",
-    )
 
 
 def _remaining(
@@ -433,12 +432,17 @@ def run(grid, settings: Settings) -> None:
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    session = open_session(grid, settings)
+    run_with(join_clients(grid, settings), settings)
+
+
+def run_with(roster: Roster, settings: Settings) -> None:
+    """The same with the clients that have joined."""
+    session = open_session(roster, settings)
     try:
         done = RUNS[settings.command](session)
     finally:
         ledger.confirm_all(session.workdir, session.clients.roster)
-        _log_messages(session)
+        log_messages(session.workdir, session.clients.roster)
     if done is not None:
         print(Path(done).read_text("utf-8"))
         print(f"report: {done}")

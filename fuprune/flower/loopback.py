@@ -7,6 +7,7 @@ speaks TLS and nodes prove who they are; with it nothing but loopback is listene
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -48,8 +49,11 @@ def free_ports(number: int) -> list[int]:
 class Loopback:
     """A SuperLink and SuperNodes of this machine, in a folder of their own."""
 
-    def __init__(self, folder: Path, nodes: int, *, insecure: bool = False):
+    def __init__(
+        self, folder: Path, nodes: int, *, insecure: bool = False, app: Path = APP
+    ):
         self.folder = folder.absolute()
+        self.app = app
         self.insecure = insecure
         self.size = nodes
         (self.port,) = free_ports(1)
@@ -80,9 +84,11 @@ class Loopback:
     def start(self) -> None:
         """Starts the link, registers the keys, starts the nodes."""
         self.start_link()
+        if not self.insecure:
+            keys = [self._keys / f"node-{client}.pub" for client in range(self.size)]
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                list(pool.map(self.register, keys))
         for client in range(self.size):
-            if not self.insecure:
-                self.register(self._keys / f"node-{client}.pub")
             self.start_node(client)
 
     def start_link(self) -> None:
@@ -198,7 +204,7 @@ class Loopback:
             for name, value in settings.items()
         )
         number = len(list((self.folder / "logs").glob("run-*.log")))
-        command = ["flwr", "run", str(APP), CONNECTION, "--stream", "-c", assigned]
+        command = ["flwr", "run", str(self.app), CONNECTION, "--stream", "-c", assigned]
         process = self._start(f"run-{number}", command)
         self._runs.append(process)
         return process, self._log(f"run-{number}")
@@ -246,6 +252,8 @@ class Loopback:
             **os.environ,
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
+            # Seconds between two looks for a message to start a process for.
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
             "NO_COLOR": "1",
             "COLUMNS": "200",

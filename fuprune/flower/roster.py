@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Message
 
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import TooFewClientsError
 from fuprune.flower.ledger import Entry
 from fuprune.flower.records import PROTOCOL, MessageError, digest, pack, unpack
 
@@ -27,7 +27,7 @@ class Timeouts(NamedTuple):
 
     reply: float = 600.0  # for the answers to one request
     join: float = 600.0  # for enough clients to be there
-    poll: float = 1.0  # between two looks at who is there
+    poll: float = 0.5  # between two looks at who is there, and at what has come
 
 
 class Roster:
@@ -181,8 +181,7 @@ class Roster:
         replies: Replies = {}
         if not messages:
             return replies
-        arrived = self.grid.send_and_receive(messages, timeout=self.timeouts.reply)
-        for message in arrived:
+        for message in self._post(messages):
             node = message.metadata.src_node_id
             if node not in expected or node in replies:
                 continue
@@ -195,6 +194,22 @@ class Roster:
         for node in expected.keys() - replies.keys():
             _LOGGER.warning("%s: no usable answer from node %d", kind, node)
         return replies
+
+    def _post(self, messages: Sequence[Message]) -> list[Message]:
+        """The replies to messages, once all or the time for them have come."""
+        # Not `send_and_receive`, which looks every three seconds: a client answers an
+        # order in less.
+        until = time.monotonic() + self.timeouts.reply
+        awaited = {name for name in self.grid.push_messages(messages) if name}
+        arrived: list[Message] = []
+        while awaited:
+            for message in self.grid.pull_messages(awaited):
+                awaited.discard(message.metadata.reply_to_message_id)
+                arrived.append(message)
+            if not awaited or time.monotonic() > until:
+                break
+            time.sleep(self.timeouts.poll)
+        return arrived
 
     def _read(self, message, request: str, model: str | None):
         """`(problem, None)`, or `("", (header, arrays))` of an answer to it."""

@@ -77,10 +77,10 @@ def masked_upload(upload: Any, secure: Any, node: Node) -> np.ndarray:
     if kept.get("sent"):
         raise InputError(f"secure sum {session} has this client's upload already.")
     words = mask_upload(upload, kept["position"], keys, directory)
-    boxes = {int(o): bytes.fromhex(box) for o, box in secure["boxes"].items()}
+    boxes = _boxes(secure.get("boxes"))
     # Opened before anything is sent: a false share ends the sum here.
     open_shares(kept["position"], keys, directory, boxes)
-    kept |= {"sent": True, "boxes": dict(secure["boxes"])}
+    kept |= {"sent": True, "boxes": {str(o): box.hex() for o, box in boxes.items()}}
     nodes.keep_secret(node.folder, session, kept)
     return words
 
@@ -89,9 +89,9 @@ def reveal(secure: Any, node: Node) -> dict[str, Any]:
     """A client's last message: one share for each client, and then it knows nothing."""
     session = _session(secure)
     kept, keys, directory = _recall(session, node)
-    boxes = {int(o): bytes.fromhex(box) for o, box in kept.get("boxes", {}).items()}
+    boxes = _boxes(kept.get("boxes", {}))
     held = open_shares(kept["position"], keys, directory, boxes)
-    sent = {int(position) for position in secure["sent"]}
+    sent = _senders(secure, kept["position"], directory)
     shown = reveal_shares(held, directory, sent=sent)
     nodes.drop_secret(node.folder, session)
     return {"shares": {str(owner): hex(share.value) for owner, share in shown.items()}}
@@ -136,7 +136,11 @@ def secure_statistics(
         "query.secure_shares",
         {k: {"secure": {**told, "position": i}} for i, k in enumerate(members)},
     )
-    sealed = {members.index(k): header["sealed"] for k, (header, _) in replies.items()}
+    found = {
+        members.index(k): _sealed(header, len(members))
+        for k, (header, _) in replies.items()
+    }
+    sealed = {i: boxes for i, boxes in found.items() if boxes is not None}
     # A client whose shares are missing could not be made up for: everybody must have
     # shared before anything is masked.
     if len(sealed) < len(members):
@@ -186,10 +190,7 @@ def _open(ask: Ask, masked, members, directory: Directory) -> np.ndarray:
         {members[i]: {"secure": {"session": session, "sent": sent}} for i in sent},
     )
     revealed = {
-        members.index(k): {
-            int(owner): Share(members.index(k), int(value, 16))
-            for owner, value in header["shares"].items()
-        }
+        members.index(k): _shares(header, members.index(k))
         for k, (header, _) in replies.items()
     }
     dropped = set(range(len(members))) - set(sent)
@@ -211,6 +212,45 @@ def _public_keys(header: Mapping[str, Any]) -> PublicKeys | None:
         return None
     good = len(mask) == len(sealing) == 32
     return PublicKeys(mask, sealing) if good else None
+
+
+def _sealed(header: Mapping[str, Any], number: int) -> list[str] | None:
+    """A client's boxes, one for each of `number` clients; None if they are not that."""
+    boxes = header.get("sealed")
+    good = isinstance(boxes, list) and all(isinstance(box, str) for box in boxes)
+    return boxes if good and len(boxes) == number else None
+
+
+def _shares(header: Mapping[str, Any], holder: int) -> dict[int, Share]:
+    """By owner, what a client opened; none if it cannot be read."""
+    try:
+        return {
+            int(owner): Share(holder, int(value, 16))
+            for owner, value in header["shares"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _boxes(boxes: Any) -> dict[int, bytes]:
+    try:
+        return {int(owner): bytes.fromhex(box) for owner, box in boxes.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError("the boxes of a secure sum cannot be read.") from error
+
+
+def _senders(secure: Any, position: int, directory: Directory) -> set[int]:
+    """Whose uploads the server says it has: of this sum, this client among them."""
+    sent = secure.get("sent")
+    everybody = range(len(directory.public_keys))
+    if not isinstance(sent, list) or not all(type(i) is int for i in sent):
+        raise InputError(f"senders are {sent!r:.80}, but must be whole numbers.")
+    if position not in sent or not set(sent) <= set(everybody):
+        raise InputError(
+            f"the senders of a secure sum are {sent!r:.80}, but must be among its "
+            f"{len(everybody)} clients, and client {position} has sent; refuse the sum."
+        )
+    return set(sent)
 
 
 def _recall(session: str, node: Node) -> tuple[dict[str, Any], Keys, Directory]:

@@ -1,7 +1,9 @@
 """The ServerApp: one run is one command, with files in the server's workdir."""
 
+import importlib
 import logging
 import sys
+import threading
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -15,8 +17,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Trains, forgets or evaluates, as the run's config says."""
-    # Deferred, so that Flower can look at the app without waiting for JAX.
-    from fuprune.flower.loop import run
+    # Deferred, so that Flower can look at the app without waiting.
+    from fuprune.flower.joining import join_clients
     from fuprune.flower.settings import read_settings
 
     # Only ours: Flower's transport has a line for every request.
@@ -27,7 +29,14 @@ def main(grid: Grid, context: Context) -> None:
     logger.addHandler(handler)
     logger.propagate = False
     try:
-        run(grid, read_settings(context.run_config))
+        settings = read_settings(context.run_config)
+        # JAX takes seconds to load, in which clients say who they are.
+        name = "fuprune.flower.loop"
+        threading.Thread(
+            target=importlib.import_module, args=(name,), daemon=True
+        ).start()
+        roster = join_clients(grid, settings)
+        importlib.import_module(name).run_with(roster, settings)
         logger.info(FINISHED)
     except FupruneError as error:
         line = " ".join(str(error).split())

@@ -1,7 +1,6 @@
 """What one run of the app on the server starts from: clients, test set, workdir."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +11,13 @@ from fuprune import config as configuration
 from fuprune.data import normalisation, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.preprocess import make_preprocessing
-from fuprune.errors import InputError
 from fuprune.files import write_whole
-from fuprune.flower import ledger
+from fuprune.flower.joining import COLOURS_FILE, server_folder
 from fuprune.flower.node import keep_compiled_programs
 from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, Terms, stand_ins
 from fuprune.run.federation import Federation
-
-COLOURS_FILE = "colours.json"
-_LOGGER = logging.getLogger(__name__)
 
 
 class Session(NamedTuple):
@@ -44,30 +39,14 @@ class Session(NamedTuple):
         return jax.random.key(self.config.seed)
 
 
-def open_session(grid, settings: Settings) -> Session:
-    """Waits for enough clients, and prepares what the server itself holds.
+def open_session(roster: Roster, settings: Settings) -> Session:
+    """Prepares what the server itself holds, for the clients that are there.
 
     Raises:
-      TooFewClientsError: they did not come in time.
       InputError: the config asks for what a federation does not have.
     """
-    config = settings.config
-    _check_config(config)
-    workdir = Path(settings.workdir).expanduser().absolute()
-    workdir.mkdir(parents=True, exist_ok=True)
+    config, workdir = settings.config, server_folder(settings)
     keep_compiled_programs(workdir)
-    roster = Roster(
-        grid,
-        config.partition.clients,
-        settings.timeouts,
-        least=settings.min_clients,
-        # Sums of colours are told once, before anything was ordered to be forgotten.
-        normalise=config.data.normalise == "federated"
-        and not (workdir / COLOURS_FILE).exists(),
-    )
-    roster.orders = ledger.read(workdir)
-    present = roster.wait_for(settings.min_clients)
-    _LOGGER.info("clients %s are there", ", ".join(map(str, present)))
     shape: tuple[int, ...] = roster.shape or (0, 0, 0)
     name, where = config.data.name, config.data.dir or None
     num_classes = sources.num_classes(name, where)
@@ -90,21 +69,6 @@ def open_session(grid, settings: Settings) -> Session:
     )
     clients = RemoteClients(roster, terms, num_classes)
     return Session(settings, workdir, federation, clients)
-
-
-def _check_config(config) -> None:
-    for key, value, allowed in (
-        ("data.normalise", config.data.normalise, ("constants", "federated")),
-        ("privacy.epsilon", config.privacy.epsilon, (0.0,)),
-        ("privacy.min_count", config.privacy.min_count, (0,)),
-        ("relabel.answer", config.relabel.answer, ("nearest",)),
-    ):
-        if value not in allowed:
-            choices = " or ".join(map(str, allowed))
-            raise InputError(
-                f"{key} is {value!r}, which a federation of separate clients does not "
-                f"have; allowed: {choices}."
-            )
 
 
 def _statistics(config, workdir: Path, roster: Roster, channels: int):

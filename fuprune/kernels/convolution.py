@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
-from fuprune.kernels import library
+from fuprune.kernels import library, primitives
 from fuprune.kernels.library import available, set_threads, why_not
 
 __all__ = ["available", "convolve", "implementation", "set_threads", "why_not"]
@@ -85,6 +84,7 @@ def convolve(
         pairs = tuple((int(low), int(high)) for low, high in pairs)
         output = _output_size(lhs.shape[1:3], rhs.shape[:2], strides, pairs)
         sizes = (*lhs.shape, *rhs.shape, *output)
+        # oneDNN takes neither empty arrays nor padding that crops.
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
             lhs, rhs = library.vary_alike(lhs, rhs)
             result = _forward_p.bind(
@@ -175,80 +175,44 @@ def _kernel_shape(data, output, *, kernel_size, **_):
     return (data[0], *kernel_size, data[4], output[4])
 
 
-def _make_primitive(name, shape, fallback, *, shared_second_folds) -> Any:
-    primitive = jax.extend.core.Primitive(name)
+def _attributes(*, strides, padding, **_):
+    return {
+        "strides": np.array(strides, np.int64),
+        "padding": np.array(padding, np.int64).reshape(-1),
+    }
 
+
+def _make_primitive(name, shape, fallback) -> Any:
     def abstract(first, second, **static):
         return first.update(shape=shape(first.shape, second.shape, **static))
 
-    primitive.def_abstract_eval(abstract)
-
-    @functools.partial(jax.jit, static_argnames="static")
-    def run(first, second, static):
-        return primitive.bind(first, second, **dict(static))
-
-    primitive.def_impl(
-        lambda first, second, **static: run(first, second, tuple(static.items()))
-    )
-
-    lower_to_xla = mlir.lower_fun(fallback, multiple_results=False)
-    mlir.register_lowering(primitive, lower_to_xla)
-
-    def lower(context, first, second, *, strides, padding, **sizes):
-        if not library.ready():
-            return lower_to_xla(
-                context, first, second, strides=strides, padding=padding, **sizes
-            )
-        library.share_cores()
-        return jax.ffi.ffi_lowering(name)(
-            context,
-            first,
-            second,
-            strides=np.array(strides, np.int64),
-            padding=np.array(padding, np.int64).reshape(-1),
-        )
-
-    mlir.register_lowering(primitive, lower, platform="cpu")
-
-    def batch(operands, dimensions, **static):
-        first, second = operands
-        first_axis, second_axis = dimensions
-        if second_axis is None and shared_second_folds:
-            # [B, G, N, ...] with one kernel for all B: B joins the examples.
-            size = first.shape[first_axis]
-            first = jnp.moveaxis(first, first_axis, 1)
-            folded = first.reshape(first.shape[0], -1, *first.shape[3:])
-            result = primitive.bind(folded, second, **static)
-            return result.reshape(result.shape[0], size, -1, *result.shape[2:]), 1
-        size = (
-            first.shape[first_axis]
-            if first_axis is not None
-            else second.shape[second_axis]
-        )
-        first = library.to_leading(first, first_axis, size)
-        second = library.to_leading(second, second_axis, size)
-        result = primitive.bind(first, second, **static)
-        return result.reshape(size, -1, *result.shape[1:]), 0
-
-    batching.primitive_batchers[primitive] = batch
-    return primitive
+    return primitives.make_primitive(name, abstract, fallback, _attributes)
 
 
-_forward_p = _make_primitive(
-    "fuprune_conv_forward", _output_shape, _xla_forward, shared_second_folds=True
-)
+def _fold_batch(primitive: Any, operands, dimensions, **static):
+    """The batching rule of what has one kernel for all: the batch joins the examples.
+
+    [B, G, N, ...] is then one problem with more examples, and no kernel is copied.
+    """
+    (first, second), (axis, second_axis) = operands, dimensions
+    if second_axis is not None:
+        return primitives.batch(primitive, operands, dimensions, **static)
+    size = first.shape[axis]
+    first = jnp.moveaxis(first, axis, 1)
+    folded = first.reshape(first.shape[0], -1, *first.shape[3:])
+    result = primitive.bind(folded, second, **static)
+    return result.reshape(result.shape[0], size, -1, *result.shape[2:]), 1
+
+
+_forward_p = _make_primitive("fuprune_conv_forward", _output_shape, _xla_forward)
 _data_gradient_p = _make_primitive(
-    "fuprune_conv_data_gradient",
-    _data_shape,
-    _xla_data_gradient,
-    shared_second_folds=True,
+    "fuprune_conv_data_gradient", _data_shape, _xla_data_gradient
 )
 _kernel_gradient_p = _make_primitive(
-    "fuprune_conv_kernel_gradient",
-    _kernel_shape,
-    _xla_kernel_gradient,
-    shared_second_folds=False,
+    "fuprune_conv_kernel_gradient", _kernel_shape, _xla_kernel_gradient
 )
+for _p in (_forward_p, _data_gradient_p):
+    batching.primitive_batchers[_p] = functools.partial(_fold_batch, _p)
 
 # Each is linear in either operand, and the adjoint of each is one of the three.
 ad.defbilinear(

@@ -1,4 +1,4 @@
-"""The compiled library behind the kernels: whether it can be had, and its threads.
+"""The compiled library behind the kernels: whether it is available, and its threads.
 
 Threads: OpenMP counts them per calling thread, so each CPU device has its own. The
 default shares the process's cores out among its CPU devices; ``OMP_NUM_THREADS``, which
@@ -12,7 +12,6 @@ import os
 import pathlib
 
 import jax
-import jax.numpy as jnp
 
 from fuprune.kernels import build
 
@@ -95,21 +94,3 @@ def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 def _varying_axes(array: jax.Array) -> frozenset:
     manual = getattr(jax.typeof(array), "manual_axis_type", None)
     return frozenset(getattr(manual, "varying", ()))
-
-
-def to_leading(operand: jax.Array, axis: int | None, size: int) -> jax.Array:
-    """Merges a batch axis, or copies for want of one, into the leading axis.
-
-    Args:
-      operand: [..., size, ...] with the new axis at `axis`, or [G, ...].
-      axis: where the new axis is; None if the operand lacks it.
-      size: length of the new axis.
-
-    Returns:
-      [size * G, ...].
-    """
-    if axis is None:
-        operand = jnp.broadcast_to(operand, (size, *operand.shape))
-    else:
-        operand = jnp.moveaxis(operand, axis, 0)
-    return operand.reshape(-1, *operand.shape[2:])

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 
-from fuprune.kernels import library
+from fuprune.kernels import library, primitives
 
 
 class Normalised(NamedTuple):
@@ -206,39 +205,51 @@ def _forward(data, scale, bias, weight, *residual, **static):
     return tuple(batch_norm_in_jax(data, scale, bias, weight, *residual, **static))
 
 
+class _Static(NamedTuple):
+    """The parameters of all three primitives."""
+
+    relu: bool
+    epsilon: float
+    places: tuple[int, ...]
+    residual_places: tuple[int, ...]
+    width: int
+
+
 def _tangent(
     data, output, scale, mean, variance, weight, d_data, d_scale, d_bias, *d_residual,
-    relu, epsilon, places, residual_places, width,
+    **static,
 ):  # fmt: skip
+    given = _Static(**static)
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
     kept = jnp.where((weight != 0)[:, None, None, None], d_data, 0.0)
     d_mean = jnp.sum(kept, axis=(0, 1, 2)) / pixels
     # Padding has no part in the moments but is normalised by them like the rest.
     centred = jnp.where((weight != 0)[:, None, None, None], data - mean, 0.0)
     d_variance = 2.0 * jnp.sum(centred * d_data, axis=(0, 1, 2)) / pixels
-    inverse = jax.lax.rsqrt(variance + epsilon)
+    inverse = jax.lax.rsqrt(variance + given.epsilon)
     factor = scale * inverse
     d_factor = d_scale * inverse - 0.5 * factor * inverse * inverse * d_variance
     d_output = d_data * factor + (data - mean) * d_factor + (d_bias - d_mean * factor)
-    d_output = _widen(d_output, places, width)
+    d_output = _widen(d_output, given.places, given.width)
     if d_residual:
-        d_output = d_output + _widen(d_residual[0], residual_places, width)
-    if relu:
+        widened = _widen(d_residual[0], given.residual_places, given.width)
+        d_output = d_output + widened
+    if given.relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
     return d_output, d_mean, d_variance
 
 
 def _backward(
     d_output, d_mean, d_variance, data, output, scale, mean, variance, weight,
-    *, relu, epsilon, places, residual_places, width, has_residual,
+    *, has_residual, **static,
 ):  # fmt: skip
-    del width
+    given = _Static(**static)
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
-    if relu:
+    if given.relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
-    d_residual = [_narrow(d_output, residual_places)] if has_residual else []
-    d_output = _narrow(d_output, places)
-    inverse = jax.lax.rsqrt(variance + epsilon)
+    d_residual = [_narrow(d_output, given.residual_places)] if has_residual else []
+    d_output = _narrow(d_output, given.places)
+    inverse = jax.lax.rsqrt(variance + given.epsilon)
     factor = scale * inverse
     d_bias = jnp.sum(d_output, axis=(0, 1, 2))
     product = jnp.sum(d_output * (data - mean), axis=(0, 1, 2))
@@ -253,16 +264,23 @@ def _backward(
     return (d_data, d_scale, d_bias, *d_residual)
 
 
+def _attributes(*, relu, epsilon, places, residual_places, **_):
+    return {
+        "relu": relu,
+        "epsilon": np.float32(epsilon),
+        "places": np.array(places, np.int64),
+        "residual_places": np.array(residual_places, np.int64),
+    }
+
+
 def _make_primitive(
-    name: str, function: Callable, like: tuple[int, ...], target: str | None = None
+    name: str, function: Callable, like: tuple[int, ...], attributes=_attributes
 ) -> Any:
-    """A primitive that computes ``vmap(function)``, on CPU by an FFI target.
+    """A primitive that computes ``vmap(function)``, on CPU by a kernel.
 
     Results have the shapes of the operands that `like` counts, the first of `forward`
     widened; a gradient of the residual, which `has_residual` asks for, comes last.
     """
-    primitive = jax.extend.core.Primitive(name)
-    primitive.multiple_results = True
 
     def in_jax(*operands, **static):
         return jax.vmap(functools.partial(function, **static))(*operands)
@@ -278,50 +296,9 @@ def _make_primitive(
             results.append(with_channels(operands[0], len(residual_places)))
         return results
 
-    primitive.def_abstract_eval(abstract)
-
-    # Outside of jit a primitive has to run by itself; compiled, it takes the kernel.
-    @functools.partial(jax.jit, static_argnames="static")
-    def run(*operands, static):
-        return primitive.bind(*operands, **dict(static))
-
-    primitive.def_impl(
-        lambda *operands, **static: run(*operands, static=tuple(static.items()))
+    primitive = primitives.make_primitive(
+        name, abstract, in_jax, attributes, multiple_results=True
     )
-    lower_to_xla = mlir.lower_fun(in_jax, multiple_results=True)
-    mlir.register_lowering(primitive, lower_to_xla)
-    if target is not None:
-
-        def lower(context, *operands, **static):
-            # Decided here, because only now is the platform known.
-            if not library.ready():
-                return lower_to_xla(context, *operands, **static)
-            library.share_cores()
-            return jax.ffi.ffi_lowering(target)(
-                context,
-                *operands,
-                relu=static["relu"],
-                epsilon=np.float32(static["epsilon"]),
-                places=np.array(static["places"], np.int64),
-                residual_places=np.array(static["residual_places"], np.int64),
-            )
-
-        mlir.register_lowering(primitive, lower, platform="cpu")
-
-    def batch(operands, dimensions, **static):
-        size = next(
-            operand.shape[axis]
-            for operand, axis in zip(operands, dimensions, strict=True)
-            if axis is not None
-        )
-        merged = [
-            library.to_leading(operand, axis, size)
-            for operand, axis in zip(operands, dimensions, strict=True)
-        ]
-        results = primitive.bind(*merged, **static)
-        return [r.reshape(size, -1, *r.shape[1:]) for r in results], [0] * len(results)
-
-    batching.primitive_batchers[primitive] = batch
 
     # The kernel's results, with the tangents of the same function in JAX: enough for
     # derivatives of any order.
@@ -338,13 +315,12 @@ def _make_primitive(
     return primitive
 
 
-_forward_p = _make_primitive(
-    "fuprune_batch_norm_forward", _forward, (0, 1, 1), "fuprune_batch_norm_forward"
+_forward_p = _make_primitive("fuprune_batch_norm_forward", _forward, (0, 1, 1))
+# Forward mode has no kernel: training differentiates backwards.
+_tangent_p = _make_primitive(
+    "fuprune_batch_norm_tangent", _tangent, (1, 2, 2), attributes=None
 )
-_tangent_p = _make_primitive("fuprune_batch_norm_tangent", _tangent, (1, 2, 2))
-_backward_p = _make_primitive(
-    "fuprune_batch_norm_backward", _backward, (3, 5, 5), "fuprune_batch_norm_backward"
-)
+_backward_p = _make_primitive("fuprune_batch_norm_backward", _backward, (3, 5, 5))
 
 
 def _differentiate_forward(primals, tangents, **static):

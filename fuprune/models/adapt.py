@@ -83,7 +83,8 @@ def adapt(
             return model
         return LinenNetwork(model, convention, tuple(rngs))
     if isinstance(model, nnx.Module):
-        return _adapt_nnx(model, None, takes_mask)
+        adapted = getattr(model, "adapted", None)  # it stands for such a network
+        return adapted or _adapt_nnx(model, None, takes_mask)
     if _makes_nnx(model):
         return _adapt_nnx(nnx.eval_shape(lambda: _make(model, 0)), model, takes_mask)
     apply = getattr(model, "apply", model)
@@ -289,6 +290,13 @@ class Forwarding:
         return network.apply(variables, images, train=train, mask=mask, **options)
 
 
+def own_variables(model: Any, variables: Any) -> Any:
+    """The variables given, or of an NNX module given without any, those it holds."""
+    if variables is None and isinstance(model, nnx.Module):
+        return variables_of(model)
+    return variables
+
+
 def variables_of(module: nnx.Module) -> dict[str, Any]:
     """The arrays of an NNX module as {"params": ..., "batch_stats": ...}.
 
@@ -296,6 +304,8 @@ def variables_of(module: nnx.Module) -> dict[str, Any]:
     generators is left out, because keys are arguments here. Numbers in a path, from
     lists, become strings.
     """
+    if getattr(module, "adapted", None) is not None:
+        return module.variables()
     variables: dict[str, Any] = {}
     for collection, path, value in _arrays(module):
         if collection in ("key", "drawn"):

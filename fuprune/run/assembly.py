@@ -28,6 +28,7 @@ from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_
 from fuprune.federated.train import fit
 from fuprune.models import zoo
 from fuprune.models.brought import bring
+from fuprune.models.fresh import init_variables
 from fuprune.run.federation import Federation
 from fuprune.run.machine import Runtime, replicate
 from fuprune.run.optimizers import optimizer
@@ -403,4 +404,4 @@ def audit_options(config) -> AuditOptions:
 
 def initial_variables(model, key: jax.Array):
     """Fresh variables of a model."""
-    return jax.jit(model.init)(key, jnp.zeros((1, *model.input_shape)))
+    return init_variables(model, key, jnp.zeros((1, *model.input_shape)))

@@ -11,13 +11,14 @@ import numpy as np
 from flax import nnx
 
 from fuprune.models import zoo
-from fuprune.models.adapt import NNXNetwork, adapt
+from fuprune.models.adapt import NNXNetwork, adapt, own_variables
+from fuprune.models.adapt import variables_of as arrays_of
 from fuprune.surgery import cutting, report, wiring
 from fuprune.surgery.cutting import Observed, capture, observe, trace_layers
-from fuprune.surgery.module import SlimModule, arrays_of
+from fuprune.surgery.findings import Layer, SurgeryError
+from fuprune.surgery.module import SlimModule
 from fuprune.surgery.plan import ORDERS, SCOPES, LayerReport, PrunePlan, make_plan
 from fuprune.surgery.slim import PinnedNetwork, SlimNetwork, from_spec, spec
-from fuprune.surgery.trace import Layer, SurgeryError
 from fuprune.surgery.wiring import compact_tree, mask_tree
 
 __all__ = [
@@ -78,11 +79,11 @@ def mask(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) ->
     if _has_wiring(model):
         return wiring.mask(model, variables, plan)
     if isinstance(model, nnx.Module) and variables is None:
-        masked = cutting.mask(_network(model), arrays_of(model), plan, example=example)
+        masked = cutting.mask(model, arrays_of(model), plan, example=example)
         if isinstance(model, SlimModule):
             return SlimModule(model.slim, masked)
         return cast(NNXNetwork, adapt(model)).module(masked)
-    return cutting.mask(_network(model), variables, plan, example=example)
+    return cutting.mask(model, variables, plan, example=example)
 
 
 def compact(
@@ -100,13 +101,13 @@ def compact(
         return wiring.compact(model, variables, plan)
     if isinstance(model, nnx.Module) and variables is None:
         small, cut = cutting.compact(
-            _network(model), arrays_of(model), plan, example=example
+            adapt(model), arrays_of(model), plan, example=example
         )
         if not isinstance(small, SlimNetwork):
             return model, nnx.state(model)
         module = SlimModule(small, cut)
         return module, nnx.state(module)
-    return cutting.compact(_network(model), variables, plan, example=example)
+    return cutting.compact(adapt(model), variables, plan, example=example)
 
 
 def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> Any:
@@ -116,11 +117,8 @@ def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> 
     """
     if _has_wiring(model):
         return model
-    return cutting.pin(_network(model), variables, plan, example=example)
-
-
-def _network(model):
-    return model.slim if isinstance(model, SlimModule) else adapt(model)
+    variables = own_variables(model, variables)
+    return cutting.pin(model, variables, plan, example=example)
 
 
 def cut_optimizer_state(
@@ -144,13 +142,19 @@ def cut_optimizer_state(
     """
     if _has_wiring(model):
         return wiring.cut_optimizer_state(model, plan, opt_state, how)
+    return cutting.cut_optimizer_state(
+        model, _needed(model, variables), plan, opt_state, how, example=example
+    )
+
+
+def _needed(model, variables):
+    """The variables given or held; a network is cut by tracing them."""
+    variables = own_variables(model, variables)
     if variables is None:
         raise SurgeryError(
             "variables are missing: this network is cut by tracing them."
         )
-    return cutting.cut_optimizer_state(
-        _network(model), variables, plan, opt_state, how, example=example
-    )
+    return variables
 
 
 def plan_report(
@@ -170,20 +174,15 @@ def plan_report(
     """
     if _has_wiring(model):
         return wiring.plan_report(model, plan, input_shape)
-    if variables is None:
-        raise SurgeryError(
-            "variables are missing: this network is cut by tracing them."
-        )
+    variables = _needed(model, variables)
     example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
-    return report.plan_report(_network(model), variables, plan, example=example)
+    return report.plan_report(adapt(model), variables, plan, example=example)
 
 
-def explain(
-    model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
-) -> str:
+def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:
     """Returns in words what a plan cuts of each layer, and what runs whole and why."""
-    network = _network(model)
-    return report.explain(network, variables, plan, example=example)
+    variables = _needed(model, variables)
+    return report.explain(adapt(model), variables, plan, example=example)
 
 
 def layer_names(
@@ -195,7 +194,8 @@ def layer_names(
     """
     if _has_wiring(model):
         return zoo.layer_names(model)
-    return tuple(trace_layers(_network(model), variables, example, dense=dense))
+    variables = _needed(model, variables)
+    return tuple(trace_layers(model, variables, example, dense=dense))
 
 
 def kept_channels(
@@ -205,4 +205,4 @@ def kept_channels(
     if _has_wiring(model):
         wires = model.wiring()
         return {layer: wires[layer].outputs for layer in zoo.layer_names(model)}
-    return cutting.kept_channels(_network(model), variables, example)
+    return cutting.kept_channels(model, _needed(model, variables), example)

@@ -29,7 +29,7 @@ from fuprune.surgery.held import (
 
 
 class Notes(Protocol):
-    """What rules tell about parameters; see `trace.Findings`."""
+    """What rules tell about parameters; see `findings.Findings`."""
 
     def read(self, pair: tuple[int, int], kept: Any) -> None:
         """The kept indices of a parameter's axis, (leaf, axis), are made use of."""
@@ -75,7 +75,7 @@ def elementwise(eqn, operands, notes) -> Result:
     arrays = [
         onto(h, _where_wide(h, kept, shape)) if h.shape else h.data for h in operands
     ]
-    if name == "select_n":
+    if name == "select_n":  # which does not broadcast
         sizes = [n if k is None else len(k) for k, n in zip(kept, shape, strict=True)]
         arrays = [jnp.broadcast_to(array, sizes) for array in arrays]
     data = eqn.primitive.bind(*arrays, **eqn.params)
@@ -101,6 +101,7 @@ def _kept_together(name, operands, shape, notes):
     for axis, size in enumerate(shape):
         wide = [h for h in deciding if h.shape and h.shape[axis] == size]
         if zeros:
+            # Outside what any of them keeps the result is zero: the common indices do.
             some = [h.kept[axis] for h in zeros if h.shape[axis] == size]
             kept.append(functools.reduce(intersection, some, None))
             continue
@@ -138,7 +139,7 @@ def _rest_together(eqn, operands, kept, shape, notes):
             rests.append(h.rest)
         elif not any(follows):
             rests.append(in_full(h) if h.shape else h.data)
-        else:
+        else:  # cut along some axes and not along others: no one rest says it
             return [None] * len(shape), None
     if all(is_static(rest) for rest in rests):
         rest = static_value(eqn, rests)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.models.adapt import adapt
+from fuprune.models.adapt import adapt, own_variables
 from fuprune.surgery import trace
+from fuprune.surgery.findings import Layer, Path, SurgeryError
 from fuprune.surgery.held import in_full, onto, same
 from fuprune.surgery.plan import PrunePlan, check_kept
 from fuprune.surgery.slim import (
@@ -18,7 +19,7 @@ from fuprune.surgery.slim import (
     cut_tree,
     pathed,
 )
-from fuprune.surgery.trace import Layer, Path, Program, SurgeryError
+from fuprune.surgery.trace import Program
 
 Variables = Mapping[str, Any]
 # Sides of images to try, for a network that does not say what it takes.
@@ -77,13 +78,13 @@ def trace_layers(
 
     Args:
       model: what `models.adapt` takes.
-      variables: its variables, or their shapes.
+      variables: its variables, or their shapes; of an NNX module None, for its own.
       example: images, as in `mask`.
       dense: whether dense layers of hidden units are among them, or convolutions only.
         A unit is hidden if some kernel reads it and nothing else: what an attention or
         a block adds to a residual stream is not, nor are queries, keys and values.
     """
-    network = adapt(model)
+    network, variables = adapt(model), own_variables(model, variables)
     program, cuts = program_of(network, variables, example)
     layers = layers_of(program, cuts)
     hidden = _hidden(program, cuts, layers) if dense else set()
@@ -143,7 +144,7 @@ def capture(
     model: Any, variables: Variables, images: Any, *, dense: bool = False
 ) -> dict[str, jax.Array]:
     """Returns what each layer of `trace_layers` gives, bias included: [B, ..., C]."""
-    network = adapt(model)
+    network, variables = adapt(model), own_variables(model, variables)
     layers = trace_layers(network, variables, images, dense=dense)
     program, cuts = program_of(network, variables, images)
     leaves = jax.tree.leaves(variables)
@@ -169,7 +170,7 @@ class Observed(NamedTuple):
 
 def observe(model: Any, variables: Variables, images: Any) -> Observed:
     """Returns what a network and its layers give in evaluation."""
-    network = adapt(model)
+    network, variables = adapt(model), own_variables(model, variables)
     program, cuts = program_of(network, variables, images)
     leaves = jax.tree.leaves(variables)
     results, findings = trace.run(program, leaves, cuts, [images])
@@ -178,6 +179,7 @@ def observe(model: Any, variables: Variables, images: Any) -> Observed:
     for name, layer in layers_of(program, cuts).items():
         held, channel = findings.outputs[layer.leaf]
         outputs[name] = jnp.moveaxis(in_full(held), channel, -1)
+        # The last one of that shape counts: what follows it only rescales logits.
         if layer.kind == "dense" and outputs[name].shape == logits.shape:
             head, head_logits = layer.path[1:-1], outputs[name]
             features = in_full(findings.inputs[layer.leaf])
@@ -203,7 +205,10 @@ def program_of(
 
 def layers_of(program: Program, cuts: trace.Cuts) -> dict[str, Layer]:
     """Returns all layers, dense ones and those that write the output included."""
-    _, findings = trace.examine(program, cuts)
+    return _layers(program, cuts, trace.examine(program, cuts)[1])
+
+
+def _layers(program, cuts, findings) -> dict[str, Layer]:
     layers = {}
     for leaf, (axis, kind) in findings.layers.items():
         path = program.paths[leaf]
@@ -223,11 +228,17 @@ def layer_name(path: Path) -> str:
 
 def _without_outputs(program, cuts, layers) -> dict[str, Layer]:
     """Leaves out the last layers, until what is left cuts no output."""
-    whole = _output_kept(program, cuts, {})
+    whole = _output_kept(program, cuts, {}, slice(None))
 
     def harmless(chosen):
-        return same_kept(_output_kept(program, cuts, chosen), whole)
+        # One channel less, and one channel only: a sum of channels may stand either.
+        return all(
+            same_kept(_output_kept(program, cuts, chosen, some), whole)
+            for some in (slice(1, None), slice(0, 1))
+        )
 
+    # From the end, where the layers that write the output are. The last one dropped is
+    # guilty; those dropped before it get another chance.
     chosen, dropped = dict(layers), []
     while chosen and not harmless(chosen):
         dropped.append(chosen.popitem())
@@ -237,14 +248,14 @@ def _without_outputs(program, cuts, layers) -> dict[str, Layer]:
     return {name: layer for name, layer in layers.items() if name in chosen}
 
 
-def _output_kept(program, cuts, layers):
-    """What is kept of each output if the layers lose their first channel."""
+def _output_kept(program, cuts, layers, some: slice):
+    """What is kept of each output if the layers keep some of their channels."""
     planned = dict(cuts)
     for layer in layers.values():
         if layer.channels > 1:
             size = program.shapes[layer.leaf].shape[layer.axis]
             ids = np.asarray(cuts.get((layer.leaf, layer.axis), np.arange(size)))
-            planned[layer.leaf, layer.axis] = ids[1:]
+            planned[layer.leaf, layer.axis] = ids[some]
     results, _ = trace.examine(program, planned)
     return [held.kept for held in results]
 
@@ -263,7 +274,8 @@ def plan_cuts(
 ) -> tuple[SlimNetwork, PathCuts]:
     """Returns the slim network, and its cuts as positions in these variables."""
     program, before = program_of(network, variables, example)
-    layers = layers_of(program, before)
+    whole, findings = trace.examine(program, before)
+    layers = _layers(program, before, findings)
     planned = dict(before)
     for pair in before:
         if pair not in {(layer.leaf, layer.axis) for layer in layers.values()}:
@@ -281,8 +293,8 @@ def plan_cuts(
         ids = np.asarray(planned.get(pair, np.arange(size)))[np.asarray(keep)]
         if len(ids) < size:
             planned[pair] = ids
-    cuts, _ = trace.find_cuts(program, planned)
-    _check_outputs(program, before, cuts, planned, layers)
+    cuts, results = trace.find_cuts(program, planned)
+    _check_outputs(program, whole, results, planned, layers)
     images = program.jaxpr.jaxpr.invars[len(program.shapes)].aval
     base = network.base if isinstance(network, SlimNetwork) else network
     slim = SlimNetwork(base, pathed(cuts, program), tuple(images.shape[1:]))
@@ -297,9 +309,9 @@ def plan_cuts(
     return slim, pathed(relative, program)
 
 
-def _check_outputs(program, before, cuts, planned, layers):
-    whole = [held.kept for held in trace.examine(program, before)[0]]
-    if same_kept([held.kept for held in trace.examine(program, cuts)[0]], whole):
+def _check_outputs(program, before, after, planned, layers):
+    whole = [held.kept for held in before]
+    if same_kept([held.kept for held in after], whole):
         return
     guilty = [
         name

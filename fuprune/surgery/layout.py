@@ -33,6 +33,7 @@ def broadcast_in_dim(eqn, operands, notes) -> Result:
     kept: list[np.ndarray | None] = [None] * len(shape)
     rest_shape = [1] * len(shape)
     for axis, place in enumerate(places):
+        # An axis of size one that is widened is never cut: it has one index for all.
         if held.shape[axis] == shape[place]:
             kept[place] = held.kept[axis]
         if not is_static(held.rest) and held.rest is not None:
@@ -41,6 +42,7 @@ def broadcast_in_dim(eqn, operands, notes) -> Result:
     rest = held.rest
     if rest is not None and not is_static(rest):
         rest = jax.lax.broadcast_in_dim(rest, rest_shape, places)
+    # Along a widened axis there is no longer one index per channel of the parameter.
     origins = {
         pair: Origin(places[origin.axis], origin.pure)
         for pair, origin in held.origins.items()
@@ -93,9 +95,12 @@ def _reshaped(held, shape) -> Result:
     for before, after in _runs(held.shape, shape):
         real_before = [i for i in before if held.shape[i] != 1]
         real_after = [j for j in after if shape[j] != 1]
+        # Axes of size one come and go; the one real axis on either side is the same.
         if len(real_before) == len(real_after) == 1:
             moved[real_before[0]] = real_after[0]
             kept[real_after[0]] = held.kept[real_before[0]]
+        # Channels joined with pixels, for one: what is stored must stay a product of
+        # indices of each axis, because that is all that a held array can say.
         elif any(held.kept[i] is not None for i in before):
             split = _split_indices(
                 [held.kept[i] for i in before],
@@ -110,6 +115,7 @@ def _reshaped(held, shape) -> Result:
     if rest is not None and not is_static(rest):
         rest_shape = [1] * len(shape)
         for i, n in enumerate(np.shape(rest)):
+            # A rest is never stored in part, so it cannot follow such a cut.
             if n > 1 and i not in moved:
                 return "the rest varies along an axis that is joined or split"
             if i in moved:
@@ -162,6 +168,7 @@ def concatenate(eqn, operands, notes) -> Result:
     rests = {h.rest if is_static(h.rest) else None for h in operands if not h.is_full}
     if len(rests) > 1 or None in rests:
         return "its parts have different rests"
+    # Along the other axes all parts must store the same indices.
     kept: list = [
         functools.reduce(union, [h.kept[i] for h in operands])
         for i in range(len(shape))
@@ -215,6 +222,7 @@ def pad(eqn, operands, notes) -> Result:
         data = eqn.primitive.bind(held.data, value.data, **eqn.params)
         return [whole(data)]
     if held.is_full:
+        # Nothing is computed: what is padded becomes the rest, the data stay.
         axis = padded[0]
         kept = [None] * len(shape)
         kept[axis] = np.arange(held.shape[axis]) + sides[axis][0]
@@ -224,6 +232,7 @@ def pad(eqn, operands, notes) -> Result:
     if value.rest != held.rest:
         return f"it pads by {value.rest}, and the rest is {held.rest}"
     kept, left = list(held.kept), list(sides)
+    # A cut axis is padded by its indices alone; only the others grow in the data.
     for axis, (low, _, _) in enumerate(sides):
         if held.kept[axis] is not None:
             kept[axis] = held.kept[axis] + low
@@ -253,11 +262,43 @@ def slice_(eqn, operands, notes) -> Result:
             return "it leaves nothing of a cut axis"
         data = pick(data, inside, axis)
         kept[axis] = shifted[inside] // strides[axis]
+        # Picked already: the slice below takes all that is left along this axis.
         starts[axis], limits[axis], strides[axis] = 0, len(inside), 1
     data = jax.lax.slice(data, starts, limits, strides)
     rest = held.rest if not held.is_full or held.uniform else None
     kept = normal(kept, shape)
     return [Held(data, shape, kept, rest, uniform=held.uniform)]
+
+
+def gather(eqn, operands, notes) -> Result:
+    """Entries by number, as in resizing a map: the cut axes must be taken as they are.
+
+    An index outside the array gives the fill value along the cut axis as well, so the
+    rest must be zero if such an index is filled.
+    """
+    del notes
+    (held, indices), params = operands, dict(eqn.params)
+    if held.is_full and indices.is_full:
+        return [whole(eqn.primitive.bind(held.data, indices.data, **params))]
+    if not indices.is_full or not is_static(held.rest):
+        return "its indices are cut, or the rest is not one number"
+    if params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP and held.rest != 0:
+        return "an index outside the array would not give the rest"
+    numbers, sizes = params["dimension_numbers"], list(params["slice_sizes"])
+    shape = tuple(eqn.outvars[0].aval.shape)
+    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    left = [axis for axis in range(len(held.shape)) if axis not in gone]
+    kept: list[np.ndarray | None] = [None] * len(shape)
+    for axis, ids in enumerate(held.kept):
+        if ids is None:
+            continue
+        if axis in (*gone, *numbers.start_index_map) or sizes[axis] != held.shape[axis]:
+            return "it takes entries of a cut axis by number"
+        sizes[axis] = len(ids)
+        kept[numbers.offset_dims[left.index(axis)]] = ids
+    params["slice_sizes"] = tuple(sizes)
+    data = eqn.primitive.bind(held.data, indices.data, **params)
+    return [Held(data, shape, normal(kept, shape), held.rest)]
 
 
 def rev(eqn, operands, notes) -> Result:

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 from flax import nnx
 
-from fuprune.models.adapt import variables_of
 from fuprune.surgery.slim import SlimNetwork, Variables
 
 KINDS = {"params": nnx.Param, "batch_stats": nnx.BatchStat}
@@ -45,6 +44,11 @@ class SlimModule(nnx.Module):
             _update(getattr(self, "batch_stats"), new["batch_stats"])  # noqa: B009
         return logits
 
+    @property
+    def adapted(self) -> SlimNetwork:
+        """The network it stands for, which takes `variables()`: see `models.adapt`."""
+        return self.slim
+
     def variables(self) -> dict[str, Any]:
         """The arrays as {"params": ..., "batch_stats": ...}."""
         return {name: _plain(getattr(self, name)) for name in self.collections}
@@ -68,10 +72,3 @@ def _update(tree, values):
             tree[name][...] = value
         else:
             _update(tree[name], value)
-
-
-def arrays_of(module: nnx.Module) -> dict[str, Any]:
-    """The arrays of any NNX module, slim or not."""
-    if isinstance(module, SlimModule):
-        return module.variables()
-    return variables_of(module)

@@ -142,6 +142,7 @@ def _brought(spec, factory) -> BroughtNetwork:
     named = spec["factory"]
     if not isinstance(named, str):
         raise InputError(f"model spec has factory {named!r:.80}, but must name one.")
+    # A file's word is not enough to import code: the caller has to name it, too.
     if factory is None or isinstance(factory, str) and factory != named:
         given = "none was given" if factory is None else f"{factory!r} was given"
         raise InputError(
@@ -164,6 +165,7 @@ def _check_places(cut: SlimNetwork) -> None:
             f"model spec cuts a network for {cut.input_shape} images, but its base is "
             f"for {tuple(said)}."
         )
+    # By shapes alone, so that a crafted spec cannot ask for a huge array.
     images = jax.ShapeDtypeStruct((1, *cut.input_shape), jnp.float32)
     variables = jax.eval_shape(cut.base.init, jax.random.key(0), images)
     pairs, _ = jax.tree_util.tree_flatten_with_path(variables)

@@ -16,7 +16,8 @@ def plan_report(
     """Returns what a plan does to each layer and, in the last row, to the whole.
 
     A layer's parameters are those of its kernel, and its FLOPs those of its products on
-    one image. The total counts all parameters, and the products of all layers.
+    one image. The total counts all parameters, the products of all layers, and the
+    channels of the convolutions and of those dense layers that the plan names.
     """
     program, before = cutting.program_of(network, variables, example)
     small, _ = cutting.plan_cuts(network, variables, plan, example)
@@ -39,7 +40,11 @@ def plan_report(
         for name, layer in layers.items()
     ]
     trained = [i for i, path in enumerate(program.paths) if path[0] == "params"]
-    cuttable = [row for row in rows if layers[row.layer].kind == "convolution"]
+    cuttable = [
+        row
+        for row in rows
+        if layers[row.layer].kind == "convolution" or row.layer in plan.keep
+    ]
     parameters = [sum(size[i] for i in trained) for size in sizes]
     operations = [sum(numbers.values()) for numbers in flops]
     return [*rows, total_report(plan, cuttable, *parameters, *operations)]

@@ -25,6 +25,7 @@ RULES: dict[str, Rule] = {
     "reduce_window_sum": arithmetic.reduce_window,
     "broadcast_in_dim": layout.broadcast_in_dim,
     "concatenate": layout.concatenate,
+    "gather": layout.gather,
     "pad": layout.pad,
     "reshape": layout.reshape,
     "rev": layout.rev,

@@ -17,8 +17,9 @@ from jax.core import Tracer
 
 from fuprune.models.adapt import Forwarding, asked_for
 from fuprune.surgery import trace
+from fuprune.surgery.findings import Path, SurgeryError
 from fuprune.surgery.held import in_full, onto
-from fuprune.surgery.trace import Path, Program
+from fuprune.surgery.trace import Program
 
 Variables = Mapping[str, Any]
 
@@ -224,7 +225,7 @@ def from_spec(base: Any, spec: Mapping[str, Any]) -> SlimNetwork:
             increasing = all(a < b for a, b in zip(ids, ids[1:], strict=False))
             inside = 0 <= axis < len(shape) and ids and ids[0] >= 0
             if not (inside and increasing and ids[-1] < shape[axis]):
-                raise trace.SurgeryError(
+                raise SurgeryError(
                     f"spec keeps {list(ids)} along axis {axis} of"
                     f" {'/'.join(map(str, entry['path']))}, which has shape"
                     f" {list(shape)}; allowed: increasing indices inside it."

@@ -1,6 +1,6 @@
 """A network's own jaxpr, run on held arrays.
 
-`interpret` runs it. `find_layers` and `find_cuts` run it on shapes alone, to see which
+`interpret` runs it. `examine` and `find_cuts` run it on shapes alone, to see which
 layers there are and which rows and columns of every parameter are left once a plan has
 been carried out: a parameter that is applied to a dead channel dies with it, and what a
 kernel would read of a dead channel is not stored.
@@ -18,9 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fuprune.errors import InputError
-from fuprune.surgery.held import Held, Origin, in_full, normal, onto, same, union, whole
-from fuprune.surgery.rules import RULES
+from fuprune.surgery.findings import Findings, Path, SurgeryError, Whole
+from fuprune.surgery.held import (
+    Held,
+    Origin,
+    in_full,
+    is_static,
+    normal,
+    onto,
+    same,
+    whole,
+)
+from fuprune.surgery.rules import ELEMENTWISE, RULES
 
 # Frames of a traceback that are not the network's own code.
 _NOT_THE_NETWORK = tuple(
@@ -34,84 +43,7 @@ MOVES = (
     *("convert_element_type", "stop_gradient"),
 )
 PRODUCTS = ("dot_general", "conv_general_dilated")
-Path = tuple[str, ...]
 Cuts = Mapping[tuple[int, int], np.ndarray]  # (leaf, axis) -> kept indices
-
-
-class SurgeryError(InputError):
-    """A network or a plan that cannot be cut as it stands."""
-
-
-class Layer(NamedTuple):
-    """A layer whose output channels can be cut."""
-
-    path: Path  # of its kernel among the variables
-    kind: str  # "convolution" or "dense"
-    channels: int  # that it has as it is
-    leaf: int  # number of the kernel among the leaves of the variables
-    axis: int  # of the kernel, along which its output channels lie
-
-
-class Whole(NamedTuple):
-    """A primitive that ran on whole operands although they were held."""
-
-    primitive: str
-    reason: str
-    source: str  # file and line of the network's code
-    entries: int  # that were filled in for it
-    share: float  # of all entries of its operands
-    work: list[int]  # FLOPs of it, and of what is computed from its result, while whole
-
-    @property
-    def cost(self) -> int:
-        """FLOPs spent on entries that were filled in."""
-        return round(self.share * sum(self.work))
-
-
-@dataclasses.dataclass
-class Findings:
-    """What an interpretation finds out about the parameters; see `arithmetic.Notes`."""
-
-    leaves: Sequence[Any]  # of the variables, or their shapes
-    reads: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
-    layers: dict[int, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    outputs: dict[int, tuple[Held, int]] = dataclasses.field(default_factory=dict)
-    inputs: dict[int, Held] = dataclasses.field(default_factory=dict)
-    whole: list[Whole] = dataclasses.field(default_factory=list)
-    handled: set[tuple[int, int]] = dataclasses.field(default_factory=set)
-
-    def read(self, pair, kept):
-        """An axis of a parameter is used, at these indices or (None) at all."""
-        self.handled.add(pair)
-        if pair in self.reads:
-            kept = union(self.reads[pair], kept)
-        self.reads[pair] = kept
-
-    def overlook(self, pair):
-        """An axis of a parameter is used in a way that no dead entry changes."""
-        self.handled.add(pair)
-
-    def is_channelwise(self, leaf):
-        """Whether only one axis of a parameter is longer than one."""
-        shape = self.leaves[leaf].shape
-        return bool(shape) and max(shape) == np.prod(shape)
-
-    def layer(self, leaf, axis, kind, source, result, channel):
-        """A kernel was applied, and gave this result, channels along this axis."""
-        seen = self.layers.setdefault(leaf, (axis, kind))
-        if seen[0] != axis:
-            raise SurgeryError(
-                f"parameter {leaf} is used twice in ways that disagree: its output"
-                f" channels lie along axis {seen[0]} in one use and {axis} in another;"
-                " give each use a parameter of its own."
-            )
-        self.outputs.setdefault(leaf, (result, channel))
-        self.inputs.setdefault(leaf, source)
-
-    def biased(self, leaf, result):
-        """A bias was added to what a kernel gave."""
-        if leaf in self.outputs:
-            self.outputs[leaf] = (result, self.outputs[leaf][1])
 
 
 def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
@@ -297,12 +229,49 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
     return [h._replace(data=a) for h, a in zip(results, arrays, strict=True)]
 
 
+def _custom_vjp(eqn, operands, findings) -> list[Held]:
+    """A function with a backward pass of its own, which runs on whole operands.
+
+    If the function is elementwise, such as a rounding with a straight-through gradient,
+    its formula says which of its results are cut, and they are cut again.
+    """
+    if all(h.is_full for h in operands) and not any(h.origins for h in operands):
+        return _run_whole(eqn, operands)
+    jaxpr, constants = _inner(eqn)
+    computed = _run_noted(eqn, operands, "its backward pass is its own", findings)
+    silent = dataclasses.replace(
+        findings, reads={}, layers={}, outputs={}, inputs={}, whole=[]
+    )
+    held = interpret(jaxpr, constants, operands, silent)
+    if not _is_elementwise(jaxpr) or not all(is_static(h.rest) for h in held):
+        for pair in set().union(*(h.origins for h in operands)):
+            findings.read(pair, None)
+        return computed
+    for pair, kept in silent.reads.items():
+        findings.read(pair, kept)
+    return [
+        h._replace(data=onto(result, h.kept))
+        for h, result in zip(held, computed, strict=True)
+    ]
+
+
+def _is_elementwise(jaxpr) -> bool:
+    return all(
+        _is_elementwise(_inner(eqn)[0])
+        if eqn.primitive.name in ("jit", "pjit")
+        else eqn.primitive.name in (*ELEMENTWISE, "broadcast_in_dim")
+        for eqn in jaxpr.eqns
+    )
+
+
 CALLS: dict[str, Callable] = {
     **dict.fromkeys(
         ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
         _call,
     ),
     "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "custom_vjp_call_jaxpr": _custom_vjp,
 }
 
 
@@ -370,7 +339,7 @@ def run(
             rest = np.asarray(dead_value(program.paths[number]), shape.dtype)[()]
         operands.append(Held(leaf, shape.shape, kept, rest, origins))
     operands += map(whole, arguments)
-    findings = Findings(program.shapes)
+    findings = Findings(program.shapes, program.paths)
     constants = program.jaxpr.consts
     return interpret(program.jaxpr.jaxpr, constants, operands, findings), findings
 
@@ -401,8 +370,8 @@ def cut_shape(shape, number: int, cuts: Cuts) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, shape.dtype)
 
 
-def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, Findings]:
-    """Returns every cut that planned ones bring about, and how the network then runs.
+def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, list[Held]]:
+    """Returns every cut that planned ones bring about, and how the outputs are held.
 
     Each pass sees the parameters that died in the one before. The last changes nothing.
     """
@@ -416,7 +385,7 @@ def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, Findings]:
                     kept = np.intersect1d(kept, planned[pair])
                 after[pair] = kept
         if after.keys() == cuts.keys() and all(same(after[p], cuts[p]) for p in cuts):
-            return cuts, findings
+            return cuts, results
         cuts = after
     raise SurgeryError(
         "the cuts of this network do not settle; a parameter is used in ways that"

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
+from fuprune.models.fresh import init_variables
 from fuprune.surgery import layer_names
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -58,7 +59,7 @@ def regrow(
         raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
     request = checked(request, data, variables, head)
     image = jnp.zeros((1, *data.images.shape[1:]))
-    fresh = jax.jit(model.init)(jax.random.split(key, 4)[0], image)
+    fresh = init_variables(model, jax.random.split(key, 4)[0], image)
     layers = layer_names(model, variables, example=jnp.zeros((2, *image.shape[1:])))
     staying = layers[: len(layers) - round(share * len(layers))]
     # A module with layers of both kinds inside starts afresh.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
+from fuprune.models.fresh import init_variables
 from fuprune.unlearning.protocol import (
     FineTune,
     UnlearnResult,
@@ -45,5 +46,5 @@ def retrain(
     request = checked(request, data, variables, head)
     init_key = jax.random.split(key, 4)[0]
     image = jnp.zeros((1, *data.images.shape[1:]))
-    fresh = jax.jit(model.init)(init_key, image)
+    fresh = init_variables(model, init_key, image)
     return recover(model, fresh, data, request, key=key, fine_tune=train or fine_tune)

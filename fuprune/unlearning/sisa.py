@@ -27,6 +27,7 @@ from fuprune.data.federated import FederatedDataset, keep_clients
 from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
 from fuprune.models.ensemble import Ensemble, stack_members
+from fuprune.models.fresh import init_variables
 from fuprune.unlearning.protocol import (
     Checkpoint,
     FineTune,
@@ -199,7 +200,7 @@ def train_shards(
     members, images = [], []
     for shard, clients in enumerate(groups):
         key_here = jax.random.fold_in(key, shard)
-        variables = jax.jit(model.init)(jax.random.fold_in(key_here, 0), image)
+        variables = init_variables(model, jax.random.fold_in(key_here, 0), image)
         seen = hashlib.sha256(np.asarray(jax.random.key_data(key_here)).tobytes())
         found: dict[str, int] = {}
         for i, rounds in enumerate(schedule):

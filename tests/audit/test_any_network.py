@@ -13,10 +13,11 @@ from fuprune.audit import (
     ShadowOptions,
     audit,
 )
-from fuprune.audit.outputs import compute_outputs, fresh_variables
+from fuprune.audit.outputs import compute_outputs
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 from fuprune.models.adapt import adapt, variables_of
+from fuprune.models.fresh import fresh_variables
 from fuprune.surgery import compact, layer_names, make_plan
 from tests.audit.conftest import preprocess
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fuprune.audit import AuditData, AuditOptions, audit
-from fuprune.audit.outputs import init_variables
 from fuprune.audit.training import sgd_step
 from fuprune.data import load, normalise
 from fuprune.models import zoo
+from fuprune.models.fresh import init_variables
 from fuprune.surgery import compact, make_plan
 from tests.audit.conftest import Perceptron
 

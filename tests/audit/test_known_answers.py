@@ -24,11 +24,11 @@ from fuprune.audit import (
     ShadowOptions,
     audit,
 )
-from fuprune.audit.outputs import init_variables
 from fuprune.audit.shadow import train_models_in_parallel
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.data import load, normalise
 from fuprune.data.dataset import Dataset
+from fuprune.models.fresh import init_variables
 from tests.audit.conftest import mask_logit
 
 FORGOTTEN = 9

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fuprune.audit import outputs
+from fuprune.models.fresh import init_variables
 from tests.audit.conftest import Perceptron
 
 
@@ -66,7 +67,7 @@ def identity(images):
 
 
 def variables_of(model, seed=0):
-    return outputs.init_variables(model, jax.random.key(seed), images_of(1))
+    return init_variables(model, jax.random.key(seed), images_of(1))
 
 
 def test_batched_outputs_equal_a_single_pass():

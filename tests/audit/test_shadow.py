@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fuprune.audit import shadow, training
-from fuprune.audit.outputs import compute_outputs, init_variables
+from fuprune.audit.outputs import compute_outputs
+from fuprune.models.fresh import init_variables
 from tests.audit.conftest import Perceptron, preprocess
 from tests.compilations import counted
 

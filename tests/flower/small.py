@@ -27,7 +27,7 @@ class FakeGrid:
     def __init__(self, folder, config=CONFIG, clients=3, meddle=None):
         self.nodes = {100 + k: k for k in range(clients)}
         self.folder, self.config, self.meddle = folder, config, meddle
-        self.seen = []
+        self.seen, self._replies, self._number = [], {}, 0
         # Flower sets these in the processes that it starts.
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
         self.dead = set()
@@ -35,31 +35,40 @@ class FakeGrid:
     def get_node_ids(self):
         return [n for n in self.nodes if n not in self.dead]
 
-    def send_and_receive(self, messages, *, timeout=None):
-        del timeout
-        replies = []
+    def push_messages(self, messages):
+        """A message that nobody answers has no name, so that nobody waits for it."""
+        names = []
         for message in messages:
-            node = message.metadata.dst_node_id
-            if node in self.dead:
-                continue
-            client = self.nodes[node]
-            context = Context(
-                run_id=1,
-                node_id=node,
-                node_config={
-                    "client-id": client,
-                    "folder": str(self.folder / str(client)),
-                },
-                state=RecordDict(),
-                run_config={"config": self.config},
-            )
-            reply = client_app.app(message, context)
-            if self.meddle is not None:
-                reply = self.meddle(client, message, reply)
+            self._number += 1
+            name = str(self._number)
+            message.metadata.__dict__["_message_id"] = name  # as Flower does
+            reply = self._deliver(message)
             if reply is not None:
                 self.seen.append((message, reply))
-                replies.append(reply)
-        return replies
+                self._replies[name] = reply
+            names.append(None if reply is None else name)
+        return names
+
+    def pull_messages(self, message_ids):
+        return [self._replies.pop(name) for name in message_ids]
+
+    def _deliver(self, message):
+        node = message.metadata.dst_node_id
+        if node in self.dead:
+            return None
+        client = self.nodes[node]
+        context = Context(
+            run_id=1,
+            node_id=node,
+            node_config={
+                "client-id": client,
+                "folder": str(self.folder / str(client)),
+            },
+            state=RecordDict(),
+            run_config={"config": self.config},
+        )
+        reply = client_app.app(message, context)
+        return reply if self.meddle is None else self.meddle(client, message, reply)
 
 
 def federation(config):

@@ -76,6 +76,13 @@ def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
         assert 3 not in header["classes"] and header["orders"][0]["order"] == "o-1"
         trained_on += update[2]
     assert trained_on == held.sum() - held[3]
+    # Killed when all was done but for the report.
+    for file in report.parent.glob("report.*"):
+        file.unlink()
+    loop.run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
+    again = json.loads(report.with_suffix(".json").read_text())
+    for name in ("before", "after", "untrained_probe", "confirmed_by", "verdict"):
+        assert again[name] == content[name]
     with pytest.raises(InputError, match="o-1' is closed"):
         loop.run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
 

@@ -3,15 +3,23 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import chex
 import pytest
 
+from fuprune.flower import loop
 from fuprune.flower.certificates import make_certificates
-from fuprune.flower.loopback import FederationError, Loopback, main
+from fuprune.flower.loopback import APP, FederationError, Loopback, main
+from fuprune.flower.settings import read_settings
+from fuprune.run import checkpoint
+from tests.environment import QUICK_COMPILATION
+from tests.flower import small
 
 CONFIG = (
     "data.limit=12 data.validation=0 partition.kind=iid partition.clients={n} "
@@ -35,9 +43,10 @@ def patience(nodes, **more):
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Each process has one thread; compiled programs are those of the whole suite."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def short_lived_programs(monkeypatch):
+    """Each process has one thread, and a program that runs once is not optimised."""
+    for name, value in {"OMP_NUM_THREADS": "1", **QUICK_COMPILATION}.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.slow
@@ -165,6 +174,79 @@ def test_an_order_is_carried_out_without_a_node_that_is_killed(tmp_path, moment)
         federation.run(timeout=1200, command="evaluate", **common | {"min_clients": 3})
     (row,) = json.loads((federation.workdir / "orders.json").read_text())
     assert sorted(row["closed_by"]) == ["0", "1", "2"]
+
+
+@pytest.mark.slow
+def test_a_client_that_answers_wrongly_counts_for_nothing(tmp_path):
+    """Another round's reply, an old model, nonsense: one after the other."""
+    app = shutil.copytree(APP, tmp_path / "app")
+    wrong = Path(__file__).with_name("wrong_client.py")
+    shutil.copy(wrong, app / "fuprune_app" / "client.py")
+    federation = Loopback(tmp_path / "f", 3, insecure=True, app=app)
+    common, told = patience(3, rounds=4), []
+    with federation:
+        federation.run(timeout=1200, on_line=told.append, command="train", **common)
+    rows = (federation.workdir / "train" / "rounds.jsonl").read_text().splitlines()
+    found = [json.loads(row) for row in rows]
+    assert [row["participants"] for row in found] == [3, 2, 2, 2]
+    assert [row["rejected"] for row in found] == [[], [], [], [2]]
+    said = "\n".join(told)
+    assert said.count("it answers request ") == 1
+    assert said.count("it worked on another model than the one that was sent") == 1
+
+    # The model is the one of a federation in which that client fell silent.
+    def silent(client, message, reply):
+        trained = client == 2 and message.metadata.message_type == "train"
+        silent.answered += trained
+        return None if trained and silent.answered > 1 else reply
+
+    silent.answered = 0
+    grid = small.FakeGrid(tmp_path / "g", common["config"], meddle=silent)
+    alone = {"command": "train", "workdir": str(tmp_path / "g" / "server")}
+    loop.run(grid, read_settings({**alone, "config": common["config"]}))
+    (_, one), (_, other) = (
+        checkpoint.load(workdir / "train" / "model")
+        for workdir in (federation.workdir, tmp_path / "g" / "server")
+    )
+    chex.assert_trees_all_close(one, other, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_client_leaves_and_single_examples_go_in_a_real_federation(tmp_path):
+    federation = Loopback(tmp_path / "f", 3, insecure=True)
+    common = patience(3) | {"timeout": 1200, "method": "fine_tune_only"}
+    told = []
+    with federation:
+        federation.run(command="train", **common)
+        federation.run(command="forget", order="b-1", examples="0:3,1:5,1:0", **common)
+        federation.run(command="forget", order="c-1", clients="2", **common)
+        federation.run(command="evaluate", on_line=told.append, **common)
+    rows = json.loads((federation.workdir / "orders.json").read_text())
+    assert [(row["order"], row["closed"]) for row in rows] == [
+        ("b-1", True),
+        ("c-1", True),
+    ]
+    for row in rows:
+        assert sorted(row["confirmed"]) == sorted(row["closed_by"]) == ["0", "1", "2"]
+    # Positions are told to their holder alone.
+    told_to = [logged(federation, client) for client in range(3)]
+    assert [sorted(log["b-1"]["examples"]) for log in told_to] == [[3], [0, 5], []]
+    assert all(log["c-1"]["clients"] == [2] for log in told_to)
+    # Who has left is asked for nothing but to log orders.
+    taken = (tmp_path / "f" / "logs" / "node-2.log").read_text()
+    assert taken.count("Receiving: train ") == 2 and "Receiving: evaluate" not in taken
+    for folder, participants in (("b-1", 3), ("c-1", 2)):
+        (log,) = federation.workdir.glob(f"orders/{folder}-*/fine_tune/rounds.jsonl")
+        assert json.loads(log.read_text())["participants"] == participants
+    # 40 images each, and three of the two who stay are no longer read.
+    assert any("accuracy on the 77 images of clients" in line for line in told)
+
+
+def logged(federation, client):
+    """The last row of each order in a client's log, by id."""
+    log = federation.client_folder(client) / "orders.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return {row["order"]: row for row in rows}
 
 
 @pytest.mark.slow

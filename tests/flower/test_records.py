@@ -66,11 +66,40 @@ def test_one_changed_value_is_another_digest(tree, place):
     assert digest(jax.tree.unflatten(structure, changed)) != digest(tree)
 
 
+def test_a_network_travels_as_one_array_for_each_dtype():
+    tree = [np.full((2, 3), i, np.float32) for i in range(50)]
+    tree += [np.int32(4), np.zeros((0, 3), np.int32)]
+    sent = pack({}, tree)
+    assert {n: x.numpy().shape for n, x in sent["arrays"].items()} == {
+        "<f4": (300,),
+        "<i4": (1,),
+    }
+    text = sent["json"]["text"]
+    # One value less or more, another dtype, a negative size.
+    for was, false in (
+        ("[2, 3]", "[2, 2]"),
+        ("[0, 3]", "[1, 3]"),
+        ("<i4", "<u4"),
+        ("[0, 3]", "[0, -3]"),
+    ):
+        wrong = RecordDict(
+            {
+                "json": ConfigRecord({"text": text.replace(was, false)}),
+                "arrays": sent["arrays"],
+            }
+        )
+        with pytest.raises(MessageError):
+            unpack(wrong)
+
+
 def content(text, arrays=()):
-    named = {f"{i:06d}": Array.from_numpy_ndarray(x) for i, x in enumerate(arrays)}
+    named = {x.dtype.str: Array.from_numpy_ndarray(x) for x in arrays}
     return RecordDict(
         {"json": ConfigRecord({"text": text}), "arrays": ArrayRecord(named)}
     )
+
+
+ONE = [np.ones(1, np.uint8)]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +108,19 @@ def content(text, arrays=()):
         RecordDict(),
         content("not json"),
         content("[]"),
-        content('{"header": [], "form": null}'),
-        content('{"header": {}, "form": {"array": 0}}'),
-        content('{"header": {}, "form": {"array": -1}}'),
-        content('{"header": {}, "form": {"code": "import os"}}'),
-        content('{"header": {}, "form": ' + '{"list": [' * 70 + "]}" * 70 + "}"),
+        content('{"header": [], "form": null, "arrays": []}'),
+        content('{"header": {}, "form": null}'),
+        content('{"header": {}, "form": {"array": 0}, "arrays": []}'),
+        content('{"header": {}, "form": {"array": -1}, "arrays": [["|u1", [1]]]}', ONE),
+        content('{"header": {}, "form": {"array": 0}, "arrays": [["|u1", 1]]}', ONE),
+        content('{"header": {}, "form": {"array": 0}, "arrays": [["|O", [1]]]}', ONE),
+        content('{"header": {}, "form": {"code": "import os"}, "arrays": []}'),
+        content(
+            '{"header": {}, "arrays": [], "form": '
+            + '{"list": [' * 70
+            + "]}" * 70
+            + "}"
+        ),
     ],
 )
 def test_what_is_not_of_this_protocol_is_refused_in_one_line(wrong):

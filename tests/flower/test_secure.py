@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import whole_cohort
+from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.flower import secure
+from fuprune.flower.node import Node
 from fuprune.flower.records import unpack
 from fuprune.flower.settings import read_config
 from fuprune.run import assembly
@@ -17,6 +20,8 @@ from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secure_summation import encode
 from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
 from tests.flower.test_doors import altered
+
+NOTHING = np.zeros(0, np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,57 @@ def test_a_spoiled_sum_and_a_sum_of_too_few_end_in_one_line(setting, tmp_path):
     clients, data = remote(FakeGrid(tmp_path / "b", meddle=leave), config, secure=True)
     with pytest.raises(TooFewClientsError):
         gather(setting, clients, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "wrong"),
+    [
+        ("keys", "keys", ["zz", 3]),
+        ("shares", "sealed", ["00"]),
+        ("reveal", "shares", {"0": "none"}),
+    ],
+)
+def test_an_answer_of_a_secure_sum_that_cannot_be_read(
+    setting, tmp_path, kind, field, wrong
+):
+    """Without keys or a share the others go on; without its boxes nobody can."""
+
+    def meddle(client, message, reply):
+        if client == 1 and message.metadata.message_type == f"query.secure_{kind}":
+            return altered(reply, message, lambda h, t: ({**h, field: wrong}, t))
+        return reply
+
+    grid = FakeGrid(tmp_path, meddle=meddle)
+    clients, data = remote(grid, setting[0], secure=True)
+    if kind == "shares":
+        with pytest.raises(TooFewClientsError, match=r"clients \[1\] left"):
+            gather(setting, clients, data)
+        return
+    (total,) = gather(setting, clients, data).uploads
+    held = [k for k in range(3) if k != 1 or kind == "reveal"]
+    expected = sum(clients.roster.examples[k] for k in held)
+    assert int(np.sum(total.num_examples)) == expected
+
+
+def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
+    parties = [Node(k, tmp_path / str(k), NOTHING, NOTHING) for k in range(3)]
+    named = {"session": "s1"}
+    public = [secure.publish_keys(named, party)["keys"] for party in parties]
+    told = {**named, "public": public, "threshold": 2}
+    sealed = [
+        secure.seal_shares({**told, "position": k}, party)["sealed"]
+        for k, party in enumerate(parties)
+    ]
+    boxes = {str(owner): sealed[owner][0] for owner in range(3)}
+    upload = {"sum": np.ones(4, np.float32)}
+    with pytest.raises(InputError, match="boxes"):
+        secure.masked_upload(upload, {**named, "boxes": {"0": "zz"}}, parties[0])
+    secure.masked_upload(upload, {**named, "boxes": boxes}, parties[0])
+    for wrong in ([7, 8, 9], [1, 2], ["0", "1"], None):
+        with pytest.raises(InputError, match="senders"):
+            secure.reveal({**named, "sent": wrong}, parties[0])
+    shown = secure.reveal({**named, "sent": [0, 2]}, parties[0])["shares"]
+    assert sorted(shown) == ["0", "1", "2"]
 
 
 def test_a_client_opens_shares_once(setting, tmp_path):

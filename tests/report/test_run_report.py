@@ -196,26 +196,35 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
     assert "The class inside, by depth: nearest neighbours" in page.text
 
 
+FILES = ("results.json", "metrics.jsonl", "audit.json", "feature_maps.npz")
+BROKEN = (b"{\n", b"[]\n", b'{"format": 2}\n', b"\xff\x00\n", b"[" * 100_000)
+
+
 @pytest.mark.parametrize(
-    "name", ["results.json", "metrics.jsonl", "audit.json", "feature_maps.npz"]
+    ("names", "content"),
+    [*(((name,), BROKEN[0]) for name in FILES), *((FILES, text) for text in BROKEN)],
 )
-@pytest.mark.parametrize(
-    "content",
-    [None, b"{\n", b"[]\n", b'{"format": 2}\n', b"\xff\x00\n", b"[" * 100_000],
-)
-def test_a_broken_file_is_a_note_and_an_empty_section(tmp_path, name, content):
+def test_a_broken_file_is_a_note_and_an_empty_section(tmp_path, names, content):
     directory = write_run(tmp_path / "run")
-    path = directory / name
-    path.unlink() if content is None else path.write_bytes(content)
+    for name in names:
+        (directory / name).write_bytes(content)
     page = page_of(directory)
-    unfinished = name == "metrics.jsonl" and content == b"[" * 100_000
-    if content is None:
-        noted = name != "feature_maps.npz"
-        assert (f"{name} is missing." in page.text) == noted
-    else:
+    for name in FILES:
         # A line without an end is one that is still being written.
-        assert (f"{name} does not parse: " in page.text) != unfinished
+        unfinished = name == "metrics.jsonl" and not content.endswith(b"\n")
+        noted = name in names and not unfinished
+        assert (f"{name} does not parse: " in page.text) == noted
     assert page.all("script") == []
+
+
+def test_a_missing_file_is_a_note(tmp_path):
+    directory = write_run(tmp_path / "run")
+    for name in FILES:
+        (directory / name).unlink()
+    text = page_of(directory).text
+    # A run that cuts nothing has no feature maps.
+    missing = [name for name in FILES if f"{name} is missing." in text]
+    assert missing == ["results.json", "metrics.jsonl", "audit.json"]
 
 
 def test_a_run_that_only_started_has_a_report(tmp_path):

@@ -15,6 +15,7 @@ from fuprune import main, surgery
 from fuprune.errors import FupruneError, InputError
 from fuprune.models.adapt import adapt
 from fuprune.models.brought import bring
+from fuprune.models.fresh import init_variables
 from fuprune.run import experiment, files
 from fuprune.surgery import PrunePlan, rebuild
 
@@ -167,7 +168,7 @@ def test_kernels_of_ours_are_not_promised_to_a_network_of_others(package):
 
 def cut(model):
     image = jnp.zeros((1, *SHAPE))
-    variables = jax.jit(model.init)(jax.random.key(0), image)
+    variables = init_variables(model, jax.random.key(0), image)
     layers = surgery.layer_names(model, variables)
     plan = PrunePlan({layer: np.array([0, 2, 3]) for layer in layers})
     slim, smaller = surgery.compact(model, variables, plan)

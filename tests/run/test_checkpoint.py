@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 
+from fuprune.models.fresh import init_variables
 from fuprune.run import checkpoint
 
 
@@ -249,7 +250,7 @@ def test_process_zero_writes_and_every_process_restores(tmp_path):
 def test_saved_model_loads_as_itself(tmp_path):
     zoo = pytest.importorskip("fuprune.models.zoo")
     model = zoo.create("resnet20", num_classes=3, input_shape=(8, 8, 1))
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
+    variables = init_variables(model, jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
     checkpoint.save_model(tmp_path / "raw", model, variables)
     loaded, restored = checkpoint.load(tmp_path / "raw")
     assert zoo.spec(loaded) == zoo.spec(model)

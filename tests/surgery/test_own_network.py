@@ -24,7 +24,7 @@ from fuprune.unlearning import history
 from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.head import head_name
 from fuprune.unlearning.kept_rounds import keep_round
-from fuprune.unlearning.methods import METHODS, options_of
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from tests.loading import load_module
 from tests.surgery import networks
@@ -82,7 +82,7 @@ def run(name, model, variables, data, num_classes, **more):
     }
     if name == "amnesiac":
         given["history"], variables = recorded(model, variables, data)
-    if "replay" in options_of(name):
+    if "replay" in METHODS[name].options:
         trainer = keeping_trainer(model)
         state = trainer.init(variables)
         after, info = trainer.round(state, fuprune.whole_cohort(data), KEY)
@@ -91,7 +91,7 @@ def run(name, model, variables, data, num_classes, **more):
         variables = after.variables
     if name == "sisa":
         given |= {"train": train_slice, "rounds": 2, "shards": 2, "slices": 2}
-    options = {k: v for k, v in given.items() if k in options_of(name)}
+    options = {k: v for k, v in given.items() if k in METHODS[name].options}
     return METHODS[name](
         model,
         variables,
@@ -311,6 +311,8 @@ def test_units_of_dense_layers_are_cut_if_asked_for():
     )
     counts = unit_counts(result)
     assert counts["hidden"] == (10, 7)
+    cut = [pair for layer, pair in counts.items() if layer not in ("total", "head")]
+    assert 0 < counts["total"][1] < counts["total"][0] <= sum(n for n, _ in cut)
     assert "head" not in result.notes["cuts"][0]["cut"]
     check_result(result, (6, 6, 1), 4)
     kernel = result.variables["params"]["hidden"]["kernel"]

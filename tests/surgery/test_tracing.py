@@ -1,10 +1,8 @@
-"""Tracing cuts networks that we did not write, and the zoo's as their wiring does."""
+"""Tracing cuts networks that we did not write."""
 
 import functools
 import json
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +12,8 @@ from flax import linen as nn
 from flax import nnx
 
 from fuprune import export, surgery
-from fuprune.models import zoo
 from fuprune.models.adapt import adapt
 from fuprune.surgery import PrunePlan, cutting, trace
-from tests.models import drawing
 from tests.surgery import networks
 
 FAST = ("mobilenet", "vit")
@@ -132,70 +128,6 @@ def test_every_slim_network_equals_masked_network_and_trains_like_it(name):
         check(name, 1e-12, jnp.float64)
 
 
-def zoo_cuts(model, plan):
-    """Shapes of the variables after a plan, by tracing and by wiring."""
-    shapes = drawing.shapes_of(model)
-    network, _ = cutting.plan_cuts(model, shapes, plan)
-    small = surgery.compact(model, jax.tree.map(_zeros, shapes), plan)[0]
-    return network, small
-
-
-def _zeros(shape):
-    return np.zeros(shape.shape, shape.dtype)
-
-
-def check_wiring(name, seed, share):
-    model = zoo.create(name, num_classes=5, input_shape=(16, 16, 3))
-    plan = drawing.plan_for(model, seed, share)
-    network, small = zoo_cuts(model, plan)
-    traced = jax.eval_shape(network.cut, drawing.shapes_of(model))
-    expected = drawing.shapes_of(small)
-    assert jax.tree.map(lambda x: x.shape, traced) == jax.tree.map(
-        lambda x: x.shape, expected
-    )
-    return model, plan, network, small
-
-
-@hypothesis.settings(max_examples=3, deadline=None)
-@hypothesis.given(seed=st.integers(0, 10**6), share=st.sampled_from([0.1, 0.5, 0.9]))
-@pytest.mark.parametrize("name", ["resnet8", "vgg11"])
-def test_tracing_cuts_what_wiring_cuts(name, seed, share):
-    check_wiring(name, seed, share)
-
-
-def check_values(name, seed=1):
-    model, plan, network, small = check_wiring(name, seed, 0.5)
-    variables = drawing.variables_of(model)
-    cut = surgery.compact(model, variables, plan)[1]
-    images = drawing.images_for(model, 4)
-    logits = [
-        jax.jit(lambda v, x, net=net: net.apply(v, x, train=False))(cut, images)
-        for net in (network, small)
-    ]
-    assert_close(*logits, tolerance=1e-5)
-    steps = [loss_and_gradients(net, images)(cut) for net in (network, small)]
-    assert_close(*steps, tolerance=1e-4)
-    works = [
-        jax.jit(lambda v, x, net=net: net.apply(v, x, train=False))
-        .lower(cut, images)
-        .compile()
-        .cost_analysis()["flops"]
-        for net in (network, small)
-    ]
-    assert works[0] <= 1.05 * works[1]
-
-
-def test_tracing_computes_what_wiring_computes_for_no_more_work():
-    check_values("resnet8")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_quickly")
-@pytest.mark.parametrize("name", zoo.MODELS)
-def test_tracing_computes_what_wiring_computes_on_every_net(name):
-    check_values(name)
-
-
 class Small(nn.Module):
     """A convolution, its norm, another, and a head that is a convolution too."""
 
@@ -307,8 +239,76 @@ def test_a_kernel_used_along_two_axes_is_refused():
         return images @ variables["params"]["w"] @ variables["params"]["w"].T
 
     variables = {"params": {"w": jnp.ones((12, 4))}}
-    with pytest.raises(surgery.SurgeryError, match="used twice in ways that disagree"):
+    words = "parameter params/w is used twice in ways that disagree"
+    with pytest.raises(surgery.SurgeryError, match=words):
         surgery.trace_layers(tied, variables, np.zeros((2, 2, 2, 3)), dense=True)
+
+
+class SummedColumns(nn.Module):
+    """Each logit is the sum of two channels: one may go, not both."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(6, (3, 3), name="first")(x))
+        x = jnp.mean(nn.Conv(10, (1, 1), name="pairs")(x), axis=(1, 2))
+        return x.reshape(-1, 5, 2).sum(-1)
+
+
+def test_a_layer_that_some_plan_would_cut_from_the_output_is_not_offered():
+    network = adapt(SummedColumns())
+    variables = networks.variables_of(network, (8, 8, 3))
+    assert list(surgery.trace_layers(network, variables, IMAGES)) == ["first"]
+    plan = PrunePlan({"pairs": np.array([0, 2, 3, 5, 6, 8])})
+    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
+    masked = surgery.mask(network, variables, plan, example=IMAGES)
+    expected = network.apply(masked, IMAGES)
+    np.testing.assert_allclose(small.apply(cut, IMAGES), expected, atol=1e-6)
+
+
+@jax.custom_vjp
+def rounded(x):
+    """Rounding whose gradient passes straight through."""
+    return jnp.round(x)
+
+
+rounded.defvjp(lambda x: (rounded(x), None), lambda _, cotangent: (cotangent,))
+
+
+class Resized(nn.Module):
+    """Kernels and maps of few bits, and a map resized by taking its nearest pixels."""
+
+    @nn.compact
+    def __call__(self, x):
+        for width in (8, 6):
+            shape = (3, 3, x.shape[-1], width)
+            kernel = self.param(f"kernel_{width}", nn.initializers.normal(), shape)
+            kernel = rounded(kernel * 16) / 16
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = rounded(nn.relu(x) * 8) / 8
+            size = (x.shape[0], 2 * x.shape[1], 2 * x.shape[2], x.shape[-1])
+            x = x + 0.5 * jax.image.resize(x, size, "nearest")[:, ::2, ::2]
+        return nn.Dense(5)(jnp.mean(x, axis=(1, 2)))
+
+
+def test_straight_through_rounding_and_nearest_pixels_stay_slim():
+    network = adapt(Resized())
+    variables = networks.variables_of(network, (8, 8, 3))
+    plan = PrunePlan({"kernel_8": np.array([1, 4, 7]), "kernel_6": np.array([0, 3])})
+    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
+    masked = surgery.mask(network, variables, plan, example=IMAGES)
+    steps = [
+        loss_and_gradients(net, jnp.asarray(IMAGES))(values)
+        for net, values in ((small, cut), (network, masked))
+    ]
+    assert_close(steps[0][0], steps[1][0])
+    gradients = small.cut({"params": steps[1][2]})["params"]
+    assert_close(steps[0][2], gradients)
+    assert np.abs(gradients["kernel_8"]).max() > 1e-4
+    assert cut["params"]["kernel_6"].shape == (3, 3, 3, 2)
+    text = surgery.explain(network, variables, plan, example=IMAGES)
+    assert "its backward pass is its own" in text and "gather" not in text
 
 
 def test_explain_names_what_runs_whole_and_why():
@@ -381,6 +381,28 @@ def test_nnx_goes_in_and_out():
     small(images)
     assert not np.array_equal(before, small.batch_stats["norm"]["mean"][...])
     assert len(jax.tree.leaves(state))
+
+
+def test_a_slim_nnx_module_is_captured_cut_again_saved_and_exported(tmp_path):
+    images = jnp.asarray(IMAGES)
+    plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})
+    small, _ = surgery.compact(networks.NNXNet(nnx.Rngs(0)), None, plan, example=images)
+    assert surgery.capture(small, None, images)["blocks/0"].shape == (3, 8, 8, 2)
+    assert surgery.kept_channels(small, None, example=images)["stem"] == (0, 2, 5)
+    again = PrunePlan({"stem": np.array([1, 2])})
+    assert "channels 3 -> 2" in surgery.explain(small, None, again, example=images)
+    masked = surgery.mask(small, None, again, example=images)
+    smaller, _ = surgery.compact(small, None, again, example=images)
+    expected = smaller(images)
+    np.testing.assert_allclose(expected, masked(images), atol=1e-6)
+    export.save_safetensors(tmp_path / "model.safetensors", smaller, None)
+    model, variables = export.load_safetensors(tmp_path / "model.safetensors")
+    np.testing.assert_allclose(model.apply(variables, images), expected, atol=1e-6)
+    export.export_stablehlo(smaller, None, tmp_path / "slim.stablehlo")
+    loaded = export.load_stablehlo(tmp_path / "slim.stablehlo")
+    np.testing.assert_allclose(loaded(images), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="pass their shape"):
+        export.export_stablehlo(networks.NNXNet(nnx.Rngs(0)), None, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("train", [False, True])

@@ -11,6 +11,7 @@ import optax
 from fuprune.data.federated import FederatedDataset, federate
 from fuprune.federated.server import ServerState, fed_avg
 from fuprune.federated.train import FitResult, fit
+from fuprune.models.fresh import init_variables
 from fuprune.models.layers import ConvNorm, Wiring, wire
 from fuprune.unlearning.methods import METHODS
 from tests.tiny import tiny_dataset
@@ -81,7 +82,7 @@ def small_data(number=40, clients=4, **options) -> FederatedDataset:
 
 def initial(model, shape=(6, 6, 1), seed=0):
     """Initial variables with every entry moved off its special value."""
-    variables = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, *shape)))
+    variables = init_variables(model, jax.random.key(seed), jnp.zeros((1, *shape)))
     leaves, treedef = jax.tree.flatten(variables)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     moved = [

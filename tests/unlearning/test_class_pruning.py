@@ -17,6 +17,7 @@ from fuprune.data.federated import (
 from fuprune.federated.server import ServerState, fed_sgd
 from fuprune.federated.train import FitResult
 from fuprune.models import zoo
+from fuprune.models.fresh import init_variables
 from fuprune.models.resnet import ResNet
 from fuprune.surgery import compact
 from fuprune.unlearning.activations import ClassActivations, collect, merge_activations
@@ -193,7 +194,7 @@ def test_a_network_masked_before_is_cut_like_the_compacted_one():
 
 def _drawn_network(model):
     """Random weights, norms and statistics, and four clients' data."""
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+    variables = init_variables(model, jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
     return model, small_data(), variables
 
 
@@ -338,7 +339,7 @@ def test_suppressed_classes_are_left_out_of_the_scores(trained):
 
 def test_layers_are_scored_in_forward_order_so_that_ties_fall_that_way():
     model = ResNet(8, 4, (6, 6, 1))
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+    variables = init_variables(model, jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
 
     def no_tuning(model, variables, data, key):
         del model, data, key

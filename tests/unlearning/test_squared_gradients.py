@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuprune.models import zoo
+from fuprune.models.fresh import init_variables
 from fuprune.surgery.plan import make_plan
 from fuprune.surgery.wiring import mask
 from fuprune.unlearning import squared_gradients
@@ -189,7 +190,7 @@ def test_batched_is_one_by_one_for_the_zoo(name, norm, masked):
     shape = (32, 32, 3) if name.startswith("vgg") else (8, 8, 3)
     model = zoo.create(name, num_classes=4, input_shape=shape, norm=norm)
     # Unmoved kernels keep the logits small, so that their sines can be compared.
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
+    variables = init_variables(model, jax.random.key(0), jnp.zeros((1, *shape)))
     if masked:
         generator = np.random.default_rng(0)
         wiring = model.wiring()

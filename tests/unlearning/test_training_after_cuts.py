@@ -13,6 +13,7 @@ from fuprune.data.federated import federate, sample_cohort
 from fuprune.federated.server import fed_avg
 from fuprune.federated.train import fit
 from fuprune.models import zoo
+from fuprune.models.fresh import init_variables
 from fuprune.surgery import PrunePlan, compact, mask
 from tests.models import drawing
 from tests.tiny import tiny_dataset, tiny_variables
@@ -54,7 +55,7 @@ def test_every_net_masked_and_compacted_trains_alike_in_a_federation(name):
     of the start by one unit of rounding moves the loss by tenths within ten rounds.
     """
     model = zoo.create(name, num_classes=4, input_shape=(6, 6, 1))
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+    variables = init_variables(model, jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
     data = federate(tiny_dataset(96), np.array_split(np.arange(96), 3))
     plan = _half_of_every_layer(model)
     small, _ = compact(model, variables, plan)

@@ -1,0 +1,91 @@
+"""Primitives with a kernel on CPU and a function of JAX everywhere else.
+
+Every operand has G independent problems on its leading axis, and every result as well.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+from jax.interpreters import batching, mlir
+
+from fuprune.kernels import library
+
+
+def make_primitive(
+    name: str,
+    abstract: Callable,
+    in_jax: Callable,
+    attributes: Callable[..., Mapping[str, Any]] | None,
+    *,
+    multiple_results: bool = False,
+) -> Any:
+    """A primitive that computes `in_jax`.
+
+    Args:
+      name: of the primitive, and of its FFI target.
+      abstract: abstract operands and static parameters -> abstract results.
+      in_jax: the same computation in JAX, for what has no kernel.
+      attributes: static parameters -> those of the FFI call; None if there is no
+        kernel.
+      multiple_results: whether `in_jax` returns a sequence.
+    """
+    primitive = jax.extend.core.Primitive(name)
+    primitive.multiple_results = multiple_results
+    primitive.def_abstract_eval(abstract)
+
+    # Outside of jit a primitive has to run by itself; compiled, it takes the kernel.
+    @functools.partial(jax.jit, static_argnames="static")
+    def run(*operands, static):
+        return primitive.bind(*operands, **dict(static))
+
+    primitive.def_impl(
+        lambda *operands, **static: run(*operands, static=tuple(static.items()))
+    )
+    lower_to_xla = mlir.lower_fun(in_jax, multiple_results=multiple_results)
+    mlir.register_lowering(primitive, lower_to_xla)
+    if attributes is not None:
+
+        def lower(context, *operands, **static):
+            # Decided here, because only now is the platform known.
+            if not library.ready():
+                return lower_to_xla(context, *operands, **static)
+            library.share_cores()
+            call = jax.ffi.ffi_lowering(name)
+            return call(context, *operands, **attributes(**static))
+
+        mlir.register_lowering(primitive, lower, platform="cpu")
+    batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
+    return primitive
+
+
+def batch(primitive: Any, operands: Sequence, dimensions: Sequence, **static):
+    """The batching rule: a batch is as many more independent problems."""
+    pairs = list(zip(operands, dimensions, strict=True))
+    size = next(operand.shape[axis] for operand, axis in pairs if axis is not None)
+    merged = [_to_leading(operand, axis, size) for operand, axis in pairs]
+    results = primitive.bind(*merged, **static)
+    if not primitive.multiple_results:
+        return results.reshape(size, -1, *results.shape[1:]), 0
+    return [r.reshape(size, -1, *r.shape[1:]) for r in results], [0] * len(results)
+
+
+def _to_leading(operand: jax.Array, axis: int | None, size: int) -> jax.Array:
+    """Merges a batch axis, or copies for want of one, into the leading axis.
+
+    Args:
+      operand: [..., size, ...] with the new axis at `axis`, or [G, ...].
+      axis: where the new axis is; None if the operand lacks it.
+      size: length of the new axis.
+
+    Returns:
+      [size * G, ...].
+    """
+    if axis is None:
+        operand = jnp.broadcast_to(operand, (size, *operand.shape))
+    else:
+        operand = jnp.moveaxis(operand, axis, 0)
+    return operand.reshape(-1, *operand.shape[2:])
