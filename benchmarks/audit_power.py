@@ -19,10 +19,9 @@ prints the Markdown tables of docs/audit.md, and keeps the numbers.
 
     python benchmarks/audit_power.py --calibrate --draws 20000
 
-prints `spread.ALLOWANCES`: first the smallest allowance for tests on their own that
-holds the headlines of clients and examples, then the smallest one for two-sided rates
-with lent spread that holds all cells. Both hold them at 4.7%, to be safe from the error
-of the draws, and are rounded up.
+prints `spread.ALLOWANCES`: the smallest allowances that hold the cells of headlines
+whose rates lend each other their spread, and of those whose rates do not. They hold
+them at 4.7%, to be safe from the error of the draws, and are rounded up.
 """
 
 import argparse
@@ -37,7 +36,13 @@ from audit_families import FURTHER_TESTS, HEADLINES, TESTS, Tests
 from scipy import special
 
 from fuprune.audit.evidence import HEADLINE, TWO_SIDED
-from fuprune.audit.spread import ALLOWANCES, LENT_FREEDOM, Draft, allowance
+from fuprune.audit.spread import (
+    ALLOWANCES,
+    FURTHER_ALLOWANCE,
+    LENT_FREEDOM,
+    Draft,
+    allowance,
+)
 from fuprune.audit.verdict import headline, settle, shares_of
 
 SEEDS = (3, 5, 10)
@@ -84,8 +89,7 @@ EXPONENTIAL = SPREADS["exponential (skewness 2)"]
 class Rules(NamedTuple):
     """What a verdict is made by; the defaults are the audit's."""
 
-    # For tests on their own, and two-sided rates; None: `spread.ALLOWANCES`.
-    allowances: tuple[float, float] | None = None
+    allowance: float | None = None  # None: what `spread.ALLOWANCES` says
     lent: int = LENT_FREEDOM
     is_even: bool = False  # the level shared over tests, not over questions first
 
@@ -168,18 +172,17 @@ def needed(numbers: Numbers, rules: Rules) -> np.ndarray:
     return np.where(constant, 0.0, away / np.where(constant, 1.0, least))
 
 
-def has_support(tests: Tests) -> np.ndarray:
-    """`[tests]` whether a test is two-sided and has lent spread."""
-    rates = [test.is_rate and not test.is_constant for test in tests]
-    lent = np.array(rates) & (sum(rates) > 1)
-    return lent & np.array([test.higher_is == TWO_SIDED for test in tests])
+def is_lending(tests: Tests) -> bool:
+    """Whether rates of the family lend each other their spread."""
+    return sum(test.is_rate and not test.is_constant for test in tests) > 1
 
 
 def all_fail(numbers: Numbers, rules: Rules) -> np.ndarray:
     """`[draws]` what `fails` says of each draw, computed for all at once."""
-    n = numbers.retrained.shape[1]
-    alone, supported = rules.allowances or (allowance(n, False), allowance(n, True))
-    given = np.where(has_support(numbers.tests), supported, alone)
+    seeds = numbers.retrained.shape[1]
+    given = rules.allowance
+    if given is None:
+        given = allowance(seeds, HEADLINE, is_lending(numbers.tests))
     # Holm's procedure rejects something just when the first of its steps does.
     return (needed(numbers, rules) >= given).any(axis=1)
 
@@ -235,7 +238,7 @@ def false_failures(generator: np.random.Generator, draws: int) -> dict[str, list
     }
     skewed = World(EXPONENTIAL)
     worst = skewed._replace(correlation=0.0, unlikeness=0.7)
-    plain = Rules(allowances=(1.0, 1.0))
+    plain, further = Rules(allowance=1.0), Rules(allowance=FURTHER_ALLOWANCE)
     rows |= {
         "normal, tests independent": (World(correlation=0.0), Rules()),
         "normal, tests nearly the same": (World(correlation=0.9), Rules()),
@@ -267,10 +270,14 @@ def false_failures(generator: np.random.Generator, draws: int) -> dict[str, list
     rows = {
         "normal, no allowance": (World(), plain),
         "exponential, no allowance": (skewed, plain),
-        "second family, normal": (World(tests=FURTHER_TESTS), Rules()),
+        "second family, normal": (World(tests=FURTHER_TESTS), further),
         "second family, exponential": (
             skewed._replace(tests=FURTHER_TESTS),
-            Rules(),
+            further,
+        ),
+        "second family, exponential, independent": (
+            skewed._replace(tests=FURTHER_TESTS, correlation=0.0),
+            further,
         ),
     }
     return found | {
@@ -280,41 +287,29 @@ def false_failures(generator: np.random.Generator, draws: int) -> dict[str, list
 
 
 def calibrate(generator: np.random.Generator, draws: int) -> dict[int, tuple]:
-    """Number of seeds -> allowances of tests on their own, and of two-sided rates."""
+    """Number of seeds -> allowances with and without rates that lend."""
 
     def rounded_up(value: float) -> float:
         return round(float(np.ceil(20 * value) / 20), 2)
 
     found = {}
     for n in (2, 3, 4, 5, 10, 20):
-        cells = [
-            (
-                has_support(world.tests),
-                needed(draw(generator, draws, n, world), Rules()),
-            )
-            for world in CELLS.values()
-        ]
-        alone = supported = 1.0
-        for support, values in cells:
-            if not support.any():
-                worst = values.max(axis=1)
-                alone = max(alone, rounded_up(np.quantile(worst, 1 - HELD)))
-        for support, values in cells:
-            if support.any():
-                fails_alone = (values[:, ~support] >= alone).any(axis=1)
-                worst = np.where(fails_alone, np.inf, values[:, support].max(axis=1))
-                supported = max(supported, rounded_up(np.quantile(worst, 1 - HELD)))
-        found[n] = (alone, supported)
+        least = {True: 1.0, False: 1.0}
+        for world in CELLS.values():
+            worst = needed(draw(generator, draws, n, world), Rules()).max(axis=1)
+            holds = rounded_up(np.quantile(worst, 1 - HELD))
+            lends = is_lending(world.tests)
+            least[lends] = max(least[lends], holds)
+        found[n] = (least[True], least[False])
     return found
 
 
 # What the headline was, and what each part of the change does by itself.
-EVEN = (1.5, 1.5)
 PROCEDURES = {
-    "eight even tests, Student's t, allowance 1.5 (before)": Rules(EVEN, 0, True),
-    "level shared over questions": Rules(EVEN, 0, False),
-    "rates lend each other their spread": Rules(EVEN, LENT_FREEDOM, True),
-    "both, allowance 1.45": Rules((1.45, 1.45)),
+    "eight even tests, Student's t, allowance 1.5 (before)": Rules(1.5, 0, True),
+    "level shared over questions": Rules(1.5, 0, False),
+    "rates lend each other their spread": Rules(1.5, LENT_FREEDOM, True),
+    "both, allowance 1.45": Rules(1.45),
     "both, calibrated allowances (the audit's)": Rules(),
 }
 

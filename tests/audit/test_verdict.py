@@ -7,6 +7,7 @@ from scipy import stats
 from fuprune.audit.evidence import HEADLINE
 from fuprune.audit.spread import (
     ALLOWANCES,
+    FURTHER_ALLOWANCE,
     LENT_FREEDOM,
     Draft,
     allowance,
@@ -311,35 +312,36 @@ def test_a_request_for_clients_holds_its_headline_too():
 
 
 def test_the_allowance_widens_intervals_and_is_the_default():
-    alone, _ = ALLOWANCES[3]
+    _, alone = ALLOWANCES[3]
     narrow, wide = (
         interval_of([1.0, 2.0, 3.0], allowance=chosen) for chosen in (1.0, alone)
     )
     np.testing.assert_allclose(np.diff(wide), alone * np.diff(narrow), rtol=1e-9)
     default = Draft("number", {}, [1, 2, 3], kind="k", question="", higher_is="worse")
-    assert make_null(default).allowance == alone
+    assert make_null(default).allowance == FURTHER_ALLOWANCE
+    assert make_null(default._replace(family=HEADLINE)).allowance == alone
 
 
 @pytest.mark.parametrize(
     ("seeds", "row"), [(2, 2), (3, 3), (4, 4), (5, 5), (9, 5), (10, 10), (100, 20)]
 )
 def test_more_seeds_use_the_row_below_them(seeds, row):
-    assert (allowance(seeds, False), allowance(seeds, True)) == ALLOWANCES[row]
+    found = allowance(seeds, HEADLINE, True), allowance(seeds, HEADLINE, False)
+    assert found == ALLOWANCES[row]
+    assert allowance(seeds, "further", True) == FURTHER_ALLOWANCE
 
 
-def test_only_two_sided_rates_with_lent_spread_get_the_smaller_allowance():
-    rate = draft([0.1, 0.2, 0.4], allowance=None, is_rate=True, resolution=0.1)
-    drafts = [
-        rate,
-        rate._replace(higher_is="worse"),
-        rate._replace(is_rate=False),
-        rate._replace(allowance=1.0),
-    ]
-    alone, supported = ALLOWANCES[3]
+def test_a_family_whose_rates_lend_their_spread_has_an_allowance_of_its_own():
+    rate = draft(
+        [0.1, 0.2, 0.4], allowance=None, is_rate=True, resolution=0.1, family=HEADLINE
+    )
+    drafts = [rate, rate, rate._replace(is_rate=False), rate._replace(allowance=1.0)]
+    lending, alone = ALLOWANCES[3]
     found = moderate(drafts, [make_null(one) for one in drafts])
-    assert [null.allowance for null in found] == [supported, alone, alone, 1.0]
-    (single,) = moderate([rate], [make_null(rate)])
-    assert single.allowance == alone
+    assert [null.allowance for null in found] == [lending, lending, lending, 1.0]
+    few = [rate, rate._replace(is_rate=False)]
+    found = moderate(few, [make_null(one) for one in few])
+    assert [null.allowance for null in found] == [alone, alone]
 
 
 def test_a_difference_of_the_stated_size_is_seen_four_times_in_five():
