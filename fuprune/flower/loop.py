@@ -121,8 +121,8 @@ def forget(session: Session) -> Path:
     result, facts = _run_method(ordered, order, method, model, variables, folder)
     _publish(session, f"orders/{ledger.folder_name(name)}", *result)
     roster.orders = ledger.close_order(session.workdir, name)
-    facts["seconds"] = round(time.time() - started, 1)
-    return _report(session, order, folder, result, facts)
+    seconds = round(time.time() - started, 1)
+    return _report(session, order, folder, result, {**facts, "seconds": seconds})
 
 
 def _report(

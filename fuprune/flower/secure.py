@@ -216,9 +216,10 @@ def _public_keys(header: Mapping[str, Any]) -> PublicKeys | None:
 
 def _sealed(header: Mapping[str, Any], number: int) -> list[str] | None:
     """A client's boxes, one for each of `number` clients; None if they are not that."""
-    boxes = header.get("sealed")
-    good = isinstance(boxes, list) and all(isinstance(box, str) for box in boxes)
-    return boxes if good and len(boxes) == number else None
+    boxes: Any = header.get("sealed")
+    if not isinstance(boxes, list) or len(boxes) != number:
+        return None
+    return boxes if all(isinstance(box, str) for box in boxes) else None
 
 
 def _shares(header: Mapping[str, Any], holder: int) -> dict[int, Share]:

@@ -1,6 +1,5 @@
 """The ServerApp: one run is one command, with files in the server's workdir."""
 
-import importlib
 import logging
 import sys
 import threading
@@ -31,12 +30,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         settings = read_settings(context.run_config)
         # JAX takes seconds to load, in which clients say who they are.
-        name = "fuprune.flower.loop"
-        threading.Thread(
-            target=importlib.import_module, args=(name,), daemon=True
-        ).start()
+        threading.Thread(target=_load_loop, daemon=True).start()
         roster = join_clients(grid, settings)
-        importlib.import_module(name).run_with(roster, settings)
+        _load_loop()(roster, settings)
         logger.info(FINISHED)
     except FupruneError as error:
         line = " ".join(str(error).split())
@@ -44,3 +40,9 @@ def main(grid: Grid, context: Context) -> None:
         # Raised, so that Flower marks the run as failed and gives this as the reason;
         # an exit would take the process away before its log has been sent.
         raise FupruneError(line) from None
+
+
+def _load_loop():
+    from fuprune.flower.loop import run_with
+
+    return run_with
