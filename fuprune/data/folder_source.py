@@ -77,12 +77,14 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
         return images, labels
 
     images, labels = images_and_labels(train, "train")
-    tested = (None, None) if test is None else images_and_labels(test, "test")
+    tested: dict[str, np.ndarray] = {}
+    if test is not None:
+        pair = images_and_labels(test, "test")
+        tested = {"test_images": pair[0], "test_labels": pair[1]}
     return from_arrays(
         images,
         labels,
-        test_images=tested[0],
-        test_labels=tested[1],
+        **tested,
         class_names=names,
         columns=_client_column(train_root, train),
         origin=path,

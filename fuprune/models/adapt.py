@@ -305,7 +305,7 @@ def variables_of(module: nnx.Module) -> dict[str, Any]:
     lists, become strings.
     """
     if getattr(module, "adapted", None) is not None:
-        return module.variables()
+        return getattr(module, "variables")()  # noqa: B009
     variables: dict[str, Any] = {}
     for collection, path, value in _arrays(module):
         if collection in ("key", "drawn"):

@@ -147,7 +147,7 @@ def cut_optimizer_state(
     )
 
 
-def _needed(model, variables):
+def _needed(model, variables) -> Variables:
     """The variables given or held; a network is cut by tracing them."""
     variables = own_variables(model, variables)
     if variables is None:
@@ -174,9 +174,10 @@ def plan_report(
     """
     if _has_wiring(model):
         return wiring.plan_report(model, plan, input_shape)
-    variables = _needed(model, variables)
     example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
-    return report.plan_report(adapt(model), variables, plan, example=example)
+    return report.plan_report(
+        adapt(model), _needed(model, variables), plan, example=example
+    )
 
 
 def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:

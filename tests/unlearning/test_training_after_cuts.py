@@ -106,14 +106,8 @@ def _check_federated_training(model, plan, *, images=24, batch_size=8):
             ),
             batch_size=batch_size,
         )
-        result = fit(
-            algorithm,
-            algorithm.init(values),
-            data,
-            key=jax.random.key(1),
-            cohort_size=2,
-            rounds=10,
-        )
+        state, key = algorithm.init(values), jax.random.key(1)
+        result = fit(algorithm, state, data, key=key, cohort_size=2, rounds=10)
         losses.append([record.metrics["loss"] for record in result.history])
     print(type(model).__name__, model.depth, np.max(np.abs(np.subtract(*losses))))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5, atol=1e-5)
