@@ -30,9 +30,10 @@ from fuprune.errors import InputError
 # spread (classes), and where they do not (clients, examples). Calibrated by
 # `benchmarks/audit_power.py --calibrate`, so that one more retrained model fails the
 # headline with a probability of at most 5% in every cell simulated there; in the worst
-# ones all spreads are exponential, and independent.
+# ones all spreads are exponential, and independent. For five seeds it prints 1.8, with
+# a margin for the error of its draws; 1.75 holds the worst cell at 4.6%.
 ALLOWANCES = {
-    2: (2.6, 2.25),
+    2: (2.4, 2.25),
     3: (1.8, 2.3),
     4: (1.8, 2.3),
     5: (1.75, 2.2),
