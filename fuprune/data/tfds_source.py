@@ -124,6 +124,7 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
         raise DamagedDataError(f"{directory}: its {source!r} split is empty.")
     dataset = check(Dataset(images, labels), len(names), directory)
     if id_key:
+        # TFDS shuffles records as it writes them; the ids hold the official order.
         order = np.argsort(np.array(ids), kind="stable")
         dataset = Dataset(images[order], labels[order])
     if source == "train" and not _has_test(info):

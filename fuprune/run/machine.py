@@ -90,6 +90,7 @@ def start(
     )
     processes.check_same_config(config or {})
     platforms = getattr(jax.config, "jax_platforms", None)
+    # CPU devices can only be made before JAX opens them.
     if not platforms or "cpu" in platforms.split(","):
         _make_cpu_devices(devices or (1 if several else _cores(cohort)))
     _use_cache(compilation_cache)
@@ -102,6 +103,7 @@ def start(
         )
     conv = _choose_convolution(conv)
     used = jax.devices()
+    # More devices than clients would idle; an explicit number is taken as it is.
     if not several and not devices and cohort:
         used = used[:cohort]
     chosen, _ = resolve_backend(
