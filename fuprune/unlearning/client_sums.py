@@ -82,9 +82,8 @@ def sum_program(
     def batch_at(shared: Shared, client: Client, i) -> Batch:
         positions = i * chunk + jnp.arange(chunk)
         batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
-        # Padding repeats the client's own images, or another's if it has none. Zeros
-        # keep what it would give out of the sums: a NaN passes through a weight of
-        # zero.
+        # Padding repeats the client's own images, or another's if it has none. With
+        # zeros in its place it gives no NaN, which a weight of zero would let through.
         real = batch.mask.reshape(-1, *(1,) * (batch.images.ndim - 1)) > 0
         return batch._replace(images=jnp.where(real, batch.images, 0.0))
 

@@ -140,7 +140,7 @@ def fed_eraser(
         elif not calibrate:
             state = _added(state, _mean(old.changes, stays))
         elif number == 0 and clean.any():
-            # Not put into `kept`: it trains nothing, and is soon done again.
+            # Not put into `kept`: it trains nothing, and is quickly done again.
             state = _added(state, _mean(old.changes, clean))
         else:
             recorded = _mean(old.changes, stays)
@@ -229,7 +229,7 @@ def calibrated_step(recorded: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
     A direction of length zero has none: the tensor stays where it is.
     """
-    # The norm of the flattened tensor, as the paper has it, not channel by channel.
+    # Of the flattened tensor as a whole, not channel by channel.
     length = np.linalg.norm(direction)
     if not length > 0:
         return np.zeros_like(direction)

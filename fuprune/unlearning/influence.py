@@ -193,8 +193,8 @@ def influence(
         )
     product = _make_product(model, loss, newton.curvature)
     run_product = make_client_sum(product, **sums)
-    # The products below are divided by the size of this sample, so that they estimate I
-    # / N_r also where it is a part of what remains.
+    # Products are divided by the size of this sample, so they estimate I / N_r also
+    # where it is only a part of what remains.
     sample = limit_examples(remaining, max_examples)
 
     def multiply(v):
