@@ -68,6 +68,7 @@ def _versions(root: pathlib.Path, wanted: str) -> list[pathlib.Path]:
         and wanted in ("", child.name)
         and (child / "dataset_info.json").is_file()
     ]
+    # By numbers: as text, 3.10.0 would come before 3.9.0.
     return sorted(found, key=lambda child: tuple(map(int, child.name.split("."))))
 
 
