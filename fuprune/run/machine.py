@@ -216,6 +216,7 @@ def check_memory(
     pool, indices = federation_bytes(dataset.images.shape, parts)
     devices = 1 if runtime.mesh is None else runtime.mesh.size
     split = runtime.process_count > 1 and not whole
+    # Only several processes split the pool; every device has all indices.
     each = indices + (-(-pool // devices) if split else pool)
     local = max(1, devices // runtime.process_count)
     logging.info(
