@@ -88,7 +88,7 @@ def convolve(
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
             lhs, rhs = library.vary_alike(lhs, rhs)
             result = _forward_p.bind(
-                # G = 1: vmap then has an axis to grow, and needs no kernel of its own.
+                # G = 1: vmap then has an axis to grow, and needs no further primitive.
                 jax.lax.expand_dims(lhs, (0,)),
                 jax.lax.expand_dims(rhs, (0,)),
                 strides=strides,

@@ -195,8 +195,6 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             ),
             rounds=this.config.train.rounds,
             passes=passes(this.config),
-            # One folder for all seeds: the key is a part of what a checkpoint's name
-            # hashes.
             kept=_checkpoints(this, "sisa", variables),
         )
     how = make_budget(this.config, budget, target_accuracy(this))
