@@ -128,6 +128,7 @@ def _with_sorted_header(data: bytes) -> bytes:
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    # The format wants the arrays at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
@@ -225,6 +226,7 @@ def export_stablehlo(
     """
     variables, model = own_variables(model, variables), adapt(model)
     if hasattr(model, "wiring"):
+        # A oneDNN call would tie the file to machines that have it.
         model = model.clone(conv="xla")
     (batch,) = export.symbolic_shape("batch")
     shape = _image_shape(model, input_shape, "export_stablehlo")

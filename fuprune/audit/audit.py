@@ -116,6 +116,7 @@ def audit(
     _check_names(candidates, kinds)
     subset_key, random_key, shadow_key, kind_key = jax.random.split(key, 4)
     generator = np.random.default_rng(np.asarray(jax.random.key_data(subset_key)))
+    # The same images for every model, so that differences are paired image by image.
     train = _sample(data.train, classes, options.max_examples, generator)
     test = _sample(data.test, classes, options.max_examples, generator)
     is_forgotten = np.isin(train.labels, classes)
@@ -291,6 +292,7 @@ def _sample(
     forgotten = by_place[is_forgotten[by_place]]
     others = by_place[~is_forgotten[by_place]]
     if len(labels) > cap:
+        # More than a quarter where the others do not fill the rest.
         forgotten = forgotten[: max(cap // 4, cap - len(others))]
         others = others[: cap - len(forgotten)]
     rows = np.sort(np.concatenate([forgotten, others]))

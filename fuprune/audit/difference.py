@@ -66,6 +66,7 @@ def find_interpolated(
     def confidence(model: ModelOutputs) -> np.ndarray:
         return target_confidence(measurements, model)[:split]
 
+    # Only training images: the share is of what was learned from them.
     inside = confidence(measurements.judged[RAW])
     values, others = to_retraining(
         measurements,

@@ -190,6 +190,8 @@ def _gaussians(references: np.ndarray, chosen: np.ndarray):
     if counts.min() >= ENOUGH_FOR_VARIANCE:
         variance = squares / (counts - 1)
     else:
+        # A few references give no variance per image: one for all images, less a degree
+        # of freedom for each image's own mean.
         freedom = counts.sum() - counts.size
         pooled = squares.sum() / freedom if freedom > 0 else 1.0
         variance = np.full(mean.shape, pooled)

@@ -339,6 +339,7 @@ def _float(value: Any) -> jax.Array:
 
 
 def _padded(batch: np.ndarray, size: int, preprocess) -> jax.Array:
+    # Every batch has one size, so that a model is one program.
     missing = size - len(batch)
     if missing:
         batch = np.concatenate([batch, np.repeat(batch[:1], missing, axis=0)])

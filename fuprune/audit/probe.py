@@ -52,6 +52,7 @@ def find_probe(
 ) -> Findings:
     """Probes by depth and by classifier, their mean, and a few-shot probe."""
     generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    # One seed for the folds, starts and draws of every model: only features differ.
     seed = int(generator.integers(2**31))
     rows = _chosen_images(measurements, options.probe.max_images, seed)
     everybody = {**dict(everyone(measurements)), RANDOM: measurements.random_init}
@@ -133,6 +134,7 @@ def _layers(
         if all(layer in model.test.activations for model in models)
     ]
     if len(common) > depths:
+        # Without the last place: the features that follow are the end of the depth.
         places = np.linspace(0, len(common) - 1, depths + 1)[:-1] if depths else []
         common = [common[int(round(place))] for place in places]
     return (*common, FEATURES)
@@ -209,6 +211,7 @@ def held_out_scores(
         # Classes with fewer images than folds are spread as far as they go.
         warnings.simplefilter("ignore", UserWarning)
         for fitted, scored in folds.split(features, labels):
+            # Nothing to learn from; these images tie at a score of 0.
             if len(set(forgotten[fitted])) < 2:
                 continue
             model = _make_classifier(classifier, options, seed)
@@ -225,6 +228,7 @@ def _make_classifier(name: str, options: ProbeOptions, seed: int) -> "Pipeline":
     from sklearn.preprocessing import StandardScaler
 
     last: Any
+    # Balanced, because the forgotten classes are a small part of the images.
     if name == "linear":
         last = LogisticRegression(class_weight="balanced", max_iter=100)
     elif name == "neighbours":
@@ -236,6 +240,7 @@ def _make_classifier(name: str, options: ProbeOptions, seed: int) -> "Pipeline":
         )
     else:
         raise InputError(f"the classifier is {name!r}; allowed: {sorted(_WORDS)}")
+    # Networks differ in the scale of their features, which is no knowledge.
     return make_pipeline(StandardScaler(), last)
 
 
@@ -274,6 +279,7 @@ def few_shot_recognition(
                 for c in np.unique(labels)
             ]
         )
+        # An image that was taught in this draw says nothing in it.
         held_out = forgotten.copy()
         held_out[rows] = False
         if not held_out.any():
@@ -322,6 +328,7 @@ def _few_shot_draft(
     measurements: Measurements, found: dict[str, Probes], options: ProbeOptions
 ) -> Draft:
     shares = {name: probes.few_shot for name, probes in found.items()}
+    # Images that every draw happened to teach have no share.
     known = ~np.isnan(np.stack(list(shares.values()))).any(axis=0)
     values, retrained = by_role(
         measurements, {name: share[known] for name, share in shares.items()}

@@ -72,6 +72,7 @@ class Curve(NamedTuple):
 
     def area_by_image(self) -> np.ndarray:
         """`[M]` the mean over the steps of each image being recognised."""
+        # Looks lie closer together at the start: a plain mean would overweigh it.
         area = np.trapezoid(self.right.astype(np.float64), self.steps, axis=0)
         return area / max(self.steps[-1], 1)
 
@@ -93,6 +94,7 @@ def find_relearn(
     _check_options(asked)
     settings = make_settings(asked)
     generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    # Drawn once and in one order, so that models differ by what they know alone.
     lessons = {
         setting: make_lesson(
             measurements.train,
@@ -121,6 +123,7 @@ def find_relearn(
             )
             for setting in settings
         }
+    # Back means a share of what the raw model had, not a fixed accuracy.
     answers = measurements.judged[RAW].test.logits.argmax(axis=-1)
     right = (answers == measurements.test.labels)[measurements.forgotten_test]
     level = asked.level * float(right.mean())
@@ -184,6 +187,7 @@ def _batches(
     chosen = []
     for c in np.unique(labels):
         forgotten = c in measurements.classes
+        # Lessons of "retained" images skip the forgotten classes, and vice versa.
         if setting.images == ("retained" if forgotten else "forgotten"):
             continue
         of_class = generator.permutation(np.flatnonzero(labels == c))
@@ -228,7 +232,9 @@ def relearn(
     head = find_head(module, variables, lesson.images[0])
     if reset:
         variables = with_forgotten_columns_reset(variables, head, classes)
+    # A copy, because each step reuses the buffers of the state it is given.
     state = init_state(variables)
+    # The same dropout for every model, as the batches are the same.
     key = jax.random.key(0)
     steps = looks(len(lesson.images), every)
     right = [_recognised(module, head, state.variables, *test)]
@@ -243,6 +249,7 @@ def relearn(
         )
         if step in steps:
             right.append(_recognised(module, head, state.variables, *test))
+    # Fetched at the end, so that no look holds up the steps after it.
     return Curve(np.asarray(steps), np.asarray(jax.device_get(right)))
 
 

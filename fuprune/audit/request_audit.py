@@ -163,6 +163,7 @@ def matched(
             "no test image is of a class of the forgotten images, so that there is "
             "nothing to compare them with; use another test split."
         )
+    # The scarcest class decides, because proportions are to be kept.
     factor = min(
         float(np.min(there[shared] / counts[shared])), most / max(1, counts.sum())
     )
@@ -303,6 +304,7 @@ def find_influence(measurements: Measurements) -> Findings:
         return float(pair[0].mean() - pair[1].mean())
 
     judged, others = each(measurements, likelihoods)
+    # Forgotten and held-out images are drawn apart, so their errors add in squares.
     errors = [
         paired_error([pair[i] for pair in others], added=0.0) if others else 0.0
         for i in range(2)

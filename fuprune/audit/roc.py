@@ -158,6 +158,7 @@ def attack_drafts(
     non_members = int(measurements.forgotten_test.sum())
     for percent, rate in LOW_RATES.items() if low_rates else ():
         found = [_found_at(one, rate) for one in useful]
+        # Non-members set the threshold, and their share above it has an error as well.
         alarms = rate * (1 - rate) / non_members
         tests.append(
             Draft(
@@ -190,6 +191,7 @@ def _found_at(scores: Scores, rate: float) -> np.ndarray:
     """`[M]` which members lie above the threshold that allows this many alarms."""
     members, non_members = scores
     allowed = int(np.floor(rate * len(non_members) + 1e-9))
+    # Above this one lie `allowed` of them at most; ties count as below.
     threshold = np.sort(non_members)[::-1][allowed] if len(non_members) else -np.inf
     return (members > threshold).astype(np.float64)
 

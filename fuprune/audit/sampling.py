@@ -95,6 +95,7 @@ def placements(members, non_members) -> tuple[np.ndarray, np.ndarray]:
 
 def _share_below(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     ordered = np.sort(scores)
+    # The mean of both sides counts equal scores by one half.
     left = np.searchsorted(ordered, thresholds, side="left")
     right = np.searchsorted(ordered, thresholds, side="right")
     return (left + right) / (2 * len(ordered))
@@ -103,6 +104,7 @@ def _share_below(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 def _from_the_others(values: np.ndarray) -> np.ndarray:
     """`[n, N]` each row minus the mean of the other rows."""
     n = len(values)
+    # x_i minus the mean of the others is n / (n - 1) times x_i minus the mean of all.
     return (values - values.mean(axis=0)) * n / (n - 1)
 
 

@@ -180,6 +180,7 @@ def train_shadows(
         )
     ]
     split = len(measurements.forgotten.labels)
+    # Positions in the pool, which begins with the forgotten and the test images.
     targets = np.concatenate(
         [np.arange(split), split + np.flatnonzero(measurements.forgotten_test)]
     )
@@ -224,6 +225,7 @@ def balanced_members(
             f"{num_models} shadow models were asked for; give an even number of 2 or "
             "more, or 0 for none"
         )
+    # Each column is a random permutation of 0 to S - 1.
     order = np.argsort(generator.random((num_models, num_examples)), axis=0)
     return order < num_models // 2
 
@@ -300,6 +302,8 @@ def train_models_in_parallel(
         shared = on_mesh(shared, mesh)
     run = _make_training(model, head, batch_size, backend, mesh)
     devices = jax.local_device_count()
+    # As many as the backend trains at the same time, so that `on_step` is told in
+    # between.
     together = {"vmap": num_models, "map": 1}.get(backend, devices)
     trained: list[Variables] = []
     for first in range(0, num_models, together):
@@ -308,6 +312,7 @@ def train_models_in_parallel(
             on_step(_names(ids, num_models))
         clients = Client(
             row=jnp.asarray(rows[ids].reshape(len(ids), -1)),
+            # Full batches only: `gather_batch` never pads here.
             length=jnp.full(len(ids), steps * batch_size, jnp.int32),
             client_id=jnp.asarray(ids),
         )
@@ -407,6 +412,7 @@ def fit_attack(logits, labels, members) -> "Pipeline":
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    # Row by row as `members` is flattened below: model by model.
     features = np.concatenate([attack_features(one, labels) for one in logits])
     classifier = make_pipeline(
         StandardScaler(), LogisticRegression(max_iter=1000, class_weight="balanced")

@@ -178,6 +178,7 @@ def make_null(draft: Draft) -> Null | None:
         mean=float(values.mean()),
         deviation=deviation,
         freedom=n - 1,
+        # On a curved scale the two sides differ; the larger one is the cautious one.
         resolution=max(
             forward(centre + error) - forward(centre),
             forward(centre) - forward(centre - error),
@@ -237,6 +238,7 @@ def moderate(
         if null is None or not others:
             continue
         lent = min(LENT_FREEDOM, len(others))
+        # A variance: the ratios are of squares.
         suggested = math.exp(np.mean(others)) * null.resolution**2
         freedom = lent + null.freedom
         variance = (lent * suggested + null.freedom * null.deviation**2) / freedom
@@ -251,6 +253,7 @@ def moderate(
 def _log_ratio(null: Null) -> float:
     """The logarithm of spread to error, squared, without the bias of a few seeds."""
     half = null.freedom / 2
+    # The mean of log(s^2 / sigma^2) for s^2 with this many degrees of freedom.
     bias = float(special.digamma(half)) - math.log(half)
     return 2 * math.log(null.deviation / null.resolution) - bias
 

@@ -88,6 +88,7 @@ def find_unlearned_shadow(
 
 
 def _attacked(measurements: Measurements, candidates: Sequence[str]) -> Measurements:
+    # Every attack is turned on the raw model as well: it is the positive control.
     names = [*candidates, "raw"]
     return measurements._replace(judged={n: measurements.judged[n] for n in names})
 
@@ -183,6 +184,7 @@ def fine_tune(
             rate(options.shadow.fine_tune_learning_rate),
         )
         if kept is not None:
+            # After every step: its gradient and momentum would bring dead weights back.
             params = _product(state.variables["params"], kept)
             state = state._replace(variables={**state.variables, "params": params})
     return state.variables

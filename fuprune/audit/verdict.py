@@ -66,6 +66,7 @@ def holm(
     worst, left = 0.0, float(shares.sum())
     for i in order:
         worst = max(worst, min(1.0, left * float(weighted[i])))
+        # What a rejected test had of the level goes to those that are left.
         left -= shares[i]
         adjusted[i] = worst
     return adjusted.tolist()
@@ -214,6 +215,9 @@ def _evidence(
             return FAIL
         if control_p is None or control_value is None:
             return NOT_TOLD_APART if control is None else CANNOT_TELL
+        # A pass is a claim of nearness, so the correction must not help it: the model
+        # lies inside without it, and even the far end of what it may differ by is small
+        # beside the control's distance.
         possible = max(excess(null, value), 0.0) + reach(null, level)
         alone = p_values[model]
         inside = alone is not None and alone > level

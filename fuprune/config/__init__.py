@@ -329,6 +329,7 @@ def flatten(config: Mapping[str, Any] | Config, prefix: str = "") -> dict[str, A
 
 def to_json(config: Config) -> dict[str, Any]:
     """Returns the config as nested dictionaries that `json.dumps` takes."""
+    # Through JSON and back, so that it compares equal to what a file holds.
     return json.loads(json.dumps(config.to_dict()))
 
 
@@ -349,6 +350,7 @@ def from_json(values: Mapping[str, Any]) -> Config:
     for name, value in {**_before(), **flatten(values)}.items():
         if name not in KEYS:
             raise unknown_key(name)
+        # JSON has no tuples.
         value = tuple(value) if isinstance(value, list) else value
         _check_type(name, value)
         section, leaf = _place(config, name)

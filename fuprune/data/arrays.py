@@ -125,6 +125,8 @@ def _checked_names(names, train, test, origin: object) -> tuple[str, ...]:
     labels = np.union1d(train, test)
     highest = int(labels[-1])
     if names is None:
+        # Bounded, because one label of two billion must not make an array as long; the
+        # first gap, if there is any, lies below the number of labels.
         missing = np.setdiff1d(np.arange(min(highest, len(labels) + 1)), labels)
         if missing.size:
             raise DamagedDataError(

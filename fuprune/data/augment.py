@@ -69,6 +69,7 @@ def crop_and_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> jax
         images.reshape(batch, height * width, channels),
         source.reshape(batch, height * width, 1),
         axis=1,
+        # `source` keeps the promise: what lies outside is read at pixel 0, and blanked.
         mode="promise_in_bounds",
     ).reshape(images.shape)
     return jnp.where(inside[..., None], pixels, jnp.zeros((), images.dtype))

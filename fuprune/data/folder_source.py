@@ -47,6 +47,7 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
     train = _pictures(train_root, names)
     test = None
     if test_root is not None:
+        # Labels are numbered by the training classes, in both splits.
         unknown = sorted(set(_class_directories(test_root)) - set(names))
         if unknown:
             raise DamagedDataError(
@@ -98,6 +99,7 @@ def fingerprint(path: pathlib.Path) -> tuple:
         for name in files:
             status = os.stat(os.path.join(folder, name))
             found.append((folder, name, status.st_size, status.st_mtime_ns))
+    # `os.walk` promises no order.
     return tuple(sorted(found))
 
 

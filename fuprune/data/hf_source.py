@@ -53,6 +53,7 @@ def read(name: str, size: int | None = None) -> LabelledSet:
 
     def images_and_labels(split, stored, files, origins):
         labels = np.asarray(stored[label_key][:])
+        # The library's own hash of the content; without one no decoded copy is kept.
         content = getattr(stored, "_fingerprint", None)
         images = decode_split(
             files,
@@ -161,6 +162,7 @@ def _picture_files(
     datasets: Any, split: Any, key: str, origin: str, name: str
 ) -> tuple[list[Any], list[str]]:
     """The pictures as they are stored, bytes or paths, and what errors call them."""
+    # Undecoded, so that all sources decode and cut pictures by one rule.
     stored = split.cast_column(key, datasets.Image(decode=False))[key]
     files = []
     for number, each in enumerate(stored):

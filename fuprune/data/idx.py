@@ -83,6 +83,7 @@ def read(pair: Pair, num_classes: int) -> Dataset:
 def _read(path: pathlib.Path, dimensions: int) -> np.ndarray:
     try:
         blob = path.read_bytes()
+        # By content and not by name: files are often unpacked under their old name.
         if blob[:2] == _GZIP:
             blob = gzip.decompress(blob)
     except (OSError, EOFError, zlib.error) as error:
@@ -100,4 +101,5 @@ def _read(path: pathlib.Path, dimensions: int) -> np.ndarray:
             f"{path}: holds {len(blob) - header} bytes of data, but its header says "
             f"{' x '.join(map(str, shape))}."
         )
+    # A copy, because what views bytes cannot be written to.
     return np.frombuffer(blob, np.uint8, offset=header).reshape(shape).copy()

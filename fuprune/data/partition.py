@@ -62,6 +62,7 @@ def bias_partition(
     # example's draws do not depend on the labels before it.
     draws = rng.random((len(labels), 4))
 
+    # From 1 to M - 1, so that "elsewhere" is never the example's own group.
     offset = 1 + np.floor(draws[:, 1] * (num_classes - 1)).astype(np.int64)
     elsewhere = (labels + offset) % num_classes
     group = np.where(draws[:, 0] < bias, labels, elsewhere)
@@ -119,6 +120,8 @@ def dirichlet_partition(
         # The last edge is a sum of K roundings: set it, so that nobody is left out.
         edges[-1] = len(members)
         place = np.arange(len(members))
+        # Client k holds the places from edge k - 1 up to edge k. Equal edges, a share
+        # that rounds to nothing, are passed over by "right".
         owner[members] = np.searchsorted(edges, place, side="right")
     return _split(owner, num_clients)
 
@@ -192,6 +195,7 @@ def pathological_partition(
         lap = rng.permutation(num_classes)
         begun = start % share
         if begun:
+            # `begun` slots of that client lie at the end of the lap before.
             had = np.isin(lap, laps[-1][-begun:])
             lap = np.concatenate([lap[~had], lap[had]])
         laps.append(lap)
@@ -200,6 +204,7 @@ def pathological_partition(
     owner = np.zeros(len(labels), np.int64)
     for label in range(num_classes):
         members = rng.permutation(np.flatnonzero(labels == label))
+        # Never empty: the first lap names every class, and K * k >= U was checked.
         holders = client[slots == label]
         owner[members] = holders[np.arange(len(members)) % len(holders)]
     return _split(owner, num_clients)
@@ -248,6 +253,7 @@ def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarra
         if line.startswith("#"):
             continue
         words = line.replace(",", " ").split()
+        # `int` refuses words of thousands of digits, and no set needs more than 18.
         wrong = [word for word in words if not word.isdecimal() or len(word) > 18]
         outside = [] if wrong else [word for word in words if int(word) >= num_examples]
         if wrong or outside:
@@ -310,6 +316,7 @@ def hold_out(
     own = np.asarray(labels, np.int64)[held]
     _, group = np.unique(owner * (1 + own.max(initial=0)) + own, return_inverse=True)
     class_order = rng.random(len(held))[group]
+    # The last key counts first: by client, then by class in the client's own order.
     line = np.lexsort((rng.random(len(held)), group, class_order, owner))
     whole, rest = divmod(len(held) * share, 1.0)
     # From a start below 1 - rest on, the line has exactly `whole` ticks.
@@ -317,6 +324,7 @@ def hold_out(
     taken = np.zeros(len(held), bool)
     taken[line[np.flatnonzero(np.diff(ticks))[: int(whole)]]] = True
 
+    # A client that gave everything gets its first example back.
     kept = sizes - np.bincount(owner[taken], minlength=len(parts))
     emptied = (kept == 0) & (sizes > 0)
     taken[(np.cumsum(sizes) - sizes)[emptied]] = False
@@ -362,6 +370,7 @@ def _dirichlet(rng: np.random.Generator, alpha: float, size: int) -> np.ndarray:
 
 def _split(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
     """[N] owners -> for each client, the ascending int32 indices it owns."""
+    # Stable, so that each client's indices ascend.
     by_owner = np.argsort(owner, kind="stable").astype(np.int32)
     edges = np.cumsum(np.bincount(owner, minlength=num_clients))[:-1]
     return np.split(by_owner, edges)

@@ -49,6 +49,7 @@ def _file_fingerprint(path: pathlib.Path) -> tuple[int, int]:
 SCHEMES = {
     "npz": Scheme(npz_source.read, _file_fingerprint, True),
     "folder": Scheme(folder_source.read, folder_source.fingerprint, True),
+    # A name has no file whose date could tell: one reading serves the process.
     "hf": Scheme(hf_source.read, lambda name: None, False),
 }
 
@@ -125,6 +126,7 @@ def _brought(name: str, data_dir: str | os.PathLike | None) -> LabelledSet | Non
         return None
     key, _, rest = name.partition(":")
     scheme = SCHEMES[key]
+    # Images in an array have a side already.
     rest, size = _split_size(rest) if key != "npz" else (rest, None)
     if not rest:
         raise InputError(f"The dataset is {name!r}, but nothing follows the colon.")
@@ -161,6 +163,7 @@ def _find(key: str, rest: str, data_dir: str | os.PathLike | None) -> pathlib.Pa
         places.append(pathlib.Path(data_dir).expanduser() / wanted)
     for place in places:
         if place.is_dir() if key == "folder" else place.is_file():
+            # One spelling per file, so that two ways to write a path share a reading.
             return place.resolve()
     kind = "directory" if key == "folder" else "file"
     looked = " or ".join(str(place.absolute()) for place in places)

@@ -68,6 +68,8 @@ def _masked_crc32c(data: bytes) -> bytes:
     for byte in data:
         crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
+    # Rotated and shifted by a constant, as the format asks for, because the checksum of
+    # data that holds checksums is weak.
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
     return struct.pack("<I", masked)
 
@@ -76,6 +78,7 @@ def _crc32c_table() -> list[int]:
     table = []
     for value in range(256):
         for _ in range(8):
+            # The Castagnoli polynomial, bits reversed.
             value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
         table.append(value)
     return table

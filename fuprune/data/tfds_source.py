@@ -68,6 +68,7 @@ def _versions(root: pathlib.Path, wanted: str) -> list[pathlib.Path]:
         and wanted in ("", child.name)
         and (child / "dataset_info.json").is_file()
     ]
+    # By numbers: as text, 3.10.0 would come before 3.9.0.
     return sorted(found, key=lambda child: tuple(map(int, child.name.split("."))))
 
 
@@ -124,6 +125,7 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
         raise DamagedDataError(f"{directory}: its {source!r} split is empty.")
     dataset = check(Dataset(images, labels), len(names), directory)
     if id_key:
+        # TFDS shuffles records as it writes them; the ids hold the official order.
         order = np.argsort(np.array(ids), kind="stable")
         dataset = Dataset(images[order], labels[order])
     if source == "train" and not _has_test(info):

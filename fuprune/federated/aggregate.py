@@ -67,6 +67,8 @@ def update_norms(updates):
     if not rows:
         return jnp.zeros(_num_clients(updates), jnp.float32)
     largest = jnp.stack([jnp.max(jnp.abs(row), axis=1) for row in rows]).max(axis=0)
+    # By 1 where there is nothing to scale by: zeros have norm 0, and an infinity or NaN
+    # stays one, which is within no finite bound.
     unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
     squares = [jnp.sum((row / unit[:, None]) ** 2, axis=1) for row in rows]
     return (unit * jnp.sqrt(sum(squares))).astype(jnp.float32)
@@ -109,6 +111,7 @@ def weighted_mean(updates, weights):
 
     def mean(leaf):
         leaf_shares = shares.astype(_accumulator(leaf))
+        # Zero times NaN is NaN, so a weight of zero alone would not keep it out.
         safe = jnp.where(_like(weights > 0, leaf), leaf, 0).astype(leaf_shares.dtype)
         summed = jnp.tensordot(leaf_shares, safe, axes=1, precision="highest")
         return summed.astype(_result(leaf))
@@ -160,6 +163,7 @@ def coordinate_median(updates, weights):
 
     def median(leaf):
         ordered = _sorted_voters_first(leaf, live)
+        # Voters are sorted to the front, so ranks among them are ranks in the array.
         below = jnp.take(ordered, low, axis=0, mode="clip")
         above = jnp.take(ordered, high, axis=0, mode="clip")
         # Halved before they are added, so that large values do not overflow.
@@ -286,6 +290,7 @@ def check_statistics(
         total = np.asarray(leaf).astype(np.float64)
         if total.min(initial=0) < 0:
             return f"total/{layer} has a negative sum, {total.min():.6g}"
+        # Such sums would be divided by somebody else's count.
         if np.any(total[counts == 0]):
             return f"total/{layer} has sums for a class without examples"
         squares += np.sum(total**2, axis=1)
@@ -368,6 +373,7 @@ def _live(weights):
 
 
 def _sorted_voters_first(leaf, live):
+    # Infinity sorts behind every finite update, and voters are finite.
     largest = jnp.asarray(jnp.inf, _accumulator(leaf))
     return jnp.sort(jnp.where(_like(live, leaf), leaf, largest), axis=0)
 

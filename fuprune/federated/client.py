@@ -176,6 +176,8 @@ def local_sgd(
         length = jnp.maximum(client.length, 1)
         positions = orders[epoch, places % length] + length * (places >= length)
         key = jax.random.fold_in(shared.context.key, client.client_id)
+        # `init` split the same key into `local_epochs`: the numbers of steps begin
+        # beyond.
         key = jax.random.fold_in(key, local_epochs + 1 + i)
         return gather_batch(shared, client, positions, preprocess, key)
 
@@ -183,6 +185,8 @@ def local_sgd(
         params, _, opt_state, orders, (loss_sum, correct, seen) = carry
         loss, hits, state = losses
         updates, opt_state = optimizer.update(grads, opt_state, params)
+        # The factor of the round's schedule: an argument, so that one program serves
+        # all rounds.
         updates = jax.tree.map(lambda u: shared.context.scale * u, updates)
         params = optax.apply_updates(params, updates)
         sums = (loss_sum + loss, correct + hits, seen + jnp.sum(batch.mask))
@@ -246,6 +250,7 @@ def local_gradient(
 
     def summed_loss(params, state, batch, context):
         mean, aux = loss_fn(params, state, batch, context)
+        # Sums add up over pieces of different sizes, which means do not.
         return mean * jnp.sum(batch.mask), aux
 
     grad = jax.value_and_grad(summed_loss, has_aux=True)
@@ -382,6 +387,7 @@ def statistics_from_moments(total, examples):
 
     def finish(tree):
         if isinstance(tree, dict) and set(tree) == {"mean", "var"}:
+            # E[x^2] - E[x]^2; rounding can leave a little less than zero.
             variance = jnp.maximum(tree["var"] - tree["mean"] ** 2, 0.0)
             return {"mean": tree["mean"], "var": variance}
         return {name: finish(child) for name, child in tree.items()}

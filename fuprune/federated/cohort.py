@@ -78,6 +78,7 @@ def resolve_backend(
     platform = platform or jax.default_backend()
     devices = jax.device_count() if device_count is None else device_count
     processes = jax.process_count() if process_count is None else process_count
+    # A GPU wants many clients at once, a TPU full lanes; a CPU core is busy with one.
     inner = {"gpu": "vmap", "tpu": "wide"}.get(platform, "map")
     if backend == "auto":
         if platform == "cpu" and not loops_are_fast and processes == 1:
@@ -138,6 +139,7 @@ def for_one_client(program: ClientProgram) -> CohortFn:
 
     def run(shared, client):
         carry = init(shared, client)
+        # By NumPy: on the device it would be one more program to compile.
         for i in range(int(program.num_steps(jax.device_get(client)))):
             carry = step(shared, client, carry, np.int32(i))
         return finish(shared, client, carry)
@@ -152,6 +154,7 @@ def _with_receiver(program: ClientProgram) -> ClientProgram:
         return program
 
     def finish(shared, client, carry):
+        # The client's own total is dropped: the receiver makes the one that counts.
         _, sent = program.finish(shared, client, carry)
         return receive(shared, client, sent)
 
@@ -212,6 +215,7 @@ def _make_wide(program: ClientProgram) -> CohortFn:
         full = size - size % together
         outcomes = []
         if full:
+            # [M, ...] -> [groups, together, ...]; `each` is put back below.
             groups = jax.tree.map(
                 lambda x: x[:full].reshape(-1, together, *x.shape[1:]), clients
             )
@@ -298,6 +302,7 @@ def _make_loop(program: ClientProgram) -> CohortFn:
                 )
                 for i in group
             ]
+            # The last group may have fewer clients than there are devices.
             carries = [init(s, c) for s, c in zip(local, here, strict=False)]
             steps = [
                 int(program.num_steps(Client(*(x[i] for x in host)))) for i in group

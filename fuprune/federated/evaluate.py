@@ -59,6 +59,7 @@ def confusion_matrix(labels, predictions, num_classes: int) -> jax.Array:
     labels = jnp.asarray(labels)
     real = labels < num_classes
     cells = jnp.where(real, labels, 0) * num_classes + jnp.asarray(predictions)
+    # Padding adds 0 to a cell that exists, whatever it was answered with.
     counts = jnp.zeros(num_classes**2, jnp.int32).at[cells].add(real)
     return counts.reshape(num_classes, num_classes)
 
@@ -125,6 +126,7 @@ def make_evaluator(
         ]
         matrices, losses = _fetch(results)
         matrices = matrices.reshape(-1, num_classes, num_classes)
+        # A matrix per batch, and with a mesh one per device.
         confusion = np.asarray(matrices).sum(axis=0, dtype=np.int64)
         loss = float(np.sum(losses, dtype=np.float64) / max(size, 1))
         return Evaluation(confusion, loss)

@@ -267,6 +267,7 @@ def _make_algorithm(
     preprocess, aggregation, bn, backend, mesh = rounds
     aggregate.check_aggregation(aggregation)
     _check_policy(bn)
+    # Where state and context are put; None for backends without a mesh.
     spread = None
     if backend == "shard_map":
         spread = mesh = mesh or make_client_mesh()
@@ -275,6 +276,7 @@ def _make_algorithm(
 
     def programs(max_length):
         """Training, and BatchNorm's moments if wanted, for rows of one length."""
+        # Rows of another length are other shapes; a run has one, or a few.
         if max_length not in compiled:
             train = receive_uploads(
                 make_program(max_length),
@@ -324,6 +326,7 @@ def _make_algorithm(
         shared = Shared(cohort.images, cohort.labels, context)
         total, each = train(shared, clients)
         state, info = finish_round(state, total, each, cohort.clients)
+        # After the server's step, by the model that the statistics are for.
         if moments is not None and state.variables.get("batch_stats"):
             context = context._replace(variables=state.variables)
             sums, _ = moments(shared._replace(context=context), clients)
@@ -360,6 +363,8 @@ def _make_finish_round(server_optimizer, aggregation: Aggregation):
         local = state.local
         if local is not None:
             local = _keep_local(local, ids, each)
+            # The server evaluates with the mean of what clients last kept, by their
+            # weights.
             variables["batch_stats"] = aggregate.weighted_mean(*local)
         new = ServerState(variables, opt_state, state.round_number + 1, local)
         # A round of nobody changes nothing, not even momentum or the round number.
@@ -384,6 +389,7 @@ def _make_finish_round(server_optimizer, aggregation: Aggregation):
 def _combine(aggregation: Aggregation, before, total: Total, each: Upload):
     """The update and the statistics under the aggregation rule."""
     if aggregation.rule == "mean":
+        # Totals are weighted sums already: no client's update is needed by itself.
         some = jnp.maximum(total.weight, 1.0)
         return jax.tree.map(lambda x: x / some, (total.update, total.batch_stats))
     update = aggregate.aggregate(each.update, each.weight, aggregation)

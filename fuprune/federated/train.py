@@ -47,6 +47,7 @@ class FitResult(NamedTuple):
 def drop_clients(key, cohort: Cohort, rate: float) -> Cohort:
     """Each client of the cohort fails to answer with probability `rate`."""
     drops = jax.vmap(
+        # By id and not by place: who drops does not depend on who else was drawn.
         lambda client: jax.random.bernoulli(jax.random.fold_in(key, client), rate)
     )(cohort.clients)
     return cohort._replace(lengths=jnp.where(drops, 0, cohort.lengths))
@@ -100,7 +101,10 @@ def iterate(
             if dropout_rate:
                 cohort = drop_clients(keys[1], cohort, dropout_rate)
             new_state, info = algorithm.round(state, cohort, keys[2])
+            # Updates stay on the device: they are a model per client.
             seen = jax.device_get(info._replace(updates=None))
+            # Over all attempts: those turned away from a cohort that was given up count
+            # too.
             turned_away |= {int(c) for c in seen.clients[seen.rejected]}
             if seen.participants >= min_participants:
                 break
@@ -119,6 +123,8 @@ def iterate(
             "examples": float(seen.examples),
         }
         if not np.isfinite(metrics["loss"]):
+            # NaN compares with nothing; a diverged round is to look worst, not
+            # incomparable.
             metrics["loss"] = float("inf")
         due = number == rounds or is_due(number)
         if evaluate is not None and due:

@@ -43,9 +43,12 @@ def answer(kind: str, header: Mapping[str, Any], tree: Any, node: Node) -> Answe
                 f"the request is of protocol {header.get('protocol')!r:.40} and this "
                 f"client speaks {PROTOCOL}; install the same version of fuprune."
             )
+        # Before the request itself: whatever it asks for is already bound by the orders
+        # that came with it.
         orders = nodes.log_orders(node.folder, header.get("orders", ()))
         reply["orders"] = sorted(orders)
         reply["closed"] = sorted(o.order for o in orders.values() if o.closed)
+        # Who has left still says who it is and confirms orders, its own among them.
         gone = nodes.left_by(node.client, orders, header.get("order"))
         if gone is not None and kind not in ("query.hello", "query.forget"):
             raise InputError(

@@ -133,6 +133,7 @@ def probe(model, variables, federation: Any, classes) -> float | None:
         forgotten,
         "linear",
         ProbeOptions(),
+        # A fixed seed: the report must come out the same when it is written again.
         0,
     )
     above, _ = placements(scores[forgotten], scores[~forgotten])

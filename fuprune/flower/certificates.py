@@ -59,6 +59,7 @@ def _make_authority(folder: Path, days: int) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fuprune federation")])
     builder = _certificate(name, name, key.public_key(), days)
+    # A path length of 0: it signs servers, and no further authorities.
     builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
     builder = builder.add_extension(_usage(signs=True), critical=True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -90,6 +91,7 @@ def _make_link(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def _certificate(subject, issuer, public_key, days: int) -> x509.CertificateBuilder:
+    # Five minutes back, for machines whose clocks are a little behind.
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
     return (
         x509.CertificateBuilder()

@@ -27,6 +27,7 @@ app = ClientApp()
 
 def reply_to(kind: str, message: Message, context: Context) -> Message:
     """Answers one message; whatever cannot be done is told in one line."""
+    # Not caught: without a header there is no request to answer to.
     header, tree = records.unpack(message.content)
     node_config, run_config = dict(context.node_config), dict(context.run_config)
     try:
@@ -84,6 +85,7 @@ def _own_data(name: str, where: str | None):
 
 def _part(folder: Path, text: str, client: int) -> tuple[np.ndarray, np.ndarray]:
     """One client's part of the dataset that the run names, from its folder if there."""
+    # Another version may deal the same config otherwise.
     named = hashlib.sha256(f"{__version__} {client} {text}".encode()).hexdigest()
     file = folder / "rehearsal.npz"
     if file.exists():

@@ -137,6 +137,7 @@ def open_order(workdir: Path, entry: Entry) -> Entry:
         row = {**entry._asdict(), "ordered": _now(), "confirmed": {}, "closed_by": {}}
         _write(workdir, [*_rows(workdir), row])
         return entry
+    # A closed order is found again as well: its report may still be missing.
     if known._replace(closed=False) != entry:
         raise InputError(
             f"order {name!r} is for {known.describe()}, not for {entry.describe()}; "
@@ -168,6 +169,7 @@ def confirm(workdir: Path, name: str, roster: Any) -> None:
         ):
             for client, names in known.items():
                 if name in names:
+                    # The first confirmation counts; clients repeat it in every answer.
                     row[field].setdefault(str(client), _now())
     _write(workdir, rows)
 
@@ -189,6 +191,7 @@ def sending(workdir: Path, name: str, roster: Any) -> Iterator[None]:
     with concurrent.futures.ThreadPoolExecutor(1) as aside:
         sent = aside.submit(send, workdir, name, roster)
         yield
+        # Raises what the thread raised; nobody else would hear of it.
         sent.result()
 
 

@@ -317,6 +317,7 @@ def _fit(
         before = step.record.round_number - 1
         if is_kept(before, interval):
             server = assembly.server_step(config)
+            # `state` is still the one before the round, from which the clients started.
             kept = keep_round(before, state.variables, step.info, server)
             kept_files.save_round(session.workdir / KEPT_ROUNDS, kept)
         state = step.state

@@ -43,6 +43,7 @@ def free_ports(number: int) -> list[int]:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:
             each.bind((HOST, 0))
+        # All are bound at once, so that no two of them are the same.
         return [each.getsockname()[1] for each in sockets]
 
 
@@ -270,6 +271,7 @@ class Loopback:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # A group of its own, so that a signal reaches all that it starts.
                 start_new_session=True,
             )
 
@@ -293,6 +295,7 @@ def stop(*processes: subprocess.Popen, seconds: float = 20) -> None:
     started = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
+            # Listed while the parents live: orphans no longer tell whose they were.
             started += psutil.Process(process.pid).children(recursive=True)
     for process in processes:
         if process.poll() is None:

@@ -53,6 +53,7 @@ def keep_compiled_programs(folder: Path) -> None:
 
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "compiled")
     jax.config.update("jax_compilation_cache_dir", cache)
+    # Everything, however small: each message may be a process of its own.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -175,10 +176,13 @@ def usable(
     forgotten = {u for known in binding for u in known.classes}
     wanted = np.isin(node.labels, sorted({int(u) for u in classes} - forgotten))
     places = np.arange(len(node.labels))
+    # Also of the order that the request carries out: single images are asked for by
+    # `named` only, never by their class.
     wanted &= ~np.isin(places, [i for o in orders.values() for i in o.examples])
     carried_out = orders.get(order or "")
     if named and carried_out is not None and not carried_out.closed:
         own = np.isin(places, carried_out.examples)
+        # What another order names is out of reach for this one as well.
         own &= ~np.isin(places, [i for o in binding for i in o.examples])
         wanted |= own & ~np.isin(node.labels, sorted(forgotten))
     return np.flatnonzero(wanted).astype(np.int32)

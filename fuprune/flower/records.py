@@ -41,6 +41,8 @@ def pack(header: Mapping[str, Any], tree: Any = None) -> RecordDict:
     text = json.dumps(
         {"header": dict(header), "form": form, "arrays": kinds}, allow_nan=False
     )
+    # One array per type: Flower frames every array by itself, and a network has a
+    # hundred small ones.
     joined = {
         dtype: Array.from_numpy_ndarray(
             np.concatenate([x.ravel() for x in arrays if x.dtype.str == dtype])
@@ -87,6 +89,7 @@ def _split(joined: Mapping[str, np.ndarray], kinds: Sequence[Any]) -> list[np.nd
       kinds: dtype and shape of each array.
     """
     for name, values in joined.items():
+        # Numbers only, and under the type they have: arrays are looked up by it.
         if values.dtype.str != name or values.dtype.kind not in "biuf":
             raise MessageError(f"the message has {values.dtype} under {name!r:.40}.")
     taken = dict.fromkeys(joined, 0)
@@ -97,6 +100,7 @@ def _split(joined: Mapping[str, np.ndarray], kinds: Sequence[Any]) -> list[np.nd
         start = taken[dtype]
         taken[dtype] = start + math.prod(shape)
         arrays.append(joined[dtype][start : taken[dtype]].reshape(shape))
+    # Values that no array claims would escape every later check.
     if any(taken[name] != values.size for name, values in joined.items()):
         raise MessageError("the message holds other values than it says.")
     return arrays

@@ -74,6 +74,7 @@ def masked_upload(upload: Any, secure: Any, node: Node) -> np.ndarray:
     """A client's third message: its upload under masks, [D] uint64."""
     session = _session(secure)
     kept, keys, directory = _recall(session, node)
+    # Two uploads under the same masks would show their difference in the clear.
     if kept.get("sent"):
         raise InputError(f"secure sum {session} has this client's upload already.")
     words = mask_upload(upload, kept["position"], keys, directory)
@@ -93,6 +94,8 @@ def reveal(secure: Any, node: Node) -> dict[str, Any]:
     held = open_shares(kept["position"], keys, directory, boxes)
     sent = _senders(secure, kept["position"], directory)
     shown = reveal_shares(held, directory, sent=sent)
+    # Before the answer leaves: a second question, with other senders, would open the
+    # other half of somebody's secrets.
     nodes.drop_secret(node.folder, session)
     return {"shares": {str(owner): hex(share.value) for owner, share in shown.items()}}
 
@@ -124,8 +127,11 @@ def secure_statistics(
     opened = {"session": session}
     replies = ask("query.secure_keys", {k: {"secure": opened} for k in clients})
     published = {k: _public_keys(header) for k, (header, _) in replies.items()}
+    # Unreadable keys count as no answer: whoever sent them is left out before anybody
+    # depends on it.
     published = {k: keys for k, keys in published.items() if keys is not None}
     members = [k for k in clients if k in published]
+    # From here on clients are known by their place among the members.
     directory = make_directory([published[k] for k in members], threshold, session)
     told = {
         "session": session,
@@ -165,11 +171,13 @@ def secure_statistics(
         members.index(k): words
         for k, (_, words) in replies.items()
         if isinstance(words, np.ndarray)
+        # Sums are modulo 2^64, so that masks cancel exactly.
         and words.dtype == np.uint64
         and words.shape == (size,)
     }
     total = _open(ask, masked, members, directory)
     words = jax.device_get(decode(total, template))
+    # Only the sum can be checked: single uploads are hidden by design.
     held = sum(sizes[members[i]] for i in masked)
     reason = check_statistics(words, template, held)
     if reason is not None:
@@ -246,6 +254,8 @@ def _senders(secure: Any, position: int, directory: Directory) -> set[int]:
     everybody = range(len(directory.public_keys))
     if not isinstance(sent, list) or not all(type(i) is int for i in sent):
         raise InputError(f"senders are {sent!r:.80}, but must be whole numbers.")
+    # This client knows that it has sent. A list without it would ask the others for its
+    # private key, which takes one of the two kinds of masks off its upload.
     if position not in sent or not set(sent) <= set(everybody):
         raise InputError(
             f"the senders of a secure sum are {sent!r:.80}, but must be among its "

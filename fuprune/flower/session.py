@@ -47,12 +47,14 @@ def open_session(roster: Roster, settings: Settings) -> Session:
     """
     config, workdir = settings.config, server_folder(settings)
     keep_compiled_programs(workdir)
+    # Clients say the shape when they join; before that there is none.
     shape: tuple[int, ...] = roster.shape or (0, 0, 0)
     name, where = config.data.name, config.data.dir or None
     num_classes = sources.num_classes(name, where)
     mean, std = _statistics(config, workdir, roster, shape[-1])
     test = sources.load(name, split="test", data_dir=where)
     prepared = make_preprocessing(mean, std, shape, augment=config.train.augment)
+    # The server has no training images.
     blank = Dataset(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
     federation = Federation(
         data=stand_ins(config.partition.clients, num_classes, shape),
@@ -74,12 +76,14 @@ def open_session(roster: Roster, settings: Settings) -> Session:
 def _statistics(config, workdir: Path, roster: Roster, channels: int):
     """Mean and deviation of the colours, the same for as long as the workdir lives."""
     file = workdir / COLOURS_FILE
+    # Who joins later must not move the colours that the model was trained on.
     if file.exists():
         kept = json.loads(file.read_text("utf-8"))
         return tuple(kept["mean"]), tuple(kept["std"])
     if config.data.normalise == "constants":
         mean, std = normalisation.constant_statistics(config.data.name, channels)
     else:
+        # The zeros only give the stack a row if no client told its sums.
         sums = [np.zeros(2 * channels + 1, np.int64), *roster.channel_sums.values()]
         mean, std = normalisation.statistics_of_sums(np.stack(sums))
     write_whole(file, json.dumps({"mean": list(mean), "std": list(std)}) + "\n")

@@ -154,6 +154,7 @@ def make_program(name: str, setting: Setting, arguments: Any) -> ClientProgram:
         raise InputError(
             f"the request is for {name!r:.80}; a client has {', '.join(MAKERS)}."
         )
+    # Exactly these: a request must not reach a keyword that nobody meant to offer.
     if not isinstance(arguments, dict) or set(arguments) != maker.arguments:
         raise InputError(
             f"the request gives {name} the arguments {sorted(arguments or ())!r:.200}, "

@@ -96,6 +96,7 @@ class RemoteClients:
         confusion, loss = np.zeros((size, size), np.int64), 0.0
         for client, (_, tree) in replies.items():
             held = self.roster.examples[client]
+            # A client cannot have looked at more images than it said it has.
             if check_tree(tree, template) or tree[0].min() < 0 or tree[0].sum() > held:
                 _LOGGER.warning("evaluate: client %d is turned away", client)
                 continue
@@ -184,6 +185,7 @@ class RemoteClients:
         }
 
         def ask(kind, headers):
+            # The network goes along with one of the four messages only.
             arrays = kind == "query.class_statistics"
             return self.roster.exchange(
                 kind,
@@ -233,6 +235,7 @@ def _template(program: ClientProgram, shared: Shared, clients: Client):
     """`(total, each)` of one client, as shapes."""
 
     def one(shared, client):
+        # A fold of no steps has the form of one of many.
         return program.finish(shared, client, program.init(shared, client))
 
     first = jax.tree.map(lambda x: jnp.asarray(x)[0], clients)
@@ -263,6 +266,7 @@ def _sent(template, reply, client: int):
 
 
 def _nonsense(like):
+    # An integer has no value that says it is none; the NaN beside it does.
     value = np.nan if np.issubdtype(like.dtype, np.floating) else 0
     return np.full(like.shape, value, like.dtype)
 

@@ -37,6 +37,8 @@ def run_task(header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
     name = header.get("task", "")
     longest = _longest(header, node)
     positions, labels = _selected(header, node)
+    # As long as the largest client's, so that shapes, and the draws that depend on
+    # them, are those of a simulation.
     row = np.zeros(max(longest, 1), np.int32)
     row[: len(positions)] = positions
     # Put on the device in one go: each array apart would be a program of its own.
@@ -47,6 +49,7 @@ def run_task(header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
     shared = Shared(*jax.device_put(held))
     asked = {field: header.get(field) for field in ("spec", "settings", "arguments")}
     shape = node.images.shape[1:]
+    # As text, which has a hash: an equal request finds its compiled program again.
     run = _make_run(name, json.dumps(asked, sort_keys=True), shape)
     total, each = jax.device_get(run(shared, client))
     if name == "relabel":
@@ -80,6 +83,7 @@ def evaluate(header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
         num_classes=setting.model.num_classes,
         preprocess=setting.prepare,
     )(jax.tree.map(jnp.asarray, tree))
+    # A sum: the server divides by the images of all clients.
     loss = np.float32(evaluation.loss * len(positions))
     return {"model": digest(tree)}, (evaluation.confusion, loss)
 

@@ -88,6 +88,7 @@ def convolve(
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
             lhs, rhs = library.vary_alike(lhs, rhs)
             result = _forward_p.bind(
+                # G = 1: vmap then has an axis to grow, and needs no further primitive.
                 jax.lax.expand_dims(lhs, (0,)),
                 jax.lax.expand_dims(rhs, (0,)),
                 strides=strides,
@@ -148,6 +149,7 @@ def _xla_forward(data, kernel, *, strides, padding, **_):
 def _xla_data_gradient(output, kernel, **static):
     shape = _data_shape(output.shape, kernel.shape, **static)
     data = jax.ShapeDtypeStruct(shape, output.dtype)
+    # XLA's own adjoint, so that the fallback agrees with what it replaces.
     transpose = jax.linear_transpose(lambda x: _xla_forward(x, kernel, **static), data)
     return transpose(output)[0]
 

@@ -86,6 +86,7 @@ def adapt(
         adapted = getattr(model, "adapted", None)  # it stands for such a network
         return adapted or _adapt_nnx(model, None, takes_mask)
     if _makes_nnx(model):
+        # Shapes only: the graph is needed here, and no weights.
         return _adapt_nnx(nnx.eval_shape(lambda: _make(model, 0)), model, takes_mask)
     apply = getattr(model, "apply", model)
     if not callable(apply):
@@ -156,6 +157,8 @@ class LinenNetwork:
         if rngs is not None:
             key = rngs["dropout"]
             rngs = {
+                # The first stream has the key as it is: with dropout alone, the module
+                # draws what it would draw by itself.
                 name: jax.random.fold_in(key, i) if i else key
                 for i, name in self._numbered()
             }
@@ -170,6 +173,7 @@ class LinenNetwork:
     def _at(self, train):
         """The module with those of its attributes set that say the same."""
         fields = {field.name for field in dataclasses.fields(self.module)}
+        # Some modules take the mode as an attribute, which only a clone can change.
         settings = {name: train for name in TRAINING_NAMES if name in fields}
         settings |= {name: not train for name in EVALUATION_NAMES if name in fields}
         return self.module.clone(**settings) if settings else self.module
@@ -212,6 +216,8 @@ class NNXNetwork:
         key = jax.random.key(0) if rngs is None else rngs["dropout"]
         flat = []
         for number, (collection, path) in enumerate(self.places):
+            # Random state comes from the arguments in every call, counters at zero: a
+            # module draws the same from the same key, whatever was called before.
             if collection == "key":
                 value = jax.random.fold_in(key, number)
             elif collection == "drawn":
@@ -254,6 +260,7 @@ class FunctionNetwork:
             **self.convention.arguments(train, mask),
             **{name: options[name] for name in self.also},
         )
+        # A function that knows nothing of state has none to return.
         is_whole = mutable is False or "mutable" in self.also
         return result if is_whole else (result, {})
 

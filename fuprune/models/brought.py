@@ -85,6 +85,7 @@ def _bring(function, name, num_classes, shape) -> BroughtNetwork:
         network = adapt(function(num_classes=num_classes, input_shape=shape))
     except Exception as error:
         raise InputError(f"{call} failed: {_one_line(error)}") from error
+    # Two images: a network that drops the axis of a batch of one would pass with one.
     images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
     try:
         variables = jax.eval_shape(network.init, jax.random.key(0), images)
@@ -118,11 +119,13 @@ def _find(name: str) -> Callable[..., Any]:
     home, _, attribute = name.partition(":")
     here = os.getcwd()
     if sys.path[:1] != [here]:
+        # As `python -m` does; a console script would look beside itself instead.
         sys.path.insert(0, here)
         importlib.invalidate_caches()
     try:
         module = importlib.import_module(home)
     except ModuleNotFoundError as error:
+        # Otherwise the module is there, and it is one of its own imports that fails.
         if error.name and (home == error.name or home.startswith(f"{error.name}.")):
             raise InputError(
                 f"model.name is {name!r}, but there is no module {error.name} in "

@@ -82,11 +82,14 @@ class Ensemble:
     def combine(self, answers: jax.Array) -> jax.Array:
         """Members' logits [S, B, U] -> logits [B, U] of what they agree on."""
         logs = jax.nn.log_softmax(answers.astype(jnp.float32))
+        # In logarithms, where probabilities that would underflow keep their order.
         mean = jax.nn.logsumexp(logs, axis=0) - jnp.log(self.size)
         if self.vote == "softmax":
             return mean
         chosen = jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1])
+        # The mean probabilities sum to one, so all votes sum to size + 1.
         votes = jnp.sum(chosen, axis=0) + jnp.exp(mean)
+        # A class without any vote has a low logit, not minus infinity.
         smallest = jnp.finfo(jnp.float32).tiny
         return jnp.log(jnp.maximum(votes, smallest) / (self.size + 1))
 

@@ -148,6 +148,7 @@ def export_network(
         return model.apply(variables, images, train=False)
 
     def train(variables, images, key):
+        # A file's arguments are plain numbers, so the key travels as its data.
         rngs = {"dropout": jax.random.wrap_key_data(key)}
         logits, new = model.apply(
             variables, images, train=True, mutable=["batch_stats"], rngs=rngs
@@ -158,6 +159,7 @@ def export_network(
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     try:
         exported = export.export(jax.jit(train), platforms=PLATFORMS)
+        # With its first derivative, which is all that training takes.
         training = bytes(exported(shapes, images, key).serialize(vjp_order=1))
     except Exception:  # Whatever a network does that cannot be exported for any batch.
         training = None
@@ -172,6 +174,7 @@ def read_program(data: bytes, where: str) -> export.Exported:
     require_flatbuffers()
     try:
         exported = export.deserialize(bytearray(data))
+        # The gradient is a program of its own in the file, and is searched as well.
         programs = [exported.mlir_module()]
         if exported.has_vjp():
             programs.append(exported.vjp().mlir_module())

@@ -61,6 +61,7 @@ def fresh_variables(
         name = str(getattr(path[-1], "key", path[-1]))
         shape = jnp.shape(leaf)
         if len(shape) > 1:
+            # He's deviation, sqrt(2 / fan-in); all axes but the last are inputs.
             draw = jax.random.normal(jax.random.fold_in(key, number), shape)
             leaf = (draw * np.sqrt(2 / np.prod(shape[:-1]))).astype(leaf.dtype)
         elif name in ("bias", "mean"):

@@ -62,9 +62,14 @@ class ResNet(ConvolutionalNetwork):
         stream, held = layer("stem", images), wires["stem"].outputs
         for first, second, reader in self.blocks():
             branch = layer(first, stream)
+            # Option A: every other pixel, and zeros for the channels that come in on
+            # both sides. Zeros are not stored: shifting the ids is all the padding
+            # there is.
             if self.strides(first) == 2:
                 stream = jax.tree.map(lambda values: values[:, ::2, ::2], stream)
                 held = shifted(held, wires[second].width)
+            # The next reader's inputs are all channels that something has written so
+            # far.
             after = wires[reader].inputs
             stream = layer(second, branch, residual=stream, held=held, onto=after)
             held = after
@@ -82,6 +87,7 @@ class ResNet(ConvolutionalNetwork):
             wires[second] = wire(self.channels, second, wires[first].outputs, width)
             if self.strides(first) == 2:
                 stream = shifted(stream, width)
+            # A channel is in the stream from the first layer on that writes it.
             stream = tuple(sorted({*stream, *wires[second].outputs}))
         everything = tuple(range(self.num_classes))
         wires["head"] = Wiring(stream, everything, self.num_classes)
@@ -94,6 +100,7 @@ class ResNet(ConvolutionalNetwork):
         for layer in self.wiring():
             if layer != "head":
                 stride = self.strides(layer)
+                # Rounded up: 3 x 3 windows are padded by one on each side.
                 height, width = -(-height // stride), -(-width // stride)
                 sizes[layer] = (height, width)
         return sizes

@@ -82,6 +82,7 @@ def apply_together(model: ResNet, variables, images, mask):
         return results
 
     number = images.shape[0]
+    # Clients before channels: a client's channels are neighbours.
     merged = images.astype(model.dtype).transpose(1, 2, 3, 0, 4)
     merged = merged.reshape(batch, height, width, number * channels)
     parts = model.forward({(0, number): merged}, layer)
@@ -158,6 +159,7 @@ def _place(values, source, target, number):
     """`layers.place` for each of `number` clients: [..., number * len(source)]."""
     if source == target:
         return values
+    # Ids of different clients must not meet: each client has a range of its own.
     span = max(target) + 1
     merged = [
         tuple(client * span + c for client in range(number) for c in ids)

@@ -130,6 +130,7 @@ def from_spec(
         if layer in spec["channels"]
     )
     model = model.clone(channels=channels)
+    # For its checks of the channels' ids.
     model.wiring()
     return model
 

@@ -63,6 +63,8 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
 
     def is_due(number: int) -> bool:
         in_reach = number <= tuning.rounds
+        # By the number of the round and not by the method, so that all curves have the
+        # same points.
         every = tuning.evaluate_every if in_reach else train.evaluate_every
         return number % every == 0
 
@@ -82,6 +84,7 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
         learning_rate=train.learning_rate, warmup=train.warmup_rounds, stops=False
     )
     if name == "short":
+        # A network from scratch needs a warm-up even if a trained one does not.
         warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
         return scratch._replace(schedule="warmup_cosine", warmup=warmup)
     return scratch._replace(

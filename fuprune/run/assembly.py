@@ -156,6 +156,7 @@ def make_algorithm(
         local_epochs=calibration_epochs(work, train.local_epochs),
         batch_size=train.batch_size,
         server_optimizer=server(train.server_learning_rate),
+        # A factor: the client's optimizer has the peak rate built in.
         schedule=lambda number: rate(number) / learning_rate,
         **common,
     )
@@ -182,6 +183,7 @@ def shared_algorithm(
     )
     if objective is not None or not _has_hash(model):
         return make(**options)
+    # The config, federation and runtime are the same for a whole run.
     made_for = (model, *sorted(options.items()))
     if made_for not in made:
         made[made_for] = make(**options)
@@ -287,6 +289,7 @@ def server_step(config) -> ServerStep:
         warmup=train.warmup_rounds,
     )
     return ServerStep(
+        # A client sends a gradient here, along which the server steps down.
         lambda number: -float(np.asarray(rate(number))),
         train.momentum,
         train.nesterov,
@@ -307,6 +310,8 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
     number = config.unlearn.participants or config.train.cohort
     if "prune" in wanted.sections:
         number = config.prune.capture_clients or number
+    # By number and not by method: methods that read equally many clients read the same
+    # ones, and can be compared.
     key = jax.random.fold_in(jax.random.key(config.seed), number)
     # Who leaves takes part in nothing, so participants are drawn from the others.
     members = federation.data
@@ -341,13 +346,17 @@ def _privacy_options(config, classes) -> dict[str, Any]:
     privacy = config.privacy
     if not (privacy.secure_sum or privacy.epsilon or privacy.min_count):
         return {}
+    # With recapture, the same examples' statistics are released for each class.
     releases = len(classes) if config.prune.recapture else 1
     scales, statement = None, None
     if privacy.epsilon:
+        # Without min_count: where there is noise, rows are suppressed after it.
         terms = dict(clip=privacy.clip, releases=releases)
         scales = noise_scales(privacy.epsilon, privacy.delta, **terms)
         statement = describe_privacy(scales, privacy.delta, **terms)
     return {
+        # Clipping only bounds what the noise has to cover; without noise the statistics
+        # stay those of Eqs. 4-5.
         "clip": privacy.clip if privacy.epsilon else None,
         "protect": make_protect(
             secure=privacy.secure_sum, scales=scales, min_count=privacy.min_count

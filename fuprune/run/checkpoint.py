@@ -59,6 +59,8 @@ def save(
     if jax.process_index() != 0:
         return
     directory = Path(directory).absolute()  # orbax refuses relative paths
+    # Names and host arrays only: what is read back needs neither the classes of the
+    # tree nor the devices it was on.
     arrays = {name: _to_host(leaf) for name, leaf in _flatten(tree).items()}
     record = {"spec": dict(spec), "arrays": _shapes(tree)}
     try:
@@ -284,6 +286,7 @@ def _manager(directory: Path):
         directory,
         options=ocp.CheckpointManagerOptions(
             create=False,
+            # A reader must not remove what process 0 is writing; `_sweep` does it.
             cleanup_tmp_directories=False,
             enable_async_checkpointing=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -298,9 +301,12 @@ def _manager(directory: Path):
 def _write_step(directory: Path, step: int, arrays, record) -> None:
     args = _orbax_args()
     items: dict[str, Any] = {"spec": args.JsonSave(record)}
+    # orbax refuses an empty tree.
     if arrays:
         items["state"] = args.StandardSave(arrays)
     with _quiet(), _manager(directory) as manager:
+        # By force: a damaged step may be older than the newest, and orbax would not
+        # save it otherwise.
         if not manager.save(step, args=args.Composite(**items), force=True):
             raise RuntimeError(f"orbax did not save step {step} in {directory}.")
 
@@ -374,6 +380,7 @@ def _damage(directory: Path, step: int) -> str | None:
 
 def _newest_intact(directory: Path) -> int:
     steps = _steps(directory)
+    # Checksums are read only until one step is good: a step may be large.
     for step in reversed(steps):
         damage = _damage(directory, step)
         if damage is None:

@@ -118,6 +118,7 @@ def apply_overrides(config: Config, overrides: dict[str, str], name: str = "") -
     if not isinstance(config, config_dict.ConfigDict) or not overrides:
         return
     arguments = ["fuprune", *overrides.values()]
+    # Apart from the program's own flags, so that a second call finds a clean slate.
     values = flags.FlagValues()
     try:
         config_flags.DEFINE_config_dict(

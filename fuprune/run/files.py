@@ -102,6 +102,7 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
       FormatError: a whole line is not a JSON object.
     """
     rows = []
+    # What follows the last newline is a line that is still being written, or nothing.
     for number, line in enumerate(_text(Path(path)).split("\n")[:-1], start=1):
         what = f"line {number} of {path}"
         rows.append(typed_json.loads(line, dict[str, Any], what))
@@ -114,6 +115,7 @@ def _is_round(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # A NaN or an infinity fails the comparison.
     return is_number and abs(value) < 1e300
 
 
@@ -192,6 +194,7 @@ def end_of_finished(workdir: Path) -> int:
 
 def seed_of(unit: str) -> int:
     """A number that names a unit in the derivation of keys."""
+    # Not `hash`, which differs from process to process; 31 bits fit any integer type.
     return zlib.crc32(unit.encode()) & 0x7FFFFFFF
 
 
@@ -233,6 +236,7 @@ class WorkdirLock:
                 f"the workdir {self._workdir} is in use by {holder}; wait for it to "
                 "end or choose another --workdir."
             ) from error
+        # Who holds it, for the message above; the lock itself is the kernel's.
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()

@@ -48,6 +48,7 @@ def check_room(config, variables, folder: Path) -> int:
     place = next(path for path in (folder.absolute(), *folder.absolute().parents)
                  if path.exists())  # fmt: skip
     free = shutil.disk_usage(place).free
+    # A run that continues has written a part of them already.
     written = sum(path.stat().st_size for path in folder.glob("kept_rounds/*.npz"))
     if needed - written > free:
         raise ConfigError(
@@ -159,6 +160,7 @@ def _leaves(prefix: str, tree) -> dict[str, np.ndarray]:
 def _tree(arrays, prefix: str, like):
     structure = jax.tree.structure(like)
     names = [f"{prefix}_{i}" for i in range(structure.num_leaves)]
+    # One leaf too many is another model as well.
     if f"{prefix}_{len(names)}" in arrays or not all(name in arrays for name in names):
         raise ConfigError(
             "the workdir keeps rounds or slices of another model; start in a fresh one."

@@ -44,6 +44,7 @@ class MetricsLog:
             json.dumps(typed_json.to_plain(row), allow_nan=False, ensure_ascii=False)
             + "\n"
         )
+        # `os.write` may take a part only, on a full disk or after a signal.
         data = line.encode()
         while data:
             data = data[os.write(self._file, data) :]
@@ -97,6 +98,7 @@ def _end_of_last_line(file: int) -> int:
     end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - 65_536)
+        # From the end, block by block: the file may be large.
         newline = os.pread(file, end - start, start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1

@@ -90,6 +90,7 @@ def start(
     )
     processes.check_same_config(config or {})
     platforms = getattr(jax.config, "jax_platforms", None)
+    # CPU devices can only be made before JAX opens them.
     if not platforms or "cpu" in platforms.split(","):
         _make_cpu_devices(devices or (1 if several else _cores(cohort)))
     _use_cache(compilation_cache)
@@ -102,6 +103,7 @@ def start(
         )
     conv = _choose_convolution(conv)
     used = jax.devices()
+    # More devices than clients would idle; an explicit number is taken as it is.
     if not several and not devices and cohort:
         used = used[:cohort]
     chosen, _ = resolve_backend(
@@ -214,6 +216,7 @@ def check_memory(
     pool, indices = federation_bytes(dataset.images.shape, parts)
     devices = 1 if runtime.mesh is None else runtime.mesh.size
     split = runtime.process_count > 1 and not whole
+    # Only several processes split the pool; every device has all indices.
     each = indices + (-(-pool // devices) if split else pool)
     local = max(1, devices // runtime.process_count)
     logging.info(

@@ -48,6 +48,7 @@ def references(this: Run, names: Sequence[str]) -> list[Model]:
     """Retrained models to compare with, the run's own by name first."""
     found = [load_saved(this, name, "unlearn") for name in names]
     found += [_load(this, path) for path in retrained_models(this.config)]
+    # 0 takes all of them.
     return found[: this.config.audit.retrained or None]
 
 

@@ -81,6 +81,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Shows one line."""
         if not self._off:
+            # As `Text`, because rich would read square brackets as markup.
             self._console.print(rich.text.Text(text))
 
     def prose(self, text: str) -> None:
@@ -124,6 +125,7 @@ class Progress:
             elif now - last_line >= self._interval or round_number >= rounds:
                 last_line = now
                 self.note(f"{name}  round {round_number}/{rounds}  {status}".rstrip())
+            # Once per run, as soon as the first rounds, which compile, no longer count.
             if not self._estimated and pace.settled():
                 self._estimated = True
                 self.note(self._estimate(name, pace, rounds, round_number))

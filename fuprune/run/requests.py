@@ -48,8 +48,10 @@ def make_request(config, data: FederatedDataset, numbers: np.ndarray) -> ForgetR
         request = ForgetRequest(clients=configuration.read(config, "unlearn.clients"))
         return check_request(request, data)
     wanted = read_examples(config.unlearn.examples)
+    # The pool may be in another order than the split that the user counts in.
     order = np.argsort(numbers, kind="stable")
     places = np.searchsorted(numbers, wanted, sorter=order)
+    # A number beyond the last lands on it, and the comparison below tells.
     found = order[np.minimum(places, len(order) - 1)]
     missing = np.flatnonzero(numbers[found] != wanted)
     if missing.size:

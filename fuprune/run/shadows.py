@@ -60,7 +60,9 @@ def _make(
     settings = assembly.method_options(
         this.config, method, this.federation, this.runtime, classes=this.classes
     )
+    # A federation of one client has no others to draw from or to spread.
     settings |= {"participants": None, "backend": "loop", "mesh": None, **head}
+    # All shadow models keep one shape, and so share one program.
     if "surgery" in settings:
         settings["surgery"] = "mask"
     settings = {n: x for n, x in settings.items() if n in METHODS[method].options}
@@ -103,6 +105,7 @@ def _one_client(data: Dataset) -> FederatedDataset:
     Shadow models differ by a few images; of one size they share compiled programs.
     """
     size = len(data.labels)
+    # Padding lies behind `length`, so no program reads it.
     padding = 2 ** (size - 1).bit_length() - size
     images, labels = (
         np.pad(part, [(0, padding)] + [(0, 0)] * (part.ndim - 1))

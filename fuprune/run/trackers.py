@@ -100,6 +100,7 @@ def wandb(
 
     def on_row(row: Row) -> None:
         phase = str(row.get("phase", "run"))
+        # Before its first row, or the service would plot it by a counter of its own.
         if phase not in phases:
             phases.add(phase)
             run.define_metric(f"{phase}/*", step_metric=f"{phase}/round")

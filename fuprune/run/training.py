@@ -105,6 +105,7 @@ def finish_unit(
         files.finish(this.workdir, name, outcome, offset=this.metrics.offset())
     processes.barrier(f"{name} finished")
     processes.await_file(files.path_of(this.workdir, name))
+    # Read back, so that this run goes on from the values that a resumed one reads.
     return outcome_of(this, name, kind)
 
 
@@ -172,6 +173,7 @@ def measure(this: Run, name: str, stage: Stage) -> StageRow:
         **_make_accuracies(this, stage.model)(  # type: ignore[arg-type]
             evaluation, stage.variables
         ),
+        # JSON has no infinity.
         test_loss=evaluation.loss if np.isfinite(evaluation.loss) else None,
         per_class=evaluation.per_class.tolist(),
         confusion=evaluation.confusion.tolist(),
@@ -319,6 +321,8 @@ def train_unit(
             number = step.record.round_number
             if is_kept(number - 1, interval):
                 server = assembly.server_step(config)
+                # `state` is still the one before the round, from which the clients
+                # started.
                 kept = keep_round(number - 1, state.variables, step.info, server)
                 if this.runtime.is_main:
                     kept_files.save_round(this.workdir / KEPT_ROUNDS, kept)
@@ -405,6 +409,7 @@ def _restore(this: Run, unit: str, model, state, store, params):
     if restored is None:
         return None
     start, tree, saved = restored
+    # Rows after the checkpoint belong to rounds that will be trained again.
     this.metrics.truncate_to(saved["metrics_offset"])
     if store is not None:
         kept = this.workdir / "history"

@@ -105,6 +105,8 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
     judge, metric = make_judge(this, model), judged_name(this, "r_accuracy")
     try:
         head = _head(model, variables).get("head", "")
+        # The raw model that never answers with a forgotten class: what the R-set would
+        # gain from the class being gone, without any forgetting.
         masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
     except UnlearnError:  # A network without a dense layer, or its bias, at its end.
         masked = None
@@ -143,6 +145,8 @@ def _fine_tune(this: Run, name: str, budget: Budget, watch: _Stopwatch) -> FineT
     """What a method is given to train with: a unit of the run, within the budget."""
 
     def tune(model, variables, data, key, objective=None) -> FitResult:
+        # JAX computes asynchronously: the method's own work must be done before the
+        # watch is read, or it would count as training.
         jax.block_until_ready(variables)
         watch.log()
         fit = train_unit(
@@ -194,6 +198,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             kept=_checkpoints(this, "sisa", variables),
         )
     how = make_budget(this.config, budget, target_accuracy(this))
+    # This is what a method that stops leaves behind, with the reason filled in.
     outcome = UnlearnedOutcome(
         unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
     )
@@ -257,6 +262,7 @@ def _save_stages(this: Run, unit: UnlearnUnit, result: UnlearnResult) -> list[St
             path = folder / f"{unit.name}_{stage.name}"
             checkpoint.save_model(path, stage.model, stage.variables)
     checkpoint.save_model(folder / unit.name, result.model, result.variables)
+    # A method that trains by itself lists its result as its last stage.
     if result.fit is not None or not stages:
         last = "fine_tuned" if result.fit is not None else unit.method
         stages.append(Stage(last, result.model, result.variables))
@@ -334,6 +340,8 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         left = remaining(this.federation.data, this.request)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
         tune = _fine_tune(this, name, budget, watch)
+        # The cohorts and batches of every method's first seed, so that the curve
+        # differs from the run's own cut by the noise alone.
         key = recovery_key(_method_key(this, 0))
         fit = tune(cut.model, cut.variables, left, key)
         tuned = measure(this, name, Stage("tuned", cut.model, fit.state.variables))
@@ -362,6 +370,8 @@ def audit(this: Run, name: str) -> AuditOutcome:
         if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
     ]
     is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
+    # Retrained models are references, with every seed they have; of the other methods
+    # the first seed is judged.
     judged = models.candidates(
         this, [u.name for u in units if not is_reference[u.name] and not u.seed]
     )

@@ -17,6 +17,7 @@ def deadline(witness: subprocess.Popen, seconds: float, text: str):
     def give_up():
         say_if_killed(witness, "")
         complain(text)
+        # At once: the main thread hangs in C++ and would not notice an exception.
         os._exit(2)
 
     timer = threading.Timer(seconds, give_up)

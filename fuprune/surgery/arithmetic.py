@@ -255,6 +255,7 @@ class _Params(dict):
 
 @functools.lru_cache(maxsize=4096)
 def _value(primitive, params, numbers):
+    # A number, not a tracer, also while the network is being traced.
     with jax.ensure_compile_time_eval():
         return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))[()]
 
@@ -276,12 +277,14 @@ def convolution(eqn, operands, notes) -> Result:
     inputs = _indices(image, feature)
     inputs = inputs[np.isin(inputs % read_each, _indices(kernel, rows))]
     outputs = _indices(kernel, columns)
+    # A group with no input or no output left goes; one stays, as no array is empty.
     alive = np.intersect1d(inputs // read_each, outputs // written_each)
     alive = alive if len(alive) else outputs[:1] // written_each
     inputs = inputs[np.isin(inputs // read_each, alive)]
     outputs = outputs[np.isin(outputs // written_each, alive)]
     read = np.unique(inputs % read_each) if len(inputs) else np.zeros(1, int)
     written = np.unique(outputs % written_each)
+    # Groups must be equally wide: each reads and writes what any of them does.
     features = (alive[:, None] * read_each + read).ravel()
     computed = (alive[:, None] * written_each + written).ravel()
 

@@ -276,6 +276,8 @@ def plan_cuts(
     program, before = program_of(network, variables, example)
     whole, findings = trace.examine(program, before)
     layers = _layers(program, before, findings)
+    # Cuts of layers are planned; all others followed from them and are found again,
+    # since more of them may follow from the new plan.
     planned = dict(before)
     for pair in before:
         if pair not in {(layer.leaf, layer.axis) for layer in layers.values()}:
@@ -290,6 +292,7 @@ def plan_cuts(
         check_kept(name, np.asarray(keep), layer.channels)
         size = program.shapes[layer.leaf].shape[layer.axis]
         pair = (layer.leaf, layer.axis)
+        # A plan counts the channels that are left, a cut those of the uncut network.
         ids = np.asarray(planned.get(pair, np.arange(size)))[np.asarray(keep)]
         if len(ids) < size:
             planned[pair] = ids
@@ -298,6 +301,8 @@ def plan_cuts(
     images = program.jaxpr.jaxpr.invars[len(program.shapes)].aval
     base = network.base if isinstance(network, SlimNetwork) else network
     slim = SlimNetwork(base, pathed(cuts, program), tuple(images.shape[1:]))
+    # The variables at hand are cut by `before` already: of these cuts, positions in
+    # what they store, and only where something more goes.
     relative = {
         (leaf, axis): np.searchsorted(before[leaf, axis], ids)
         if (leaf, axis) in before
@@ -393,9 +398,13 @@ def cut_optimizer_state(
 
     def cut_leaf(path, leaf):
         path = trace.names(path)
+        # An optimizer's state holds trees of moments below names of its own, so the
+        # longest end of a path that is a parameter's tells which moment it is.
         for start in range(len(path)):
             inner = path[start:]
             if inner in shapes and shapes[inner] == tuple(np.shape(leaf)):
+                # Under this name a dead entry is filled with zero, also that of a
+                # moment of something called a variance.
                 one = ((("moment",), (), axes_of.get(inner, ())),)
                 return cut_tree(one, {"moment": leaf}, fill=how == "mask")["moment"]
         return leaf

@@ -107,6 +107,7 @@ def onto(held: Held, kept: Sequence[np.ndarray | None]) -> Any:
         here = held.kept[axis]
         stored = np.arange(size) if here is None else here
         wanted = np.arange(size) if wanted is None else wanted
+        # Where each index is stored, -1 if it is not; `pick` gives 0 for those.
         position = np.full(size, -1)
         position[stored] = np.arange(len(stored))
         data = pick(data, position[wanted], axis)
@@ -114,10 +115,12 @@ def onto(held: Held, kept: Sequence[np.ndarray | None]) -> Any:
         if outside.any():
             outside = outside.reshape([-1] + [1] * (len(held.shape) - axis - 1))
             missing = outside if missing is None else missing | outside
+    # Zeros are what `pick` has filled in already.
     if missing is None or held.has_zero_rest:
         return data
     rest = jnp.asarray(held.rest, data.dtype)
     if rest.ndim:
+        # Along axes of size one a rest is the same for every index.
         laid = [k if n > 1 else None for k, n in zip(kept, rest.shape, strict=True)]
         rest = onto(whole(rest), laid)
     return jnp.where(missing, rest, data)
@@ -150,6 +153,7 @@ def _pick(array, *, index, axis):
     shape[axis] = len(index)
     if not len(real):
         return jnp.zeros(shape, array.dtype)
+    # One run of neighbours is a slice between zeros, which needs no gather.
     first, last = index[real[0]], index[real[-1]]
     if last - first == real[-1] - real[0] == len(real) - 1:
         part = jax.lax.slice_in_dim(array, int(first), int(last) + 1, axis=axis)
@@ -188,6 +192,7 @@ def _pick_shape(array, *, index, axis):
 
 
 def _pick_transpose(cotangent, array, *, index, axis):
+    # Indices are distinct, so every entry has at most one cotangent to take.
     inverse = np.full(array.aval.shape[axis], -1)
     index = np.asarray(index, int)
     inverse[index[index >= 0]] = np.flatnonzero(index >= 0)
@@ -196,6 +201,7 @@ def _pick_transpose(cotangent, array, *, index, axis):
 
 def _pick_batch(arrays, dimensions, *, index, axis):
     (array,), (dimension,) = arrays, dimensions
+    # A mapped axis in front of the picked one, or in its place, moves it one on.
     axis = axis + (dimension <= axis)
     return pick_p.bind(array, index=index, axis=axis), dimension
 

@@ -58,6 +58,7 @@ def transpose(eqn, operands, notes) -> Result:
     (held,), order = operands, eqn.params["permutation"]
     rest = held.rest
     if rest is not None and not is_static(rest):
+        # An array of rests has as many axes as the whole array, some of size one.
         rest = jnp.transpose(rest, order)
     return [
         Held(
@@ -153,11 +154,13 @@ def _split_indices(kept, before, after):
     indices = [
         np.arange(n) if k is None else k for k, n in zip(kept, before, strict=True)
     ]
+    # Every stored entry by its place in the flat array, which a reshape preserves.
     grid = np.meshgrid(*indices, indexing="ij")
     flat = np.ravel_multi_index(grid, before).ravel()
     if not after:
         return []
     split = [np.unique(part) for part in np.unravel_index(flat, after)]
+    # The product of these indices covers all stored entries; of equal size, it is them.
     return split if math.prod(map(len, split)) == len(flat) else None
 
 
@@ -165,6 +168,7 @@ def concatenate(eqn, operands, notes) -> Result:
     """Arrays one after another; what each keeps is shifted to its place."""
     del notes
     axis, shape = eqn.params["dimension"], tuple(eqn.outvars[0].aval.shape)
+    # A full part has no rest to agree on. None stands for one that is an array.
     rests = {h.rest if is_static(h.rest) else None for h in operands if not h.is_full}
     if len(rests) > 1 or None in rests:
         return "its parts have different rests"
@@ -175,6 +179,7 @@ def concatenate(eqn, operands, notes) -> Result:
     ]
     parts, indices, offset = [], [], 0
     for h in operands:
+        # Along the joined axis each part stays as it is stored.
         kept[axis] = h.kept[axis]
         parts.append(onto(h, kept))
         own = np.arange(h.shape[axis]) if h.kept[axis] is None else h.kept[axis]
@@ -295,6 +300,7 @@ def gather(eqn, operands, notes) -> Result:
         if axis in (*gone, *numbers.start_index_map) or sizes[axis] != held.shape[axis]:
             return "it takes entries of a cut axis by number"
         sizes[axis] = len(ids)
+        # Offset dimensions are the operand's remaining axes, in their order.
         kept[numbers.offset_dims[left.index(axis)]] = ids
     params["slice_sizes"] = tuple(sizes)
     data = eqn.primitive.bind(held.data, indices.data, **params)
@@ -308,6 +314,7 @@ def rev(eqn, operands, notes) -> Result:
     if not (held.is_full or is_static(held.rest)):
         return "the rest is not one number"
     kept = [
+        # Turned round as well, because kept indices always increase.
         held.shape[i] - 1 - k[::-1] if k is not None and i in axes else k
         for i, k in enumerate(held.kept)
     ]

@@ -25,6 +25,7 @@ class SlimModule(nnx.Module):
             setattr(self, collection, _wrapped(tree, kind))
         self.collections = tuple(variables)
         self.rngs = nnx.Rngs(dropout=seed)
+        # The names that `train()` and `eval()` switch on any module that has them.
         self.deterministic = True
         self.use_running_average = True
 

@@ -91,6 +91,7 @@ def make_plan(
     if scope == "balanced":
         values = {layer: score * score.size for layer, score in values.items()}
     generator = np.random.default_rng(seed)
+    # One ranking per layer, or one for all with the same number of cuts.
     groups = {(layer,): number for layer, number in _equal_shares(values, rate).items()}
     if scope != "layer":
         groups = {tuple(values): sum(groups.values())}
@@ -102,6 +103,8 @@ def make_plan(
         if order == "random":
             ranking = generator.permutation(len(channels))
         else:
+            # Stable, so that ties fall as the docstring promises; negated rather than
+            # reversed, which would turn ties round.
             ranking = np.argsort(-ranked if order == "highest" else ranked, stable=True)
         for layer, channel in (channels[i] for i in ranking[:number]):
             if np.count_nonzero(keep[layer]) > min_channels:

@@ -62,6 +62,7 @@ def _layer_flops(program, cuts) -> dict[int, int]:
     for leaf, (axis, _) in findings.layers.items():
         held, _ = findings.outputs[leaf]
         kernel = trace.cut_shape(program.shapes[leaf], leaf, cuts).shape
+        # Multiplications per output entry: the kernel without its output axis.
         each = int(np.prod(kernel)) // kernel[axis]
         flops[leaf] = 2 * each * int(np.prod(held.data.shape)) // batch
     return flops

@@ -52,6 +52,8 @@ class CutNetwork:
         return self.base.num_classes
 
 
+# eq=False keeps the comparison and the hash of `CutNetwork`; a generated hash would go
+# through all cuts at every call under jit.
 @dataclasses.dataclass(frozen=True, eq=False)
 class SlimNetwork(CutNetwork):
     """A network with channels removed, in the form that `models.adapt` describes."""
@@ -102,6 +104,8 @@ class SlimNetwork(CutNetwork):
             numbers,
             jax.tree.leaves(arguments),
         )
+        # With `mutable` the result is the pair (logits, collections): in front of a
+        # variable's own path there is its place in the pair.
         kept = {path: dict(axes) for path, _, axes in self.cuts}
         leaves = []
         for path, held in zip(program.out_paths, results, strict=True):
@@ -119,6 +123,7 @@ class SlimNetwork(CutNetwork):
     def trace(self, call, variables, arguments) -> tuple[Program, trace.Cuts]:
         """Traces a call of the uncut network; returns also what is cut of it."""
         shapes = {path: shape for path, shape, _ in self.cuts}
+        # The variables come cut, so their whole shapes are those on record.
         uncut = jax.tree_util.tree_map_with_path(
             lambda path, x: jax.ShapeDtypeStruct(
                 shapes.get(trace.names(path), x.shape), x.dtype
@@ -181,6 +186,7 @@ def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
         for axis, ids in axes:
             if fill:
                 kept = np.isin(np.arange(leaf.shape[axis]), ids)
+                # Broadcasts along the axes behind; those in front need nothing.
                 kept = kept.reshape([-1] + [1] * (leaf.ndim - axis - 1))
                 dead = np.asarray(trace.dead_value(path), leaf.dtype)
                 result = numpy.where(kept, result, dead)
@@ -188,6 +194,7 @@ def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
                 result = numpy.take(result, np.asarray(ids), axis=axis)
         if not axes or isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
             return result
+        # Cut on the host, where a shape per layer needs no compilation.
         return jax.device_put(result, leaf.sharding)
 
     return jax.tree_util.tree_map_with_path(cut_leaf, tree)
@@ -222,6 +229,8 @@ def from_spec(base: Any, spec: Mapping[str, Any]) -> SlimNetwork:
         axes = []
         for name, ids in entry["axes"].items():
             axis, ids = int(name), tuple(int(i) for i in ids)
+            # Everything here takes kept indices to increase; disorder would give wrong
+            # numbers rather than an error.
             increasing = all(a < b for a, b in zip(ids, ids[1:], strict=False))
             inside = 0 <= axis < len(shape) and ids and ids[0] >= 0
             if not (inside and increasing and ids[-1] < shape[axis]):

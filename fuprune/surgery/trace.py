@@ -73,6 +73,8 @@ def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
 def _constant(value, aval) -> Held:
     if np.ndim(value) or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return whole(value)
+    # A literal is known while the network is traced, so that a dead channel's value can
+    # be worked out through it: zero plus one half is one half.
     number = np.asarray(value, aval.dtype)[()]
     return whole(value, number)._replace(uniform=True)
 
@@ -81,6 +83,7 @@ def _evaluate(eqn, operands, findings) -> list[Held]:
     name = eqn.primitive.name
     if name in CALLS:
         return CALLS[name](eqn, operands, findings)
+    # Neither a cut nor a parameter is involved: no rule could say more than JAX.
     if all(h.is_full and not h.origins and h.rest is None for h in operands):
         results = _run_whole(eqn, operands)
         return _follow_filled(eqn, operands, results, findings)
@@ -92,6 +95,8 @@ def _evaluate(eqn, operands, findings) -> list[Held]:
         results = _run_noted(eqn, operands, results, findings)
     else:
         results = _follow_filled(eqn, operands, results, findings)
+    # A parameter that neither lives on in a result nor was noted by a rule is used in a
+    # way that nobody understood: all of its indices must stay.
     going_on = set().union(*(h.origins for h in results))
     for h in operands:
         for pair in h.origins:
@@ -196,11 +201,15 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
         return _run_whole(eqn, operands)
     jaxpr, constants = _inner(eqn)
     results = interpret(jaxpr, constants, operands, findings)
+    # A rest that is an array may carry a gradient of its own, which the closure below
+    # could not pass on: the formula is then differentiated as it stands.
     if not all(h.rest is None or np.ndim(h.rest) == 0 for h in operands):
         return results
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    # Tangents of integers have a type of their own, float0, and no rule knows it.
     if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals):
         return results
+    # The formula is run again below, and what it reads has been noted above.
     silent = dataclasses.replace(
         findings, reads={}, layers={}, outputs={}, inputs={}, whole=[]
     )
@@ -212,6 +221,7 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
 
     @function.defjvp
     def derivative(primals, tangents):
+        # Traced at whole shapes, as the network is; the cuts come in with `held`.
         rule = jax.make_jaxpr(lambda *pair: jax.jvp(lambda *x: _bind(eqn, x), *pair))(
             avals, avals
         )
@@ -221,6 +231,7 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
             for h, t in zip(operands, tangents, strict=True)
         ]
         found = interpret(rule.jaxpr, rule.consts, held, silent)
+        # Results first, then their tangents, each on the indices of its result.
         like = [*results, *results]
         laid = [onto(h, r.kept) for h, r in zip(found, like, strict=True)]
         return laid[: len(results)], laid[len(results) :]
@@ -243,6 +254,8 @@ def _custom_vjp(eqn, operands, findings) -> list[Held]:
         findings, reads={}, layers={}, outputs={}, inputs={}, whole=[]
     )
     held = interpret(jaxpr, constants, operands, silent)
+    # What the silent run found about other functions says nothing about the backward
+    # pass, which may read any index.
     if not _is_elementwise(jaxpr) or not all(is_static(h.rest) for h in held):
         for pair in set().union(*(h.origins for h in operands)):
             findings.read(pair, None)
@@ -292,6 +305,7 @@ def trace(function: Callable, variables: Any, *arguments: Any) -> Program:
     """Traces `function(variables, *arguments)`; arrays may be shapes."""
     pairs, tree = jax.tree_util.tree_flatten_with_path(variables)
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in pairs)
+    # Shapes suffice, and no array of the network ends up as a constant in the jaxpr.
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(
         jax.tree.unflatten(tree, shapes), *arguments
     )
@@ -335,6 +349,7 @@ def run(
         kept = normal([cuts.get((number, i)) for i in axes], shape.shape)
         origins = {(number, i): Origin(i, True) for i in axes}
         rest = None
+        # Typed keys have no number to be dead with.
         if not jax.dtypes.issubdtype(shape.dtype, jax.dtypes.extended):
             rest = np.asarray(dead_value(program.paths[number]), shape.dtype)[()]
         operands.append(Held(leaf, shape.shape, kept, rest, origins))
@@ -350,6 +365,8 @@ def examine(program: Program, cuts: Cuts) -> tuple[list[Held], Findings]:
     inputs = [var.aval for var in program.jaxpr.jaxpr.invars[len(program.shapes) :]]
 
     def go(leaves, arguments):
+        # By the closure: kept indices and rests are host values, which `eval_shape`
+        # would turn into shapes if they were returned.
         found.append(run(program, leaves, cuts, arguments))
         return 0
 
@@ -378,6 +395,8 @@ def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, list[Held]]:
     cuts: dict[tuple[int, int], np.ndarray] = dict(planned)
     for _ in range(20):
         results, findings = examine(program, cuts)
+        # From the plan again in every pass, so that a cut which no longer follows from
+        # the others does not stay.
         after = dict(planned)
         for pair, kept in findings.reads.items():
             if kept is not None:

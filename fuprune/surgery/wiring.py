@@ -73,10 +73,12 @@ def mask_tree(model: nn.Module, plan: PrunePlan, tree: Any) -> Any:
         axes = _axes_to_cut(cuts, path, leaf)
         numpy = jnp if isinstance(leaf, Tracer) else np
         result = leaf if numpy is jnp else np.asarray(leaf)
+        # A variance of 1 is that of a fresh norm, and keeps its division harmless.
         fill = numpy.asarray(1 if _name(path[-1]) == "var" else 0, leaf.dtype)
         for axis, positions in axes:
             kept = np.zeros(leaf.shape[axis], bool)
             kept[positions] = True
+            # Axes count from the end: moments may have further ones in front.
             kept = kept.reshape([-1] + [1] * (-1 - axis))
             result = numpy.where(kept, result, fill)
         return _like(leaf, result) if axes else leaf
@@ -109,6 +111,8 @@ class _Cut(NamedTuple):
 
 
 def _cuts(model, plan) -> dict[str, _Cut]:
+    # Wires are ids of the uncut network, ascending; where they lie among the wires
+    # before the cut is the position in the array.
     after = _compacted(model, plan).wiring()
     return {
         layer: _Cut(
@@ -134,6 +138,8 @@ def _compacted(model, plan):
     for layer in layers:
         ids = wiring[layer].outputs
         if layer in plan.keep:
+            # A plan counts positions in this model, the wiring ids of the uncut
+            # network: so a cut of a cut network composes.
             ids = tuple(ids[position] for position in np.asarray(plan.keep[layer]))
         if len(ids) < wiring[layer].width:
             channels.append((layer, ids))
@@ -151,6 +157,7 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     if not getattr(leaf, "ndim", 0):
         return []
     shape, inputs, outputs = cuts[layer]
+    # Flax kernels end in [inputs, outputs]; a bias, scale or statistic in [outputs].
     axes = [(-2, inputs), (-1, outputs)]
     if _name(path[-1]) != "kernel":
         axes, shape = axes[1:], shape[1:]
@@ -193,6 +200,8 @@ def cut_optimizer_state(
         raise InputError(f"how is {how!r}, but must be one of {', '.join(cutters)}.")
     layers = set(model.wiring())
     size = sum(cost.parameters for cost in layer_costs(model).values())
+    # For its checks: a plan that does not fit is refused even if the state holds no
+    # moments at all.
     _compacted(model, plan)
 
     def is_parameters(node):
@@ -201,6 +210,7 @@ def cut_optimizer_state(
     def cut_node(node):
         if is_parameters(node):
             return cutters[how](model, plan, node)
+        # As `optax.flatten` keeps them; passed on uncut, they would no longer fit.
         if getattr(node, "size", 0) == size:
             raise InputError(
                 f"optimizer state holds all {size} parameters in one array of shape"

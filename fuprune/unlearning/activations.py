@@ -71,8 +71,11 @@ def pooled_convolutions(
 
     def visit(tree, path):
         if "__call__" in tree:
+            # Flax keeps one entry per call; a convolution of the zoo is called once.
             (output,) = tree["__call__"]
             name = "/".join(path[:-1] if path[-1] == "conv" and path[:-1] else path)
+            # The paper's ReLU comes right after the convolution, before any norm of the
+            # network: O_l of Eq. 4 is the product itself.
             output = jnp.maximum(output.astype(jnp.float32), 0.0)
             pooled[name] = jnp.mean(output, axis=tuple(range(1, output.ndim - 1)))
             return
@@ -131,9 +134,12 @@ def class_activations(
     mask = mask.astype(jnp.float32)
     pooled = pooled_convolutions(model, variables, images, dense=dense)
     if clip is not None:
+        # One norm over all layers: an image enters every layer's total, and the noise
+        # is calibrated to what it moves in all of them together.
         square = sum(jnp.sum(a * a, axis=1) for a in pooled.values())
         scale = clip_scale(jnp.sqrt(square), clip)
         pooled = {layer: a * scale[:, None] for layer, a in pooled.items()}
+    # [B, U]; the row of a padded image, or of a label outside 0..U-1, is zero.
     member = jax.nn.one_hot(labels, num_classes) * mask[:, None]
     total = {
         # Padding may hold anything; a zero weight alone would let NaN through.
@@ -180,11 +186,15 @@ def activations_program(
                 shared, client, jnp.arange(batch_size), preprocess, jax.random.key(0)
             )
         )
+        # Abstract evaluation names the layers and their widths without running the
+        # network, for whatever network it is.
         shapes = jax.eval_shape(one_batch, shared.context, batch)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def step(shared, client, carry, i):
         positions = i * batch_size + jnp.arange(batch_size)
+        # A constant key: preprocessing takes one, but draws nothing without
+        # augmentation.
         batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
         return jax.tree.map(jnp.add, carry, one_batch(shared.context, batch))
 
@@ -240,6 +250,8 @@ def collect(
     total, stacked = run(shared, clients_of(cohort))
     stacked, lengths, ids = jax.device_get((stacked, cohort.lengths, cohort.clients))
     if not isinstance(backend, str):
+        # The server holds no rows of remote clients: their counts are checked against
+        # what they say they hold.
         lengths = backend.sizes(ids)
     if stacked is None:  # summed under masks on its way here
         return Collected([total], ids.tolist(), {}, tree_bytes(total))
@@ -321,6 +333,7 @@ def merge_activations(
     layers = list(uploads[0].total)
     received: list[ClassActivations] = jax.device_get(list(uploads))
     numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
+    # Noised counts need not be whole: a class is held if its count is above zero.
     held = numbers.sum(axis=0) > 0  # [U]
     merged = {}
     for layer in layers:
@@ -341,6 +354,7 @@ def _mean(totals, numbers, weighting):
         number = np.sum(numbers, axis=0)[:, None]
         return np.sum(totals, axis=0) / np.where(number > 0, number, 1.0)
     held = numbers > 0
+    # The bound only keeps 0 / 0 away; the next line drops those entries.
     means = totals / np.maximum(numbers, 1e-12)[:, :, None]
     means = np.where(held[:, :, None], means, 0.0)
     return np.sum(means, axis=0) / np.maximum(np.sum(held, axis=0), 1)[:, None]

@@ -90,6 +90,8 @@ def amnesiac(
             return None
         parts = {(e.round_number, e.client): e for e in entries}
         lost = sum(e.share for name, e in parts.items() if name in guilty)
+        # A mean over the others alone weighs each of them 1 / (1 - lost) times as much,
+        # which is lost / (1 - lost) more than it did.
         factors = {
             name: -1.0 if name in guilty else lost / (1.0 - lost)
             for name in parts
@@ -105,6 +107,7 @@ def amnesiac(
         return jax.tree.map(lambda *leaves: sum(leaves), *terms)
 
     params = variables["params"]
+    # None if no recorded update is affected; the parameters then stay bitwise.
     gain = effect_of(history, change)
     if gain is not None:
         params = jax.tree.map(

@@ -159,6 +159,7 @@ def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgr
       preprocess: as in training, without augmentation.
     """
     batch_size, local_epochs = climb.batch_size, climb.local_epochs
+    # Whole batches: a slice past the end would be moved back and repeat examples.
     padded = -(-max_length // batch_size) * batch_size
 
     def capped_loss(params, state, batch):
@@ -166,6 +167,8 @@ def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgr
         losses = optax.softmax_cross_entropy_with_integer_labels(
             logits.astype(jnp.float32), batch.labels
         )
+        # At the cap the minimum is constant, so the gradient of such an example is
+        # zero.
         capped = jnp.where(batch.mask > 0, jnp.minimum(losses, climb.loss_cap), 0.0)
         return jnp.sum(capped) / jnp.maximum(jnp.sum(batch.mask), 1.0)
 
@@ -187,16 +190,20 @@ def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgr
         positions = jax.lax.dynamic_slice(
             orders, (epoch, j * batch_size), (1, batch_size)
         )[0]
+        # The key is the same in every step: nothing is drawn without augmentation.
         batch = gather_batch(shared, client, positions, preprocess, key)
         gradient = jax.grad(capped_loss)(params, state, batch)
         norm = optax.tree.norm(gradient)
         shrink = jnp.minimum(1.0, climb.clip_norm / jnp.maximum(norm, 1e-12))
         scale = climb.learning_rate * shrink
+        # Plus: uphill.
         return jax.tree.map(lambda w, g: w + scale * g, params, gradient), orders
 
     def finish(shared, client, carry):
         before, _, _ = shared.context
         weight = client.length.astype(jnp.float32)
+        # Weighted here, so that the server's sum divided by the sum of weights is
+        # FedAvg.
         change = jax.tree.map(lambda a, b: weight * (a - b), carry[0], before)
         return (change, weight), ()
 

@@ -115,6 +115,7 @@ def server_proc(
     Raises:
       UnlearnError: if the target itself is absent.
     """
+    # Any layer will do: a class is absent in all of them or in none.
     rows = np.asarray(next(iter(activations.values())))
     present = np.flatnonzero(~np.any(np.isnan(rows), axis=1)).tolist()
     if target not in present:
@@ -190,6 +191,7 @@ def class_pruning(
     if participants is None:
         number = cut.capture_clients or data.num_clients
         participants = choose_participants(capture_key, data, number)
+    # Only its shape is looked at, by networks that are cut by tracing.
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
     collecting: dict[str, Any] = dict(
         preprocess=reading.preprocess,
@@ -217,6 +219,7 @@ def class_pruning(
             upload_bytes += sent
             notes |= facts
         seed_key = jax.random.fold_in(plan_key, number)
+        # NumPy's generator ranks channels on the host, and takes a number for a seed.
         seed = int(jax.random.randint(seed_key, (), 0, 2**30))
         choose = functools.partial(
             server_proc,
@@ -268,6 +271,7 @@ def _make_capture(cohort, example, protect: Protect | None, weighting, collectin
         }
         absent = np.isnan(next(iter(activations.values()))).any(axis=1)
         if absent.any():
+            # Behind a protection the server cannot tell the two apart.
             why = "absent" if protect is None else "suppressed"
             notes[why] = np.flatnonzero(absent).tolist()
         return activations, collected.upload_bytes, notes
@@ -288,6 +292,7 @@ def _cut(model, variables, activations, choose, surgery: str, example):
     )
     if surgery == "mask":
         masked = mask(model, variables, plan, example=example)
+        # Zeros alone would not stay zeros under an optimizer.
         model = pin(model, variables, plan, example=example)
         return model, masked, activations, described
     held = kept_channels(model, variables, example=example)
@@ -312,6 +317,7 @@ def _live_channels(variables: Variables, activations) -> dict[str, np.ndarray]:
             module = module.get("conv", module)["kernel"]
         kernel = np.asarray(jax.device_get(module))
         alive = np.any(kernel != 0, axis=tuple(range(kernel.ndim - 1)))
+        # No layer may be empty, so one that is dead throughout counts as whole.
         live[layer] = np.flatnonzero(alive) if alive.any() else np.arange(a.shape[1])
     return live
 

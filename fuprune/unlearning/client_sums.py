@@ -56,6 +56,7 @@ def make_client_sum(
         raise InputError(f"chunk is {chunk}, but must be 1 or more.")
     program = sum_program(function, chunk=chunk, preprocess=preprocess)
     if task is not None:
+        # A node rebuilds the program from its name and arguments, the chunk among them.
         task = task._replace(arguments={**task.arguments, "chunk": chunk})
     run_program = for_each_client(
         program._replace(task=task),
@@ -81,7 +82,8 @@ def sum_program(
     def batch_at(shared: Shared, client: Client, i) -> Batch:
         positions = i * chunk + jnp.arange(chunk)
         batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
-        # Padding holds some other client's image; it is not even looked at.
+        # Padding repeats the client's own images, or another's if it has none. With
+        # zeros in its place it gives no NaN, which a weight of zero would let through.
         real = batch.mask.reshape(-1, *(1,) * (batch.images.ndim - 1)) > 0
         return batch._replace(images=jnp.where(real, batch.images, 0.0))
 
@@ -138,11 +140,14 @@ def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDatase
         return data
     # The ends of cumulative shares: their differences add up to the limit exactly.
     ends = np.floor(np.cumsum(lengths) * (max_examples / total) + 1e-9).astype(np.int32)
+    # With a low limit a client of few images may give none.
     takes = np.diff(ends, prepend=0)
     positions = np.zeros(data.rows.shape, np.int32)
     for client, (take, length) in enumerate(zip(takes, lengths, strict=True)):
+        # Steps of length / take: distinct because take <= length.
         positions[client, :take] = np.arange(take) * length // max(take, 1)
     rows = np.take_along_axis(np.asarray(data.rows), positions, axis=1)
+    # Unused places hold row 0, as everywhere in a `FederatedDataset`.
     rows[np.arange(data.max_length) >= takes[:, None]] = 0
     return data._replace(
         rows=jnp.asarray(rows), lengths=jnp.asarray(takes.astype(np.int32))

@@ -58,6 +58,8 @@ def _set_head(
     del data, key, fine_tune
     classes = classes_of(request, head_classes(variables, head))
     has_bias = "bias" in layer_of(variables["params"], head.split("/"))
+    # To mask without a bias is impossible, and `set_rows` says so; to zero a row
+    # without one needs none.
     biases = {"bias": bias} if has_bias or kernel is None else {}
     changed = set_rows(variables, classes, kernel=kernel, **biases, head=head)
     return UnlearnResult(model, changed, (Stage(stage, model, changed),))
@@ -122,6 +124,7 @@ def prune_then_drop_row(
         variables = set_rows(
             variables, classes, kernel=0.0, bias=MASKED_LOGIT, head=head
         )
+        # By the closure: class_pruning knows nothing of this stage.
         dropped.append(Stage("dropped", model, variables))
         return fine_tune(model, variables, data, key, **objective_option(objective))
 

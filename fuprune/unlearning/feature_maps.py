@@ -109,6 +109,7 @@ def _telling_layer(scores, sides: Mapping[str, int]) -> str:
 
     The stem is left out, and so are layers whose maps are too small to show anything.
     """
+    # The first layer of the mapping is the stem, which sees edges and colours.
     layers = list(scores)[1:] or list(scores)
     visible = [layer for layer in layers if sides.get(layer, 0) >= MIN_SIDE]
     layers = visible or [max(layers, key=lambda layer: sides.get(layer, 0))]

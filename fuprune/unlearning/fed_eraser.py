@@ -129,6 +129,8 @@ def fed_eraser(
     for number, old in enumerate(rounds):
         stays = lengths[old.clients] > 0
         clean = stays & ~tainted[old.clients]
+        # Counted for rounds that are already replayed as well: a replay that goes on
+        # must report what an uninterrupted one reports.
         sizes = lengths[old.clients]
         drawn += int(np.minimum(sizes, replay.training_batch or sizes).sum())
         if not stays.any():
@@ -138,12 +140,14 @@ def fed_eraser(
         elif not calibrate:
             state = _added(state, _mean(old.changes, stays))
         elif number == 0 and clean.any():
+            # Not put into `kept`: it trains nothing, and is quickly done again.
             state = _added(state, _mean(old.changes, clean))
         else:
             recorded = _mean(old.changes, stays)
             if variant == "released":
                 following = [*rounds[number + 1 : number + 2]]
                 after = following[0].variables if following else variables
+                # (CM_t - GM_t) + (GM_t - GM_{t+1}) = CM_t - GM_{t+1}.
                 recorded = jax.tree.map(
                     lambda change, now, then: change + (now - then),
                     recorded,
@@ -154,11 +158,13 @@ def fed_eraser(
             seen += examples
             if kept is not None:
                 _keep_last(kept, number, Checkpoint(state, int(seen)))
+    # Recorded changes are of parameters only, and nothing trained new statistics.
     if not calibrate and "batch_stats" in variables:
         state["batch_stats"] = variables["batch_stats"]
     made = {name: jax.tree.map(jnp.asarray, state[name]) for name in variables}
     images = int(seen) * replay.epochs
     total = replay.training_rounds or len(rounds)
+    # Rounds that were not kept are taken to have drawn as much as those that were.
     retraining = round(drawn * replay.training_epochs * total / len(rounds))
     notes = {
         "variant": variant,
@@ -184,6 +190,7 @@ def _last(kept: Mapping[str, Checkpoint], rounds: Sequence[KeptRound]):
 
 def _keep_last(kept: MutableMapping[str, Checkpoint], number, checkpoint) -> None:
     """Keeps the newest; the one before goes once its successor is there."""
+    # Leading zeros: names sort as their numbers do, which `_last` relies on.
     kept[f"{number:08d}"] = checkpoint
     for name in sorted(kept)[:-1]:
         del kept[name]
@@ -195,6 +202,8 @@ def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
     start = replay.algorithm.init(before)
     # The schedule of the learning rate is where it was in the training.
     start = start._replace(round_number=jnp.asarray(kept.round_number, jnp.int32))
+    # By the round's number and not by a running key, so that a replay which goes on
+    # from a checkpoint draws the same batches.
     round_key = jax.random.fold_in(key, kept.round_number)
     end, info = replay.algorithm.round(start, cohort, round_key)
     clients, changes = client_changes(
@@ -220,6 +229,7 @@ def calibrated_step(recorded: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
     A direction of length zero has none: the tensor stays where it is.
     """
+    # Of the flattened tensor as a whole, not channel by channel.
     length = np.linalg.norm(direction)
     if not length > 0:
         return np.zeros_like(direction)

@@ -86,6 +86,7 @@ def label_factors(logits):
     # tail[j] = p_j + ... + p_U, summed from the end so that small tails stay precise.
     tail = jnp.cumsum(probability[:, ::-1], axis=1)[:, ::-1]
     here, after = tail[:, :-1], tail[:, 1:]
+    # A tail can underflow to zero. Its factor is then zero as well, not 0 / 0.
     tiny = jnp.finfo(jnp.float32).tiny
     weight = jnp.sqrt(probability[:, :-1] * (after / jnp.maximum(here, tiny)))
     later = jnp.triu(jnp.ones((logits.shape[1],) * 2), 1)[:-1]  # [U - 1, U]
@@ -206,18 +207,21 @@ def fisher(
         mesh=reading.mesh,
     )
     upload_bytes = information.upload_bytes
+    # One of the same four keys of which `recover` takes the last.
     noise_key = jax.random.split(key, 4)[0]
     params, rest = split_params(on_server(variables))
     if noise.variant == "paper":
         sums = dict(chunk=chunk, **reading.sums(model))
         gradient = _mean_gradient(model, variables, remaining, sums)
         upload_bytes += tree_bytes(gradient)
+        # The damping bounds the Newton step where F is nearly zero; Eq. 1 has none.
         mean = jax.tree.map(
             lambda w, f, g: w - g / (f + noise.damping),
             params,
             information.diagonal,
             gradient,
         )
+        # The variance of sigma F^-1/4 b, with b ~ N(0, 1), is sigma^2 F^-1/2.
         variance = jax.tree.map(
             lambda f: jnp.minimum(
                 noise.alpha * (f + EPSILON) ** -0.5, noise.max_variance
@@ -311,6 +315,8 @@ def released_noise(
 
     def variance_of(path, fisher):
         in_head = tuple(key.key for key in path[:-1]) == place
+        # The clamp comes before the factor, so a weight of the head ends at most at
+        # `max_variance`, and one of a norm at ten times that.
         limit = max_variance / LOUDER if in_head else max_variance
         variance = jnp.minimum(alpha / (fisher + EPSILON), limit)
         if fisher.ndim > 1:
@@ -323,6 +329,7 @@ def released_noise(
     mean = dict(params)
     if reset_row:
         rows = jnp.asarray(classes)
+        # `|=` changes both dictionaries in place. `mean` is a copy, so `params` stays.
         for tree, value in ((mean, 0.0), (variance, ROW_VARIANCE)):
             change = functools.partial(_set_rows, rows=rows, value=value)
             tree |= change_layer(tree, place, change)
@@ -335,6 +342,7 @@ def _set_rows(layer, rows, value):
 
 def _add_noise(key, params, diagonal, mean, variance):
     leaves, treedef = jax.tree.flatten(params)
+    # A key per leaf: equal shapes would otherwise get equal noise.
     keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))))
 
     def draw(key, w, fisher, mean, variance):

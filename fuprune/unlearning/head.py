@@ -28,6 +28,7 @@ def head_name(model, variables: Variables, images) -> str | None:
     """
     if hasattr(model, "wiring"):
         return "head"
+    # By a closure, because `eval_shape` returns shapes and a path is none.
     found: list[tuple[str, ...] | None] = []
     jax.eval_shape(
         lambda v, x: found.append(observe(model, v, x).head), variables, images
@@ -74,6 +75,7 @@ def set_rows(
     """Variables with the classes' kernel columns and biases set; None leaves them."""
     rows = list(classes)
     found = layer_of(variables["params"], head.split("/"))
+    # Copies: the rows are set in place below.
     layer = {name: np.array(leaf) for name, leaf in found.items()}
     if kernel is not None:
         layer["kernel"][:, rows] = kernel

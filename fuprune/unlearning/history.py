@@ -161,11 +161,14 @@ def effect_of(history: UpdateHistory, change) -> Any:
     gain, trace = None, None
     for entries in rounds.values():
         added = change(tuple(entries))
+        # Before the first change the two trainings are the same, momentum included.
         if gain is None and added is None:
             continue
         if gain is None:
             gain = jax.tree.map(lambda x: np.zeros(x.shape), entries[0].contribution)
             trace = gain
+        # The recursion of `ServerStep`, with the difference of the two trainings in
+        # place of w; rounds without a change still carry it on.
         decayed = jax.tree.map(lambda x: history.weight_decay * x, gain)
         if added is not None:
             decayed = jax.tree.map(np.add, decayed, added)
@@ -217,6 +220,7 @@ def as_arrays(history: UpdateHistory) -> dict[str, np.ndarray]:
     """The history as named arrays, for a checkpoint; `from_arrays` reads it back."""
     entries = history.entries
     width = max((len(e.classes) for e in entries), default=0)
+    # A rectangle, as arrays are; -1 is no class.
     classes = np.full((len(entries), width), -1, np.int32)
     for i, entry in enumerate(entries):
         classes[i, : len(entry.classes)] = entry.classes

@@ -81,6 +81,8 @@ def conjugate_gradients(
       UnlearnError: if A turns out not to be positive definite, a value is not finite,
         or the iterations end further from a solution than they began.
     """
+    # Float64 on the host: in float32 the search directions soon lose their conjugacy
+    # where the system is badly conditioned.
     b = np.asarray(b, np.float64)
     x, residual = np.zeros_like(b), b.copy()
     direction, square, start = residual, residual @ residual, np.linalg.norm(b)
@@ -103,11 +105,13 @@ def conjugate_gradients(
             )
         step = square / curvature
         x = x + step * direction
+        # By recurrence, because b - A x would cost the clients one more product.
         residual = residual - step * product
         previous, square = square, residual @ residual
         direction = residual + (square / previous) * direction
         done += 1
     relative = float(np.sqrt(square) / start) if start else 0.0
+    # Negated, so that NaN is refused too.
     if not relative <= 1:
         raise UnlearnError(
             f"conjugate gradients diverged: after {done} iterations the residual is "
@@ -180,6 +184,8 @@ def influence(
     total, num_forgotten = run_gradient(
         (params, rest), reading.forgotten(data, request)
     )
+    # By the examples that remain, not by those forgotten: both sides of the system are
+    # then in units of the mean loss over what remains.
     b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
     if not np.all(np.isfinite(b)):
         raise UnlearnError(
@@ -187,9 +193,12 @@ def influence(
         )
     product = _make_product(model, loss, newton.curvature)
     run_product = make_client_sum(product, **sums)
+    # Products are divided by the size of this sample, so they estimate I / N_r also
+    # where it is only a part of what remains.
     sample = limit_examples(remaining, max_examples)
 
     def multiply(v):
+        # The vector travels in the context: one compiled program serves all iterations.
         vector = unravel(jnp.asarray(v, flat.dtype))
         total, num_examples = run_product((params, rest, vector), sample)
         product = np.asarray(ravel_pytree(total)[0], np.float64) / num_examples
@@ -249,8 +258,11 @@ def _make_product(model, loss, curvature: str):
         # backward is linear, so the gradient of <backward(u), v> in u is J v.
         along = jax.grad(lambda u: _tree_dot(backward(u)[0], vector))(logits)
         probability = jax.nn.softmax(logits)
+        # (diag(p) - p p^T) J v: the Hessian of the cross-entropy in the logits, which
+        # does not depend on the labels.
         mean = jnp.sum(probability * along, axis=-1, keepdims=True)
         bent = probability * (along - mean)
+        # The loss masks its padding, but no loss is formed here.
         return backward(jnp.where(batch.mask[:, None] > 0, bent, 0.0))[0]
 
     return hessian if curvature == "hessian" else gauss_newton

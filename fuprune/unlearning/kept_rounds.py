@@ -87,8 +87,10 @@ def client_changes(
     """
     server = server or ServerStep()
     updates, weights, clients = to_host((info.updates, info.weights, info.clients))
+    # Those turned away, or without data, have weight zero, and their rows mean nothing.
     counted = np.flatnonzero(np.asarray(weights) > 0)
     scale = server.scale(round_number) if callable(server.scale) else server.scale
+    # 1 + momentum + momentum^2 + ...: every later round repeats a part of the step.
     factor = float(scale) / (1.0 - server.momentum)
 
     def moved(update, w):

@@ -45,6 +45,7 @@ def clip_scale(norms, clip: float):
     Returns:
         [B] min(1, C / norm).
     """
+    # A norm of zero divides only in the branch that is not chosen.
     return jnp.where(norms > clip, clip / norms, 1.0)
 
 
@@ -136,6 +137,8 @@ def noise_scales(
             f"count_share {count_share} must lie in (0, 1) and releases {releases} be "
             "at least 1."
         )
+    # The squared ratio to be split is 1 / unit^2: 1 - count_share of it for the totals,
+    # count_share for the counts.
     unit = calibrate_gaussian(epsilon, delta, math.sqrt(releases) * max(1, min_count))
     return NoiseScales(
         clip * unit / math.sqrt(1 - count_share), unit / math.sqrt(count_share)
@@ -162,6 +165,7 @@ def describe_privacy(
     Returns:
         JSON-able: epsilon, delta, the noise, and what neighbours are.
     """
+    # They are released together: one part without noise leaves no finite epsilon.
     ratio = math.inf
     if scales.total > 0 and scales.num_examples > 0:
         ratio = math.hypot(clip / scales.total, 1 / scales.num_examples)
@@ -201,6 +205,7 @@ def add_noise(statistics, *, key, scales: NoiseScales, num_clients: int = 1):
     counts_key, totals_key = jax.random.split(key)
     counts = jnp.asarray(statistics.num_examples, jnp.float32)
     total = {}
+    # Sorted, so that the draws do not depend on the order in which layers came.
     for position, layer in enumerate(sorted(statistics.total)):
         values = jnp.asarray(statistics.total[layer])
         noise = jax.random.normal(
@@ -303,6 +308,8 @@ def make_protect(
             noised = add_noise(_plain_sum(uploads), key=noise_key, scales=scales)
         else:
             if scales is not None:
+                # The default of `secure_sum`: fewer than this never make a sum, so that
+                # every sum carries the promised noise at least.
                 fewest = threshold or len(uploads) // 2 + 1
                 uploads = [
                     add_noise(

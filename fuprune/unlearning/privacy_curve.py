@@ -66,6 +66,7 @@ def private_cut(
     scales = noise_scales(epsilon, delta, **terms)
     protect = make_protect(secure=secure, scales=scales, min_count=min_count)
     parameters = options_of_function(class_pruning)
+    # The same key for both, so that participants and ties are the same.
     exact, noised = (
         class_pruning(
             model,

@@ -59,8 +59,10 @@ def regrow(
         raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
     request = checked(request, data, variables, head)
     image = jnp.zeros((1, *data.images.shape[1:]))
+    # The last of the four is the fine-tuning's.
     fresh = init_variables(model, jax.random.split(key, 4)[0], image)
     layers = layer_names(model, variables, example=jnp.zeros((2, *image.shape[1:])))
+    # Layers are in forward order, so the deepest ones are at the end.
     staying = layers[: len(layers) - round(share * len(layers))]
     # A module with layers of both kinds inside starts afresh.
     tops = {name.split("/")[0] for name in layers if name not in staying}
@@ -72,6 +74,7 @@ def regrow(
     def start(collection):
         old, new = variables[collection], fresh[collection]
         return {
+            # In every collection: BatchNorm's statistics are mixed as the kernels are.
             name: mixed(old[name], new[name]) if name in kept else new[name]
             for name in old
         }

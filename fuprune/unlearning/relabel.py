@@ -188,6 +188,8 @@ def _relabelled(
         answers = jax.device_get(
             jax.random.choice(jax.random.split(key, 4)[0], others, rows.shape)
         )
+    # Labels are of the pool, and each image is in one client's row at most: to change
+    # the pool is to change the client's own label.
     labels = np.array(jax.device_get(data.labels))
     for row, length, given in zip(rows, lengths, answers, strict=True):
         labels[row[:length]] = given[:length]
@@ -211,6 +213,8 @@ def answers_program(model, others, size, *, batch_size, preprocess) -> ClientPro
       batch_size: images at a time.
       preprocess: as in training, without augmentation.
     """
+    # Whole batches, because an update past the end would be moved back and overwrite
+    # answers before it.
     padded = -(-size // batch_size) * batch_size
     arguments = {"others": [int(u) for u in others], "batch_size": batch_size}
     others = jnp.asarray(others, jnp.int32)
@@ -223,6 +227,7 @@ def answers_program(model, others, size, *, batch_size, preprocess) -> ClientPro
         positions = i * batch_size + jnp.arange(batch_size)
         batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
         logits = model.apply(shared.context, batch.images, train=False)
+        # Positions among `others` back to classes.
         best = others[jnp.argmax(logits[:, others], axis=-1)]
         return jax.lax.dynamic_update_slice(answers, best, (i * batch_size,))
 

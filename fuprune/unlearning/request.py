@@ -79,6 +79,7 @@ def as_request(request: ForgetRequest | Iterable[int]) -> ForgetRequest:
 
 
 def _distinct(names: Iterable[int]) -> tuple[int, ...]:
+    # Distinct in the order given, which is the order classes are cut in.
     return tuple(dict.fromkeys(int(name) for name in names))
 
 
@@ -106,6 +107,8 @@ def check_request(
     if request.kind == "clients":
         _check_range(request.clients, data.num_clients, "client")
         if data.members is not None:
+            # Ids stay valid after a client has left, so a range check alone would let
+            # it in.
             left = np.setdiff1d(request.clients, jax.device_get(data.members))
             if left.size:
                 raise InputError(
@@ -222,6 +225,7 @@ def emptied_classes(
     data: FederatedDataset, request: ForgetRequest | Iterable[int]
 ) -> tuple[int, ...]:
     """Classes of which clients hold examples now, and none once the request is done."""
+    # Of images that somebody holds: the pool keeps those that everybody has dropped.
     labels = np.asarray(jax.device_get(data.labels))
     before = np.unique(labels[held_examples(data)])
     after = np.unique(labels[held_examples(remaining(data, request))])

@@ -43,6 +43,7 @@ def share_secret(
     shares = []
     for holder in range(num_shares):
         value = 0
+        # Horner's rule, at x = holder + 1: x = 0 would hand out the secret itself.
         for coefficient in (*reversed(coefficients), secret):
             value = (value * (holder + 1) + coefficient) % prime
         shares.append(Share(holder, value))
@@ -68,9 +69,11 @@ def recover_secret(
             f"{len(points)} clients remain to recover a secret that takes {threshold}; "
             "sample other clients or lower the threshold."
         )
+    # No more than it takes: the polynomial has this many coefficients.
     chosen = sorted(points)[:threshold]
     secret = 0
     for x in chosen:
+        # Lagrange's basis polynomial of x, at zero.
         above, below = 1, 1
         for other in chosen:
             if other != x:

@@ -247,6 +247,8 @@ def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
     values = np.concatenate(
         [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(upload)]
     )
+    # Below this, n summands of either sign stay within a signed 64-bit number, and the
+    # sum modulo 2^64 is the sum.
     limit = (2**63 - 1) // num_clients
     rounded = np.rint(values * scale)
     fits = np.abs(rounded) <= limit
@@ -256,6 +258,7 @@ def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
             f"scale {scale:.6g} can sum values of up to {limit / scale:.6g}; clip "
             "activations or lower the scale."
         )
+    # Two's complement: negative values add up modulo 2^64 as they should.
     return rounded.astype(np.int64).view(np.uint64)
 
 
@@ -298,6 +301,8 @@ def mask_upload(
     """
     num_clients = len(directory.public_keys)
     words = encode(upload, num_clients=num_clients, scale=scale)
+    # The second mask guards against a server that calls a slow client dropped, has its
+    # pair masks opened, and then receives its upload after all.
     words = words + _own_mask(keys.self_seed, len(words))
     for peer in range(num_clients):
         if peer != client:
@@ -358,6 +363,7 @@ def unmask(
         words = words + sent
     for shares in self_seed_shares.values():
         seed = recover_secret(shares, threshold=directory.threshold)
+        # A share's field is larger than a key; the bytes in front are zero.
         seed = seed.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
         words = words - _own_mask(seed, len(words))
     for client, shares in private_key_shares.items():
@@ -368,6 +374,7 @@ def unmask(
                 f"the shares of client {client}'s key do not give that key, so one of "
                 "them is false; repeat the round with other clients."
             )
+        # Pair masks between two dropped clients are in no upload.
         for peer in masked:
             words = words + _pair_mask(
                 client, peer, private_key, directory.public_keys, len(words)
@@ -381,9 +388,12 @@ def _own_mask(self_seed: bytes, size: int) -> np.ndarray:
 
 def _pair_mask(client, peer, private_key, public_keys, size) -> np.ndarray:
     """The client's side of the pair's mask: its peer's side is the negative."""
+    # The label names the pair by its lower place first, so that both sides derive the
+    # same stream.
     agreed = agree_secret(private_key, public_keys[peer])
     low, high = sorted((client, peer))
     mask = _mask(agreed, f"pair mask {low} {high}".encode(), size)
+    # uint64 wraps around: adding the negative cancels exactly, which floats would not.
     return mask if client < peer else np.uint64(0) - mask
 
 

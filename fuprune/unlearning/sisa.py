@@ -143,6 +143,8 @@ def sisa(
     deal_key, shard_key = jax.random.split(key)
     groups = deal_clients(deal_key, data.num_clients, sharding.shards)
     schedule = slice_rounds(rounds, sharding.slices)
+    # In this order: the second training finds in `kept` the checkpoints of the first
+    # that the request does not touch.
     first, again = (
         train_shards(model, given, groups, schedule, train, kept, shard_key)
         for given in (data, remaining(data, request))
@@ -201,17 +203,24 @@ def train_shards(
     for shard, clients in enumerate(groups):
         key_here = jax.random.fold_in(key, shard)
         variables = init_variables(model, jax.random.fold_in(key_here, 0), image)
+        # The key fixes the initialisation and the order of batches, so it is a part of
+        # what a checkpoint has seen. The hash runs on over the slices: a change in one
+        # renames all that follow.
         seen = hashlib.sha256(np.asarray(jax.random.key_data(key_here)).tobytes())
         found: dict[str, int] = {}
         for i, rounds in enumerate(schedule):
+            # Slices of sizes equal to within one; with few clients some are empty.
             start, end = (n * len(clients) // len(schedule) for n in (i, i + 1))
             for client in clients[start:end]:
                 held = np.ascontiguousarray(rows[client, : lengths[client]], np.int64)
+                # The length in front keeps two clients' rows from running into each
+                # other.
                 seen.update(f"client {client}: {len(held)}".encode() + held.tobytes())
             seen.update(f"rounds {rounds}".encode())
             name = seen.hexdigest()
             if name not in kept:
                 given = keep_clients(data, clients[:end])
+                # 0 was the initialisation.
                 slice_key = jax.random.fold_in(key_here, i + 1)
                 kept[name] = _train_slice(
                     model, variables, given, slice_key, rounds, train

@@ -59,6 +59,7 @@ def sum_of_squared_gradients(
 
     def cotangents_of(logits, mask):
         chosen = make_cotangents(lax.stop_gradient(logits.astype(jnp.float32)))
+        # Zero vectors have zero squares, so that nothing else needs the mask.
         chosen = jnp.where(mask[:, None, None] > 0, chosen, 0.0)
         return jnp.moveaxis(chosen, 1, 0).astype(logits.dtype)  # [J, B, U]
 

@@ -148,6 +148,7 @@ def share_keys(
 
     def shares_of(secret: bytes):
         coefficients = [
+            # Twice as many bytes as needed, so that the remainder is all but uniform.
             int.from_bytes(random_bytes(2 * SHARE_BYTES)) % PRIME
             for _ in range(directory.threshold - 1)
         ]
@@ -199,6 +200,8 @@ def _sealing_cipher(owner, holder, client, keys, directory) -> ChaCha20Poly1305:
     """Of the shares from `owner` to `holder`, one of which is `client`."""
     peer = holder if client == owner else owner
     agreed = agree_secret(keys.sealing_key, directory.sealing_keys[peer])
+    # Sum, owner and holder are in the key: a box cannot be used in another sum, or
+    # passed off as somebody else's.
     label = f"shares {directory.session} {owner} {holder}".encode()
     return ChaCha20Poly1305(derive_key(agreed, label))
 

@@ -25,6 +25,7 @@ def term_frequency(a, target) -> jax.Array:
     """
     row = jnp.asarray(a)[target]
     total = jnp.sum(row)
+    # `where` computes both of its branches: the inner one keeps 0 / 0 out of this one.
     return jnp.where(total > 0, row / jnp.where(total > 0, total, 1.0), 0.0)
 
 
@@ -50,10 +51,14 @@ def inverse_document_frequency(a, *, variant: str = "paper") -> jax.Array:
             f"variant is {variant!r}, but must be one of {', '.join(VARIANTS)}."
         )
     a = jnp.asarray(a)
+    # Avg in Eq. 7 runs over the channels of one class; the released code averages one
+    # channel over the classes instead.
     axis = 1 if variant == "paper" else 0
     # "At or above the mean" as n * a >= sum: compilers turn a division by n into a
     # product with a rounded 1/n, which breaks ties at the mean one way or another.
     uses = a * a.shape[axis] >= jnp.sum(a, axis=axis, keepdims=True)
+    # A row of zeros is at its own mean everywhere: by Eq. 7 as written, a class that
+    # activates nothing uses every channel.
     users = jnp.sum(uses, axis=0).astype(jnp.float32)
     num_classes = a.shape[0]
     if variant == "paper":
