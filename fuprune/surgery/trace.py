@@ -393,6 +393,10 @@ def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, list[Held]]:
     Each pass sees the parameters that died in the one before. The last changes nothing.
     """
     cuts: dict[tuple[int, int], np.ndarray] = dict(planned)
+    # A gate's bias is not read where the gated channel is dead; once it is cut, the sum
+    # that it enters reads it in full. What was cut in vain stays whole, which is never
+    # wrong, and the passes come to an end.
+    in_vain: set[tuple[int, int]] = set()
     for _ in range(20):
         results, findings = examine(program, cuts)
         # From the plan again in every pass, so that a cut which no longer follows from
@@ -402,7 +406,9 @@ def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, list[Held]]:
             if kept is not None:
                 if pair in planned:
                     kept = np.intersect1d(kept, planned[pair])
-                after[pair] = kept
+                if pair not in in_vain:
+                    after[pair] = kept
+        in_vain |= cuts.keys() - after.keys()
         if after.keys() == cuts.keys() and all(same(after[p], cuts[p]) for p in cuts):
             return cuts, results
         cuts = after
