@@ -1,0 +1,29 @@
+"""Drafts of tests, and what is judged from them."""
+
+from fuprune.audit.spread import Draft, interval, make_null
+from fuprune.audit.verdict import judge
+
+# For checks against Student's t itself, without the allowance for skewed spreads.
+EXACT = {"allowance": 1.0, "positive_control": None}
+
+
+def draft(retrained, values=None, **options):
+    options = {"higher_is": "two_sided", **EXACT, **options}
+    return Draft(
+        options.pop("name", "number"),
+        values or {},
+        retrained,
+        kind="k",
+        question="q?",
+        **options,
+    )
+
+
+def judged(values, retrained, **options):
+    options = {"higher_is": "worse", **EXACT, **options}
+    return judge("number", values, retrained, kind="k", question="q?", **options)
+
+
+def interval_of(retrained, confidence=0.95, **options):
+    bounds = options.pop("bounds", (None, None))
+    return interval(make_null(draft(retrained, **options)), 1 - confidence, bounds)
