@@ -74,7 +74,15 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Any]:
         return header, _tree(form, arrays, 0)
     except MessageError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, EOFError, OSError) as error:
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        EOFError,
+        OSError,
+        RecursionError,  # JSON of a thousand brackets
+    ) as error:
         raise MessageError(
             f"the message cannot be read ({type(error).__name__}); it is of another "
             "program or version."

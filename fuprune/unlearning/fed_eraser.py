@@ -145,14 +145,7 @@ def fed_eraser(
         else:
             recorded = _mean(old.changes, stays)
             if variant == "released":
-                following = [*rounds[number + 1 : number + 2]]
-                after = following[0].variables if following else variables
-                # (CM_t - GM_t) + (GM_t - GM_{t+1}) = CM_t - GM_{t+1}.
-                recorded = jax.tree.map(
-                    lambda change, now, then: change + (now - then),
-                    recorded,
-                    *map(_params64, (old.variables, after)),
-                )
+                recorded = _from_the_next(recorded, rounds, number, old, variables)
             cohort = take_clients(left, old.clients[stays].tolist())
             state, examples = _replayed(state, cohort, old, recorded, replay, key)
             seen += examples
@@ -177,6 +170,18 @@ def fed_eraser(
     }
     return UnlearnResult(
         model, made, upload_bytes=tree_bytes(variables) if calibrate else 0, notes=notes
+    )
+
+
+def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variables):
+    """A round's mean change, measured from the next kept model or the final one."""
+    following = [*rounds[number + 1 : number + 2]]
+    after = following[0].variables if following else final
+    # (CM_t - GM_t) + (GM_t - GM_{t+1}) = CM_t - GM_{t+1}.
+    return jax.tree.map(
+        lambda change, now, then: change + (now - then),
+        recorded,
+        *map(_params64, (old.variables, after)),
     )
 
 

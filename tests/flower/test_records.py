@@ -107,6 +107,7 @@ ONE = [np.ones(1, np.uint8)]
     [
         RecordDict(),
         content("not json"),
+        content("[" * 50_000),
         content("[]"),
         content('{"header": [], "form": null, "arrays": []}'),
         content('{"header": {}, "form": null}'),
