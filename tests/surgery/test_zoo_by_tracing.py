@@ -15,7 +15,7 @@ from fuprune.models import zoo
 from fuprune.surgery import PrunePlan, cutting, slim
 from tests import reference_jaxpr
 from tests.models import drawing
-from tests.surgery.test_tracing import assert_close
+from tests.surgery.test_tracing import assert_close, loss_and_gradients
 
 IMAGES, CLASSES = 4, 5
 # Of each layer: a part, nothing said in the plan, one channel, all. Hypothesis begins
@@ -138,17 +138,29 @@ def test_tracing_computes_what_wiring_computes(name, number):
     drawn(check_outputs, name, number)
 
 
-def test_tracing_takes_no_more_work_than_wiring():
-    model, plan = network("resnet8")[0], drawing.plan_for(network("resnet8")[0], 1)
-    traced, small = check_structure("resnet8", plan)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "resnet8" else pytest.param(name, marks=pytest.mark.slow)
+        for name in zoo.MODELS
+    ],
+)
+def test_compiled_tracing_answers_and_trains_as_wiring_for_no_more_work(name):
+    model = network(name)[0]
+    plan = drawing.plan_for(model, 1)
+    nets = check_structure(name, plan)
     cut = surgery.compact(model, drawing.variables_of(model), plan)[1]
-    works = [
+    images = drawing.images_for(model, IMAGES)
+    programs = [
         jax.jit(lambda v, x, net=net: net.apply(v, x, train=False))
-        .lower(cut, drawing.images_for(model, IMAGES))
+        .lower(cut, images)
         .compile()
-        .cost_analysis()["flops"]
-        for net in (traced, small)
+        for net in nets
     ]
+    assert_close(*(program(cut, images) for program in programs), tolerance=1e-5)
+    steps = [loss_and_gradients(net, images)(cut) for net in nets]
+    assert_close(*steps, tolerance=1e-4)
+    works = [program.cost_analysis()["flops"] for program in programs]
     assert works[0] <= 1.05 * works[1]
 
 
