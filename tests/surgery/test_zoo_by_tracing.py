@@ -15,7 +15,7 @@ from fuprune.models import zoo
 from fuprune.surgery import PrunePlan, cutting, slim
 from tests import reference_jaxpr
 from tests.models import drawing
-from tests.surgery.test_tracing import assert_close, loss_and_gradients
+from tests.surgery.test_tracing import assert_close
 
 IMAGES, CLASSES = 4, 5
 # Of each layer: a part, nothing said in the plan, one channel, all. Hypothesis begins
@@ -145,7 +145,7 @@ def test_tracing_computes_what_wiring_computes(name, number):
         for name in zoo.MODELS
     ],
 )
-def test_compiled_tracing_answers_and_trains_as_wiring_for_no_more_work(name):
+def test_compiled_tracing_answers_as_wiring_for_no_more_work(name):
     model = network(name)[0]
     plan = drawing.plan_for(model, 1)
     nets = check_structure(name, plan)
@@ -158,8 +158,6 @@ def test_compiled_tracing_answers_and_trains_as_wiring_for_no_more_work(name):
         for net in nets
     ]
     assert_close(*(program(cut, images) for program in programs), tolerance=1e-5)
-    steps = [loss_and_gradients(net, images)(cut) for net in nets]
-    assert_close(*steps, tolerance=1e-4)
     works = [program.cost_analysis()["flops"] for program in programs]
     assert works[0] <= 1.05 * works[1]
 
