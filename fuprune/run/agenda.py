@@ -15,13 +15,6 @@ from fuprune.unlearning.methods import METHODS, check_served
 from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.request import warn_of
 
-# Methods that can be run with several seeds, and the key that says with how many.
-SEEDS = {
-    "retrain": ("unlearn", "retrain_seeds"),
-    "class_pruning": ("fine_tune", "seeds"),
-}
-
-
 class UnlearnUnit(NamedTuple):
     """One method with one seed."""
 
@@ -34,11 +27,19 @@ def unlearn_units(config) -> list[UnlearnUnit]:
     """The methods of a config in their order, with as many seeds as it asks for."""
     units = []
     for method in configuration.methods(config):
-        section, leaf = SEEDS.get(method, ("", ""))
-        for seed in range(config[section][leaf] if section else 1):
+        for seed in _seeds(config, method):
             suffix = f"_seed{seed + 1}" if seed else ""
             units.append(UnlearnUnit(f"{method}{suffix}", method, seed))
     return units
+
+
+def _seeds(config, method: str) -> range:
+    """The seeds of one method, counted from 0; names count them from 1."""
+    if method == "retrain":
+        first = config.unlearn.retrain_first - 1
+        return range(first, first + config.unlearn.retrain_seeds)
+    seeded = method in configuration.read(config, "fine_tune.seeded")
+    return range(config.fine_tune.seeds if seeded else 1)
 
 
 def privacy_units(config) -> list[tuple[str, float]]:

@@ -161,6 +161,12 @@ def save_model(
         ) from error
 
 
+def model_file(path: str | os.PathLike) -> Path:
+    """Where the weights of a saved model are: in its directory, or the file itself."""
+    path = Path(path)
+    return path / MODEL_FILE if path.is_dir() else path
+
+
 def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
     """Loads a saved model as `(model, variables)`.
 
@@ -178,8 +184,7 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
       >>> model.apply(variables, images, train=False).shape
       (1, 10)
     """
-    path = Path(path)
-    file = path / MODEL_FILE if path.is_dir() else path
+    file = model_file(path)
     if not file.is_file():
         raise MissingFileError(
             f"there is no saved model at {path}; give a directory with {MODEL_FILE}."

@@ -107,46 +107,55 @@ def further_models(config) -> dict[str, Path]:
     """The saved models that audit.models names, by the name they get in the audit.
 
     Raises:
-      ConfigError: if it is no list of `name=folder`, or a folder holds no model.
+      ConfigError: if it is no list of `name=place`, or there is no model in a place.
     """
     found: dict[str, Path] = {}
     for part in filter(None, config.audit.models.split(",")):
         name, _, place = part.partition("=")
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or not place or name in found:
             raise ConfigError(
-                f"audit.models is {config.audit.models!r}; allowed: name=folder, with "
+                f"audit.models is {config.audit.models!r}; allowed: name=place, with "
                 "commas between and each name once, such as "
                 "balanced=runs/b/models/class_pruning."
             )
-        if not (Path(place) / checkpoint.MODEL_FILE).is_file():
+        if not checkpoint.model_file(place).is_file():
             raise ConfigError(
                 f"audit.models names {place!r}, where there is no saved model; give a "
-                f"folder with {checkpoint.MODEL_FILE}, such as runs/b/models/retrain."
+                f"folder with {checkpoint.MODEL_FILE}, such as runs/b/models/retrain, "
+                "or such a file."
             )
         found[name] = Path(place)
     return found
 
 
 def retrained_models(config) -> list[Path]:
-    """The saved retrained models of the run that audit.reference names, if any.
+    """The saved retrained models of the runs that audit.reference names, if any.
 
     Raises:
-      ConfigError: if it is no run, forgets other classes or has other data, or has no
+      ConfigError: if one is no run, forgets other classes or has other data, or has no
         retrained model.
     """
-    place = config.audit.reference
-    if not place:
-        return []
+    places = filter(None, config.audit.reference.split(","))
+    return [path for place in places for path in _retrained_by(config, place)]
+
+
+def _images(config) -> dict[str, Any]:
+    """What decides which images a run has: all about data but where they lie."""
+    return {key: value for key, value in config.data.items() if key != "dir"}
+
+
+def _retrained_by(config, place: str) -> list[Path]:
+    """The retrained models of one run, in its workdir or among published results."""
     try:
         stored = files.read_provenance(place)
     except FupruneError as error:
         raise ConfigError(
-            f"audit.reference is {place!r}, which is no run's workdir ({error}); "
+            f"audit.reference names {place!r}, which is no run's workdir ({error}); "
             "allowed: one with retrained models, or nothing."
         ) from None
     other = configuration.from_json(stored.config)
     for key, mine, theirs in (
-        ("data", config.data.to_dict(), other.data.to_dict()),
+        ("data", _images(config), _images(other)),
         (
             "unlearn.classes",
             configuration.classes(config),
@@ -162,15 +171,18 @@ def retrained_models(config) -> list[Path]:
     ):
         if mine != theirs:
             raise ConfigError(
-                f"audit.reference is {place!r}, whose {key} is {theirs}, but must be "
-                f"{mine}, as here."
+                f"audit.reference names {place!r}, whose {key} is {theirs}, but must "
+                f"be {mine}, as here."
             )
     # Not retrain_short, nor the stages of any other method.
-    saved = Path(place) / "models"
-    folders = [*saved.glob("retrain"), *sorted(saved.glob("retrain_seed*"))]
-    if not folders:
+    found = [
+        path
+        for path in (Path(place) / "models").glob("retrain*")
+        if re.fullmatch(r"retrain(_seed\d+)?(\.safetensors)?", path.name)
+    ]
+    if not found:
         raise ConfigError(
-            f"audit.reference is {place!r}, where there is no retrained model; add "
+            f"audit.reference names {place!r}, where there is no retrained model; add "
             "retrain to its unlearn.methods."
         )
-    return folders
+    return sorted(found, key=lambda path: int("0" + re.sub(r"\D", "", path.name)))

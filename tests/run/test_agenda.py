@@ -21,6 +21,35 @@ def test_retraining_counts_as_training_and_a_loaded_model_does_not(tmp_path):
     assert planned(tmp_path, "class_pruning", **{"model.load": "models/raw"}) == 7
 
 
+def names(methods, **values):
+    config = config_lib.default()
+    config.unlearn.methods = methods
+    config.update_from_flattened_dict(values)
+    return [(unit.name, unit.seed) for unit in agenda.unlearn_units(config)]
+
+
+def test_several_runs_can_share_the_retraining(tmp_path):
+    first = names("retrain", **{"unlearn.retrain_seeds": 3})
+    rest = {"unlearn.retrain_first": 4, "unlearn.retrain_seeds": 2}
+    assert first + names("retrain", **rest) == [
+        ("retrain", 0),
+        ("retrain_seed2", 1),
+        ("retrain_seed3", 2),
+        ("retrain_seed4", 3),
+        ("retrain_seed5", 4),
+    ]
+
+
+def test_the_methods_that_are_named_have_several_seeds(tmp_path):
+    twice = {"fine_tune.seeds": 2}
+    methods = "class_pruning,relabel"
+    pruned = [("class_pruning", 0), ("class_pruning_seed2", 1)]
+    relabelled = [("relabel", 0), ("relabel_seed2", 1)]
+    assert names(methods, **twice) == [*pruned, relabelled[0]]
+    twice["fine_tune.seeded"] = "relabel"
+    assert names(methods, **twice) == [pruned[0], *relabelled]
+
+
 def test_what_is_finished_counts_no_more(tmp_path):
     for unit in ("pretrain", "unlearn/retrain"):
         files.finish(tmp_path, unit, AuditOutcome(0), offset=0)

@@ -34,6 +34,25 @@ def test_retrained_models_are_found_and_nothing_else(run):
     assert retrained_models(config) == []
 
 
+def test_several_runs_and_published_files_are_read_in_the_order_of_their_seeds(run):
+    place, config = run
+    published = place / "published"
+    (published / "models").mkdir(parents=True)
+    stored = (place / "config.json").read_text()
+    (published / "config.json").write_text(stored)
+    for name in ("retrain", "retrain_seed10", "retrain_seed3", "retrain_short"):
+        (published / "models" / f"{name}.safetensors").touch()
+    config.audit.reference = f"{place},{published}"
+    config.data.dir = "elsewhere"
+    assert [path.name for path in retrained_models(config)] == [
+        "retrain",
+        "retrain_seed2",
+        "retrain.safetensors",
+        "retrain_seed3.safetensors",
+        "retrain_seed10.safetensors",
+    ]
+
+
 def test_a_place_that_is_no_run_is_refused(run):
     place, config = run
     (place / "config.json").write_text("[]")
@@ -79,15 +98,16 @@ def saved(tmp_path):
 def test_further_models_are_found_by_name(saved):
     config = quickstart()
     assert further_models(config) == {}
-    config.audit.models = f"wide={saved},deep={saved}"
-    assert further_models(config) == {"wide": saved, "deep": saved}
+    file = saved / checkpoint.MODEL_FILE
+    config.audit.models = f"wide={saved},deep={file}"
+    assert further_models(config) == {"wide": saved, "deep": file}
 
 
 @pytest.mark.parametrize("text", ["{0}", "={0}", "a=", "A b={0}", "a={0},a={0}"])
 def test_a_list_that_is_none_is_refused(saved, text):
     config = quickstart()
     config.audit.models = text.format(saved)
-    with pytest.raises(ConfigError, match="allowed: name=folder"):
+    with pytest.raises(ConfigError, match="allowed: name=place"):
         further_models(config)
 
 
