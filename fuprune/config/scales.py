@@ -26,9 +26,14 @@ def paper(data: str, network: str, rate: float) -> Config:
 
 
 def reduce_for_cpu(
-    config: Config, *, rounds: int, learning_rate: float, warmup_rounds: int = 0
+    config: Config,
+    *,
+    rounds: int,
+    learning_rate: float,
+    warmup_rounds: int = 0,
+    batch_size: int = 32,
 ) -> None:
-    """Shortens training and fine-tuning, in batches of 32.
+    """Shortens training and fine-tuning, in smaller batches.
 
     Fine-tuning has a tenth of training's rounds, from a quarter of its learning rate
     along a cosine: more undoes the network before it mends it. It does not stop at its
@@ -39,10 +44,11 @@ def reduce_for_cpu(
       rounds: of training.
       learning_rate: the peak of training's schedule.
       warmup_rounds: on the way to that peak; 0 for none.
+      batch_size: images per client and local step.
     """
     train, fine_tune = config.train, config.fine_tune
     train.rounds = rounds
-    train.batch_size = 32
+    train.batch_size = batch_size
     train.learning_rate = learning_rate
     if warmup_rounds:
         train.schedule = "warmup_cosine"

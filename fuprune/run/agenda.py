@@ -15,6 +15,7 @@ from fuprune.unlearning.methods import METHODS, check_served
 from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.request import warn_of
 
+
 class UnlearnUnit(NamedTuple):
     """One method with one seed."""
 
@@ -85,8 +86,10 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
         learning_rate=train.learning_rate, warmup=train.warmup_rounds, stops=False
     )
     if name == "short":
-        # A network from scratch needs a warm-up even if a trained one does not.
-        warmup = train.warmup_rounds or max(1, tuning.rounds // 10)
+        # A network from scratch needs a warm-up even if a trained one does not, and
+        # training's own could take most of so few rounds.
+        tenth = max(1, tuning.rounds // 10)
+        warmup = min(train.warmup_rounds or tenth, tenth)
         return scratch._replace(schedule="warmup_cosine", warmup=warmup)
     return scratch._replace(
         rounds=train.rounds, schedule=train.schedule, warmup=train.warmup_rounds

@@ -1,5 +1,7 @@
 """What a run says of its length before it has begun."""
 
+import pytest
+
 from fuprune import config as config_lib
 from fuprune.run import agenda, files
 from fuprune.run.record import AuditOutcome
@@ -62,3 +64,12 @@ def test_points_of_the_privacy_curve_count_if_they_are_tuned(tmp_path):
     assert planned(tmp_path, "class_pruning", **curve) == 100 + 3 * 7
     files.finish(tmp_path, "privacy_curve/8_fine_tuned", AuditOutcome(0), offset=0)
     assert planned(tmp_path, "class_pruning", **curve) == 100 + 2 * 7
+
+
+@pytest.mark.parametrize(("training", "short"), [(0, 5), (3, 3), (40, 5)])
+def test_a_short_retraining_warms_up_in_a_tenth_of_its_rounds(training, short):
+    config = config_lib.default()
+    config.fine_tune.rounds, config.train.warmup_rounds = 50, training
+    budget = agenda.make_budget(config, "short")
+    assert (budget.rounds, budget.schedule) == (50, "warmup_cosine")
+    assert budget.warmup == short
