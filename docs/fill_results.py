@@ -13,6 +13,7 @@ import tempfile
 
 from fuprune.report import roles
 from fuprune.report.joined_report import join
+from fuprune.run.files import read_curves
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGES = (HERE / "results.md", HERE / "results_tables.md")
@@ -98,23 +99,24 @@ def shell_words(command) -> list[str]:
 
 def curves(runs) -> str:
     """Rounds until R-set accuracies below the target, from the logged curves."""
-    levels = (0.60, 0.70, 0.75)
+    levels = (0.60, 0.70, 0.75, 0.85)
     lines = [
         "| run | method | " + " | ".join(f"R ≥ {x:.0%}" for x in levels) + " | last |",
         "|---|---|" + "---:|" * (len(levels) + 1),
     ]
     for run in runs:
-        phases: dict[str, list[dict]] = {}
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            row = json.loads(line)
-            if row["phase"].startswith("unlearn/") and "r_accuracy" in row:
-                phases.setdefault(row["phase"].removeprefix("unlearn/"), []).append(row)
+        phases: dict[str, list[tuple[int, float]]] = {}
+        for row in read_curves(run):
+            judged = row.judged("r_accuracy")
+            if row.phase.startswith("unlearn/") and judged is not None:
+                name = row.phase.removeprefix("unlearn/")
+                phases.setdefault(name, []).append((row.round_number, judged))
         for name, rows in phases.items():
             found = [
-                next((str(r["round"]) for r in rows if r["r_accuracy"] >= x), "-")
+                next((str(number) for number, judged in rows if judged >= x), "-")
                 for x in levels
             ]
-            last = f"{rows[-1]['r_accuracy']:.1%}"
+            last = f"{rows[-1][1]:.1%}"
             warning = roles.warning(name)
             named = f"{name} ({warning})" if warning else name
             lines.append(f"| {run.name} | {named} | {' | '.join(found)} | {last} |")
