@@ -279,6 +279,10 @@ SECTIONS = (
         ("seeds", 1, MODEL_COUNT,
          "how often the methods of fine_tune.seeded are run, to show the spread"),
         ("seeded", "class_pruning", some_of(*METHODS), "methods with several seeds"),
+        ("distill_weight", 0.0, SHARE,
+         "share of the trained model's own answers in the loss, its forgotten classes "
+         "left out; 0 learns from the labels alone"),
+        ("distill_temperature", 1.0, POSITIVE, "temperature of these answers"),
     ),
     _section("fisher", "options of fisher",
         ("variant", "golatkar", one_of("golatkar", "paper"), "noise F^-1/2, or Eq. 1"),

@@ -23,7 +23,7 @@ from fuprune.audit import (
 )
 from fuprune.config import ConfigError, read
 from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.objective import Objective, classification
+from fuprune.federated.objective import Objective, classification, distillation
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.federated.train import fit
 from fuprune.models import zoo
@@ -159,6 +159,21 @@ def make_algorithm(
         # A factor: the client's optimizer has the peak rate built in.
         schedule=lambda number: rate(number) / learning_rate,
         **common,
+    )
+
+
+def fine_tune_objective(config, teacher, variables, classes) -> Objective | None:
+    """What fine-tuning minimises if the trained model is its teacher; else None."""
+    tuning = config.fine_tune
+    if not tuning.distill_weight:
+        return None
+    return distillation(
+        teacher,
+        variables,
+        temperature=tuning.distill_temperature,
+        weight=tuning.distill_weight,
+        masked_classes=classes,
+        label_smoothing=config.train.label_smoothing,
     )
 
 

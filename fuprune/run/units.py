@@ -14,6 +14,7 @@ import numpy as np
 from fuprune import audit as auditing
 from fuprune import typed_json
 from fuprune.audit.request_audit import audit_request
+from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
 from fuprune.run import assembly, checkpoint, files, kept_files, models, requests
@@ -141,10 +142,21 @@ class _Stopwatch:
         self._this.timings.append({"phase": self._unit, "own_seconds": seconds})
 
 
-def _fine_tune(this: Run, name: str, budget: Budget, watch: _Stopwatch) -> FineTune:
-    """What a method is given to train with: a unit of the run, within the budget."""
+def _fine_tune(
+    this: Run,
+    name: str,
+    budget: Budget,
+    watch: _Stopwatch,
+    taught: Objective | None = None,
+) -> FineTune:
+    """What a method is given to train with: a unit of the run, within the budget.
+
+    `taught` is what the config wants minimised, if it is not the cross-entropy; a
+    method that brings an objective of its own keeps it.
+    """
 
     def tune(model, variables, data, key, objective=None) -> FitResult:
+        objective = taught if objective is None else objective
         # JAX computes asynchronously: the method's own work must be done before the
         # watch is read, or it would count as training.
         jax.block_until_ready(variables)
@@ -203,6 +215,12 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
     )
     watch = _Stopwatch(this, name)
+    taught = None
+    if budget == "fine_tune":
+        # Training from scratch has no teacher: it is what fine-tuning is compared with.
+        taught = assembly.fine_tune_objective(
+            this.config, model, variables, this.classes
+        )
     try:
         result: UnlearnResult = METHODS[method](
             model,
@@ -210,7 +228,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
             this.federation.data,
             this.request,
             key=_method_key(this, unit.seed),
-            fine_tune=_fine_tune(this, name, how, watch),
+            fine_tune=_fine_tune(this, name, how, watch, taught),
             **options,
         )
     except UnlearnError as error:

@@ -244,7 +244,13 @@ def test_settings_that_make_no_sense_are_refused(given, match):
 
 
 @pytest.mark.parametrize(
-    "key", ["privacy.epsilon=1", "data.normalise=central", "relabel.answer=random"]
+    "key",
+    [
+        "privacy.epsilon=1",
+        "data.normalise=central",
+        "relabel.answer=random",
+        "fine_tune.distill_weight=0.5",
+    ],
 )
 def test_options_that_need_the_data_in_one_place_are_refused(tmp_path, key):
     text = f"{SMALL} {key}"
