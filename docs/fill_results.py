@@ -11,9 +11,9 @@ import pathlib
 import re
 import tempfile
 
-from fuprune.report import roles
+from fuprune.report import judgement, roles
 from fuprune.report.joined_report import join
-from fuprune.run.files import read_curves
+from fuprune.run.files import read_audit, read_curves
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGES = (HERE / "results.md", HERE / "results_tables.md")
@@ -41,7 +41,12 @@ def main():
 def bodies() -> dict[str, str]:
     """Every table by its name."""
     runs = sorted(path.parent for path in RUNS.glob("*/config.json"))
-    return {**joined(runs), "commands": commands(runs), "curves": curves(runs)}
+    return {
+        **joined(runs),
+        **audits(runs),
+        "commands": commands(runs),
+        "curves": curves(runs),
+    }
 
 
 def filled(text: str, tables: dict[str, str]) -> str:
@@ -121,6 +126,88 @@ def curves(runs) -> str:
             named = f"{name} ({warning})" if warning else name
             lines.append(f"| {run.name} | {named} | {' | '.join(found)} | {last} |")
     return "\n".join(lines)
+
+
+# The tests that say most, and what a narrow column calls them.
+SHOWN = {
+    "probe_few_shot_accuracy": "few-shot probe",
+    "relearn_area": "relearning, area",
+    "jensen_shannon": "answers: distance",
+}
+
+
+def audits(runs) -> dict[str, str]:
+    """The headline of every audited run of ours, by `audit_` and the run's name."""
+    return {
+        f"audit_{run.name}": audit_table(read_audit(run))
+        for run in runs
+        if (run / "audit.json").exists()
+    }
+
+
+def audit_table(audit) -> str:
+    """What each model has in the tests that say most, beside retrained models."""
+    tests = {test.name: test for test in audit.tests}
+    shown = [tests[name] for name in SHOWN if name in tests]
+    titles = [SHOWN[test.name] for test in shown]
+    own = "attack by shadow models of its own method, AUC"
+    retrained = f"retrained, {judgement.retrained_models(audit)} seeds"
+    lines = [
+        f"| model | headline | {' | '.join([*titles, own])} |",
+        "|---|---|" + "---:|" * (len(shown) + 1),
+        cells(retrained, "", *(spread(test) for test in shown), "by method"),
+        cells("interval", "", *map(judgement.interval_text, shown), "by method"),
+    ]
+    for model in ("raw", *audit.candidates):
+        if model not in audit.headlines:
+            continue
+        values = (judgement.value_text(t, t.values.get(model)) for t in shown)
+        attack = tests.get(f"unlearned_shadow_{model}_auc")
+        lines.append(
+            cells(
+                titled(model), verdict(audit, model), *values, attacked(attack, model)
+            )
+        )
+    return "\n".join(lines)
+
+
+def cells(*texts) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(texts)} |"
+
+
+def titled(model: str) -> str:
+    """A model's name, what it is, and what it trains on."""
+    if model == "raw":
+        return model
+    warning = roles.warning(model)
+    control = "control: " if roles.control_of(model) else ""
+    return f"{control}`{model}`" + (f" ({warning})" if warning else "")
+
+
+def verdict(audit, model: str) -> str:
+    """The headline's verdict in a few words."""
+    found = judgement.headline(audit, model)
+    if not found.failed:
+        return found.verdict
+    return f"fails {len(found.failed)} of {found.tests}"
+
+
+def spread(test) -> str:
+    """The range of the retrained models' values."""
+    values = [value for value in test.retrained if value is not None]
+    if not values:
+        return judgement.NO_RESULT
+    low, high = (judgement.value_text(test, f(values)) for f in (min, max))
+    return f"{low} to {high}"
+
+
+def attacked(test, model: str) -> str:
+    """The attack that was made for one method, or why there is none."""
+    if test is None or test.values.get(model) is None:
+        return ""
+    text = judgement.value_text(test, test.values[model])
+    return f"{text} (retrained {spread(test)})"
 
 
 if __name__ == "__main__":
