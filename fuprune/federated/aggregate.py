@@ -84,11 +84,14 @@ def admit(updates, *, max_norm=None):
     Returns:
         [M] bool.
     """
-    finite = [
-        jnp.all(jnp.isfinite(jnp.reshape(leaf, (leaf.shape[0], -1))), axis=1)
+    spoiled = [
+        jnp.any(~jnp.isfinite(jnp.reshape(leaf, (leaf.shape[0], -1))), axis=1)
         for leaf in jax.tree.leaves(updates)
     ]
-    admitted = jnp.all(jnp.stack(finite), axis=0)
+    number = jnp.sum(jnp.stack(spoiled).astype(jnp.float32), axis=0)
+    # XLA copies cheap scalars into every later use: here a sum over all arrays into the
+    # choice for each array, 200,000 instructions for ResNet56. It does not copy roots.
+    admitted = jnp.sqrt(number) == 0
     if max_norm is None:
         return admitted
     return admitted & (update_norms(updates) <= max_norm)

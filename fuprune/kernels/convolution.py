@@ -87,16 +87,7 @@ def convolve(
         # oneDNN takes neither empty arrays nor padding that crops.
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
             lhs, rhs = library.vary_alike(lhs, rhs)
-            result = _forward_p.bind(
-                # G = 1: vmap then has an axis to grow, and needs no further primitive.
-                jax.lax.expand_dims(lhs, (0,)),
-                jax.lax.expand_dims(rhs, (0,)),
-                strides=strides,
-                padding=pairs,
-                data_size=lhs.shape[1:3],
-                kernel_size=rhs.shape[:2],
-            )
-            return jax.lax.squeeze(result, (0,))
+            return _one_problem(lhs, rhs, strides=strides, padding=pairs)
     return jax.lax.conv_general_dilated(
         lhs,
         rhs,
@@ -111,6 +102,21 @@ def convolve(
         preferred_element_type=preferred_element_type,
         **options,
     )
+
+
+# Traced once for all layers of the same shape, as the norms are.
+@functools.partial(jax.jit, static_argnames=("strides", "padding"))
+def _one_problem(data, kernel, *, strides, padding):
+    result = _forward_p.bind(
+        # G = 1: vmap then has an axis to grow, and needs no further primitive.
+        jax.lax.expand_dims(data, (0,)),
+        jax.lax.expand_dims(kernel, (0,)),
+        strides=strides,
+        padding=padding,
+        data_size=data.shape[1:3],
+        kernel_size=kernel.shape[:2],
+    )
+    return jax.lax.squeeze(result, (0,))
 
 
 def _is_nhwc_hwio(lhs_shape, rhs_shape, dimension_numbers) -> bool:
