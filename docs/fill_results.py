@@ -1,4 +1,4 @@
-"""Writes the tables of results.md and results_tables.md from the runs under results/.
+"""Writes the tables of the pages on results from the runs under results/.
 
 A table stands between `<!-- name -->` and `<!-- end of name -->`; what is outside is
 written by hand. A test fails when pages and runs differ.
@@ -11,12 +11,15 @@ import pathlib
 import re
 import tempfile
 
+from fuprune import config as configuration
 from fuprune.report import judgement, roles
 from fuprune.report.joined_report import join
-from fuprune.run.files import read_audit, read_curves
+from fuprune.run.agenda import make_budget
+from fuprune.run.files import read_audit, read_curves, read_record
+from fuprune.unlearning.methods import METHODS
 
 HERE = pathlib.Path(__file__).resolve().parent
-PAGES = (HERE / "results.md", HERE / "results_tables.md")
+PAGES = tuple(HERE / f"{n}.md" for n in ("results", "results_tables", "prize"))
 RUNS = HERE.parent / "results"
 # How the joined report titles what the page calls by these names.
 JOINED = {
@@ -46,6 +49,7 @@ def bodies() -> dict[str, str]:
         **audits(runs),
         "commands": commands(runs),
         "curves": curves(runs),
+        "trials": trials(runs),
     }
 
 
@@ -126,6 +130,56 @@ def curves(runs) -> str:
             named = f"{name} ({warning})" if warning else name
             lines.append(f"| {run.name} | {named} | {' | '.join(found)} | {last} |")
     return "\n".join(lines)
+
+
+RAW_MODEL = "results/cifar10_resnet20_raw/models/raw.safetensors"
+
+
+def trials(runs) -> str:
+    """Every way that was tried of forgetting from the published raw model."""
+    lines = [
+        "| classes | method | seed | rounds | peak rate | teacher | U | R |"
+        " R, validation | run |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for run in runs:
+        stored = json.loads((run / "config.json").read_text())["config"]
+        if stored["model"]["load"] != RAW_MODEL:
+            continue
+        config = configuration.from_json(stored)
+        judged = {
+            row.phase: row.judged("r_accuracy")
+            for row in read_curves(run)
+            if row.judged("r_accuracy") is not None
+        }
+        for row in read_record(run).methods:
+            lines.append(trial(run.name, config, row, judged[f"unlearn/{row.name}"]))
+    return "\n".join(lines)
+
+
+def trial(run: str, config, row, judged: float) -> str:
+    """One method with one seed."""
+    kind = METHODS[row.method].budget
+    rate = teacher = ""
+    if row.rounds:
+        budget = make_budget(config, kind)
+        rate = f"{budget.learning_rate:g}"
+        if budget.warmup:
+            rate += f", warm-up {budget.warmup}"
+        if kind == "fine_tune" and config.fine_tune.distill_weight:
+            teacher = f"{config.fine_tune.distill_weight:g}"
+    return cells(
+        str(config.unlearn.classes).replace(",", "+"),
+        titled(row.method),
+        str(row.seed + 1),
+        str(row.rounds),
+        rate,
+        teacher,
+        f"{row.u_accuracy:.1%}",
+        f"{row.r_accuracy:.2%}",
+        f"{judged:.2%}",
+        f"`{run}`",
+    )
 
 
 # The tests that say most, and what a narrow column calls them.

@@ -9,6 +9,7 @@ first are large and the second is rebuilt by `python -m fuprune.report results/*
     model, variables = fuprune.load("results/NAME/models/raw.safetensors")
 """
 
+import json
 import pathlib
 import shutil
 import sys
@@ -34,8 +35,12 @@ def publish(run: pathlib.Path, results: pathlib.Path = RESULTS) -> pathlib.Path:
     for name in KEPT:
         if (run / name).exists():
             shutil.copyfile(run / name, target / name)
+    config = json.loads((run / "config.json").read_text())["config"]
     for saved in sorted((run / "models").glob(f"*/{MODEL_FILE}")):
         name = saved.parent.name
+        # A raw model that was loaded is published where it came from.
+        if name == "raw" and config["model"]["load"]:
+            continue
         shutil.copyfile(saved, target / "models" / f"{name}.safetensors")
     return target
 

@@ -28,7 +28,7 @@ def test_methods_that_train_on_forgotten_images_are_known():
 
 PAGES = (
     "README.md",
-    *(f"docs/{n}.md" for n in ("methods", "results", "results_tables")),
+    *(f"docs/{n}.md" for n in ("methods", "results", "results_tables", "prize")),
 )
 
 

@@ -54,23 +54,30 @@ def test_the_report_is_rebuilt_from_the_files_alone(repository, tmp_path):
     assert "Table 2" in page and "Figure 3" in page
 
 
-def test_a_published_run_has_its_record_and_loadable_models(repository, tmp_path):
+@pytest.mark.parametrize("loaded_from", ["", "results/other/models/raw.safetensors"])
+def test_a_published_run_has_its_record_and_loadable_models(
+    repository, tmp_path, loaded_from
+):
     publish_run = load_module(repository / "docs" / "publish_run.py")
     run = tmp_path / "runs" / "mine"
     model = zoo.create("resnet8", num_classes=2, input_shape=(4, 4, 1))
     variables = init_variables(model, jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
     for name in ("raw", "retrain_seed2"):
         checkpoint.save_model(run / "models" / name, model, variables)
-    for name in ("config.json", "metrics.jsonl", "run.lock"):
+    for name in ("metrics.jsonl", "run.lock"):
         (run / name).write_text("{}")
+    config = {"config": {"model": {"load": loaded_from}}}
+    (run / "config.json").write_text(json.dumps(config))
     stale = tmp_path / "results" / "mine" / "models" / "old.safetensors"
     stale.parent.mkdir(parents=True)
     stale.touch()
     target = publish_run.publish(run, tmp_path / "results")
     written = {str(path.relative_to(target)) for path in target.rglob("*.*")}
-    models = {"models/raw.safetensors", "models/retrain_seed2.safetensors"}
+    models = {"models/retrain_seed2.safetensors"}
+    # A raw model that was loaded is published where it came from.
+    models |= set() if loaded_from else {"models/raw.safetensors"}
     assert written == {"config.json", "metrics.jsonl", *models}
-    _, loaded = fuprune.load(target / "models" / "raw.safetensors")
+    _, loaded = fuprune.load(target / "models" / "retrain_seed2.safetensors")
     chex.assert_trees_all_equal(loaded, variables)
 
 
