@@ -139,6 +139,41 @@ def output_size(size, kernel, strides, padding):
 
 
 @needs_onednn
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(
+    ("size", "kernel", "channels", "strides", "padding"),
+    [
+        ((2, 2), (3, 3), (128, 256), (1, 1), ((1, 1), (1, 1))),
+        ((4, 4), (3, 3), (256, 256), (1, 1), ((1, 1), (1, 1))),
+        ((8, 8), (3, 3), (128, 128), (1, 1), ((1, 1), (1, 1))),
+        ((8, 7), (3, 3), (256, 128), (2, 2), ((1, 1), (0, 1))),
+        ((1, 1), (3, 3), (128, 128), (1, 1), ((1, 1), (1, 1))),  # one tap of nine
+        ((3, 1), (5, 4), (128, 130), (1, 2), ((3, 2), (1, 4))),  # taps with no pixel
+        ((5, 3), (1, 1), (129, 128), (2, 1), ((0, 0), (0, 0))),
+    ],
+)
+def test_few_pixels_with_many_channels_equal_xla(
+    images, size, kernel, channels, strides, padding
+):
+    """These go by matrix products, one per place in the kernel."""
+    data = random("data", images, *size, channels[0])
+    weights = random("weights", *kernel, *channels)
+
+    def all_three(convolve):
+        def run(data, weights):
+            output, pullback = jax.vjp(layer(convolve, strides, padding), data, weights)
+            # Not a function of the output, whose rounding it would multiply.
+            return output, pullback(random("cotangent", *output.shape))
+
+        return run
+
+    assert_close(*both(all_three, data, weights))
+    # Several problems in one call, as under vmap over clients with their own kernels.
+    several = random("more", 2, *data.shape), random("kernels", 2, *weights.shape)
+    assert_close(*both(lambda c: jax.vmap(all_three(c)), *several))
+
+
+@needs_onednn
 def test_a_batch_of_one_equals_that_of_xla():
     data, weights = random("data", 1, 8, 8, 5), random("kernel", 3, 3, 5, 16)
     assert_close(*both(lambda c: jax.grad(curved(c), (0, 1)), data, weights))
