@@ -402,6 +402,11 @@ _MAY_DIFFER = {
 }
 
 
+def is_of_audit_alone(name: str) -> bool:
+    """Whether nothing before the audit reads a key; a backdoor is in the images."""
+    return name.startswith("audit.") and name != "audit.backdoor"
+
+
 def _place(config: Config, name: str) -> tuple[Config, str]:
     """The section that holds a key, and the key's name in it."""
     section, _, leaf = name.rpartition(".")

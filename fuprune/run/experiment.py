@@ -43,6 +43,7 @@ from fuprune.run.record import (
     AuditOutcome,
     FeatureMapsRow,
     PrivacyPoint,
+    Provenance,
     RequestRow,
     RunRecord,
     TrainedOutcome,
@@ -119,6 +120,19 @@ def run(
             return None
 
 
+def _provenance(config, workdir: Path) -> Provenance:
+    """What made the run: of its first start, the audit's part of the present one."""
+    present = runtime.describe_run(config)
+    if not (workdir / "config.json").exists():
+        return present
+    first = files.read_provenance(workdir)
+    if not configuration.difference(first.config, present.config):
+        return first
+    # Other differences were refused. The present command repeats the whole run.
+    stored = {**first.config, "audit": present.config["audit"]}
+    return first._replace(config=stored, command=present.command)
+
+
 @contextlib.contextmanager
 def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator[Run]:
     """The run with its data, logs and signal handler; everything is checked first."""
@@ -138,10 +152,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
         names = [unit.name for unit in agenda.unlearn_units(config)]
         models.check(config, model, names)
     main = machine.is_main
-    if stored.exists():
-        provenance = files.read_provenance(workdir)
-    else:
-        provenance = runtime.describe_run(config)
+    provenance = _provenance(config, workdir)
     if main:
         write_whole(stored, typed_json.dumps(provenance))
     stop = threading.Event()

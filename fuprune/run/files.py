@@ -173,12 +173,17 @@ def finish(workdir: Path, unit: str, outcome: Any, *, offset: int) -> None:
 
 
 def refuse_other_config(workdir: Path, config: Any) -> None:
-    """Raise if the workdir holds a run with another config."""
+    """Raise if the workdir holds a run with another config.
+
+    As long as there is no audit, what only the audit reads may still change.
+    """
     try:
         stored = read_provenance(workdir).config
     except FormatError as error:
         raise FormatError(f"{error}; choose another --workdir.") from None
     keys = configuration.difference(stored, configuration.to_json(config))
+    if not path_of(workdir, "audit").exists():
+        keys = [key for key in keys if not configuration.is_of_audit_alone(key)]
     if keys:
         raise ConfigError(
             f"the workdir {workdir} holds a run with another value of "

@@ -1,0 +1,46 @@
+"""What may be another value when a run goes on in its workdir."""
+
+import pytest
+
+from fuprune import typed_json
+from fuprune.config import ConfigError
+from fuprune.run import experiment, files, machine
+from fuprune.run.record import AuditOutcome
+from tests.settings import quickstart
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A workdir of a run without an audit."""
+    provenance = machine.describe_run(quickstart())
+    (tmp_path / "config.json").write_text(typed_json.dumps(provenance))
+    return tmp_path
+
+
+def test_what_only_the_audit_reads_may_change_until_there_is_one(begun):
+    config = quickstart()
+    config.audit.tests = "probe"
+    files.refuse_other_config(begun, config)
+    found = experiment._provenance(config, begun)
+    expected = machine.describe_run(config)
+    assert (found.config, found.command) == (expected.config, expected.command)
+    files.finish(begun, "audit", AuditOutcome(0), offset=0)
+    with pytest.raises(ConfigError, match="another value of audit.tests;"):
+        files.refuse_other_config(begun, config)
+
+
+@pytest.mark.parametrize("key", ["audit.backdoor", "train.rounds", "fine_tune.rounds"])
+def test_what_was_trained_with_may_not(begun, key):
+    config = quickstart()
+    config.audit.tests = "probe"
+    section, name = key.split(".")
+    config[section][name] = config[section][name] + 1
+    with pytest.raises(ConfigError, match=f"another value of {key};"):
+        files.refuse_other_config(begun, config)
+
+
+def test_the_first_start_is_what_is_recorded(begun):
+    config = quickstart()
+    config.phases = "audit"
+    first = files.read_provenance(begun)
+    assert experiment._provenance(config, begun) == first
