@@ -216,7 +216,7 @@ def audit_table(audit) -> str:
         if model not in audit.headlines:
             continue
         values = (judgement.value_text(t, t.values.get(model)) for t in shown)
-        attack = tests.get(f"unlearned_shadow_{model}_auc")
+        attack = tests.get(f"unlearned_shadow_{roles.family(model)}_auc")
         lines.append(
             cells(
                 titled(model), verdict(audit, model), *values, attacked(attack, model)

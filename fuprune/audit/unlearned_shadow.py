@@ -63,28 +63,37 @@ def find_unlearned_shadow(
         tests.extend(drafts)
         curves.update(found)
 
-    for name in candidates:
-        if name not in methods:
-            others.append(name)
+    for names in _by_method(candidates, methods):
+        if names[0] not in methods:
+            others += names
             continue
-        notify(f"unlearning shadow models, {name}")
+        notify(f"unlearning shadow models, {', '.join(names)}")
         try:
-            models = unlearned(shadows, methods[name], key)
+            models = unlearned(shadows, methods[names[0]], key)
         except InputError as error:
             # What a method cannot do for a shadow model, it need not have left undone
             # for the model under test: that one is judged, with the stand-in.
-            others.append(name)
-            notes.append(f"{name} could not be run on shadow models: {error}")
+            others += names
+            notes.append(f"{names[0]} could not be run on shadow models: {error}")
             continue
-        attack(
-            f"unlearned_shadow_{name}", [name], models, "the method itself", HEADLINE
-        )
+        test = f"unlearned_shadow_{names[0]}"
+        attack(test, names, models, "the method itself", HEADLINE)
     if others or not tests:
         notify(f"unlearning shadow models, {', '.join(others) or 'raw'}")
         models = unlearned(shadows, make_fine_tuning(measurements, options), key)
         how = "fine-tuning without the class"
         attack("unlearned_shadow", others, models, how, FURTHER)
     return Findings(tests, {"roc": curves})
+
+
+def _by_method(
+    candidates: Sequence[str], methods: Mapping[str, UnlearnShadow]
+) -> list[list[str]]:
+    """Candidates of one method, such as its seeds, which one attack can judge."""
+    groups: dict[Any, list[str]] = {}
+    for name in candidates:
+        groups.setdefault(methods.get(name, name), []).append(name)
+    return list(groups.values())
 
 
 def _attacked(measurements: Measurements, candidates: Sequence[str]) -> Measurements:

@@ -336,6 +336,8 @@ SECTIONS = (
     ),
     _section("audit", "what the audit looks at",
         ("tests", "all", some_of(*AUDIT_TESTS), "tests to run"),
+        ("seeds", "first", one_of("first", "all"),
+         "which models of a method with several seeds are judged"),
         ("retrained", 0, between(0, 1000),
          "number of retrained models to compare with; 0 uses all"),
         ("reference", "", PATH,

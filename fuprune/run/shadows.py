@@ -47,11 +47,13 @@ def shadow_methods(
       The functions, for candidates whose method needs no record of a training: shadow
       models have none.
     """
-    return {
-        name: _make(this, model, method, head, options)
-        for name, method in methods.items()
+    # One function for all seeds of a method: they then share one attack.
+    made = {
+        method: _make(this, model, method, head, options)
+        for method in set(methods.values())
         if "history" not in METHODS[method].options
     }
+    return {name: made[method] for name, method in methods.items() if method in made}
 
 
 def _make(

@@ -389,9 +389,15 @@ def audit(this: Run, name: str) -> AuditOutcome:
     ]
     is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
     # Retrained models are references, with every seed they have; of the other methods
-    # the first seed is judged.
+    # the first seed is judged, or all.
     judged = models.candidates(
-        this, [u.name for u in units if not is_reference[u.name] and not u.seed]
+        this,
+        [
+            unit.name
+            for unit in units
+            if not is_reference[unit.name]
+            and (unit.seed == 0 or config.audit.seeds == "all")
+        ],
     )
     references = models.references(
         this, [u.name for u in units if is_reference[u.name]]

@@ -23,19 +23,26 @@ def test_a_method_that_hides_is_caught_by_shadows_that_hide_as_well(memorised):
 
     report = run_audit(
         memorised,
-        candidates={"hidden": turned_down(memorised.raw)},
+        # The second is of the same method, as another seed would be.
+        candidates={
+            "hidden": turned_down(memorised.raw),
+            "hidden_seed2": turned_down(memorised.honest),
+        },
         kinds=("unlearned_shadow",),
         shadow=ShadowOptions(
             models=4,
             steps=200,
             backend="vmap",
-            unlearn={"hidden": hide},
+            unlearn={"hidden": hide, "hidden_seed2": hide},
             fine_tune_steps=20,
         ),
     )
     own = next(t for t in report.tests if t.name == "unlearned_shadow_hidden_auc")
     assert own.values["hidden"] > 0.8
     assert own.verdicts["hidden"] == "fail"
+    # One attack for both, in which the one that never saw the class passes.
+    assert set(own.values) == {"hidden", "hidden_seed2", "raw"}
+    assert own.verdicts["hidden_seed2"] != "fail"
     assert np.mean(own.retrained) < 0.65
     assert own.family == "headline"
     assert "unlearned by the method itself" in own.notes[0]

@@ -66,3 +66,9 @@ def test_a_method_unlearns_a_shadow_model_as_it_did_the_raw_one(method):
 def test_a_method_that_needs_the_records_of_a_training_is_left_to_the_stand_in():
     assert "history" in METHODS["amnesiac"].options
     assert set(make_methods(first="amnesiac", second="fine_tune_only")) == {"second"}
+
+
+def test_seeds_of_one_method_share_what_unlearns_shadow_models():
+    made = make_methods(relabel="relabel", relabel_seed2="relabel", other="mask_logit")
+    assert made["relabel"] is made["relabel_seed2"]
+    assert made["relabel"] is not made["other"]
