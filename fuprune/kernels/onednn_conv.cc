@@ -187,9 +187,9 @@ void RunByTaps(Kind kind, const fuprune::Shape& shape, int64_t problems, float* 
   fuprune::ApplyThreads(operations);
   for (int64_t problem = 0; problem < problems; ++problem) {
     if (kind == Kind::kForward) {
-      fuprune::ForwardByTaps(shape, data, kernel, output, scratch);
+      fuprune::ConvolveByTaps(shape, false, data, kernel, output, scratch);
     } else if (kind == Kind::kDataGradient) {
-      fuprune::DataGradientByTaps(shape, output, kernel, data, scratch);
+      fuprune::ConvolveByTaps(shape, true, output, kernel, data, scratch);
     } else {
       fuprune::KernelGradientByTaps(shape, data, output, kernel, scratch);
     }

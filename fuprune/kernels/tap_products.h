@@ -72,31 +72,21 @@ inline void Multiply(bool flip_a, bool flip_b, int64_t m, int64_t n, int64_t k,
 // Floats of scratch memory that the functions below need.
 inline size_t ScratchFloats(const Shape& s) { return s.n * s.p * s.q * (s.i + s.o); }
 
-inline void ForwardByTaps(const Shape& s, const float* data, const float* kernel,
-                          float* output, float* scratch) {
-  std::fill(output, output + s.n * s.p * s.q * s.o, 0.0f);
+// The convolution, or, backward, its gradient with respect to the data: each tap reads
+// one side's rows and adds to the other's.
+inline void ConvolveByTaps(const Shape& s, bool backward, const float* from,
+                           const float* kernel, float* to, float* scratch) {
+  const int64_t read = backward ? s.o : s.i, written = backward ? s.i : s.o;
+  const int64_t pixels = backward ? s.h * s.w : s.p * s.q;
+  std::fill(to, to + s.n * pixels * written, 0.0f);
   for (int64_t tap = 0; tap < s.kh * s.kw; ++tap, kernel += s.i * s.o) {
     const Pairs pairs = PairsOf(s, tap / s.kw, tap % s.kw);
     const int64_t count = pairs.data.size();
     if (count == 0) continue;
-    float* product = scratch + count * s.i;
-    Gather(data, s.i, pairs.data, scratch);
-    Multiply(false, false, count, s.o, s.i, scratch, kernel, product);
-    AddTo(output, s.o, pairs.output, product);
-  }
-}
-
-inline void DataGradientByTaps(const Shape& s, const float* output, const float* kernel,
-                               float* data, float* scratch) {
-  std::fill(data, data + s.n * s.h * s.w * s.i, 0.0f);
-  for (int64_t tap = 0; tap < s.kh * s.kw; ++tap, kernel += s.i * s.o) {
-    const Pairs pairs = PairsOf(s, tap / s.kw, tap % s.kw);
-    const int64_t count = pairs.data.size();
-    if (count == 0) continue;
-    float* product = scratch + count * s.o;
-    Gather(output, s.o, pairs.output, scratch);
-    Multiply(false, true, count, s.i, s.o, scratch, kernel, product);
-    AddTo(data, s.i, pairs.data, product);
+    float* product = scratch + count * read;
+    Gather(from, read, backward ? pairs.output : pairs.data, scratch);
+    Multiply(false, backward, count, written, read, scratch, kernel, product);
+    AddTo(to, written, backward ? pairs.data : pairs.output, product);
   }
 }
 
