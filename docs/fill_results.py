@@ -60,7 +60,7 @@ def filled(text: str, tables: dict[str, str]) -> str:
         body = tables.get(match[1], "Not run.")
         return f"<!-- {match[1]} -->\n{body.strip()}\n<!-- end of {match[1]} -->"
 
-    pattern = r"<!-- (\w+) -->\n.*?<!-- end of \1 -->"
+    pattern = r"<!-- ([\w.]+) -->\n.*?<!-- end of \1 -->"
     return re.sub(pattern, fill, text, flags=re.DOTALL)
 
 
