@@ -357,7 +357,8 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
     if config.privacy.curve_fine_tune:
         left = remaining(this.federation.data, this.request)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
-        tune = _fine_tune(this, name, budget, watch)
+        taught = assembly.fine_tune_objective(config, model, variables, this.classes)
+        tune = _fine_tune(this, name, budget, watch, taught)
         # The cohorts and batches of every method's first seed, so that the curve
         # differs from the run's own cut by the noise alone.
         key = recovery_key(_method_key(this, 0))

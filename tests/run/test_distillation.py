@@ -10,6 +10,7 @@ import pytest
 from fuprune import load
 from fuprune.run import assembly
 from fuprune.run.experiment import run
+from fuprune.run.files import read_curves
 from tests import reference_objective
 from tests.settings import quickstart
 from tests.tiny import TinyNet, tiny_variables
@@ -24,6 +25,7 @@ def small_config(weight):
     config.fine_tune.target_accuracy = 0.0
     config.unlearn.methods = "fine_tune_only,retrain_short"
     config.fine_tune.distill_weight = weight
+    config.privacy.curve, config.privacy.curve_fine_tune = "100", True
     config.runtime.progress = "off"
     return config
 
@@ -40,6 +42,14 @@ def test_fine_tuning_has_the_teacher_and_training_from_scratch_has_none(tmp_path
     chex.assert_trees_all_equal(*variables("retrain_short"))
     with pytest.raises(AssertionError):
         chex.assert_trees_all_close(*variables("fine_tune_only"), atol=1e-4)
+
+    def losses(weight):
+        rows = read_curves(tmp_path / weight)
+        tuned = [r for r in rows if r.phase == "privacy_curve/100_fine_tuned"]
+        return [row.values["loss"] for row in tuned if row.round_number]
+
+    assert len(losses("0.0")) == 2
+    assert not np.allclose(losses("0.0"), losses("0.7"), rtol=1e-3)
 
 
 def test_the_teacher_is_the_trained_model_without_the_classes_to_forget():
