@@ -32,6 +32,7 @@ PEERS = ROOT / ".bench"
 BACKENDS = ("loop", "map", "vmap", "shard_map")
 # Clients measured where a round of 25 would take minutes: XLA's convolutions in loops.
 FEWER_CLIENTS = {"map xla": 1, "shard_map xla": 2, "vmap xla": 4}
+HALF = "--dtype=bfloat16"
 
 
 class Entry(NamedTuple):
@@ -55,6 +56,12 @@ def entries(flops: float) -> list[Entry]:
     for layout, name in (("contiguous_format", "NCHW"), ("channels_last", "NHWC")):
         flag = f"--memory-format={layout}"
         result.append(Entry(f"PyTorch {name}", "pytorch", "pytorch_loop.py", (flag,)))
+    # PyTorch's bfloat16 takes minutes, too, where the processor does not multiply it.
+    few = None if "avx512_bf16" in processor_flags() else 1
+    result += [
+        Entry("fuprune auto bfloat16", "", ours, (HALF,)),
+        Entry("PyTorch NHWC bfloat16", "pytorch", "pytorch_loop.py", (HALF,), few),
+    ]
     for framework, name in (("pytorch", "PyTorch"), ("jax", "JAX")):
         flag = f"--framework={framework}"
         result.append(Entry(f"Flower {name}", "pytorch", "flower_rounds.py", (flag,)))
@@ -123,13 +130,22 @@ def main(arguments=None):
 
 def machine() -> dict:
     """What this runs on, and how busy it is."""
-    model = platform.processor()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        line = next(line for line in lines if line.startswith("model name"))
-        model = line.split(":", 1)[1].strip()
+    model = _cpuinfo("model name") or platform.processor()
     cores = len(os.sched_getaffinity(0))
     return {"cpu": model, "cores": cores, "load_before": os.getloadavg()[0]}
+
+
+def processor_flags() -> list[str]:
+    """The instruction sets of this processor, by Linux's names."""
+    return _cpuinfo("flags").split()
+
+
+def _cpuinfo(field: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(field):
+                return line.split(":", 1)[1].strip()
+    return ""
 
 
 def measure(net: str, options) -> tuple[list[dict], list[str], dict]:

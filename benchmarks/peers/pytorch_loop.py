@@ -12,6 +12,7 @@ import workload  # noqa: E402
 def main():
     parser = workload.parser(__doc__)
     parser.add_argument("--memory-format", default="channels_last")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     options = parser.parse_args()
     work = workload.of(options)
     memory_format = getattr(torch, options.memory_format)
@@ -34,6 +35,7 @@ def main():
                 labels,
                 batch_size=work.batch_size,
                 memory_format=memory_format,
+                dtype=getattr(torch, options.dtype),
             )
             trained = net.state_dict()
             for name in floats:

@@ -92,8 +92,10 @@ def to_tensors(images: np.ndarray, labels: np.ndarray):
     return images, torch.from_numpy(labels.astype(np.int64))
 
 
-def train_client(net, images, labels, *, batch_size: int, memory_format) -> None:
-    """One shuffled epoch of SGD with momentum, in place."""
+def train_client(
+    net, images, labels, *, batch_size: int, memory_format, dtype=torch.float32
+) -> None:
+    """One shuffled epoch of SGD with momentum, in place; bfloat16 is autocast."""
     net.train()
     optimizer = torch.optim.SGD(
         net.parameters(), lr=workload.LEARNING_RATE, momentum=workload.MOMENTUM
@@ -101,5 +103,7 @@ def train_client(net, images, labels, *, batch_size: int, memory_format) -> None
     for rows in torch.randperm(len(labels)).split(batch_size):
         batch = images[rows].to(memory_format=memory_format).float() / 255.0
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(net(batch), labels[rows]).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float32):
+            loss = F.cross_entropy(net(batch), labels[rows])
+        loss.backward()
         optimizer.step()

@@ -4,7 +4,8 @@
 // and the gradient, each in two passes over memory. All arrays carry a leading axis of
 // independent problems: data [G, N, H, W, C], vectors [G, C], weight [G, N]. The output
 // may have more channels than the data and the residual, whose channels then go to
-// `places` and `residual_places` among them.
+// `places` and `residual_places` among them. Arrays with pixels are float32 or bfloat16,
+// all of them alike; everything is computed in float32.
 
 #include <algorithm>
 #include <cmath>
@@ -12,22 +13,18 @@
 #include <numeric>
 #include <vector>
 
+#include "bfloat16.h"
 #include "placement.h"
 #include "threads.h"
+#include "vectorised.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
-using Array = ffi::Buffer<ffi::F32, 5>;
+using fuprune::Values;
+using fuprune::ValuesOf;
+using Array = ffi::AnyBuffer;
 using Matrix = ffi::Buffer<ffi::F32, 2>;
 using Integers = ffi::Span<const int64_t>;
-
-#if defined(__x86_64__)
-#define FUPRUNE_VECTORISED \
-  __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FUPRUNE_VECTORISED
-#endif
-#define FUPRUNE_INLINE inline __attribute__((always_inline))
 
 namespace {
 
@@ -63,46 +60,65 @@ std::vector<float> Repeated(const std::vector<float>& values, const Shape& shape
 }
 
 // The pixels of one example, in blocks that stay in the first cache if channels have to
-// be moved: body(first pixel, pixels).
+// be moved or values widened: body(first pixel, pixels).
 template <typename Body>
-void ForBlocks(const Shape& wide, bool moved, const Body& body) {
-  const int64_t most = moved ? wide.BlockPixels() : wide.Area();
+void ForBlocks(const Shape& wide, bool in_blocks, const Body& body) {
+  const int64_t most = in_blocks ? wide.BlockPixels() : wide.Area();
   for (int64_t pixel = 0; pixel < wide.Area(); pixel += most) {
     body(pixel, std::min(most, wide.Area() - pixel));
   }
 }
 
-// A narrow tensor seen with the channels of a wide one, a block at a time.
+// A narrow tensor of either type, seen in float32 with the channels of a wide one, a
+// block at a time. Without a placement it has those channels.
 class View {
  public:
-  View(const fuprune::Placement& placement, const Shape& wide)
-      : placement_(placement),
-        scratch_(placement.IsIdentity() ? 0 : wide.BlockPixels() * wide.channels) {}
+  View(const fuprune::Placement* placement, const Shape& wide, bool half)
+      : placement_(placement && !placement->IsIdentity() ? placement : nullptr),
+        channels_(placement ? placement->channels() : wide.channels),
+        scratch_(placement_ || half ? wide.BlockPixels() * wide.channels : 0),
+        widened_(placement_ && half ? wide.BlockPixels() * channels_ : 0) {}
 
   // The block of `narrow`, an example, that starts at a pixel; null of null.
-  const float* Read(const float* narrow, int64_t pixel, int64_t pixels) {
-    if (narrow == nullptr) return nullptr;
-    narrow += pixel * placement_.channels();
-    if (placement_.IsIdentity()) return narrow;
-    placement_.Widen(narrow, pixels, scratch_.data());
-    return scratch_.data();
+  const float* Read(Values narrow, int64_t pixel, int64_t pixels) {
+    if (!narrow) return nullptr;
+    narrow = narrow.At(pixel * channels_);
+    if (narrow.half) {
+      float* target = placement_ ? widened_.data() : scratch_.data();
+      fuprune::FromBfloat16(narrow.halves(), pixels * channels_, target);
+      narrow = {target, false};
+    }
+    if (placement_) {
+      placement_->Widen(narrow.floats(), pixels, scratch_.data());
+      return scratch_.data();
+    }
+    return narrow.floats();
   }
 
   // Where to write such a block; `Flush` then takes it to `narrow`.
-  float* Target(float* narrow, int64_t pixel) {
-    if (narrow == nullptr) return nullptr;
-    return placement_.IsIdentity() ? narrow + pixel * placement_.channels()
-                                   : scratch_.data();
+  float* Target(Values narrow, int64_t pixel) {
+    if (!narrow) return nullptr;
+    return placement_ || narrow.half ? scratch_.data()
+                                     : narrow.At(pixel * channels_).floats();
   }
-  void Flush(float* narrow, int64_t pixel, int64_t pixels) const {
-    if (narrow == nullptr || placement_.IsIdentity()) return;
-    placement_.Narrow(scratch_.data(), pixels,
-                      narrow + pixel * placement_.channels());
+  void Flush(Values narrow, int64_t pixel, int64_t pixels) {
+    if (!narrow) return;
+    narrow = narrow.At(pixel * channels_);
+    float* block = scratch_.data();
+    if (placement_) {
+      float* target = narrow.half ? widened_.data() : narrow.floats();
+      placement_->Narrow(block, pixels, target);
+      block = target;
+    }
+    if (narrow.half) {
+      fuprune::ToBfloat16(block, pixels * channels_, narrow.halves());
+    }
   }
 
  private:
-  const fuprune::Placement& placement_;
-  std::vector<float> scratch_;
+  const fuprune::Placement* placement_;
+  int64_t channels_;
+  std::vector<float> scratch_, widened_;
 };
 
 // A comparison that lets NaN through, as XLA's maximum does.
@@ -263,19 +279,24 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
   const fuprune::Placement placement(places.begin(), shape.channels, wide.channels);
   const fuprune::Placement from(residual_places.begin(), residual_places.size(),
                                 wide.channels);
-  const bool moved =
-      !placement.IsIdentity() || (residuals.size() && !from.IsIdentity());
-  const float* all_residuals =
-      residuals.size() ? residuals.get<Array>(0)->typed_data() : nullptr;
+  const Values all_data = ValuesOf(data), all_outputs = ValuesOf(*output);
+  const Values all_residuals =
+      residuals.size() ? ValuesOf(*residuals.get<Array>(0)) : Values{};
+  const bool half = all_data.half;
+  const bool in_blocks =
+      half || !placement.IsIdentity() || (all_residuals && !from.IsIdentity());
   for (int64_t problem = 0; problem < shape.problems; ++problem) {
     const int64_t vector = problem * shape.channels;
     const float* weights = weight.typed_data() + problem * shape.examples;
-    const float* values = data.typed_data() + problem * shape.examples * shape.volume;
+    const Values values = all_data.At(problem * shape.examples * shape.volume);
     const std::vector<double> total = SumOverExamples(
         shape, [&](int64_t example, float* sum, float* squares) {
           if (weights[example] == 0.0f) return;
-          AddMoments(values + example * shape.volume, shape.volume, shape.period, sum,
-                     squares);
+          View view(nullptr, shape, half);
+          ForBlocks(shape, half, [&](int64_t pixel, int64_t pixels) {
+            AddMoments(view.Read(values.At(example * shape.volume), pixel, pixels),
+                       pixels * shape.channels, shape.period, sum, squares);
+          });
         });
     const int64_t pixels = Pixels(weights, shape);
     std::vector<float> factor(wide.channels), shift(wide.channels);
@@ -296,15 +317,16 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
     const std::vector<float> shifts = Repeated(shift, wide);
     fuprune::Parallel(shape.examples, wide.Operations(), [&](int64_t example) {
       const int64_t number = problem * shape.examples + example;
-      const float* residual =
-          all_residuals ? all_residuals + number * from.channels() * wide.Area() : nullptr;
-      float* result = output->typed_data() + number * wide.volume;
-      View data_view(placement, wide), residual_view(from, wide);
-      ForBlocks(wide, moved, [&](int64_t pixel, int64_t pixels) {
-        Apply(relu, data_view.Read(values + example * shape.volume, pixel, pixels),
+      const Values residual = all_residuals.At(number * from.channels() * wide.Area());
+      const Values result = all_outputs.At(number * wide.volume);
+      View data_view(&placement, wide, half), residual_view(&from, wide, half),
+          result_view(nullptr, wide, half);
+      ForBlocks(wide, in_blocks, [&](int64_t pixel, int64_t pixels) {
+        Apply(relu, data_view.Read(values.At(example * shape.volume), pixel, pixels),
               residual_view.Read(residual, pixel, pixels), factors.data(),
               shifts.data(), pixels * wide.channels, wide.period,
-              result + pixel * wide.channels);
+              result_view.Target(result, pixel));
+        result_view.Flush(result, pixel, pixels);
       });
     });
   }
@@ -322,30 +344,33 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
   const fuprune::Placement placement(places.begin(), shape.channels, wide.channels);
   const fuprune::Placement from(residual_places.begin(), residual_places.size(),
                                 wide.channels);
-  const bool moved =
-      !placement.IsIdentity() || (residuals.size() && !from.IsIdentity());
-  float* all_residuals =
-      residuals.size() ? (*residuals.get<Array>(0))->typed_data() : nullptr;
+  const Values all_residuals =
+      residuals.size() ? ValuesOf(**residuals.get<Array>(0)) : Values{};
+  const bool half = ValuesOf(data).half;
+  const bool in_blocks =
+      half || !placement.IsIdentity() || (all_residuals && !from.IsIdentity());
   for (int64_t problem = 0; problem < shape.problems; ++problem) {
     const int64_t vector = problem * shape.channels;
     const int64_t base = problem * shape.examples * shape.volume;
     const int64_t wide_base = problem * wide.examples * wide.volume;
     const float* weights = weight.typed_data() + problem * shape.examples;
     const float* means = mean.typed_data() + vector;
-    const float* values = data.typed_data() + base;
-    const float* gradients = gradient.typed_data() + wide_base;
-    const float* outputs = output.typed_data() + wide_base;
+    const Values values = ValuesOf(data).At(base);
+    const Values gradients = ValuesOf(gradient).At(wide_base);
+    const Values outputs = ValuesOf(output).At(wide_base);
     std::vector<float> wide_mean(wide.channels);
     for (int64_t c = 0; c < shape.channels; ++c) wide_mean[places[c]] = means[c];
     const std::vector<float> repeated_mean = Repeated(wide_mean, wide);
     const std::vector<double> total = SumOverExamples(
         wide, [&](int64_t example, float* sum, float* product) {
-          const int64_t offset = example * wide.volume;
-          View view(placement, wide);
-          ForBlocks(wide, !placement.IsIdentity(), [&](int64_t pixel, int64_t pixels) {
-            const int64_t at = offset + pixel * wide.channels;
-            SumGradient(relu, gradients + at, outputs + at,
-                        view.Read(values + example * shape.volume, pixel, pixels),
+          const int64_t at = example * wide.volume;
+          View gradient_view(nullptr, wide, half), output_view(nullptr, wide, half),
+              data_view(&placement, wide, half);
+          const bool blocks = half || !placement.IsIdentity();
+          ForBlocks(wide, blocks, [&](int64_t pixel, int64_t pixels) {
+            SumGradient(relu, gradient_view.Read(gradients.At(at), pixel, pixels),
+                        output_view.Read(outputs.At(at), pixel, pixels),
+                        data_view.Read(values.At(example * shape.volume), pixel, pixels),
                         repeated_mean.data(), pixels * wide.channels, wide.period, sum,
                         product);
           });
@@ -374,18 +399,18 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
     const std::vector<float> zeros(wide.period);
     fuprune::Parallel(shape.examples, wide.Operations(), [&](int64_t example) {
       const bool counts = weights[example] != 0.0f;
-      float* result = data_gradient->typed_data() + base + example * shape.volume;
-      float* residual = nullptr;
-      if (all_residuals) {
-        const int64_t number = problem * shape.examples + example;
-        residual = all_residuals + number * from.channels() * wide.Area();
-      }
-      View data_view(placement, wide), result_view(placement, wide),
-          residual_view(from, wide);
-      ForBlocks(wide, moved, [&](int64_t pixel, int64_t pixels) {
-        const int64_t at = example * wide.volume + pixel * wide.channels;
-        ApplyGradient(relu, gradients + at, outputs + at,
-                      data_view.Read(values + example * shape.volume, pixel, pixels),
+      const Values result =
+          ValuesOf(*data_gradient).At(base + example * shape.volume);
+      const int64_t number = problem * shape.examples + example;
+      const Values residual = all_residuals.At(number * from.channels() * wide.Area());
+      const int64_t at = example * wide.volume;
+      View gradient_view(nullptr, wide, half), output_view(nullptr, wide, half),
+          data_view(&placement, wide, half), result_view(&placement, wide, half),
+          residual_view(&from, wide, half);
+      ForBlocks(wide, in_blocks, [&](int64_t pixel, int64_t pixels) {
+        ApplyGradient(relu, gradient_view.Read(gradients.At(at), pixel, pixels),
+                      output_view.Read(outputs.At(at), pixel, pixels),
+                      data_view.Read(values.At(example * shape.volume), pixel, pixels),
                       factors.data(), counts ? constants.data() : zeros.data(),
                       counts ? slopes.data() : zeros.data(), pixels * wide.channels,
                       wide.period, result_view.Target(result, pixel),

@@ -59,13 +59,15 @@ def convolve(
 ) -> jax.Array:
     """Convolves like ``jax.lax.conv_general_dilated``, with oneDNN where it can.
 
-    That is: CPU, float32, NHWC data [N, H, W, I], HWIO kernel [KH, KW, I, O], any
-    strides and padding, no dilation, one group. Everything else is XLA's.
+    That is: CPU, float32 or bfloat16 (summed in float32), NHWC data [N, H, W, I], HWIO
+    kernel [KH, KW, I, O], any strides and padding, no dilation, one group. Everything
+    else is XLA's.
     """
     covered = (
         lhs.ndim == rhs.ndim == 4
-        and lhs.dtype == rhs.dtype == jnp.float32
-        and preferred_element_type in (None, jnp.float32)
+        and lhs.dtype == rhs.dtype
+        and lhs.dtype in library.DTYPES
+        and preferred_element_type in (None, lhs.dtype)
         and feature_group_count == batch_group_count == 1
         and all(
             factor == 1 for factor in (*(lhs_dilation or ()), *(rhs_dilation or ()))

@@ -16,6 +16,7 @@ import jax
 from fuprune.kernels import build
 
 IMPLEMENTATIONS = ("xla", "onednn")
+DTYPES = ("float32", "bfloat16")  # what the kernels take; both sum in float32
 TARGETS = (
     "fuprune_conv_forward",
     "fuprune_conv_data_gradient",
@@ -58,6 +59,24 @@ def ready() -> bool:
         _log.warning("XLA's own operations run instead of oneDNN's: %s", reason)
         return False
     return True
+
+
+def multiplies_bfloat16() -> bool:
+    """Says whether this processor has products of bfloat16 (avx512_bf16, AMX).
+
+    Elsewhere the kernels round the same results from products of float32.
+    """
+    return available() and bool(build.load(_FOLDER).fuprune_multiplies_bfloat16())
+
+
+@functools.cache
+def notice_slow_bfloat16() -> None:
+    """Logs once that bfloat16 is no faster than float32 on this processor."""
+    if not multiplies_bfloat16():
+        _log.warning(
+            "This processor has no products of bfloat16 (avx512_bf16 or AMX): they are "
+            "computed in float32, so that bfloat16 saves memory but little or no time."
+        )
 
 
 def set_threads(threads: int) -> None:

@@ -74,6 +74,8 @@ def batch_norm(
 ) -> Normalised:
     """Normalises by the batch's own moments, adds a residual, applies ReLU.
 
+    All of it is computed in float32; the result has the type of the inputs.
+
     Args:
       inputs: [N, H, W, C].
       scale: [C].
@@ -95,7 +97,9 @@ def batch_norm(
         residual_places = _checked(residual, residual_places, width)
     operands = [inputs, scale, bias, *([] if residual is None else [residual])]
     if (
-        any(operand.dtype != jnp.float32 for operand in operands)
+        inputs.dtype not in library.DTYPES
+        or any(operand.dtype != inputs.dtype for operand in operands[3:])
+        or not (scale.dtype == bias.dtype == jnp.float32)
         or inputs.ndim != 4
         or inputs.size == 0
     ):
@@ -146,8 +150,8 @@ def _narrow(values, places):
 
 def _weight(inputs, mask):
     if mask is None:
-        return jnp.ones(inputs.shape[0], inputs.dtype)
-    return (mask != 0).astype(inputs.dtype)
+        return jnp.ones(inputs.shape[0], jnp.float32)
+    return (mask != 0).astype(jnp.float32)
 
 
 def moments(inputs, mask=None):
@@ -220,6 +224,7 @@ def _tangent(
     **static,
 ):  # fmt: skip
     given = _Static(**static)
+    data, d_data = at_least_float32(data), at_least_float32(d_data)
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
     kept = jnp.where((weight != 0)[:, None, None, None], d_data, 0.0)
     d_mean = jnp.sum(kept, axis=(0, 1, 2)) / pixels
@@ -236,14 +241,15 @@ def _tangent(
         d_output = d_output + widened
     if given.relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
-    return d_output, d_mean, d_variance
+    return d_output.astype(output.dtype), d_mean, d_variance
 
 
 def _backward(
     d_output, d_mean, d_variance, data, output, scale, mean, variance, weight,
     *, has_residual, **static,
 ):  # fmt: skip
-    given = _Static(**static)
+    given, dtype = _Static(**static), data.dtype
+    data, d_output = at_least_float32(data), at_least_float32(d_output)
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
     if given.relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
@@ -261,7 +267,8 @@ def _backward(
         (weight != 0)[:, None, None, None], through_moments, 0.0
     )
     d_scale = product * inverse
-    return (d_data, d_scale, d_bias, *d_residual)
+    d_residual = [values.astype(dtype) for values in d_residual]
+    return (d_data.astype(dtype), d_scale, d_bias, *d_residual)
 
 
 def _attributes(*, relu, epsilon, places, residual_places, **_):

@@ -1,7 +1,9 @@
-// Binds oneDNN's float32 convolution and its two gradients to XLA's foreign function
-// interface. All arrays carry a leading axis of independent problems:
+// Binds oneDNN's convolution and its two gradients, in float32 or bfloat16, to XLA's
+// foreign function interface. All arrays carry a leading axis of independent problems:
 //   data   [G, N, H, W, I]    kernel [G, KH, KW, I, O]    output [G, N, P, Q, O]
 // Data stay NHWC; the kernel is reordered, per call, to the layout oneDNN asks for.
+// Products of bfloat16 are summed in float32. Where the processor has none, they are
+// computed in float32 from the same values.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "bfloat16.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "tap_products.h"
 #include "threads.h"
@@ -20,7 +23,8 @@
 
 namespace ffi = xla::ffi;
 using dnnl::memory;
-using Array = ffi::Buffer<ffi::F32, 5>;
+using fuprune::Values;
+using Array = ffi::AnyBuffer;
 using Result = ffi::Result<Array>;
 using Integers = ffi::Span<const int64_t>;
 
@@ -28,8 +32,28 @@ namespace {
 
 enum class Kind { kForward, kDataGradient, kKernelGradient };
 
-// Everything that decides which primitive runs: kind, threads, N, H, W, I, P, Q, O, KH,
-// KW, strides, padding.
+// An array of one or more problems.
+struct Tensor {
+  Values values;
+  const int64_t* shape;
+
+  int64_t Volume() const { return shape[1] * shape[2] * shape[3] * shape[4]; }
+  Values Problem(int64_t problem) const { return values.At(problem * Volume()); }
+};
+
+// The three arrays of a convolution; which one is the result is a matter of the kind.
+struct Problems {
+  Tensor data, kernel, output;
+  Integers strides, padding;
+
+  bool half() const { return data.values.half; }
+  double Operations() const {  // of one problem
+    return 2.0 * kernel.shape[1] * kernel.shape[2] * kernel.shape[3] * output.Volume();
+  }
+};
+
+// Everything that decides which primitive runs: kind, threads, type, N, H, W, I, KH, KW,
+// I, O, N, P, Q, O, strides, padding.
 using Key = std::vector<int64_t>;
 
 struct KeyHash {
@@ -75,17 +99,32 @@ class Workspace {
   size_t size_ = 0;
 };
 
-std::shared_ptr<Plan> MakePlan(Kind kind, const memory::dims& data,
-                               const memory::dims& kernel, const memory::dims& output,
-                               const memory::dims& strides, const memory::dims& low,
-                               const memory::dims& high) {
+// Whether the processor multiplies bfloat16. oneDNN also says no where the environment
+// forbids it (ONEDNN_MAX_CPU_ISA).
+bool MultipliesBfloat16() {
+  static const bool multiplies = [] {
+    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+    constexpr auto kNeeded = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+    return (isa & kNeeded) == kNeeded;  // an instruction set holds the bits of the older
+  }();
+  return multiplies;
+}
+
+std::shared_ptr<Plan> MakePlan(Kind kind, const Problems& problems) {
   using Tag = memory::format_tag;
-  constexpr auto kType = memory::data_type::f32;
+  const int64_t *d = problems.data.shape, *k = problems.kernel.shape,
+                *o = problems.output.shape;
+  const auto &s = problems.strides, &p = problems.padding;
+  const memory::dims data = {d[1], d[4], d[2], d[3]}, kernel = {k[4], k[3], k[1], k[2]},
+                     output = {o[1], o[4], o[2], o[3]}, strides = {s[0], s[1]},
+                     low = {p[0], p[2]}, high = {p[1], p[3]};
+  const auto type =
+      problems.half() ? memory::data_type::bf16 : memory::data_type::f32;
   auto plan = std::make_shared<Plan>();
-  plan->data = memory::desc(data, kType, Tag::nhwc);
-  plan->output = memory::desc(output, kType, Tag::nhwc);
-  plan->user_kernel = memory::desc(kernel, kType, Tag::hwio);
-  const memory::desc any(kernel, kType, Tag::any);
+  plan->data = memory::desc(data, type, Tag::nhwc);
+  plan->output = memory::desc(output, type, Tag::nhwc);
+  plan->user_kernel = memory::desc(kernel, type, Tag::hwio);
+  const memory::desc any(kernel, type, Tag::any);
   const auto algorithm = dnnl::algorithm::convolution_direct;
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -125,41 +164,28 @@ std::shared_ptr<Plan> MakePlan(Kind kind, const memory::dims& data,
   return plan;
 }
 
-double Operations(const int64_t* kernel, const int64_t* output) {  // of one problem
-  return 2.0 * kernel[1] * kernel[2] * kernel[3] * output[1] * output[2] * output[3] *
-         output[4];
-}
-
-std::shared_ptr<const Plan> FindPlan(Kind kind, const int64_t* data,
-                                     const int64_t* kernel, const int64_t* output,
-                                     Integers strides, Integers padding) {
+std::shared_ptr<const Plan> FindPlan(Kind kind, const Problems& problems) {
   static std::mutex mutex;
   static std::unordered_map<Key, std::shared_ptr<const Plan>, KeyHash> plans;
-  const double operations = Operations(kernel, output);
+  const double operations = problems.Operations();
   // oneDNN fixes the split of the work when a primitive is made.
-  Key key = {static_cast<int64_t>(kind), fuprune::ApplyThreads(operations)};
-  key.insert(key.end(), data + 1, data + 5);
-  key.insert(key.end(), kernel + 1, kernel + 5);
-  key.insert(key.end(), output + 1, output + 5);
-  key.insert(key.end(), strides.begin(), strides.end());
-  key.insert(key.end(), padding.begin(), padding.end());
+  Key key = {static_cast<int64_t>(kind), fuprune::ApplyThreads(operations),
+             problems.half()};
+  for (const Tensor& tensor : {problems.data, problems.kernel, problems.output}) {
+    key.insert(key.end(), tensor.shape + 1, tensor.shape + 5);
+  }
+  for (const Integers& numbers : {problems.strides, problems.padding}) {
+    key.insert(key.end(), numbers.begin(), numbers.end());
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = plans.find(key);
     if (found != plans.end()) return found->second;
   }
-  const auto plan = MakePlan(kind, {data[1], data[4], data[2], data[3]},
-                             {kernel[4], kernel[3], kernel[1], kernel[2]},
-                             {output[1], output[4], output[2], output[3]},
-                             {strides[0], strides[1]}, {padding[0], padding[2]},
-                             {padding[1], padding[3]});
+  const auto plan = MakePlan(kind, problems);
   plan->operations = operations;
   const std::lock_guard<std::mutex> lock(mutex);
   return plans.emplace(std::move(key), plan).first->second;
-}
-
-int64_t Volume(const int64_t* dimensions) {  // of one problem of the leading axis
-  return dimensions[1] * dimensions[2] * dimensions[3] * dimensions[4];
 }
 
 // Where matrix products are faster, by measurement on one AVX2 core with 32 images: the
@@ -179,13 +205,15 @@ bool PaysByTaps(Kind kind, const fuprune::Shape& shape) {
 }
 
 // The same problems by matrix products.
-void RunByTaps(Kind kind, const fuprune::Shape& shape, int64_t problems, float* data,
-               float* kernel, float* output, double operations) {
+void RunByTaps(Kind kind, const fuprune::Shape& shape, const Problems& problems) {
   thread_local Workspace workspace;
   const auto scratch = static_cast<float*>(
       workspace.Get(fuprune::ScratchFloats(shape) * sizeof(float)));
-  fuprune::ApplyThreads(operations);
-  for (int64_t problem = 0; problem < problems; ++problem) {
+  fuprune::ApplyThreads(problems.Operations());
+  for (int64_t problem = 0; problem < problems.data.shape[0]; ++problem) {
+    float* data = problems.data.Problem(problem).floats();
+    float* kernel = problems.kernel.Problem(problem).floats();
+    float* output = problems.output.Problem(problem).floats();
     if (kind == Kind::kForward) {
       fuprune::ConvolveByTaps(shape, false, data, kernel, output, scratch);
     } else if (kind == Kind::kDataGradient) {
@@ -193,35 +221,21 @@ void RunByTaps(Kind kind, const fuprune::Shape& shape, int64_t problems, float* 
     } else {
       fuprune::KernelGradientByTaps(shape, data, output, kernel, scratch);
     }
-    data += shape.n * shape.h * shape.w * shape.i;
-    kernel += shape.kh * shape.kw * shape.i * shape.o;
-    output += shape.n * shape.p * shape.q * shape.o;
   }
 }
 
-void Run(Kind kind, float* data, const int64_t* data_shape, float* kernel,
-         const int64_t* kernel_shape, float* output, const int64_t* output_shape,
-         Integers strides, Integers padding) {
-  const fuprune::Shape shape = {
-      data_shape[1],   data_shape[2],   data_shape[3], data_shape[4], output_shape[2],
-      output_shape[3], output_shape[4], kernel_shape[1], kernel_shape[2], strides[0],
-      strides[1],      padding[0],      padding[2]};
-  if (PaysByTaps(kind, shape)) {
-    const double operations = Operations(kernel_shape, output_shape);
-    RunByTaps(kind, shape, data_shape[0], data, kernel, output, operations);
-    return;
-  }
+// The same problems by a primitive of oneDNN, in the type of the arrays.
+void RunByPlan(Kind kind, const Problems& problems) {
   thread_local dnnl::stream stream(Engine());
   thread_local Workspace workspace;
-  const auto plan =
-      FindPlan(kind, data_shape, kernel_shape, output_shape, strides, padding);
+  const auto plan = FindPlan(kind, problems);
   const size_t scratch_bytes = (plan->scratch.get_size() + 4095) / 4096 * 4096;
   const size_t kernel_bytes = plan->reorders ? plan->kernel.get_size() : 0;
   char* base = static_cast<char*>(workspace.Get(scratch_bytes + kernel_bytes));
 
-  memory data_memory(plan->data, Engine(), data);
-  memory output_memory(plan->output, Engine(), output);
-  memory user_kernel(plan->user_kernel, Engine(), kernel);
+  memory data_memory(plan->data, Engine(), problems.data.values.base);
+  memory output_memory(plan->output, Engine(), problems.output.values.base);
+  memory user_kernel(plan->user_kernel, Engine(), problems.kernel.values.base);
   memory scratch(plan->scratch, Engine(), base);
   memory inner = plan->reorders
                      ? memory(plan->kernel, Engine(), base + scratch_bytes)
@@ -235,10 +249,10 @@ void Run(Kind kind, float* data, const int64_t* data_shape, float* kernel,
   arguments.emplace(
       kind == Kind::kKernelGradient ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, inner);
 
-  for (int64_t problem = 0; problem < data_shape[0]; ++problem) {
-    data_memory.set_data_handle(data + problem * Volume(data_shape));
-    output_memory.set_data_handle(output + problem * Volume(output_shape));
-    user_kernel.set_data_handle(kernel + problem * Volume(kernel_shape));
+  for (int64_t problem = 0; problem < problems.data.shape[0]; ++problem) {
+    data_memory.set_data_handle(problems.data.Problem(problem).base);
+    output_memory.set_data_handle(problems.output.Problem(problem).base);
+    user_kernel.set_data_handle(problems.kernel.Problem(problem).base);
     const auto reorder = [&](memory& source, memory& target) {
       fuprune::ApplyThreads(plan->reorder_operations);
       plan->reorder.execute(stream, source, target);
@@ -247,6 +261,74 @@ void Run(Kind kind, float* data, const int64_t* data_shape, float* kernel,
     fuprune::ApplyThreads(plan->operations);
     plan->convolution.execute(stream, arguments);
     if (plan->reorders && kind == Kind::kKernelGradient) reorder(inner, user_kernel);
+  }
+}
+
+void RunInFloat32(Kind kind, const Problems& problems) {
+  const int64_t *d = problems.data.shape, *k = problems.kernel.shape,
+                *o = problems.output.shape;
+  const fuprune::Shape shape = {
+      d[1], d[2], d[3], d[4], o[2], o[3], o[4], k[1], k[2], problems.strides[0],
+      problems.strides[1], problems.padding[0], problems.padding[2]};
+  if (PaysByTaps(kind, shape)) {
+    RunByTaps(kind, shape, problems);
+  } else {
+    RunByPlan(kind, problems);
+  }
+}
+
+// Calls convert(first element, elements) for shares of an array.
+template <typename Convert>
+void InShares(int64_t size, const Convert& convert) {
+  constexpr int64_t kShare = 1 << 16;
+  // An element costs about what ten operations of a convolution do: it is fetched.
+  fuprune::Parallel((size + kShare - 1) / kShare, 10.0 * size, [&](int64_t share) {
+    convert(share * kShare, std::min(kShare, size - share * kShare));
+  });
+}
+
+// Problems in bfloat16 by float32, for processors that do not multiply bfloat16: one at a
+// time, so that the scratch does not grow with their number.
+void RunWidened(Kind kind, const Problems& problems) {
+  thread_local Workspace workspace;
+  const Tensor tensors[] = {problems.data, problems.kernel, problems.output};
+  const int result = kind == Kind::kForward ? 2 : kind == Kind::kDataGradient ? 0 : 1;
+  int64_t starts[4] = {};
+  for (int i = 0; i < 3; ++i) {  // each starts on a cache line of its own
+    starts[i + 1] = starts[i] + (tensors[i].Volume() + 15) / 16 * 16;
+  }
+  float* scratch = static_cast<float*>(workspace.Get(starts[3] * sizeof(float)));
+  std::vector<int64_t> shapes[3];
+  Tensor wide[3];
+  for (int i = 0; i < 3; ++i) {
+    shapes[i].assign(tensors[i].shape, tensors[i].shape + 5);
+    shapes[i][0] = 1;
+    wide[i] = {{scratch + starts[i], false}, shapes[i].data()};
+  }
+  const Problems one = {wide[0], wide[1], wide[2], problems.strides, problems.padding};
+  for (int64_t problem = 0; problem < problems.data.shape[0]; ++problem) {
+    for (int i = 0; i < 3; ++i) {
+      if (i == result) continue;
+      const uint16_t* values = tensors[i].Problem(problem).halves();
+      InShares(tensors[i].Volume(), [&](int64_t start, int64_t size) {
+        fuprune::FromBfloat16(values + start, size, scratch + starts[i] + start);
+      });
+    }
+    RunInFloat32(kind, one);
+    uint16_t* rounded = tensors[result].Problem(problem).halves();
+    InShares(tensors[result].Volume(), [&](int64_t start, int64_t size) {
+      fuprune::ToBfloat16(scratch + starts[result] + start, size, rounded + start);
+    });
+  }
+}
+
+void Run(Kind kind, const Problems& problems) {
+  if (!problems.half()) {
+    RunInFloat32(kind, problems);
+  } else if (MultipliesBfloat16()) {
+    RunByPlan(kind, problems);
+  } else {
+    RunWidened(kind, problems);
   }
 }
 
@@ -262,30 +344,31 @@ ffi::Error Guarded(Function function) {
   }
 }
 
+Tensor TensorOf(Array& array) {
+  return {fuprune::ValuesOf(array), array.dimensions().begin()};
+}
+
 ffi::Error Forward(Array data, Array kernel, Result output, Integers strides,
                    Integers padding) {
   return Guarded([&] {
-    Run(Kind::kForward, data.typed_data(), data.dimensions().begin(),
-        kernel.typed_data(), kernel.dimensions().begin(), output->typed_data(),
-        output->dimensions().begin(), strides, padding);
+    Run(Kind::kForward,
+        {TensorOf(data), TensorOf(kernel), TensorOf(*output), strides, padding});
   });
 }
 
 ffi::Error DataGradient(Array output, Array kernel, Result data, Integers strides,
                         Integers padding) {
   return Guarded([&] {
-    Run(Kind::kDataGradient, data->typed_data(), data->dimensions().begin(),
-        kernel.typed_data(), kernel.dimensions().begin(), output.typed_data(),
-        output.dimensions().begin(), strides, padding);
+    Run(Kind::kDataGradient,
+        {TensorOf(*data), TensorOf(kernel), TensorOf(output), strides, padding});
   });
 }
 
 ffi::Error KernelGradient(Array data, Array output, Result kernel, Integers strides,
                           Integers padding) {
   return Guarded([&] {
-    Run(Kind::kKernelGradient, data.typed_data(), data.dimensions().begin(),
-        kernel->typed_data(), kernel->dimensions().begin(), output.typed_data(),
-        output.dimensions().begin(), strides, padding);
+    Run(Kind::kKernelGradient,
+        {TensorOf(data), TensorOf(*kernel), TensorOf(output), strides, padding});
   });
 }
 
@@ -302,6 +385,10 @@ ffi::Error KernelGradient(Array data, Array output, Result kernel, Integers stri
 
 extern "C" FUPRUNE_EXPORT void fuprune_set_threads(int threads) {
   fuprune::num_threads.store(threads);
+}
+
+extern "C" FUPRUNE_EXPORT bool fuprune_multiplies_bfloat16() {
+  return MultipliesBfloat16();
 }
 
 // Gives way to a number that was set before.

@@ -192,7 +192,7 @@ def _batch_norm(
     # deep the network, and is not recorded.
     some = True if mask is None else jnp.any(mask != 0)
     real = mask if mask is None else jnp.where(some, mask, 1)
-    if implementation == "onednn" and inputs.dtype == jnp.float32:
+    if implementation == "onednn":
         outputs, *moments = normalisation.implementation(implementation)(
             inputs,
             scale,

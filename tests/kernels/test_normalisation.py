@@ -270,7 +270,7 @@ def test_other_platforms_lower_to_xla():
 
 def test_other_dtypes_go_to_jax():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)
-    half = data.astype(jnp.bfloat16)
+    half = data.astype(jnp.float16)
     text = str(jax.make_jaxpr(normalisation.batch_norm)(half, scale, bias))
     assert "fuprune" not in text
 

@@ -1,0 +1,262 @@
+"""The kernels on bfloat16: what float32 computes from the same values, rounded once."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import chex
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from fuprune.kernels import convolution, library, normalisation
+from fuprune.models import zoo
+from tests import reference_kernels
+from tests.kernels.test_convolution import NUMBERS, random
+from tests.kernels.test_normalisation import operands, scattered
+
+pytestmark = pytest.mark.skipif(not library.available(), reason=str(library.why_not()))
+# Half of the distance between two bfloat16, and what float32 sums lose on the way.
+HALF_A_STEP = 2.0**-8 * 1.01
+
+
+def half(tree):
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+
+
+def assert_rounded(actual, expected, lost=1e-5):
+    """Each value is the bfloat16 nearest to a float64 one, or to one close to it.
+
+    Args:
+      actual: bfloat16.
+      expected: float64, not rounded.
+      lost: of the largest value, by the sums in float32.
+    """
+    assert actual.dtype == jnp.bfloat16
+    expected = np.asarray(expected, np.float64)
+    error = np.abs(np.asarray(actual, np.float64) - expected)
+    allowed = HALF_A_STEP * np.abs(expected) + lost * np.max(np.abs(expected))
+    np.testing.assert_array_less(error, allowed)
+
+
+@pytest.mark.parametrize(
+    ("examples", "size", "channels", "features", "kernel", "strides"),
+    [
+        (3, 32, 3, 16, 3, (1, 1)),
+        (3, 16, 17, 5, 3, (2, 2)),
+        (2, 9, 16, 16, 1, (2, 1)),
+        (4, 2, 256, 256, 3, (1, 1)),  # by matrix products, where float32 multiplies
+    ],
+)
+def test_a_convolution_and_its_gradients_are_rounded_once(
+    examples, size, channels, features, kernel, strides
+):
+    data = half(random("data", examples, size, size, channels))
+    weights = half(random("kernel", kernel, kernel, channels, features))
+    padding = ((1, 1), (1, 1)) if kernel == 3 else ((0, 0), (0, 0))
+
+    def apply(data, weights):
+        return convolution.convolve(
+            data, weights, strides, padding, dimension_numbers=NUMBERS
+        )
+
+    assert "fuprune_conv_forward" in str(jax.make_jaxpr(apply)(data, weights))
+    output, pull_back = jax.vjp(apply, data, weights)
+    assert_rounded(output, reference_kernels.convolve(data, weights, strides, padding))
+    cotangent = half(random("cotangent", *output.shape))
+    gradients = jax.jit(pull_back)(cotangent)
+    expected = reference_kernels.convolve_pullback(
+        data, weights, strides, padding, cotangent
+    )
+    for actual, wanted in zip(gradients, expected, strict=True):
+        assert_rounded(actual, wanted)
+
+
+def test_problems_with_kernels_of_their_own_equal_one_after_the_other():
+    data = half(random("data", 3, 4, 8, 8, 5))
+    weights = half(random("kernel", 3, 3, 3, 5, 7))
+
+    def loss(data, weights):
+        outputs = convolution.convolve(
+            data, weights, (1, 1), "SAME", dimension_numbers=NUMBERS
+        )
+        return jnp.sum(jnp.sin(outputs.astype(jnp.float32)))
+
+    gradient = jax.grad(loss, (0, 1))
+    together = jax.jit(jax.vmap(gradient))(data, weights)
+    apart = [jax.jit(gradient)(*pair) for pair in zip(data, weights, strict=True)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *apart)
+    chex.assert_trees_all_equal(together, stacked)
+
+
+def test_values_pass_unchanged_and_ties_go_to_the_even():
+    special = jnp.array([0.0, -0.0, 1.0, 3.0e38, 1e-30, jnp.inf, -jnp.inf, jnp.nan])
+    data = half(special).reshape(1, 1, 8, 1)
+    one = jnp.ones((1, 1, 1, 1), jnp.bfloat16)
+    same = convolution.convolve(data, one, (1, 1), "VALID", dimension_numbers=NUMBERS)
+    np.testing.assert_array_equal(
+        np.asarray(same, np.float32), np.asarray(data, np.float32)
+    )
+    # 1 + 2^-8 lies between 1 and 1 + 2^-7, 1 + 3 * 2^-8 between that and 1 + 2^-6.
+    pairs = half(jnp.array([[1.0, 2.0**-8], [1 + 2.0**-7, 2.0**-8], [1.0, 2.0**-7]]))
+    both = jnp.ones((1, 1, 2, 1), jnp.bfloat16)
+    sums = convolution.convolve(
+        pairs.reshape(1, 1, 3, 2), both, (1, 1), "VALID", dimension_numbers=NUMBERS
+    )
+    expected = [1.0, 1 + 2.0**-6, 1 + 2.0**-7]
+    np.testing.assert_array_equal(np.asarray(sums, np.float32).ravel(), expected)
+
+
+def norm_in_float64(data, scale, bias, residual, mask, places):
+    """The definition, with `width` channels in the result."""
+    data, scale, bias, residual = (
+        np.asarray(x, np.float64) for x in (data, scale, bias, residual)
+    )
+    kept = data[np.asarray(mask) != 0]
+    mean, variance = kept.mean(axis=(0, 1, 2)), kept.var(axis=(0, 1, 2))
+    values = (data - mean) / np.sqrt(variance + 1e-5) * scale + bias
+    result = np.zeros((*data.shape[:-1], places["width"]))
+    result[..., places["places"]] += values
+    result[..., places["residual_places"]] += residual
+    return np.maximum(result, 0), mean, variance
+
+
+@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(0, 9), st.integers(1, 9)
+)
+def test_a_norm_is_rounded_once_wherever_its_channels_go(channels, held, more, size):
+    places = scattered(channels, held, max(channels, held) + more)
+    data, scale, bias, residual = operands(
+        (3, size, 4, channels), residual=True, held=held
+    )
+    data, residual, mask = half(data), half(residual), jnp.array([1.0, 0.0, 2.0])
+    given = (data, scale, bias, mask, residual)
+    actual = normalisation.batch_norm(*given, relu=True, **places)
+    assert "fuprune" in str(
+        jax.make_jaxpr(lambda *x: normalisation.batch_norm(*x, **places))(*given)
+    )
+    outputs, mean, variance = norm_in_float64(data, scale, bias, residual, mask, places)
+    assert_rounded(actual.outputs, outputs, lost=1e-4)
+    assert actual.mean.dtype == actual.variance.dtype == jnp.float32
+    np.testing.assert_allclose(actual.mean, mean, atol=1e-5)
+    np.testing.assert_allclose(actual.variance, variance, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [5, 16, 300])  # in blocks of a part of an example
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_gradient_of_a_norm_is_that_of_the_widened_values(channels, relu):
+    places = scattered(channels, channels + 1, channels + 4)
+    data, scale, bias, residual = operands(
+        (3, 12, 12, channels), residual=True, held=channels + 1
+    )
+    data, residual, mask = half(data), half(residual), jnp.array([1.0, 0.0, 2.0])
+    shape = (*data.shape[:-1], places["width"])
+    cotangent = half(random("cotangent", *shape))
+
+    def pull_back(norm, data, residual):
+        def apply(data, scale, bias, residual):
+            return norm(data, scale, bias, mask, residual, relu=relu, **places).outputs
+
+        outputs, back = jax.vjp(apply, data, scale, bias, residual)
+        return outputs, back(cotangent.astype(outputs.dtype))
+
+    outputs, actual = jax.jit(pull_back, static_argnums=0)(
+        normalisation.batch_norm, data, residual
+    )
+    wide = data.astype(jnp.float32), residual.astype(jnp.float32)
+    expected_outputs, expected = pull_back(normalisation.batch_norm_in_jax, *wide)
+    assert_rounded(outputs, expected_outputs)
+    for i in (0, 3):
+        assert_rounded(actual[i], expected[i], lost=1e-4)
+    for i in (1, 2):
+        assert actual[i].dtype == jnp.float32
+        scale_of = np.max(np.abs(expected[i]))
+        np.testing.assert_allclose(actual[i], expected[i], atol=1e-4 * scale_of)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "vgg11"])
+def test_a_network_trains_as_it_does_with_xla(name):
+    """Logits, gradients and statistics are as near to float32 as XLA's bfloat16 is."""
+    images = random("images", 8, 32, 32, 3)
+    labels = jnp.arange(8) % 3
+
+    def step(dtype, conv):
+        model = zoo.create(name, num_classes=3, dtype=dtype, conv=conv)
+        variables = zoo.create(name, num_classes=3).init(jax.random.key(0), images)
+
+        @jax.jit
+        def gradient(params):
+            def loss(params):
+                logits, state = model.apply(
+                    variables | {"params": params},
+                    images,
+                    train=True,
+                    mutable=["batch_stats"],
+                )
+                rows = jnp.take_along_axis(
+                    jax.nn.log_softmax(logits), labels[:, None], 1
+                )
+                return -jnp.mean(rows), (logits, state)
+
+            return jax.value_and_grad(loss, has_aux=True)(params)
+
+        return gradient(variables["params"])
+
+    ours, theirs = step(jnp.bfloat16, "onednn"), step(jnp.bfloat16, "xla")
+    exact = step(jnp.float32, "xla")
+    chex.assert_trees_all_equal_shapes_and_dtypes(ours, exact)
+
+    def distance(a, b):
+        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        squares = [(jnp.sum((x - y) ** 2), jnp.sum(y**2)) for x, y in pairs]
+        return float(np.sqrt(sum(x for x, _ in squares) / sum(y for _, y in squares)))
+
+    assert 0 < distance(ours, exact) < 1.2 * distance(theirs, exact)
+
+
+def test_what_multiplies_is_said_once(caplog):
+    data, weights = half(random("data", 1, 4, 4, 2)), half(random("k", 3, 3, 2, 2))
+    library.notice_slow_bfloat16.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for stride in (1, 2):
+            apply = jax.jit(
+                lambda data, weights, stride=stride: convolution.convolve(
+                    data, weights, (stride,) * 2, "SAME", dimension_numbers=NUMBERS
+                )
+            )
+            apply(data, weights)
+    notices = [line for line in caplog.messages if "no products of bfloat16" in line]
+    assert len(notices) == (0 if library.multiplies_bfloat16() else 1)
+
+
+def test_a_processor_without_bfloat16_computes_the_same():
+    """oneDNN is told to leave new instructions alone, in a process of its own."""
+    program = (
+        "import jax, numpy as np; from fuprune.kernels import convolution, library\n"
+        "from tests.kernels.test_convolution import NUMBERS, random\n"
+        "data, weights = (random(n, *s).astype('bfloat16') for n, s in"
+        " (('data', (2, 8, 8, 16)), ('kernel', (3, 3, 16, 16))))\n"
+        "output = convolution.convolve(data, weights, (1, 1), 'SAME',"
+        " dimension_numbers=NUMBERS)\n"
+        "assert not library.multiplies_bfloat16()\n"
+        "print(float(np.abs(np.asarray(output, np.float64)).sum()))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    data, weights = (
+        half(random("data", 2, 8, 8, 16)),
+        half(random("kernel", 3, 3, 16, 16)),
+    )
+    padding = ((1, 1), (1, 1))
+    expected = reference_kernels.convolve(data, weights, (1, 1), padding)
+    assert float(output) == pytest.approx(np.abs(expected).sum(), rel=1e-4)
