@@ -286,7 +286,7 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
     retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
     found = speed.reached(rows, "retrained")
     if not queries.rows_of(record, roles.RETRAIN):
-        yield "Nothing was retrained, so there is no speed to compare with."
+        yield "This run retrained nothing, so there is no speed to compare with."
     if found is None:
         return
     accuracy = formats.percent(found.accuracy)
@@ -391,9 +391,11 @@ def _next(
 ) -> Iterator[str]:
     if audit is None or not audit.tests:
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
-    if not queries.rows_of(record, roles.RETRAIN):
+    # An audit may compare with models that other runs retrained (audit.reference).
+    references = judgement.retrained_models(audit) if audit is not None else 0
+    if not references and not queries.rows_of(record, roles.RETRAIN):
         yield "Add retrain to unlearn.methods: everything is measured against it."
-    elif audit is not None and judgement.retrained_models(audit) < RECOMMENDED_SEEDS:
+    elif audit is not None and references < RECOMMENDED_SEEDS:
         yield (
             f"Set --config.unlearn.retrain_seeds={RECOMMENDED_SEEDS}: more retrained "
             "models make smaller differences visible."

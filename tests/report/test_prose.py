@@ -173,10 +173,13 @@ def test_tests_that_could_see_come_first():
 
 def test_few_seeds_and_missing_retraining_are_next_steps():
     assert "--config.unlearn.retrain_seeds=5" in answers()["What next?"]
-    bare = answers(make_record(methods=(PRUNING,)))
+    record = make_record(methods=(PRUNING,))
+    bare = found(first_screen(record, None))
     assert "Add retrain to unlearn.methods" in bare["What next?"]
     assert "Add controls" in bare["What next?"]
-    assert "Nothing was retrained" in bare["At what price?"]
+    assert "This run retrained nothing" in bare["At what price?"]
+    # Other runs' models, which the audit compares with, are retraining, too.
+    assert "Add retrain" not in answers(record)["What next?"]
 
 
 @pytest.mark.parametrize(
