@@ -7,6 +7,7 @@ nothing can rebuild, because its code is not ours and no factory was named, is s
 with its own programs beside its weights: the spec says which of the two it is.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -188,12 +189,18 @@ def _flatten(variables) -> dict[str, Any]:
     return traverse_util.flatten_dict(dict(variables), sep="/")
 
 
+# An audit loads many models of one network, and tracing one takes a while.
+@functools.lru_cache(maxsize=8)
+def _expected_arrays(model) -> dict[str, Any]:
+    image = jax.ShapeDtypeStruct((1, *model.input_shape), jnp.float32)
+    return _flatten(jax.eval_shape(model.init, jax.random.key(0), image))
+
+
 def _check_arrays(model, flat, where):
     if isinstance(model, ExportedNetwork):
         expected = _flatten(model.shapes())
     else:
-        image = jax.ShapeDtypeStruct((1, *model.input_shape), jnp.float32)
-        expected = _flatten(jax.eval_shape(model.init, jax.random.key(0), image))
+        expected = _expected_arrays(model)
     for problem, names in (
         ("lacks", sorted(expected.keys() - flat.keys())),
         ("holds unexpected", sorted(flat.keys() - expected.keys())),

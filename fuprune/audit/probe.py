@@ -7,13 +7,14 @@ that somebody worked on them. All images are test images, because the training i
 the class are those that some methods teach wrongly.
 """
 
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from fuprune.audit.evidence import FURTHER, HEADLINE, TWO_SIDED
 from fuprune.audit.measurements import (
@@ -205,7 +206,7 @@ def held_out_scores(
     scores = np.zeros(len(features))
     folds = StratifiedKFold(options.folds, shuffle=True, random_state=seed)
     # Problems this small lose far more to BLAS threads than they gain.
-    with threadpool_limits(1), warnings.catch_warnings():
+    with _threads().limit(limits=1), warnings.catch_warnings():
         # One that is stopped early is stopped at the same step for every model.
         warnings.simplefilter("ignore", ConvergenceWarning)
         # Classes with fewer images than folds are spread as far as they go.
@@ -218,6 +219,12 @@ def held_out_scores(
             model.fit(features[fitted], forgotten[fitted])
             scores[scored] = model.predict_proba(features[scored])[:, 1]
     return scores
+
+
+# Looking for the libraries takes longer than many a fit. They are loaded by then.
+@functools.cache
+def _threads() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _make_classifier(name: str, options: ProbeOptions, seed: int) -> "Pipeline":
@@ -285,7 +292,7 @@ def few_shot_recognition(
         if not held_out.any():
             continue
         head = _make_classifier("linear", options, seed)
-        with threadpool_limits(1), warnings.catch_warnings():
+        with _threads().limit(limits=1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             guess = head.fit(features[rows], labels[rows]).predict(features[held_out])
         right[held_out] += guess == labels[held_out]

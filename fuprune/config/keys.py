@@ -379,6 +379,8 @@ SECTIONS = (
         ("conv", "auto", one_of("auto", "xla", "onednn"),
          "library for convolutions; onednn is for CPUs (needs the extra)"),
         ("devices", 0, between(0, 1024), "number of CPU devices; 0 is automatic"),
+        ("compilation", "full", one_of("full", "quick"),
+         "how hard XLA optimises; quick compiles in half the time, for short runs"),
         ("compilation_cache", "auto", PATH,
          "directory of compiled programs; auto is in ~/.cache, '' is none"),
         ("heartbeat_seconds", 100, SECONDS,

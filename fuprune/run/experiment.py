@@ -95,6 +95,7 @@ def run(
         backend=config.runtime.backend,
         conv=assembly.convolutions(config),
         devices=config.runtime.devices,
+        compilation=config.runtime.compilation,
         compilation_cache=config.runtime.compilation_cache,
         cohort=config.train.cohort,
         heartbeat_seconds=config.runtime.heartbeat_seconds,

@@ -54,6 +54,7 @@ def start(
     conv: str = "auto",
     devices: int = 0,
     cohort: int = 0,
+    compilation: str = "full",
     compilation_cache: str = "auto",
     coordinator: str = "",
     num_processes: int = 0,
@@ -70,6 +71,7 @@ def start(
       devices: CPU devices to make in this process; 0 makes one per core, only one when
         there are several processes, and never more than `cohort`.
       cohort: clients per round, 0 if unknown: more devices than that would idle.
+      compilation: "quick" leaves out most of XLA's optimisations.
       compilation_cache: a directory, `auto` for one in the user's cache, "" for none.
       coordinator: `host:port` of process 0; "" leaves it to cluster detection.
       num_processes: with `coordinator`.
@@ -93,6 +95,8 @@ def start(
     # CPU devices can only be made before JAX opens them.
     if not platforms or "cpu" in platforms.split(","):
         _make_cpu_devices(devices or (1 if several else _cores(cohort)))
+    if compilation == "quick":
+        _compile_quickly()
     _use_cache(compilation_cache)
     # From here on the backend is open.
     processes.open_devices()
@@ -365,6 +369,17 @@ def _make_cpu_devices(number: int) -> None:
         jax.config.update("jax_num_cpu_devices", number)
     except RuntimeError:
         logging.info("JAX is already running; its devices stay as they are.")
+
+
+def _compile_quickly() -> None:
+    jax.config.update("jax_disable_most_optimizations", True)
+    # The fusion emitters take twice as long as the ones before them. XLA reads the
+    # variable when it opens, and ends the process if it does not know the flag.
+    if metadata.version("jaxlib").startswith("0.10."):
+        given = os.environ.get("XLA_FLAGS", "")
+        if "xla_cpu_use_fusion_emitters" not in given:
+            flag = "--xla_cpu_use_fusion_emitters=false"
+            os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
 
 
 def _use_cache(directory: str) -> None:
