@@ -1,0 +1,73 @@
+"""Does bfloat16 learn as well? CIFAR-10 with both types, three seeds a side.
+
+Runs `fuprune.main` to train ResNet20 once per type and seed, and collects the test
+accuracies. Each training has a workdir of its own and is resumed, so the script may be
+stopped. Whether the processor multiplies bfloat16 makes no difference here: products are
+summed in float32 either way.
+
+    python benchmarks/bfloat16_accuracy.py        # about 80 minutes on one AVX2 core
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "bfloat16_accuracy.json"
+DTYPES = ("float32", "bfloat16")
+
+
+def main(arguments=None):
+    """Train, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=450)
+    parser.add_argument("--runs", type=pathlib.Path, default=HERE.parent / "runs")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    report = {"rounds": options.rounds, "rows": []}
+    # Seed by seed, so that a run which is stopped has as many of either type.
+    for seed in options.seeds:
+        for dtype in DTYPES:
+            report["rows"].append(train(dtype, seed, options))
+            options.output.write_text(json.dumps(report, indent=1) + "\n")
+    for dtype in DTYPES:
+        found = [r["accuracy"] for r in report["rows"] if r["dtype"] == dtype]
+        print(
+            f"{dtype}: {', '.join(f'{value:.2%}' for value in found)};"
+            f" mean {statistics.mean(found):.2%}"
+        )
+    return report
+
+
+def train(dtype, seed, options) -> dict:
+    """One training: its type, seed and accuracies on all test images."""
+    workdir = options.runs / f"{dtype}_{options.rounds}_seed{seed}"
+    command = [
+        "--config=configs/cifar10_resnet_cpu.py",
+        "--config.phases=pretrain",
+        f"--config.seed={seed}",
+        f"--config.runtime.dtype={dtype}",
+        f"--config.train.rounds={options.rounds}",
+        "--config.train.warmup_rounds=20",
+        "--config.runtime.progress=plain",
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "fuprune.main", *command, f"--workdir={workdir}"],
+        cwd=HERE.parent,
+        check=True,
+    )
+    raw = json.loads((workdir / "results.json").read_text())["stages"][0]
+    return {
+        "dtype": dtype,
+        "seed": seed,
+        "command": "python -m fuprune.main " + " ".join(command),
+        **{name: raw[name] for name in ("accuracy", "u_accuracy", "r_accuracy")},
+    }
+
+
+if __name__ == "__main__":
+    main()
