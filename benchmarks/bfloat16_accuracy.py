@@ -2,7 +2,7 @@
 
 Runs `fuprune.main` to train ResNet20 once per type and seed, and collects the test
 accuracies. Each training has a workdir of its own and is resumed, so the script may be
-stopped. Whether the processor multiplies bfloat16 makes no difference here: products are
+stopped. Whether the processor multiplies bfloat16 hardly matters here: products are
 summed in float32 either way.
 
     python benchmarks/bfloat16_accuracy.py        # about 80 minutes on one AVX2 core
