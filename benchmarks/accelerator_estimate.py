@@ -11,6 +11,7 @@ Runs in the environment `setup.sh tpu` makes:
 
     python benchmarks/accelerator_estimate.py
     python benchmarks/accelerator_estimate.py --forms auto --dtype bfloat16
+    python benchmarks/accelerator_estimate.py --forms convolutions    # seconds
 """
 
 import os
@@ -25,6 +26,9 @@ import accelerator_programs  # noqa: E402
 
 RESULTS = HERE / "results" / "accelerator_estimate.json"
 FORMS = ("floor", "map", "vmap", "auto")
+# Channels and pixels of a side of single convolutions, 256 images each.
+CONVOLUTIONS = ((16, 32), (128, 32), (512, 8))
+PRECISIONS = (("float32", "default"), ("float32", "highest"), ("bfloat16", "default"))
 
 
 def main(arguments=None):
@@ -43,6 +47,11 @@ def main(arguments=None):
     accelerator_programs.enter("tpu", __file__, arguments)
     report = accelerator_programs.read_report(options.output)
     for form in options.forms:
+        if form == "convolutions":
+            report.setdefault("convolutions", {})
+            report["convolutions"][options.topology] = convolutions(options.topology)
+            accelerator_programs.write_report(report, options.output)
+            continue
         row = estimate(form, options)
         print(
             f"{row['net']} {row['dtype']} {form}: {row['cycles'] / 1e6:.1f}M cycles"
@@ -86,6 +95,40 @@ def estimate(form, options):
         "cycles": count_cycles(compiled.as_text(), steps) / steps,
         "bytes": accelerator_programs.memory_of(compiled),
     }
+
+
+def convolutions(topology_name) -> list[dict]:
+    """Cycles of single 3x3 convolutions by type and precision of the products."""
+    import jax
+    from jax.experimental import topologies
+    from jax.sharding import SingleDeviceSharding
+
+    topology = topologies.get_topology_desc(
+        platform="tpu", topology_name=topology_name
+    )
+    sharding = SingleDeviceSharding(topology.devices[0])
+
+    def convolve(images, kernel):
+        return jax.lax.conv_general_dilated(
+            images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    rows = []
+    for channels, side in CONVOLUTIONS:
+        row = {"channels": channels, "side": side, "cycles": {}}
+        for dtype, precision in PRECISIONS:
+            shapes = [(256, side, side, channels), (3, 3, channels, channels)]
+            with jax.default_matmul_precision(precision):
+                compiled = (
+                    jax.jit(convolve, in_shardings=sharding, out_shardings=sharding)
+                    .lower(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
+                    .compile()
+                )
+            cycles = count_cycles(compiled.as_text(), 1)
+            row["cycles"][f"{dtype} {precision}"] = cycles
+        print(topology_name, row, flush=True)
+        rows.append(row)
+    return rows
 
 
 def count_cycles(text: str, steps: int) -> int:

@@ -87,12 +87,33 @@ def accelerator_table(report):
             f" {row['bytes'] / 1e6:.0f} |"
         )
 
-    return written(
+    rounds = written(
         f"Compiled {report['date']}, jax {report['versions']['jax']}. Estimates, not"
         " measurements.",
         "| TPU | form | net | type | cycles, estimated | to the floor | memory, MB |",
         "|---|---|---|---|---:|---:|---:|",
         map(line, sorted(report["rows"], key=order)),
+    )
+    return f"{rounds}\n\n{accelerator_convolutions(report)}"
+
+
+def accelerator_convolutions(report):
+    """Estimated cycles of single convolutions, by type."""
+    given = report.get("convolutions", {})
+    kinds = ("float32 default", "float32 highest", "bfloat16 default")
+
+    def line(topology, row):
+        cycles = [f"{row['cycles'][kind] / 1e3:.0f}k" for kind in kinds]
+        return (
+            f"| {topology.split(':')[0]} | {row['channels']}, {row['side']}x{row['side']}"
+            f" | {' | '.join(cycles)} |"
+        )
+
+    return written(
+        "One 3x3 convolution of 256 images, cycles estimated:",
+        "| TPU | channels, pixels | float32 | float32, `highest` | bfloat16 |",
+        "|---|---|---:|---:|---:|",
+        [line(name, row) for name in sorted(given) for row in given[name]],
     )
 
 
