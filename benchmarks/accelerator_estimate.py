@@ -103,9 +103,7 @@ def convolutions(topology_name) -> list[dict]:
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
-    topology = topologies.get_topology_desc(
-        platform="tpu", topology_name=topology_name
-    )
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=topology_name)
     sharding = SingleDeviceSharding(topology.devices[0])
 
     def convolve(images, kernel):

@@ -104,9 +104,10 @@ def accelerator_convolutions(report):
 
     def line(topology, row):
         cycles = [f"{row['cycles'][kind] / 1e3:.0f}k" for kind in kinds]
+        pixels = f"{row['side']}x{row['side']}"
         return (
-            f"| {topology.split(':')[0]} | {row['channels']}, {row['side']}x{row['side']}"
-            f" | {' | '.join(cycles)} |"
+            f"| {topology.split(':')[0]} | {row['channels']}, {pixels} |"
+            f" {' | '.join(cycles)} |"
         )
 
     return written(
