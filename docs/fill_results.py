@@ -50,6 +50,7 @@ def bodies() -> dict[str, str]:
         "commands": commands(runs),
         "curves": curves(runs),
         "trials": trials(runs),
+        "biased": biased(runs),
     }
 
 
@@ -180,6 +181,31 @@ def trial(run: str, config, row, judged: float) -> str:
         f"{judged:.2%}",
         f"`{run}`",
     )
+
+
+def biased(runs) -> str:
+    """Every model of the runs with biased clients, one pair of columns per run."""
+    found = [run for run in runs if re.fullmatch(r".*_bias[\d.]+", run.name)]
+    columns, models = [], {}
+    for run in found:
+        config = json.loads((run / "config.json").read_text())["config"]
+        columns += [f"q = {config['partition']['bias']:g}: U", "R"]
+        record = read_record(run)
+        rounds = {row.name: row.rounds for row in record.methods}
+        for row in record.stages:
+            ended = row.stage in ("raw", "masked", "fine_tuned")
+            title = titled(row.method) + ("" if ended else ", not fine-tuned")
+            spent = str(rounds.get(row.method, "")) if ended else "0"
+            pair = f"{row.u_accuracy:.1%}", f"{row.r_accuracy:.1%}"
+            models.setdefault((title, spent), {})[run.name] = pair
+    lines = [
+        cells("model", "rounds", *columns),
+        f"|---|---:|{'---:|' * len(columns)}",
+    ]
+    for (title, spent), pairs in models.items():
+        values = [x for run in found for x in pairs.get(run.name, ("", ""))]
+        lines.append(cells(title, spent, *values))
+    return "\n".join(lines)
 
 
 # The tests that say most, and what a narrow column calls them.
