@@ -5,7 +5,7 @@ accuracies. Each training has a workdir of its own and is resumed, so the script
 stopped. Whether the processor multiplies bfloat16 hardly matters here: products are
 summed in float32 either way.
 
-    python benchmarks/bfloat16_accuracy.py        # about 80 minutes on one AVX2 core
+    python benchmarks/bfloat16_accuracy.py     # about 80 minutes of one AVX2 core
 """
 
 import argparse
