@@ -62,9 +62,10 @@ def ready() -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Says whether this processor has products of bfloat16 (avx512_bf16, AMX).
+    """Says whether this processor has fast products of bfloat16.
 
-    Elsewhere the kernels round the same results from products of float32.
+    That is AMX, or avx512_bf16 on processors that are not Intel's, where it has half the
+    rate of float32. Elsewhere the kernels round the same results from float32 products.
     """
     return available() and bool(build.load(_FOLDER).fuprune_multiplies_bfloat16())
 
@@ -74,8 +75,9 @@ def notice_slow_bfloat16() -> None:
     """Logs once that bfloat16 is no faster than float32 on this processor."""
     if not multiplies_bfloat16():
         _log.warning(
-            "This processor has no products of bfloat16 (avx512_bf16 or AMX): they are "
-            "computed in float32, so that bfloat16 saves memory but little or no time."
+            "This processor has no fast products of bfloat16 (AMX, or avx512_bf16 on "
+            "AMD's): they are computed in float32, so that bfloat16 saves memory but "
+            "little or no time."
         )
 
 

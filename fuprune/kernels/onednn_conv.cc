@@ -99,13 +99,23 @@ class Workspace {
   size_t size_ = 0;
 };
 
-// Whether the processor multiplies bfloat16. oneDNN also says no where the environment
-// forbids it (ONEDNN_MAX_CPU_ISA).
+// Whether products of bfloat16 are worth it on this processor: by AMX, or by avx512_bf16
+// where that is not Intel's. Intel's processors with AMX execute avx512_bf16 at half the
+// rate of float32 (benchmarks/roofline.py), which matters where a virtual machine hides
+// AMX from them. oneDNN also says no where the environment forbids an instruction set
+// (ONEDNN_MAX_CPU_ISA).
 bool MultipliesBfloat16() {
   static const bool multiplies = [] {
     const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-    constexpr auto kNeeded = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
-    return (isa & kNeeded) == kNeeded;  // an instruction set holds the bits of the older
+    const auto has = [isa](dnnl::cpu_isa set) {
+      // An instruction set holds the bits of the older ones.
+      return (isa & static_cast<unsigned>(set)) == static_cast<unsigned>(set);
+    };
+    if (has(dnnl::cpu_isa::avx512_core_amx)) return true;
+#if defined(__x86_64__)
+    if (__builtin_cpu_is("intel")) return false;
+#endif
+    return has(dnnl::cpu_isa::avx512_core_bf16);
   }();
   return multiplies;
 }
