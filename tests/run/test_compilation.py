@@ -11,7 +11,8 @@ PROGRAM = """
 import os, jax
 from fuprune.run import machine
 machine.start(compilation={compilation!r}, compilation_cache="", devices=1)
-print(jax.config.read("jax_disable_most_optimizations"), os.environ["XLA_FLAGS"])
+flags = [f for f in os.environ["XLA_FLAGS"].split() if "fusion_emitters" in f]
+print(jax.config.read("jax_disable_most_optimizations"), *flags)
 print(float(jax.jit(lambda x: x + 1)(1.0)))
 """
 FLAG = "--xla_cpu_use_fusion_emitters"
