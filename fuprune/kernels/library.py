@@ -64,8 +64,8 @@ def ready() -> bool:
 def multiplies_bfloat16() -> bool:
     """Says whether this processor has fast products of bfloat16.
 
-    That is AMX, or avx512_bf16 on processors that are not Intel's, where it has half the
-    rate of float32. Elsewhere the kernels round the same results from float32 products.
+    That is AMX, or avx512_bf16 on processors that are not Intel's: there it has half
+    the rate of float32. Elsewhere the kernels round the results of float32 products.
     """
     return available() and bool(build.load(_FOLDER).fuprune_multiplies_bfloat16())
 

@@ -174,6 +174,7 @@ def _speed_section(
         table_forms.to_html(main),
         _folded("The same for other targets", *others),
         table_forms.to_html(made.get("methods")),
+        _folded("Where the time of the run went", made.get("units")),
     ]
     lacking = {
         0: "No method has finished yet.",
@@ -262,6 +263,7 @@ def _tables(run: Run) -> dict[str, Table]:
         audit and tables.verdict_table(audit, tested),
         *(tables.speed_table(record, target) for target in speed.TARGETS),
         tables.methods_table(record),
+        tables.units_table(run.clocks),
         tables.paper_table(record),
         tables.class_table(record),
         *tables.layer_tables(record),

@@ -12,7 +12,7 @@ from fuprune.report import charts, formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run import queries, speed
-from fuprune.run.record import CutRow, MethodRow, RunRecord, StageRow
+from fuprune.run.record import CutRow, MethodRow, PhaseClock, RunRecord, StageRow
 
 # What every method reached and spent: column, value of a row, how it is written.
 _COSTS = (
@@ -67,6 +67,32 @@ def methods_table(record: RunRecord) -> Table | None:
         "by all clients in these rounds and in those of FedEraser and SISA, without "
         "other passes of a method over data, which its own work covers. Uploaded: by "
         "one client that takes part in everything.",
+    )
+
+
+def units_table(clocks: Mapping[str, PhaseClock]) -> Table | None:
+    """Where the time of a run went: every unit that finished, and all of them."""
+    entries: list[tuple[str, float, float | None]] = [
+        (name, clock.unit, clock.programs)
+        for name, clock in clocks.items()
+        if clock.unit is not None
+    ]
+    if len(entries) > 1:
+        parts = [programs for _, _, programs in entries]
+        programs = None if None in parts else sum(queries.known(parts))
+        entries.append(("all of them", sum(unit for _, unit, _ in entries), programs))
+    times = (Column("all of it", group="Time"), Column("programs", group="Time"))
+    return table_of(
+        "units",
+        "Where the time went",
+        (*in_words("Unit"), *times),
+        [
+            (cell(name), *(cell(t, formats.seconds(t)) for t in seconds))
+            for name, *seconds in entries
+        ],
+        "Each unit in its last start, in seconds of the clock. Programs: tracing, "
+        "compiling or loading what JAX runs, which a second run finds in the "
+        "compilation cache. Loading the data and opening the devices come before.",
     )
 
 

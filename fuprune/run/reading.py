@@ -12,7 +12,7 @@ from fuprune.audit.evidence import AuditReport
 from fuprune.errors import FupruneError, InputError
 from fuprune.run import files, queries
 from fuprune.run.feature_maps import PictureArrays, read_feature_maps
-from fuprune.run.record import FORMAT, CurveRow, Provenance, RunRecord
+from fuprune.run.record import FORMAT, CurveRow, PhaseClock, Provenance, RunRecord
 
 RUN_FILES = ("config.json", "results.json", "metrics.jsonl", "audit.json")
 _NO_PROVENANCE = Provenance({}, {}, "", [], "")
@@ -25,6 +25,7 @@ class Run(NamedTuple):
     name: str
     record: RunRecord  # without results.json, what config.json says and no results
     curves: list[CurveRow]
+    clocks: dict[str, PhaseClock]  # by unit
     audit: AuditReport | None
     feature_maps: PictureArrays | None
     notes: tuple[str, ...]
@@ -44,11 +45,14 @@ def read_run(directory: str | Path) -> Run:
         )
     notes: list[str] = []
 
-    def read(name: str, reader: Callable[[Path], Content]) -> Content | None:
+    def read(
+        name: str, reader: Callable[[Path], Content], *, needed: bool = True
+    ) -> Content | None:
         try:
             if (directory / name).is_file():
                 return reader(directory)
-            notes.append(f"{name} is missing.")
+            if needed:
+                notes.append(f"{name} is missing.")
         except (FupruneError, OSError) as error:
             reason = str(error).replace(f"{directory}/", "").rstrip(".")
             notes.append(f"{name} does not parse: {reason[:300]}.")
@@ -62,10 +66,9 @@ def read_run(directory: str | Path) -> Run:
         name=directory.resolve().name,
         record=record,
         curves=read("metrics.jsonl", files.read_curves) or [],
+        clocks=read("timings.jsonl", files.read_clocks, needed=False) or {},
         audit=read("audit.json", files.read_audit),
-        feature_maps=read("feature_maps.npz", read_feature_maps)
-        if (directory / "feature_maps.npz").is_file()
-        else None,
+        feature_maps=read("feature_maps.npz", read_feature_maps, needed=False),
         notes=tuple(notes),
     )
 

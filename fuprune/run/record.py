@@ -217,6 +217,8 @@ class PhaseClock(NamedTuple):
 
     own: float
     rounds: list[tuple[int, float]]  # (round, seconds); a repeated round is there twice
+    unit: float | None = None  # the last start, all of it; None if it did not finish
+    programs: float | None = None  # of that, making or loading programs
 
     @property
     def training(self) -> float:

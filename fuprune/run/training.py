@@ -26,6 +26,7 @@ from fuprune.models.layers import loops_are_fast
 from fuprune.run import (
     assembly,
     checkpoint,
+    compiling,
     files,
     kept_files,
     logs,
@@ -96,10 +97,14 @@ def finish_unit(
     done = files.finished(this.workdir, name, kind)
     if done is not None:
         return done
-    start = time.monotonic()
+    start, programs = time.monotonic(), compiling.seconds()
     outcome = work(this, name)
     this.timings.append(
-        {"phase": name, "unit_seconds": round(time.monotonic() - start, 3)}
+        {
+            "phase": name,
+            "unit_seconds": round(time.monotonic() - start, 3),
+            "program_seconds": round(compiling.seconds() - programs, 3),
+        }
     )
     if this.runtime.is_main:
         files.finish(this.workdir, name, outcome, offset=this.metrics.offset())

@@ -230,7 +230,9 @@ def test_what_multiplies_is_said_once(caplog):
                 )
             )
             apply(data, weights)
-    notices = [line for line in caplog.messages if "no fast products of bfloat16" in line]
+    notices = [
+        line for line in caplog.messages if "no fast products of bfloat16" in line
+    ]
     assert len(notices) == (0 if library.multiplies_bfloat16() else 1)
 
 

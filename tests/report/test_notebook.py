@@ -36,7 +36,7 @@ def test_an_audit_shows_its_verdicts():
 
 
 def test_a_whole_run_shows_both():
-    run = Run("a", make_record(), [], make_audit(), None, ())
+    run = Run("a", make_record(), [], {}, make_audit(), None, ())
     assert "Class pruning can be told from a model" in shown(run)
     assert "Verdicts on every model" in shown(run)
 

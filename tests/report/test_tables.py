@@ -9,6 +9,7 @@ from fuprune.report import formats, markup, table_forms, tables
 from fuprune.report import tables as run_tables
 from fuprune.report.table_forms import Column, Table, cell
 from fuprune.run import speed
+from fuprune.run.record import PhaseClock
 from tests.report.fixture import evidence, make_audit, make_record
 from tests.report.reading import Page
 
@@ -145,3 +146,20 @@ def test_tests_without_power_come_last():
     table = tables.verdict_table(make_audit(), "class_pruning")
     undecided = [row[1].verdict == "cannot tell" for row in table.rows]
     assert len(undecided) == 6 and undecided == sorted(undecided) and any(undecided)
+
+
+def test_the_time_of_a_run_is_given_by_unit_with_the_share_of_programs():
+    clocks = {
+        "pretrain": PhaseClock(0.0, [(1, 2.0)], 5.0, 3.0),
+        "unlearn/cut": PhaseClock(1.0, [], None, None),  # killed, not yet finished
+        "audit": PhaseClock(0.0, [], 20.0, 8.0),
+    }
+    made = tables.units_table(clocks)
+    assert [[entry.value for entry in row] for row in made.rows] == [
+        ["pretrain", 5.0, 3.0],
+        ["audit", 20.0, 8.0],
+        ["all of them", 25.0, 11.0],
+    ]
+    clocks["audit"] = clocks["audit"]._replace(programs=None)  # of an older run
+    assert tables.units_table(clocks).rows[-1][2].text == formats.MISSING
+    assert tables.units_table({}) is None
