@@ -1,7 +1,9 @@
 """Copies what a reader needs of finished runs into results/, their models included.
 
-A run's workdir also holds checkpoints and a report; these stay where they are, for the
-first are large and the second is rebuilt by `python -m fuprune.report results/*`.
+A run's workdir also holds checkpoints and a report; these stay where they are: the
+first are large, and the second is rebuilt by `python -m fuprune.report results/*`. Of the
+models, those are copied that took rounds to make. The others (a masked logit, a network
+between its cut and its fine-tuning) follow from the raw model and the record at once.
 
     python docs/publish_run.py runs/cifar10_resnet20_class9 [...]
 
@@ -35,13 +37,15 @@ def publish(run: pathlib.Path, results: pathlib.Path = RESULTS) -> pathlib.Path:
     for name in KEPT:
         if (run / name).exists():
             shutil.copyfile(run / name, target / name)
-    config = json.loads((run / "config.json").read_text())["config"]
+    record = json.loads((run / "results.json").read_text())
+    trained = {row["name"] for row in record["methods"] if row["rounds"]}
+    # A raw model that was loaded is published where it came from.
+    if not record["provenance"]["config"]["model"]["load"]:
+        trained.add("raw")
     for saved in sorted((run / "models").glob(f"*/{MODEL_FILE}")):
         name = saved.parent.name
-        # A raw model that was loaded is published where it came from.
-        if name == "raw" and config["model"]["load"]:
-            continue
-        shutil.copyfile(saved, target / "models" / f"{name}.safetensors")
+        if name in trained:
+            shutil.copyfile(saved, target / "models" / f"{name}.safetensors")
     return target
 
 

@@ -62,12 +62,16 @@ def test_a_published_run_has_its_record_and_loadable_models(
     run = tmp_path / "runs" / "mine"
     model = zoo.create("resnet8", num_classes=2, input_shape=(4, 4, 1))
     variables = init_variables(model, jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
-    for name in ("raw", "retrain_seed2"):
+    for name in ("raw", "retrain_seed2", "mask_logit", "class_pruning_pruned_1"):
         checkpoint.save_model(run / "models" / name, model, variables)
     for name in ("metrics.jsonl", "run.lock"):
         (run / name).write_text("{}")
     config = {"config": {"model": {"load": loaded_from}}}
     (run / "config.json").write_text(json.dumps(config))
+    rounds = {"retrain_seed2": 3, "mask_logit": 0}
+    methods = [{"name": name, "rounds": number} for name, number in rounds.items()]
+    record = {"provenance": config, "methods": methods}
+    (run / "results.json").write_text(json.dumps(record))
     stale = tmp_path / "results" / "mine" / "models" / "old.safetensors"
     stale.parent.mkdir(parents=True)
     stale.touch()
@@ -76,7 +80,7 @@ def test_a_published_run_has_its_record_and_loadable_models(
     models = {"models/retrain_seed2.safetensors"}
     # A raw model that was loaded is published where it came from.
     models |= set() if loaded_from else {"models/raw.safetensors"}
-    assert written == {"config.json", "metrics.jsonl", *models}
+    assert written == {"config.json", "metrics.jsonl", "results.json", *models}
     _, loaded = fuprune.load(target / "models" / "retrain_seed2.safetensors")
     chex.assert_trees_all_equal(loaded, variables)
 
