@@ -198,20 +198,15 @@ std::shared_ptr<const Plan> FindPlan(Kind kind, const Problems& problems) {
   return plans.emplace(std::move(key), plan).first->second;
 }
 
-// Where matrix products are faster, by measurement on one AVX2 core with 32 images: the
+// Where matrix products are faster, by measurement on one core with 32 images. AVX2: the
 // gradient of a kernel takes 0.4 to 0.9 of the time, and a third on 2x2 pixels; the other
-// two take half of it on 2x2 pixels, and the gradient of data 0.7 to 0.9 on 4x4.
+// two take half of it on 2x2 pixels, and the gradient of data 0.7 to 0.9 on 4x4. AVX-512:
+// the convolution itself takes half of the time on 4x4 pixels.
 bool PaysByTaps(Kind kind, const fuprune::Shape& shape) {
   const int64_t pixels = shape.p * shape.q, channels = std::min(shape.i, shape.o);
   if (channels < 128) return false;
-  switch (kind) {
-    case Kind::kForward:
-      return pixels <= 4;
-    case Kind::kDataGradient:
-      return pixels <= (channels < 256 ? 4 : 16);
-    default:
-      return pixels <= 64;
-  }
+  if (kind == Kind::kKernelGradient) return pixels <= 64;
+  return pixels <= (channels < 256 ? 4 : 16);
 }
 
 // The same problems by matrix products.
