@@ -2,7 +2,7 @@
 
 Two ceilings, on one core and on all cores at once: the rate of multiply-adds that stay
 in registers (and what the clock says it should be: cycles per second, from a chain of
-additions, times two units times the lanes of a vector), and the best rate that oneDNN
+integer products, times two units times the lanes of a vector), and the best rate that oneDNN
 reaches on any convolution measured here. Each convolution of a network, forward and
 both gradients, and each BatchNorm is then timed alone on one core and added up as
 often as the network holds it; what a whole training step takes beyond that sum is
@@ -90,7 +90,7 @@ def measure_peaks(cores, *, short=False) -> dict:
         command += ["-fPIC", "-o", str(library), str(HERE / "peak_rates.cc")]
         subprocess.run(command, check=True)
         native = ctypes.CDLL(str(library))
-    for name in ("MultiplyAdds", "Cycles", "MemoryTraffic"):
+    for name in ("MultiplyAdds", "Bfloat16Products", "Cycles", "MemoryTraffic"):
         getattr(native, name).restype = ctypes.c_double
     scale = 100 if short else 1
 
@@ -111,6 +111,7 @@ def measure_peaks(cores, *, short=False) -> dict:
     cycles = rates(native.Cycles, 10**8 // scale)
     return {
         "multiply_adds": rates(native.MultiplyAdds, 10**8 // scale),
+        "bfloat16_products": rates(native.Bfloat16Products, 10**8 // scale),
         "cycles": cycles,
         # Two units of a vector each, a product and a sum in each lane.
         "multiply_adds_by_clock": [2 * 2 * native.Lanes() * c for c in cycles],
@@ -161,9 +162,17 @@ def convolution_rows(side, inputs, outputs, stride, number, options):
             "what": what,
             "number": number,
             "seconds": median_seconds(jax.jit(function), operands, options.repeats),
-            "flops": 2 * 9 * inputs * outputs * batch * (side // stride) ** 2,
+            "flops": 2 * inputs * outputs * batch * pairs_per_axis(side, stride) ** 2,
             "bytes": 4 * (data.size + kernel.size + result.size),
         }
+
+
+def pairs_per_axis(side, stride) -> int:
+    """How often a 3-wide kernel meets a pixel; padding needs no product."""
+    outputs = side // stride
+    before = max((outputs - 1) * stride + 3 - side, 0) // 2
+    places = (o * stride + tap - before for o in range(outputs) for tap in range(3))
+    return sum(0 <= place < side for place in places)
 
 
 def norm_row(side, channels, number, options) -> dict:
@@ -238,6 +247,9 @@ def table(report) -> str:
         f"| best convolution of oneDNN below, GFLOP/s | {max(rates) / 1e9:.0f} | |",
         _ceiling("memory, GB/s", peaks["bytes"]),
     ]
+    if peaks["bfloat16_products"][0]:
+        title = "products of bfloat16 in registers (avx512_bf16), GFLOP/s"
+        lines.append(_ceiling(title, peaks["bfloat16_products"]))
     for name, net in report["nets"].items():
         lines += [
             "",

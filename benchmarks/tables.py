@@ -236,7 +236,6 @@ def verdict(row):
 TABLES = {
     "round_throughput": round_throughput.table,
     "round_throughput_backends": round_throughput.table,
-    "round_throughput_peers": round_throughput.table,
     "host_overhead": overhead_table,
     "capture": capture_table,
     "accelerator_estimate": accelerator_table,
