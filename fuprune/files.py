@@ -1,4 +1,7 @@
-"""The one way this package writes a file: whole or not at all."""
+"""The one way this package replaces a file, whole or not at all; and its cache folder.
+
+Logs, which only grow, are appended to by whoever keeps them.
+"""
 
 import os
 import secrets
@@ -39,3 +42,8 @@ def write_whole(
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """This package's folder in the user's cache, `$XDG_CACHE_HOME` or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fuprune"
