@@ -23,7 +23,7 @@ from fuprune.audit import (
     unlearned_shadow,
     weights,
 )
-from fuprune.audit.evidence import AuditReport
+from fuprune.audit.evidence import AuditReport, Detail
 from fuprune.audit.measurements import (
     RANDOM,
     RAW,
@@ -143,7 +143,7 @@ def audit(
         classes=list(classes),
         candidates=[name for name in candidates if name in measurements.judged],
         tests=tests,
-        detail={"left_out": left_out, **detail},
+        detail=Detail(left_out=left_out, **detail),
         settings=_settings(measurements, len(retained.labels), options, kinds, key),
         headlines={name: headline(tests, name) for name in measurements.judged},
     )

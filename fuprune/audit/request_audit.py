@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from fuprune.audit import difference, distance, membership
-from fuprune.audit.evidence import HEADLINE, TWO_SIDED, WORSE, AuditReport
+from fuprune.audit.evidence import HEADLINE, TWO_SIDED, WORSE, AuditReport, Detail
 from fuprune.audit.measurements import (
     AuditData,
     Measurements,
@@ -129,7 +129,7 @@ def audit_request(
         classes=[],
         candidates=[name for name in candidates if name in measurements.judged],
         tests=tests,
-        detail={"left_out": left_out, **detail},
+        detail=Detail(left_out=left_out, **detail),
         settings={
             "kinds": sorted({draft.kind for draft in drafts}),
             "retrained_models": len(measurements.retrained),
