@@ -70,7 +70,7 @@ def convolution_outputs(
         capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
         mutable=["intermediates"],
     )
-    outputs = traverse_util.flatten_dict(captured["intermediates"])
+    outputs: Any = traverse_util.flatten_dict(captured["intermediates"])
     # Flax keeps one entry per call; a convolution of the zoo is called once.
     return {layer_name(("params", *path)): x for path, (x,) in outputs.items()}
 
