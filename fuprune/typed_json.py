@@ -70,7 +70,7 @@ def from_plain(value: Any, kind: Any, what: str) -> Any:
 
     Args:
       value: JSON's own types.
-      kind: a NamedTuple type, `int`, `float`, `str`, `bool`, `list[T]`,
+      kind: a NamedTuple or TypedDict type, `int`, `float`, `str`, `bool`, `list[T]`,
         `tuple[T, ...]`, `dict[str, T]`, a union of those with None, or `Any` for
         plain JSON.
       what: the value's name in an error.
@@ -93,7 +93,7 @@ def from_plain(value: Any, kind: Any, what: str) -> Any:
     if origin is dict:
         _check(value, dict, what)
         return {k: from_plain(v, inner[1], f"{what}.{k}") for k, v in value.items()}
-    if hasattr(kind, "_fields"):
+    if hasattr(kind, "_fields") or typing.is_typeddict(kind):
         return _record(value, kind, what)
     if kind is float:
         _check(value, (int, float), what)
@@ -106,13 +106,15 @@ def _record(value: Any, kind: Any, what: str) -> Any:
     _check(value, dict, what)
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(value) - set(hints))
-    missing = sorted(set(hints) - set(value))
+    # Of a TypedDict that is not total some keys may be absent.
+    missing = sorted(set(getattr(kind, "__required_keys__", hints)) - set(value))
     if unknown or missing:
         problem = f"an unknown {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
         raise FormatError(f"{what} has {problem}; it must have {', '.join(hints)}")
     fields = {
         name: from_plain(value[name], hint, f"{what}.{name}")
         for name, hint in hints.items()
+        if name in value
     }
     return kind(**fields)
 

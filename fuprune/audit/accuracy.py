@@ -19,12 +19,12 @@ from fuprune.audit.measurements import (
     Notify,
     each,
     everyone,
-    plain,
     to_retraining,
 )
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.spread import Draft, draft_rate
 from fuprune.federated.evaluate import Evaluation, confusion_matrix
+from fuprune.typed_json import to_plain
 
 # (right answers [U], a retrained model's right answers [U], images [U]) -> distance
 Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
@@ -83,7 +83,7 @@ def find_accuracy(
     if measurements.retrained:
         tests += _class_distances(measurements, options, key)
     detail = {
-        "class_accuracies": {n: plain(e.per_class) for n, e in evaluations.items()},
+        "class_accuracies": {n: to_plain(e.per_class) for n, e in evaluations.items()},
         "confusions": {n: e.confusion.tolist() for n, e in evaluations.items()},
         "test_images_per_class": _images_per_class(measurements).tolist(),
     }

@@ -8,9 +8,7 @@ any network that `models.adapt` takes, also one that no code here made.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit import (
@@ -25,32 +23,27 @@ from fuprune.audit import (
     unlearned_shadow,
     weights,
 )
-from fuprune.audit.evidence import AuditReport
+from fuprune.audit.evidence import AuditReport, Detail
 from fuprune.audit.measurements import (
     RANDOM,
     RAW,
     AuditData,
     Findings,
     Measurements,
-    ModelOutputs,
     Notify,
-    answers_of,
+    gather,
+    measure,
 )
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import forward, layer_names
 from fuprune.audit.verdict import headline, settle
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
-from fuprune.models.adapt import adapt
-from fuprune.models.fresh import fresh_variables
-from fuprune.surgery import SlimModule, arrays_of
 
 
 class Kind(NamedTuple):
-    """A kind of evidence: how it is found, and for what sort of request."""
+    """A kind of evidence: how it is found, and what it needs."""
 
     find: Callable[[Measurements, AuditOptions, jax.Array, Notify], Findings]
-    serves: tuple[str, ...] = ("classes",)
     needs_shadows: bool = False
     needs_retrained: bool = False  # there is nothing to find without retrained models
 
@@ -121,13 +114,12 @@ def audit(
     test = _sample(data.test, classes, options.max_examples, generator)
     is_forgotten = np.isin(train.labels, classes)
     retained = Dataset(*(part[~is_forgotten] for part in train))
-    measurements, left_out = _measure(
-        {name: _on_device(name, model) for name, model in candidates.items()},
-        [_on_device("retrained", model) for model in retrained],
-        _on_device(RAW, raw),
-        data,
+    measurements, left_out = measure(
+        candidates,
+        retrained,
+        raw,
+        data._replace(test=test),
         Dataset(*(part[is_forgotten] for part in train)),
-        test,
         classes,
         options,
         random_key,
@@ -138,83 +130,23 @@ def audit(
             measurements, retained, options, shadow_key, notify
         )
         measurements = measurements._replace(shadows=shadows)
-    detail: dict[str, Any] = {"left_out": left_out, "roc": {}}
-    drafts = []
+    findings = []
     for name in kinds:
         if KIND_TABLE[name].needs_retrained and not measurements.retrained:
             continue
         # A kind's randomness must not depend on which others were asked for.
         own_key = jax.random.fold_in(kind_key, KINDS.index(name))
-        found = KIND_TABLE[name].find(measurements, options, own_key, notify)
-        drafts += found.tests
-        detail["roc"] |= found.detail.get("roc", {})
-        detail |= {k: value for k, value in found.detail.items() if k != "roc"}
+        findings.append(KIND_TABLE[name].find(measurements, options, own_key, notify))
+    drafts, detail = gather(findings)
     tests = settle(drafts, confidence=options.confidence, margin=options.margin)
     return AuditReport(
         classes=list(classes),
         candidates=[name for name in candidates if name in measurements.judged],
         tests=tests,
-        detail=detail,
+        detail=Detail(left_out=left_out, **detail),
         settings=_settings(measurements, len(retained.labels), options, kinds, key),
         headlines={name: headline(tests, name) for name in measurements.judged},
     )
-
-
-def _measure(
-    candidates: Mapping[str, Model],
-    retrained: Sequence[Model],
-    raw: Model,
-    data: AuditData,
-    forgotten: Dataset,
-    test: Dataset,
-    classes: tuple[int, ...],
-    options: AuditOptions,
-    key: jax.Array,
-    notify: Notify,
-) -> tuple[Measurements, dict[str, str]]:
-    """Outputs of all models on all images, and the candidates that have none."""
-    sample = jnp.asarray(data.preprocess(test.images[:1]))
-    highest = int(max(forgotten.labels.max(), test.labels.max()))
-    # The raw model says how many classes there are: a small sample may lack some.
-    columns = jax.eval_shape(lambda: forward(*raw, sample)).logits.shape[-1]
-
-    def outputs(name: str, model: Model) -> ModelOutputs:
-        notify(f"outputs of {name}")
-        found = answers_of(model, forgotten, test, data.preprocess, options.batch_size)
-        given = found.test.logits.shape[-1]
-        if given != columns or columns <= highest:
-            raise InputError(
-                f"the model {name!r} has {given} logits, the raw model {columns}, and "
-                f"labels go up to {highest}; all models need one column for every "
-                "class, the forgotten ones included"
-            )
-        return found
-
-    models = {**candidates, RAW: raw}
-    answers = {name: outputs(name, model) for name, model in models.items()}
-    broken = [name for name, found in answers.items() if not _sane(found)]
-    if RAW in broken:
-        raise InputError("the raw model answers with NaN; give one that was trained")
-    references = [outputs(f"retrained_{i}", m) for i, m in enumerate(retrained)]
-    if not all(_sane(found) for found in references):
-        raise InputError(
-            "a retrained model answers with NaN, so it is no reference; leave it out"
-        )
-    measurements = Measurements(
-        judged={name: found for name, found in answers.items() if name not in broken},
-        retrained=references,
-        random_init=outputs(RANDOM, (raw[0], fresh_variables(*raw, key, sample))),
-        models={name: model for name, model in models.items() if name not in broken},
-        retrained_models=list(retrained),
-        train=data.train,
-        forgotten=forgotten,
-        test=test,
-        preprocess=data.preprocess,
-        classes=classes,
-        num_classes=columns,
-        layers=layer_names(*raw, sample),
-    )
-    return measurements, {name: "it answers with NaN" for name in broken}
 
 
 def _settings(
@@ -249,30 +181,6 @@ def _settings(
         **sizes,
     }
     return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
-
-
-def _sane(answers: ModelOutputs) -> bool:
-    """Whether no output is NaN; a logit of minus infinity is a masked class."""
-    return not any(
-        np.isnan(part.logits).any() or not np.isfinite(part.features).all()
-        for part in answers
-    )
-
-
-def _on_device(name: str, model: Model) -> Model:
-    """The network as the audit calls it, and its variables as device arrays."""
-    module, variables = model
-    if variables is None:
-        variables = arrays_of(module)
-    network = module.slim if isinstance(module, SlimModule) else adapt(module)
-    try:
-        hash(module if isinstance(module, nn.Module) else network)
-    except TypeError as error:
-        raise InputError(
-            f"the module of {name!r} cannot be hashed ({error}), which jit needs; make "
-            "its attributes tuples and numbers"
-        ) from error
-    return network, jax.tree.map(jnp.asarray, dict(variables))
 
 
 def _sample(

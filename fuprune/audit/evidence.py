@@ -169,7 +169,7 @@ class AuditReport(NamedTuple):
     classes: list[int]  # the forgotten classes
     candidates: list[str]  # names, in the order given
     tests: list[Evidence]
-    detail: dict[str, Any]  # a `Detail`
+    detail: Detail
     settings: dict[str, Any]  # what the audit was run with, sample sizes included
     headlines: dict[str, Headline] = {}  # candidates and "raw"
 

@@ -5,15 +5,22 @@ Distances to retraining are taken to every retrained model and averaged; a retra
 model's own distance leaves itself out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fuprune.audit.options import Model
-from fuprune.audit.outputs import Outputs, compute_outputs
+from fuprune.audit.options import AuditOptions, Model
+from fuprune.audit.outputs import Outputs, compute_outputs, forward, layer_names
 from fuprune.audit.spread import Draft
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
+from fuprune.models.adapt import adapt
+from fuprune.models.fresh import fresh_variables
+from fuprune.surgery import SlimModule, arrays_of
 
 RAW = "raw"
 RANDOM = "random_init"
@@ -34,28 +41,22 @@ class Findings(NamedTuple):
     detail: dict[str, Any] = {}  # some keys of `evidence.Detail`
 
 
+def gather(findings: Iterable[Findings]) -> tuple[list[Draft], dict[str, Any]]:
+    """All tests, and one detail of all; attacks of several kinds have their curves."""
+    tests: list[Draft] = []
+    detail: dict[str, Any] = {"roc": {}}
+    for found in findings:
+        tests += found.tests
+        curves = {**detail["roc"], **found.detail.get("roc", {})}
+        detail |= {**found.detail, "roc": curves}
+    return tests, detail
+
+
 class ModelOutputs(NamedTuple):
     """What one model answered."""
 
     forgotten: Outputs  # on training images of the forgotten classes, with activations
     test: Outputs  # on test images of all classes, with activations
-
-
-def answers_of(
-    model: Model,
-    forgotten: Dataset,
-    test: Dataset,
-    preprocess: Callable[[np.ndarray], Any],
-    batch_size: int,
-) -> ModelOutputs:
-    """What one model says about the images of both sets."""
-    answers = (
-        compute_outputs(
-            *model, data.images, preprocess, batch_size=batch_size, activations=True
-        )
-        for data in (forgotten, test)
-    )
-    return ModelOutputs(*answers)
 
 
 class Shadows(NamedTuple):
@@ -92,6 +93,117 @@ class Measurements(NamedTuple):
 
 
 Notify = Callable[[str], None]
+
+
+def measure(
+    candidates: Mapping[str, Model],
+    retrained: Sequence[Model],
+    raw: Model,
+    data: AuditData,
+    forgotten: Dataset,
+    classes: tuple[int, ...],
+    options: AuditOptions,
+    key: jax.Array,
+    notify: Notify,
+) -> tuple[Measurements, dict[str, str]]:
+    """Outputs of all models on all images, and why some candidates have none.
+
+    Args:
+      candidates: name -> model.
+      retrained: models to compare with.
+      raw: the model before unlearning, which says how many classes there are.
+      data: all training images, the test images to look at, and the preprocessing.
+      forgotten: the forgotten training images to look at.
+      classes: the classes whose test images are those of non-members.
+      options: the size of batches.
+      key: of the untrained network.
+      notify: told which model is being looked at.
+
+    Raises:
+      InputError: models of different classes, or a reference that answers with NaN.
+    """
+    test = data.test
+    given = {**candidates, RAW: raw}
+    models = {name: _on_device(name, model) for name, model in given.items()}
+    references = [_on_device("retrained", model) for model in retrained]
+    network, variables = models[RAW]
+    sample = jnp.asarray(data.preprocess(test.images[:1]))
+    highest = int(max(forgotten.labels.max(), test.labels.max()))
+    # Not the labels say how many classes there are: a small sample may lack some.
+    shape = jax.eval_shape(lambda: forward(network, variables, sample)).logits.shape
+    columns = shape[-1]
+
+    def outputs(name: str, model: Model) -> ModelOutputs:
+        notify(f"outputs of {name}")
+        answers = (
+            compute_outputs(
+                *model,
+                part.images,
+                data.preprocess,
+                batch_size=options.batch_size,
+                activations=True,
+            )
+            for part in (forgotten, test)
+        )
+        found = ModelOutputs(*answers)
+        width = found.test.logits.shape[-1]
+        if width != columns or columns <= highest:
+            raise InputError(
+                f"the model {name!r} has {width} logits, the raw model {columns}, and "
+                f"labels go up to {highest}; all models need one column for every "
+                "class, the forgotten ones included"
+            )
+        return found
+
+    answers = {name: outputs(name, model) for name, model in models.items()}
+    broken = [name for name, found in answers.items() if not _sane(found)]
+    if RAW in broken:
+        raise InputError("the raw model answers with NaN; give one that was trained")
+    seen = [outputs(f"retrained_{i}", m) for i, m in enumerate(references)]
+    if not all(_sane(found) for found in seen):
+        raise InputError(
+            "a retrained model answers with NaN, so it is no reference; leave it out"
+        )
+    fresh = (network, fresh_variables(network, variables, key, sample))
+    measurements = Measurements(
+        judged={name: found for name, found in answers.items() if name not in broken},
+        retrained=seen,
+        random_init=outputs(RANDOM, fresh),
+        models={name: model for name, model in models.items() if name not in broken},
+        retrained_models=references,
+        train=data.train,
+        forgotten=forgotten,
+        test=test,
+        preprocess=data.preprocess,
+        classes=classes,
+        num_classes=columns,
+        layers=layer_names(network, variables, sample),
+    )
+    return measurements, {name: "it answers with NaN" for name in broken}
+
+
+def _sane(answers: ModelOutputs) -> bool:
+    """Whether no output is NaN; a logit of minus infinity is a masked class."""
+    return not any(
+        np.isnan(part.logits).any() or not np.isfinite(part.features).all()
+        for part in answers
+    )
+
+
+def _on_device(name: str, model: Model) -> Model:
+    """The network as the audit calls it, and its variables as device arrays."""
+    module, variables = model
+    if variables is None:
+        variables = arrays_of(module)
+    network = module.slim if isinstance(module, SlimModule) else adapt(module)
+    try:
+        hash(module if isinstance(module, nn.Module) else network)
+    except TypeError as error:
+        raise InputError(
+            f"the module of {name!r} cannot be hashed ({error}), which jit needs; make "
+            "its attributes tuples and numbers"
+        ) from error
+    return network, jax.tree.map(jnp.asarray, dict(variables))
 
 
 def each(measurements: Measurements, number: Callable[[ModelOutputs], Any]):
@@ -142,8 +254,3 @@ def by_role(measurements: Measurements, numbers: dict[str, Any]):
         {name: numbers[name] for name in measurements.judged},
         [numbers[name] for name in retrained],
     )
-
-
-def plain(values: np.ndarray) -> list[float | None]:
-    """An array `[N]` for JSON: NaN, a number that does not exist, becomes null."""
-    return [None if np.isnan(value) else float(value) for value in values]

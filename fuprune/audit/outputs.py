@@ -20,6 +20,8 @@ from fuprune.errors import InputError
 from fuprune.models.adapt import LinenNetwork, adapt
 from fuprune.models.ensemble import Ensemble, member_of
 from fuprune.surgery import observe
+from fuprune.surgery.cutting import layer_name
+from fuprune.unlearning.head import fill_rows
 
 Variables = Mapping[str, Any]
 Head = tuple[str, ...]
@@ -125,7 +127,7 @@ def forward(model: Any, variables: Variables, images: jax.Array) -> Outputs:
             "method `features(images)` that returns [B, D]"
         )
     activations = {
-        _layer_name(path): _pooled(value)
+        layer_name(("params", *path)): _pooled(value)
         for path, value in found.items()
         if path[-1] == "__call__" and path[:-1] != head
     }
@@ -262,7 +264,7 @@ def layer_names(model: Any, variables: Variables, images) -> tuple[str, ...]:
     with nn.intercept_methods(record):
         jax.eval_shape(lambda v, x: network.apply(v, x, train=False), variables, images)
     chosen = [path for path in dict.fromkeys(paths) if path != head]
-    return tuple(_layer_name((*path, "__call__")) for path in chosen)
+    return tuple(layer_name(("params", *path, "__call__")) for path in chosen)
 
 
 def with_forgotten_columns_reset(
@@ -280,12 +282,8 @@ def with_forgotten_columns_reset(
     """
     if head is None or not len(classes):
         return variables
-    flat: dict[Any, Any] = dict(traverse_util.flatten_dict(variables["params"]))
-    for name in ("kernel", "bias"):
-        if (*head, name) in flat:
-            value = jnp.asarray(flat[(*head, name)])
-            flat[(*head, name)] = value.at[..., jnp.asarray(classes)].set(0.0)
-    return {**variables, "params": traverse_util.unflatten_dict(flat)}
+    params = fill_rows(variables["params"], head, classes, kernel=0.0, bias=0.0)
+    return {**variables, "params": params}
 
 
 def _recorder(head: Head | None, calls: list[tuple[jax.Array, jax.Array]]):
@@ -322,12 +320,6 @@ def _observed(network: Any, variables: Variables, images):
 
     jax.eval_shape(look, variables, images)
     return found[0]
-
-
-def _layer_name(path: tuple[str, ...]) -> str:
-    """The layer at `path` as the zoo names it: stem for the convolution stem/conv."""
-    layer = path[:-1]
-    return "/".join(layer[:-1] if len(layer) > 1 and layer[-1] == "conv" else layer)
 
 
 def _pooled(value: Any) -> jax.Array:

@@ -17,41 +17,31 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit import difference, distance, membership
-from fuprune.audit.evidence import (
-    FURTHER,
-    HEADLINE,
-    TWO_SIDED,
-    WORSE,
-    AuditReport,
-)
+from fuprune.audit.evidence import HEADLINE, TWO_SIDED, WORSE, AuditReport, Detail
 from fuprune.audit.measurements import (
-    RANDOM,
-    RAW,
-    Draft,
-    Findings,
+    AuditData,
     Measurements,
     ModelOutputs,
     Notify,
-    answers_of,
     by_role,
     each,
     every_model,
+    gather,
+    measure,
     to_retraining,
 )
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import compute_outputs, layer_names
+from fuprune.audit.outputs import compute_outputs
 from fuprune.audit.sampling import paired_error
+from fuprune.audit.spread import Draft, draft_rate
 from fuprune.audit.verdict import headline, settle
 from fuprune.audit.weights import comparable, relative_distance
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
-from fuprune.models.adapt import adapt
-from fuprune.models.fresh import fresh_variables
 
 # Of the audit of classes, those that mean something here; the rest are below.
 SHARED = {
@@ -60,8 +50,7 @@ SHARED = {
     "interpolated": difference.find_interpolated,
     "distance": distance.find_distance,
 }
-OWN = ("accuracy", "losses", "influence", "backdoor", "weights")
-REQUEST_KINDS = (*SHARED, *OWN)
+REQUEST_KINDS = (*SHARED, "accuracy", "losses", "influence", "backdoor", "weights")
 DEFAULTS = AuditOptions()
 
 
@@ -111,30 +100,36 @@ def audit_request(
     most = options.max_examples
     forgotten = _some(data.forgotten, most, generator)
     held_out = matched(data.test, forgotten.labels, most, generator)
-    measurements, left_out = _measure(
-        candidates, retrained, raw, data, forgotten, held_out, options, key, notify
+    measurements, left_out = measure(
+        candidates,
+        retrained,
+        raw,
+        AuditData(forgotten, held_out, data.preprocess),
+        forgotten,
+        # Every held-out image is a non-member: those of these classes, which are all.
+        tuple(np.unique(held_out.labels).tolist()),
+        options,
+        key,
+        notify,
     )
-    wanted = REQUEST_KINDS if options.kinds is None else tuple(options.kinds)
-    drafts: list[Draft] = []
-    detail: dict[str, Any] = {"left_out": left_out, "roc": {}}
+    findings = []
     for number, (name, find) in enumerate(SHARED.items()):
-        if name in wanted:
+        if options.kinds is None or name in options.kinds:
             own_key = jax.random.fold_in(key, number)
-            found = find(measurements, options, own_key, notify)
-            drafts += [_about_images(draft) for draft in found.tests]
-            detail["roc"] |= found.detail.get("roc", {})
-            detail |= {k: v for k, v in found.detail.items() if k != "roc"}
+            findings.append(find(measurements, options, own_key, notify))
+    drafts, detail = gather(findings)
+    drafts = [_about_images(draft) for draft in drafts]
     # They come with every request: there are no keys of their own to ask for them.
     for find in (find_accuracy, find_losses, find_influence, find_weights):
-        drafts += find(measurements).tests
+        drafts += find(measurements)
     if data.backdoor is not None:
-        drafts += find_backdoor(measurements, data, options).tests
+        drafts += find_backdoor(measurements, data, options)
     tests = settle(drafts, confidence=options.confidence)
     return AuditReport(
         classes=[],
         candidates=[name for name in candidates if name in measurements.judged],
         tests=tests,
-        detail=detail,
+        detail=Detail(left_out=left_out, **detail),
         settings={
             "kinds": sorted({draft.kind for draft in drafts}),
             "retrained_models": len(measurements.retrained),
@@ -180,51 +175,6 @@ def _some(data: Dataset, most: int, generator: np.random.Generator) -> Dataset:
     return Dataset(np.asarray(data.images)[rows], np.asarray(data.labels)[rows])
 
 
-def _measure(
-    candidates, retrained, raw, data, forgotten, held_out, options, key, notify
-) -> tuple[Measurements, dict[str, str]]:
-    """Outputs of all models, and the candidates that answer with NaN."""
-
-    def outputs(name: str, model: Model) -> ModelOutputs:
-        notify(f"outputs of {name}")
-        return answers_of(
-            model, forgotten, held_out, data.preprocess, options.batch_size
-        )
-
-    def ready(model: Model) -> Model:
-        return adapt(model[0]), jax.tree.map(jnp.asarray, dict(model[1]))
-
-    models = {name: ready(model) for name, model in {**candidates, RAW: raw}.items()}
-    answers = {name: outputs(name, model) for name, model in models.items()}
-    broken = {
-        name: "it answers with NaN"
-        for name, found in answers.items()
-        if any(np.isnan(part.logits).any() for part in found)
-    }
-    if RAW in broken:
-        raise InputError("the raw model answers with NaN; give one that was trained.")
-    references = [ready(model) for model in retrained]
-    sample = jnp.asarray(data.preprocess(held_out.images[:1]))
-    network, variables = models[RAW]
-    fresh = (network, fresh_variables(network, variables, key, sample))
-    measurements = Measurements(
-        judged={name: found for name, found in answers.items() if name not in broken},
-        retrained=[outputs(f"retrained_{i}", m) for i, m in enumerate(references)],
-        random_init=outputs(RANDOM, fresh),
-        models={name: model for name, model in models.items() if name not in broken},
-        retrained_models=references,
-        train=forgotten,
-        forgotten=forgotten,
-        test=held_out,
-        preprocess=data.preprocess,
-        # Every held-out image is a non-member: those of these classes, which are all.
-        classes=tuple(np.unique(held_out.labels).tolist()),
-        num_classes=answers[RAW].test.logits.shape[-1],
-        layers=layer_names(network, variables, sample),
-    )
-    return measurements, broken
-
-
 def _about_images(draft: Draft) -> Draft:
     """The same test in words that fit: nothing here is about a class."""
     question = draft.question.replace(
@@ -234,23 +184,25 @@ def _about_images(draft: Draft) -> Draft:
     return draft._replace(question=question)
 
 
-def find_accuracy(measurements: Measurements) -> Findings:
+def find_accuracy(measurements: Measurements) -> list[Draft]:
     """Accuracy on the forgotten images: retraining's own, neither more nor less."""
     labels = measurements.forgotten.labels
 
     def right(model: ModelOutputs) -> np.ndarray:
         return np.argmax(model.forgotten.logits, axis=-1) == labels
 
-    return _rate(
+    test = draft_rate(
         "forgotten_accuracy",
         *each(measurements, right),
         kind="accuracy",
         question="How many of the forgotten images does the model answer correctly?",
         higher_is=TWO_SIDED,
+        is_rate=False,  # see `spread.ALLOWANCES`: here no spread is lent
     )
+    return [test]
 
 
-def find_losses(measurements: Measurements) -> Findings:
+def find_losses(measurements: Measurements) -> list[Draft]:
     """The distribution of losses on the forgotten images against retraining's."""
     labels = measurements.forgotten.labels
 
@@ -261,7 +213,7 @@ def find_losses(measurements: Measurements) -> Findings:
         )
 
     if not measurements.retrained:
-        return Findings([])
+        return []
     return _distance(
         "loss_distribution",
         *to_retraining(measurements, distance_between),
@@ -287,7 +239,7 @@ def kolmogorov_smirnov(values, others) -> float:
     return float(np.max(np.abs(first - second)))
 
 
-def find_influence(measurements: Measurements) -> Findings:
+def find_influence(measurements: Measurements) -> list[Draft]:
     """How much better the model does on forgotten images than on others like them.
 
     It is the mean log-likelihood on the forgotten images less that on the held-out
@@ -309,7 +261,7 @@ def find_influence(measurements: Measurements) -> Findings:
         paired_error([pair[i] for pair in others], added=0.0) if others else 0.0
         for i in range(2)
     ]
-    return _draft(
+    test = Draft(
         "influence_on_predictions",
         {name: advantage(pair) for name, pair in judged.items()},
         [advantage(pair) for pair in others],
@@ -322,9 +274,10 @@ def find_influence(measurements: Measurements) -> Findings:
         unit="nats",
         resolution=float(np.hypot(errors[0], errors[1])),
     )
+    return [test]
 
 
-def find_weights(measurements: Measurements) -> Findings:
+def find_weights(measurements: Measurements) -> list[Draft]:
     """Distance in weight space to retrained models of the same shape."""
     models = dict(every_model(measurements))
     names = [f"retrained_{i}" for i in range(len(measurements.retrained))]
@@ -338,7 +291,7 @@ def find_weights(measurements: Measurements) -> Findings:
         )
 
     if len(names) < 2:
-        return Findings([])
+        return []
     return _distance(
         "weight_distance_to_retrained",
         {name: to_retrained(name) for name in measurements.judged},
@@ -351,7 +304,7 @@ def find_weights(measurements: Measurements) -> Findings:
 
 def find_backdoor(
     measurements: Measurements, data: RequestData, options: AuditOptions
-) -> Findings:
+) -> list[Draft]:
     """How often the trigger that the forgotten data carried still decides."""
     assert data.backdoor is not None
     images = data.backdoor.images[: options.max_examples]
@@ -363,7 +316,7 @@ def find_backdoor(
         return np.argmax(logits, axis=-1) == data.target
 
     found = {name: hits(model) for name, model in every_model(measurements)}
-    return _rate(
+    test = draft_rate(
         "backdoor_success",
         *by_role(measurements, found),
         kind="backdoor",
@@ -371,38 +324,14 @@ def find_backdoor(
             "How often does the planted trigger make the model answer "
             f"class {data.target}?"
         ),
+        higher_is=WORSE,
         family=HEADLINE,
+        is_rate=False,
     )
+    return [test]
 
 
-def _rate(name: str, judged, retrained, **fields) -> Findings:
-    """A test of how often something is true; of every model `[N]` bool."""
-    return _draft(
-        name,
-        {model: float(one.mean()) for model, one in judged.items()},
-        [float(one.mean()) for one in retrained],
-        resolution=paired_error(retrained),
-        bounds=(0.0, 1.0),
-        **fields,
-    )
-
-
-def _distance(name: str, judged, retrained, **fields) -> Findings:
+def _distance(name: str, judged, retrained, **fields) -> list[Draft]:
     """A test of mean distances to retrained models, which leave themselves out."""
-
-    def plain(value) -> float | None:
-        return None if value is None else float(value)
-
-    return _draft(
-        name,
-        {model: plain(value) for model, value in judged.items()},
-        [plain(value) for value in retrained],
-        unit="distance",
-        leave_one_out=True,
-        **fields,
-    )
-
-
-def _draft(name: str, judged, retrained, **fields) -> Findings:
-    settings: dict[str, Any] = {"higher_is": WORSE, "family": FURTHER, **fields}
-    return Findings([Draft(name, judged, retrained, **settings)])
+    common: dict[str, Any] = dict(higher_is=WORSE, unit="distance", leave_one_out=True)
+    return [Draft(name, judged, retrained, **common, **fields)]

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, TWO_SIDED, WORSE
-from fuprune.audit.measurements import Measurements, by_role, plain
+from fuprune.audit.measurements import Measurements, by_role
 from fuprune.audit.sampling import area_error, paired_error
 from fuprune.audit.spread import ANGULAR, Draft
 from fuprune.errors import InputError
+from fuprune.typed_json import to_plain
 
 LOW_RATES = {"1": 0.01, "0.1": 0.001}
 
@@ -197,14 +198,7 @@ def _found_at(scores: Scores, rate: float) -> np.ndarray:
 
 
 def _curves(rocs: Mapping[str, Roc | None]) -> dict[str, Any]:
-    return {
-        name: {
-            "false_positives": plain(thin(roc).false_positives),
-            "true_positives": plain(thin(roc).true_positives),
-        }
-        for name, roc in rocs.items()
-        if roc is not None
-    }
+    return {name: to_plain(thin(roc)) for name, roc in rocs.items() if roc is not None}
 
 
 def _at_or_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ from fuprune.audit.roc import Scores, attack_drafts
 from fuprune.audit.sampling import paired_error
 from fuprune.audit.spread import ANGULAR, Draft
 from fuprune.audit.training import batch_rows, init_state, next_state
-from fuprune.data.dataset import Dataset
+from fuprune.data.dataset import Dataset, concatenated
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch
 from fuprune.federated.cohort import (
@@ -150,11 +150,7 @@ def train_shadows(
     Returns:
       The shadow models and their logits on the whole pool.
     """
-    parts = (measurements.forgotten, measurements.test, retained)
-    pool = Dataset(
-        np.concatenate([part.images for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-    )
+    pool = concatenated([measurements.forgotten, measurements.test, retained])
     member_key, train_key = jax.random.split(key)
     members = balanced_members(
         np.random.default_rng(np.asarray(jax.random.key_data(member_key))),

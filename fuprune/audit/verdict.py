@@ -147,20 +147,6 @@ def settle(
     ]
 
 
-def judge(
-    name: str,
-    values: Mapping[str, float | None],
-    retrained: Sequence[float | None],
-    *,
-    confidence: float = 0.95,
-    margin: float = MARGIN,
-    **options,
-) -> Evidence:
-    """`settle` for one test that stands alone; `options` are fields of `Draft`."""
-    draft = Draft(name, values, retrained, **options)
-    return settle([draft], confidence=confidence, margin=margin)[0]
-
-
 def _p_values(draft: Draft, null: Null | None) -> dict[str, float | None]:
     if null is None or draft.undecidable is not None:
         return dict.fromkeys(draft.values)

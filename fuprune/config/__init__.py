@@ -160,13 +160,14 @@ def request_kind(config: Config) -> str:
     return kinds[0]
 
 
-def validate(config: Config, *, num_classes: int | None = None) -> None:
+def validate(config: Config) -> None:
     """Raises `ConfigError` at the first thing that cannot be.
+
+    For a dataset that is not in `DATASET_CLASSES`, call `check_classes` once it is
+    loaded.
 
     Args:
       config: what a file and the flags made of `default()`.
-      num_classes: of the dataset; looked up by its name if None. For a dataset that
-        is not in `DATASET_CLASSES`, call `check_classes` once it is loaded.
     """
     kind: Any = type(config)
     if not issubclass(kind, config_dict.ConfigDict):
@@ -189,10 +190,8 @@ def validate(config: Config, *, num_classes: int | None = None) -> None:
     _check_together(config)
     if config.partition.kind not in _COUNTED_LATER:
         check_clients(config, config.partition.clients)
-    if num_classes is None:
-        num_classes = DATASET_CLASSES.get(config.data.name)
-    if num_classes is not None:
-        check_classes(config, num_classes)
+    if config.data.name in DATASET_CLASSES:
+        check_classes(config, DATASET_CLASSES[config.data.name])
 
 
 def _check_together(config: Config) -> None:

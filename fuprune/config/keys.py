@@ -370,7 +370,7 @@ SECTIONS = (
         ("probe_depths", 4, between(0, 1000),
          "number of evenly spaced layers to probe, besides the last features"),
     ),
-    _section("runtime", "the machine; only dtype can change a result",
+    _section("runtime", "the machine; beyond rounding, only dtype can change a result",
         ("backend", "auto", one_of("auto", "loop", "map", "vmap", "wide", "shard_map"),
          "how the clients of a round are run; wide is for TPUs"),
         ("dtype", "float32", one_of("float32", "bfloat16"),

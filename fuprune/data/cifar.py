@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fuprune.data.dataset import DamagedDataError, Dataset, check
+from fuprune.data.dataset import DamagedDataError, Dataset, check, concatenated
 
 _PIXELS = 32 * 32
 # Of a member; the largest is CIFAR-100's train.bin, of 154 MB.
@@ -84,10 +84,7 @@ def read_archive(name: str, archive: pathlib.Path, split: str) -> Dataset:
         parse_records(blob, name, file, f"{archive} ({file})")[0]
         for file, blob in members.items()
     ]
-    return Dataset(
-        np.concatenate([part.images for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-    )
+    return concatenated(parts)
 
 
 def parse_records(

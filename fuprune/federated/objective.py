@@ -28,9 +28,9 @@ class Objective(NamedTuple):
     context: Any = ()  # pytree of arrays, the same for all clients and rounds
 
 
-def cross_entropy(logits, labels, mask, label_smoothing: float = 0.0):
+def cross_entropy(logits, labels, mask):
     """Sum over real examples of the cross-entropy; logits [B, U] -> []."""
-    return jnp.sum(_cross_entropies(logits, labels, label_smoothing) * mask)
+    return jnp.sum(_cross_entropies(logits, labels, 0.0) * mask)
 
 
 def _cross_entropies(logits, labels, label_smoothing):

@@ -9,7 +9,6 @@ node's key, and `ca.crt`, to its machine, and keep `ca.key` away from all of the
 import argparse
 import datetime
 import ipaddress
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fuprune.errors import FupruneError, InputError
+from fuprune.files import write_whole
 
 AUTHORITY, LINK = "ca", "superlink"
 
@@ -140,8 +140,8 @@ def _make_node_key(path: Path) -> None:
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    _write(path, private, 0o600)
-    _write(path.with_suffix(".pub"), public + b"\n", 0o644)
+    write_whole(path, private, mode=0o600)
+    write_whole(path.with_suffix(".pub"), public + b"\n")
 
 
 def _write_pair(folder: Path, name: str, key, certificate: x509.Certificate) -> None:
@@ -150,16 +150,9 @@ def _write_pair(folder: Path, name: str, key, certificate: x509.Certificate) -> 
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    _write(folder / f"{name}.key", private, 0o600)
+    write_whole(folder / f"{name}.key", private, mode=0o600)
     public = certificate.public_bytes(serialization.Encoding.PEM)
-    _write(folder / f"{name}.crt", public, 0o644)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    # Never readable by others, not even for the moment between opening and chmod.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    write_whole(folder / f"{name}.crt", public)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -132,20 +132,12 @@ def evaluate(message: Message, context: Context) -> Message:
     return reply_to("evaluate", message, context)
 
 
-def _register(name: str):
-    @app.query(name)
+def _register(kind: str) -> None:
+    @app.query(kind.removeprefix("query."))
     def query(message: Message, context: Context) -> Message:
-        return reply_to(f"query.{name}", message, context)
-
-    return query
+        return reply_to(kind, message, context)
 
 
-QUERIES = tuple(
-    map(
-        _register,
-        (
-            *("hello", "forget", "class_statistics", "sums", "relabel"),
-            *("secure_keys", "secure_shares", "secure_reveal"),
-        ),
-    )
-)
+for _kind in answers.KINDS:
+    if _kind.startswith("query."):
+        _register(_kind)

@@ -25,7 +25,6 @@ from fuprune.federated.train import FitResult, Step, iterate
 from fuprune.files import write_whole
 from fuprune.flower import ledger
 from fuprune.flower.audit import measure, measure_untrained, write_report
-from fuprune.flower.joining import join_clients
 from fuprune.flower.progress import log_messages, log_round
 from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
@@ -427,17 +426,12 @@ def _runtime(session: Session, clients: RemoteClients | None = None) -> Runtime:
 RUNS = {"train": train, "forget": forget, "evaluate": evaluate}
 
 
-def run(grid, settings: Settings) -> None:
-    """One run of the app, from the first look at who is there to the last line.
+def run(roster: Roster, settings: Settings) -> None:
+    """One run of the app with the clients that have joined.
 
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    run_with(join_clients(grid, settings), settings)
-
-
-def run_with(roster: Roster, settings: Settings) -> None:
-    """The same with the clients that have joined."""
     session = open_session(roster, settings)
     try:
         done = RUNS[settings.command](session)

@@ -113,13 +113,9 @@ class Loopback:
         """Lets the SuperNode with this key in."""
         self.flwr("supernode", "register", str(public_key), CONNECTION)
 
-    def start_node(
-        self, client: int, *, key: Path | None = None, data: str = ""
-    ) -> subprocess.Popen:
+    def start_node(self, client: int, *, key: Path | None = None) -> subprocess.Popen:
         """Starts the SuperNode of one client."""
         config = f'client-id={client} folder="{self.client_folder(client)}"'
-        if data:
-            config += f' data="{data}"'
         command = [
             *("flower-supernode", "--superlink", f"{HOST}:{self.port}"),
             *("--host", HOST, "--port", str(free_ports(1)[0])),

@@ -218,8 +218,7 @@ def keep_secret(folder: Path, session: str, secret: Mapping[str, Any]) -> None:
     path = _secret_path(folder, session)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.chmod(path.parent, 0o700)
-    write_whole(path, lambda file: file.write(json.dumps(dict(secret)).encode()))
-    os.chmod(path, 0o600)
+    write_whole(path, json.dumps(dict(secret)), mode=0o600)
 
 
 def recall_secret(folder: Path, session: str) -> dict[str, Any]:

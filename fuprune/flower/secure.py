@@ -106,8 +106,6 @@ def secure_statistics(
     request: Mapping[str, Any],
     template: Any,
     sizes: Mapping[int, int],
-    *,
-    threshold: int | None = None,
 ) -> Any:
     """The server's side: the sum of what clients uploaded, and nothing else of it.
 
@@ -117,10 +115,9 @@ def secure_statistics(
       request: header of the request for statistics, without its part on masks.
       template: `ClassActivations` of arrays or `jax.ShapeDtypeStruct`s.
       sizes: how many images each client says it has.
-      threshold: clients that have to stay to the end; a majority by default.
 
     Raises:
-      TooFewClientsError: too few clients stayed.
+      TooFewClientsError: fewer than a majority of the clients stayed to the end.
       UnlearnError: the sum cannot be one of class statistics, so a client spoiled it.
     """
     session = secrets.token_hex(16)
@@ -132,7 +129,7 @@ def secure_statistics(
     published = {k: keys for k, keys in published.items() if keys is not None}
     members = [k for k in clients if k in published]
     # From here on clients are known by their place among the members.
-    directory = make_directory([published[k] for k in members], threshold, session)
+    directory = make_directory([published[k] for k in members], session=session)
     told = {
         "session": session,
         "public": [[k.hex() for k in published[m]] for m in members],

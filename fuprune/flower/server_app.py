@@ -43,6 +43,6 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _load_loop():
-    from fuprune.flower.loop import run_with
+    from fuprune.flower.loop import run
 
-    return run_with
+    return run

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import jax
 import jaxlib.version
 
-from fuprune.files import write_whole
+from fuprune.files import cache_folder, write_whole
 
 _LIBRARY = "libdnnl.so.3"
 _WHEEL = "onednn-cpu-gomp"  # onednn-devel-cpu-gomp puts its headers beside it
@@ -87,7 +87,7 @@ def _version(header: pathlib.Path) -> str:
 
 @functools.cache
 def load(folder: pathlib.Path) -> ctypes.CDLL:
-    """Returns one shared library of all C++ in ``folder``, building it if need be.
+    """Returns one shared library of all C++ in ``folder``, building it if necessary.
 
     Raises:
       BuildError: there is no oneDNN, no compiler, or the compiler failed.
@@ -135,8 +135,7 @@ def cache_dir() -> pathlib.Path:
     """Returns ``$FUPRUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/fuprune``."""
     if chosen := os.environ.get("FUPRUNE_CACHE_DIR"):
         return pathlib.Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "fuprune"
+    return cache_folder()
 
 
 def _compile(sources: list[pathlib.Path], path: pathlib.Path, onednn: OneDnn) -> None:

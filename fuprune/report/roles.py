@@ -160,12 +160,12 @@ def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:
 
 def request_kind(record: RunRecord) -> str:
     """What was to be forgotten: `classes`, `clients` or `examples`."""
-    return "classes" if record.request is None else record.request.kind
+    return record.request.kind
 
 
 def forgotten_things(record: RunRecord) -> str:
     """What was to be forgotten, without its numbers: `the client's images`."""
-    one = record.request is not None and len(record.request.targets) == 1
+    one = len(record.request.targets) == 1
     return {
         "classes": "the class",
         "examples": "the forgotten images",
@@ -175,8 +175,8 @@ def forgotten_things(record: RunRecord) -> str:
 
 def forgotten(record: RunRecord) -> str:
     """Names what was to be forgotten: `class cat (3)`, `clients 3 and 17`."""
-    if record.request is not None and request_kind(record) != "classes":
-        kind, targets = record.request.kind, record.request.targets
+    kind, targets = record.request.kind, record.request.targets
+    if kind != "classes":
         if len(targets) > 5:
             return f"{len(targets)} {kind}"
         shown = formats.listing([str(target) for target in targets])
@@ -189,13 +189,13 @@ def forgotten(record: RunRecord) -> str:
 
 def u_images(record: RunRecord) -> str:
     """The images that U-set accuracy is taken on."""
-    if record.request is None or record.request.kind == "classes":
+    if record.request.kind == "classes":
         return f"the {record.dataset} test images of {forgotten(record)}"
     return record.request.u_set
 
 
 def r_images(record: RunRecord, *, every: bool = False) -> str:
     """The images that R-set accuracy is taken on, in few words or in full."""
-    if record.request is None or record.request.kind == "classes":
+    if record.request.kind == "classes":
         return "the test images of all other classes" if every else "the other classes"
     return "all test images" if every else "the test images"

@@ -107,7 +107,7 @@ def _share_cell(row: MethodRow, retrained: float | None) -> Cell:
 def _sets(record: RunRecord) -> str:
     """What U-set and R-set are, which depends on the kind of request."""
     request = record.request
-    if request is None or request.kind == "classes":
+    if request.kind == "classes":
         return "U-set: test images of the forgotten classes; R-set: of all others."
     return (
         f"U-set: {request.u_set}, where retraining's accuracy is the one to have; "
@@ -360,9 +360,7 @@ def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
     rows = [
         (
             model_cell(name, tested),
-            cell(
-                ", ".join(filter(None, (roles.role(name, tested), roles.warning(name))))
-            ),
+            cell(roles.described(name, tested)),
             Cell("", "", "", judgement.headline(audit, name).verdict),
             *(cell(amount) for amount in judgement.counts(audit, name)),
         )

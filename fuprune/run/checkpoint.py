@@ -47,7 +47,7 @@ def save(
     and is intact is left as it is; one that is damaged is written anew.
 
     Args:
-      directory: of this phase's checkpoints; made if need be.
+      directory: of this phase's checkpoints; made if necessary.
       step: number of the step, at least 0.
       tree: pytree of arrays, host or device, typed keys included.
       spec: JSON-able; `restore` hands it to `make_target`.

@@ -109,7 +109,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(processes.explaining_losses())
         if machine.is_main:
-            stack.enter_context(files.WorkdirLock(workdir))
+            stack.enter_context(files.lock_workdir(workdir))
         this = stack.enter_context(_open(config, workdir, machine, tuple(on_row)))
         try:
             return _run_phases(this)
@@ -169,10 +169,6 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             reduced_config=REDUCED_CONFIG,
         ) as progress,
     ):
-        if config.runtime.tensorboard and main:
-            board = logs.TensorBoardLog(workdir / "tensorboard")
-            stack.callback(board.close)
-            on_row = (*on_row, board)
         for tracker in _trackers(config, workdir) if main else ():
             stack.callback(tracker.close)
             on_row = (*on_row, tracker.on_row)
@@ -196,6 +192,8 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
 def _trackers(config, workdir: Path) -> Iterator[trackers.Tracker]:
     """The services that the config names, each told the whole config."""
     name, values = workdir.resolve().name, configuration.flatten(config)
+    if config.runtime.tensorboard:
+        yield trackers.tensorboard(workdir / "tensorboard")
     if config.runtime.mlflow:
         yield trackers.mlflow(config.runtime.mlflow, name=name, parameters=values)
     if config.runtime.wandb:

@@ -6,13 +6,15 @@ finished unit. Everything is read strictly: a file that does not hold what it sh
 one `FupruneError`.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fuprune import config as configuration
 from fuprune import typed_json
@@ -223,39 +225,31 @@ def open_to_append(path: str | os.PathLike) -> int:
         ) from error
 
 
-class WorkdirLock:
-    """Keeps a second run out of a workdir for as long as this process lives.
+@contextlib.contextmanager
+def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
+    """Keeps a second run out of a workdir while the block lasts.
 
     The operating system drops the lock when the process ends in any way, so that a dead
-    run leaves nothing to clear away. Use as a context manager.
+    run leaves nothing to clear away.
+
+    Raises:
+      WorkdirBusyError: another run holds it; the message says which.
     """
-
-    def __init__(self, workdir: str | os.PathLike):
-        """Names the workdir; the lock is taken on entering."""
-        self._workdir = Path(workdir)
-        self._file: TextIO | None = None
-
-    def __enter__(self):
-        file = os.fdopen(open_to_append(self._workdir / ".lock"), "a+")
+    with os.fdopen(open_to_append(Path(workdir) / ".lock"), "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read(200).strip() or "another process"
-            file.close()
             raise WorkdirBusyError(
-                f"the workdir {self._workdir} is in use by {holder}; wait for it to "
-                "end or choose another --workdir."
+                f"the workdir {workdir} is in use by {holder}; wait for it to end or "
+                "choose another --workdir."
             ) from error
         # Who holds it, for the message above; the lock itself is the kernel's.
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        self._file = file
-        return self
-
-    def __exit__(self, *_):
-        if self._file is not None:
-            self._file.truncate(0)
-            self._file.close()
-            self._file = None
+        try:
+            yield
+        finally:
+            file.truncate(0)

@@ -2,23 +2,21 @@
 
 Rows of metrics hold nothing but results, so that two runs of one config write the same
 bytes; clocks go to their own file. `experiment.run(on_row=...)` hands each row of
-metrics to further functions, of which TensorBoard's is one.
+metrics to further functions, as `trackers` has some.
 """
 
 import json
-import math
-import numbers
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from fuprune import typed_json
-from fuprune.errors import FupruneError, InputError
+from fuprune.errors import InputError
 from fuprune.run.files import open_to_append
 
 
 class MetricsLog:
-    """An append-only file of one JSON object a line, readable while it grows.
+    """An append-only file of one JSON object per line, readable while it grows.
 
     Each row is written at once and whole. The position after the last row goes into
     each checkpoint; on resume the file is cut back to it, so no row is there twice.
@@ -28,7 +26,7 @@ class MetricsLog:
         """Opens the file, dropping a last line that a kill left unfinished.
 
         Args:
-          path: the file, made if need be; None, for processes that only take part,
+          path: the file, made if necessary; None, for processes that only take part,
             discards every row.
         """
         self._file = None
@@ -104,38 +102,3 @@ def _end_of_last_line(file: int) -> int:
             return start + newline + 1
         end = start
     return 0
-
-
-class TensorBoardLog:
-    """The numbers of the rows as TensorBoard scalars, one curve per phase and metric.
-
-    An instance is a function for `on_row`.
-    """
-
-    def __init__(self, directory: str | os.PathLike):
-        """Opens an event file in the directory.
-
-        Raises:
-          FupruneError: if tensorboardX is not installed.
-        """
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise FupruneError(
-                "runtime.tensorboard is True, but tensorboardX is not installed: "
-                "pip install 'fuprune[tensorboard]'."
-            ) from error
-        self._writer = SummaryWriter(str(directory))
-
-    def __call__(self, row: Mapping[str, Any]) -> None:
-        """Writes the finite numbers of a row at its round."""
-        for name, value in row.items():
-            if name == "round" or isinstance(value, bool):
-                continue
-            if isinstance(value, numbers.Real) and math.isfinite(value):
-                tag = f"{row.get('phase', 'run')}/{name}"
-                self._writer.add_scalar(tag, float(value), int(row.get("round", 0)))
-
-    def close(self) -> None:
-        """Writes out what is pending."""
-        self._writer.close()

@@ -24,9 +24,11 @@ from jax.sharding import PartitionSpec as P
 from fuprune import __version__
 from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
+from fuprune.data.decoded_pictures import free_memory
 from fuprune.data.federated import FederatedDataset, federate, federation_bytes
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.sharded import AXIS, make_client_mesh, on_mesh
+from fuprune.files import cache_folder
 from fuprune.models.layers import loops_are_fast
 from fuprune.run import processes
 from fuprune.run.processes import RuntimeSetupError
@@ -103,7 +105,7 @@ def start(
     if several and backend not in ("auto", "shard_map"):
         raise RuntimeSetupError(
             f"runtime.backend is {backend} with {jax.process_count()} processes; "
-            "allowed: auto or shard_map, for only those span processes."
+            "allowed: auto or shard_map, because only those span processes."
         )
     conv = _choose_convolution(conv)
     used = jax.devices()
@@ -246,13 +248,8 @@ def _free_bytes(local_devices: int) -> tuple[int | None, str, int]:
         return free, f"on a {device.device_kind}", 1
     if device.platform != "cpu":
         return None, "", 1
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        (line,) = [line for line in lines if line.startswith("MemAvailable:")]
-        # CPU devices have their copies in the same memory.
-        return 1024 * int(line.split()[1]), "in this machine's memory", local_devices
-    except (OSError, ValueError):
-        return None, "", 1
+    # CPU devices have their copies in the same memory.
+    return free_memory(), "in this machine's memory", local_devices
 
 
 def _shown_bytes(number: int) -> str:
@@ -267,7 +264,6 @@ class HostPool(NamedTuple):
 
     size: int  # rows of the pool, a multiple of the number of devices
     host_of_client: np.ndarray  # [K] int
-    rows_of_host: dict[int, int]  # how many rows of the pool a host holds
     places: np.ndarray  # [K, L] int32, indices into the pool; 0 past a length
 
 
@@ -299,12 +295,7 @@ def deal_to_hosts(lengths: np.ndarray, owners: np.ndarray) -> HostPool:
         for client in np.flatnonzero(which == number):
             places[client, : lengths[client]] = rows[first : first + lengths[client]]
             first += lengths[client]
-    return HostPool(
-        share * len(owners),
-        hosts[which],
-        {int(host): int(share * n) for host, n in zip(hosts, counts, strict=True)},
-        places,
-    )
+    return HostPool(share * len(owners), hosts[which], places)
 
 
 def replicate(tree, runtime: Runtime):
@@ -318,9 +309,9 @@ def _check_cohort(mesh: Mesh | None, cohort: int) -> None:
     """Raise if devices would have no client to train in any round."""
     if mesh is not None and cohort and mesh.size > cohort:
         raise RuntimeSetupError(
-            f"the mesh has {mesh.size} devices, but train.cohort is {cohort} clients a "
-            f"round; allowed: at most {cohort} devices over all processes, or a larger "
-            "train.cohort."
+            f"the mesh has {mesh.size} devices, but train.cohort is {cohort} clients "
+            f"per round; allowed: at most {cohort} devices over all processes, or a "
+            "larger train.cohort."
         )
 
 
@@ -386,7 +377,6 @@ def _use_cache(directory: str) -> None:
     if not directory or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     if directory == "auto":
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        directory = str(Path(base) / "fuprune" / "xla")
+        directory = str(cache_folder() / "xla")
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fuprune import config as configuration
 from fuprune.errors import FupruneError
 from fuprune.run import witnesses
 
@@ -263,7 +264,7 @@ def check_same_config(config: Mapping[str, Any]) -> None:
         return
     leaves = {
         key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-        for key, value in _leaves(config)
+        for key, value in configuration.flatten(config).items()
     }
     configs = [json.loads(text) for text in tell_all("config", json.dumps(leaves))]
     different = sorted(
@@ -438,11 +439,3 @@ def _check_cluster(cluster: str | None, environment: Mapping[str, str]) -> None:
             "this is one of several processes of Open MPI 5, which does not say where "
             f"its first process is; {by_hand}=$OMPI_COMM_WORLD_RANK."
         )
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = ""):
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

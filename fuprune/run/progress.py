@@ -1,7 +1,7 @@
 """What a run shows: where it is while it runs, and its tables at the end.
 
-A live line on a terminal, a plain line now and then elsewhere. Nothing else in the
-package prints.
+A live line on a terminal, a plain line now and then elsewhere. Beside it only the
+command lines print: their answers, and the one line of an error.
 """
 
 import collections
@@ -186,8 +186,8 @@ def estimate(
     """Says how long the rounds that are left will take, and what to do if too long."""
     seconds = seconds_per_round * rounds_left
     text = (
-        f"{phase}: {seconds_per_round:.3g} s a round; the {rounds_left} rounds left in "
-        f"this run take about {duration(seconds)}"
+        f"{phase}: {seconds_per_round:.3g} s per round; the {rounds_left} rounds left "
+        f"in this run take about {duration(seconds)}"
     )
     if platform == "cpu" and seconds > DAY and reduced_config:
         return (
@@ -286,7 +286,7 @@ def print_table(
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     if console.is_terminal:
-        # Text, for rich would take [..] in a name for markup.
+        # As `Text`, because rich would take [..] in a name for markup.
         table = rich.table.Table(title=rich.text.Text(title) if title else None)
         for place, column in enumerate(columns):
             numeric = all(_is_number(row.get(column)) for row in rows) and place > 0

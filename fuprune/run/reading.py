@@ -12,7 +12,14 @@ from fuprune.audit.evidence import AuditReport
 from fuprune.errors import FupruneError, InputError
 from fuprune.run import files, queries
 from fuprune.run.feature_maps import PictureArrays, read_feature_maps
-from fuprune.run.record import FORMAT, CurveRow, PhaseClock, Provenance, RunRecord
+from fuprune.run.record import (
+    FORMAT,
+    CurveRow,
+    PhaseClock,
+    Provenance,
+    RequestRow,
+    RunRecord,
+)
 
 RUN_FILES = ("config.json", "results.json", "metrics.jsonl", "audit.json")
 _NO_PROVENANCE = Provenance({}, {}, "", [], "")
@@ -75,8 +82,9 @@ def read_run(directory: str | Path) -> Run:
 
 def empty_record(provenance: Provenance) -> RunRecord:
     """The record of a run that has no results yet."""
+    request = RequestRow("classes", [], "", "")
     empty = RunRecord(
-        FORMAT, provenance, "", {}, [], [], "", [], [], {}, {}, [], None, None
+        FORMAT, provenance, "", {}, [], [], "", [], [], {}, {}, [], None, request
     )
     return empty._replace(
         dataset=str(queries.setting(empty, "data.name") or ""),

@@ -1,7 +1,7 @@
 """What a run found out, as one typed record: written by the run, read by the report.
 
-`RunRecord` is the whole of results.json. Each fact has one field here, one function in
-`run/` that writes it and one in `report/` that reads it. The curves of training are in
+`RunRecord` is the whole of results.json. Each fact has one field here and one function
+in `run/` that writes it; `report/` reads the fields. The curves of training are in
 metrics.jsonl, a row per round, and the audit's findings in audit.json, an
 `audit.AuditReport`; `run.files` reads all three.
 
@@ -156,7 +156,7 @@ class RunRecord(NamedTuple):
     privacy: dict[str, Any]  # the accountant's statement; empty without noise
     privacy_curve: list[PrivacyPoint]
     feature_maps: FeatureMapsRow | None
-    request: RequestRow | None  # None in a run of version 0.1, which knew classes only
+    request: RequestRow
 
 
 class CurveRow(NamedTuple):

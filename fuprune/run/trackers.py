@@ -1,8 +1,7 @@
-"""Rows of metrics.jsonl as they are written, sent to MLflow or Weights & Biases.
+"""Rows of metrics.jsonl for TensorBoard, MLflow and Weights & Biases.
 
 Each function returns a `Tracker`: a function for `on_row`, and one that ends it. A
-metric is called `phase/name`, as in TensorBoard. Both packages are extras and are
-imported here only.
+metric is called `phase/name`. The packages are extras and are imported here only.
 """
 
 import math
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from fuprune.errors import FupruneError
 
 Row = Mapping[str, Any]
+EXPERIMENT = "fuprune"  # what runs belong to in an MLflow store
 
 
 class Tracker(NamedTuple):
@@ -36,16 +36,32 @@ def metrics_of(row: Row) -> dict[str, float]:
     }
 
 
-def mlflow(
-    uri: str, *, name: str, parameters: Mapping[str, Any], experiment: str = "fuprune"
-) -> Tracker:
+def tensorboard(directory: str | Path) -> Tracker:
+    """Writes an event file in a directory, one curve per phase and metric.
+
+    Raises:
+      FupruneError: tensorboardX is not installed.
+    """
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise _missing("tensorboard", "tensorboardX") from error
+    writer = SummaryWriter(str(directory))
+
+    def on_row(row: Row) -> None:
+        for name, value in metrics_of(row).items():
+            writer.add_scalar(name, value, int(row.get("round", 0)))
+
+    return Tracker(on_row, writer.close)
+
+
+def mlflow(uri: str, *, name: str, parameters: Mapping[str, Any]) -> Tracker:
     """Sends rows to an MLflow store.
 
     Args:
       uri: of the store, such as sqlite:///mlflow.db or http://host:5000.
       name: of the run.
       parameters: shown beside it, such as the flat configuration.
-      experiment: that the run belongs to; made if it does not exist.
 
     Raises:
       FupruneError: mlflow is not installed.
@@ -56,8 +72,8 @@ def mlflow(
     except ImportError as error:
         raise _missing("mlflow") from error
     client = MlflowClient(uri)
-    found = client.get_experiment_by_name(experiment)
-    home = found.experiment_id if found else client.create_experiment(experiment)
+    found = client.get_experiment_by_name(EXPERIMENT)
+    home = found.experiment_id if found else client.create_experiment(EXPERIMENT)
     run = client.create_run(home, run_name=name).info.run_id
     told = [Param(key, str(value)) for key, value in parameters.items()]
     for start in range(0, len(told), 100):  # as many as a store takes at once
@@ -109,8 +125,8 @@ def wandb(
     return Tracker(on_row, run.finish)
 
 
-def _missing(package: str) -> FupruneError:
+def _missing(extra: str, package: str = "") -> FupruneError:
     return FupruneError(
-        f"runtime.{package} is set, but {package} is not installed: "
-        f"pip install 'fuprune[{package}]'."
+        f"runtime.{extra} is set, but {package or extra} is not installed: "
+        f"pip install 'fuprune[{extra}]'."
     )

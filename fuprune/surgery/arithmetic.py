@@ -274,9 +274,9 @@ def convolution(eqn, operands, notes) -> Result:
     kernel = _zero_elsewhere(operands[1], (rows, columns))
     read_each = image.shape[feature] // groups
     written_each = kernel.shape[columns] // groups
-    inputs = _indices(image, feature)
-    inputs = inputs[np.isin(inputs % read_each, _indices(kernel, rows))]
-    outputs = _indices(kernel, columns)
+    inputs = image.indices(feature)
+    inputs = inputs[np.isin(inputs % read_each, kernel.indices(rows))]
+    outputs = kernel.indices(columns)
     # A group with no input or no output left goes; one stays, as no array is empty.
     alive = np.intersect1d(inputs // read_each, outputs // written_each)
     alive = alive if len(alive) else outputs[:1] // written_each
@@ -356,11 +356,6 @@ def _zero_elsewhere(held, axes) -> Held:
     if not held.has_zero_rest:
         kept = [None] * len(kept)
     return held._replace(data=onto(held, kept), kept=tuple(kept))
-
-
-def _indices(held, axis) -> np.ndarray:
-    kept = held.kept[axis]
-    return np.arange(held.shape[axis]) if kept is None else kept
 
 
 def _replaced(kept, axis, indices) -> tuple:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fuprune.models.adapt import adapt, own_variables
 from fuprune.surgery import trace
+from fuprune.surgery.arrays import cut_array
 from fuprune.surgery.findings import Layer, Path, SurgeryError
 from fuprune.surgery.held import in_full, onto, same
 from fuprune.surgery.plan import PrunePlan, check_kept
@@ -111,10 +112,8 @@ def _hidden(program, cuts, layers) -> set[str]:
         for start in range(0, len(names), width):
             lost, planned = {}, dict(cuts)
             for turn, name in enumerate(names[start : start + width]):
-                layer = layers[name]
-                size = program.shapes[layer.leaf].shape[layer.axis]
-                pair = (layer.leaf, layer.axis)
-                ids = np.asarray(cuts.get(pair, np.arange(size)))
+                pair = (layers[name].leaf, layers[name].axis)
+                ids = trace.kept_of(program, cuts, pair)
                 lost[name], planned[pair] = int(ids[turn]), np.delete(ids, turn)
             after, _ = trace.find_cuts(program, planned)
             found |= {
@@ -133,7 +132,7 @@ def _is_row_missing(program, before, after, layer, unit) -> bool:
         is_kernel = len(shape) > 1 and max(shape) < np.prod(shape)
         if leaf == layer.leaf or not is_kernel or shape[axis] % width:
             continue
-        there = before.get((leaf, axis), np.arange(shape[axis]))
+        there = trace.kept_of(program, before, (leaf, axis))
         rows = np.intersect1d(there, np.arange(unit, shape[axis], width))
         if len(rows) and not np.intersect1d(rows, kept).size:
             return True
@@ -212,14 +211,13 @@ def _layers(program, cuts, findings) -> dict[str, Layer]:
     layers = {}
     for leaf, (axis, kind) in findings.layers.items():
         path = program.paths[leaf]
-        size = program.shapes[leaf].shape[axis]
-        channels = len(cuts.get((leaf, axis), range(size)))
+        channels = len(trace.kept_of(program, cuts, (leaf, axis)))
         layers[layer_name(path)] = Layer(path, kind, channels, leaf, axis)
     return layers
 
 
 def layer_name(path: Path) -> str:
-    """Returns the name of the layer with a kernel at this path."""
+    """Returns the name of the layer with a kernel, or its call, at this path."""
     inner = path[1:] if path[0] == "params" and len(path) > 1 else path
     inner = inner[:-1] if len(inner) > 1 else inner
     inner = inner[:-1] if len(inner) > 1 and inner[-1] == "conv" else inner
@@ -253,9 +251,8 @@ def _output_kept(program, cuts, layers, some: slice):
     planned = dict(cuts)
     for layer in layers.values():
         if layer.channels > 1:
-            size = program.shapes[layer.leaf].shape[layer.axis]
-            ids = np.asarray(cuts.get((layer.leaf, layer.axis), np.arange(size)))
-            planned[layer.leaf, layer.axis] = ids[some]
+            pair = (layer.leaf, layer.axis)
+            planned[pair] = trace.kept_of(program, cuts, pair)[some]
     results, _ = trace.examine(program, planned)
     return [held.kept for held in results]
 
@@ -290,11 +287,10 @@ def plan_cuts(
             )
         layer = layers[name]
         check_kept(name, np.asarray(keep), layer.channels)
-        size = program.shapes[layer.leaf].shape[layer.axis]
         pair = (layer.leaf, layer.axis)
         # A plan counts the channels that are left, a cut those of the uncut network.
-        ids = np.asarray(planned.get(pair, np.arange(size)))[np.asarray(keep)]
-        if len(ids) < size:
+        ids = trace.kept_of(program, planned, pair)[np.asarray(keep)]
+        if len(ids) < program.shapes[layer.leaf].shape[layer.axis]:
             planned[pair] = ids
     cuts, results = trace.find_cuts(program, planned)
     _check_outputs(program, whole, results, planned, layers)
@@ -303,13 +299,11 @@ def plan_cuts(
     slim = SlimNetwork(base, pathed(cuts, program), tuple(images.shape[1:]))
     # The variables at hand are cut by `before` already: of these cuts, positions in
     # what they store, and only where something more goes.
+    stored = {pair: trace.kept_of(program, before, pair) for pair in cuts}
     relative = {
-        (leaf, axis): np.searchsorted(before[leaf, axis], ids)
-        if (leaf, axis) in before
-        else ids
-        for (leaf, axis), ids in cuts.items()
-        if len(ids)
-        < len(before.get((leaf, axis), range(program.shapes[leaf].shape[axis])))
+        pair: np.searchsorted(stored[pair], ids)
+        for pair, ids in cuts.items()
+        if len(ids) < len(stored[pair])
     }
     return slim, pathed(relative, program)
 
@@ -365,12 +359,7 @@ def kept_channels(
     network = adapt(model)
     program, cuts = program_of(network, variables, example)
     return {
-        name: tuple(
-            int(i)
-            for i in cuts.get(
-                (x.leaf, x.axis), np.arange(program.shapes[x.leaf].shape[x.axis])
-            )
-        )
+        name: tuple(trace.kept_of(program, cuts, (x.leaf, x.axis)).tolist())
         for name, x in layers_of(program, cuts).items()
     }
 
@@ -403,10 +392,8 @@ def cut_optimizer_state(
         for start in range(len(path)):
             inner = path[start:]
             if inner in shapes and shapes[inner] == tuple(np.shape(leaf)):
-                # Under this name a dead entry is filled with zero, also that of a
-                # moment of something called a variance.
-                one = ((("moment",), (), axes_of.get(inner, ())),)
-                return cut_tree(one, {"moment": leaf}, fill=how == "mask")["moment"]
+                dead = 0 if how == "mask" else None
+                return cut_array(leaf, axes_of.get(inner, ()), dead)
         return leaf
 
     return jax.tree_util.tree_map_with_path(cut_leaf, opt_state)

@@ -49,6 +49,11 @@ class Held(NamedTuple):
         """Whether every index of every axis is stored."""
         return all(kept is None for kept in self.kept)
 
+    def indices(self, axis: int) -> np.ndarray:
+        """The stored indices of an axis, all of them if it is not cut."""
+        kept = self.kept[axis]
+        return np.arange(self.shape[axis]) if kept is None else kept
+
     @property
     def has_zero_rest(self) -> bool:
         """Whether the rest is known to be zero before anything runs."""
@@ -104,8 +109,7 @@ def onto(held: Held, kept: Sequence[np.ndarray | None]) -> Any:
         if same(held.kept[axis], wanted):
             continue
         size = held.shape[axis]
-        here = held.kept[axis]
-        stored = np.arange(size) if here is None else here
+        stored = held.indices(axis)
         wanted = np.arange(size) if wanted is None else wanted
         # Where each index is stored, -1 if it is not; `pick` gives 0 for those.
         position = np.full(size, -1)

@@ -182,8 +182,7 @@ def concatenate(eqn, operands, notes) -> Result:
         # Along the joined axis each part stays as it is stored.
         kept[axis] = h.kept[axis]
         parts.append(onto(h, kept))
-        own = np.arange(h.shape[axis]) if h.kept[axis] is None else h.kept[axis]
-        indices.append(own + offset)
+        indices.append(h.indices(axis) + offset)
         offset += h.shape[axis]
     kept[axis] = np.concatenate(indices)
     data = jnp.concatenate(parts, axis)
@@ -202,9 +201,7 @@ def split(eqn, operands, notes) -> Result:
         return "the rest is not one number"
     results, start = [], 0
     for size, atom in zip(eqn.params["sizes"], eqn.outvars, strict=True):
-        stored = (
-            np.arange(held.shape[axis]) if held.kept[axis] is None else held.kept[axis]
-        )
+        stored = held.indices(axis)
         inside = np.flatnonzero((stored >= start) & (stored < start + size))
         kept = list(held.kept)
         if held.kept[axis] is not None:

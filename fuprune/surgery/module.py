@@ -17,14 +17,14 @@ class SlimModule(nnx.Module):
     `nnx.grad` and optimizers treat it as any module; `train()` and `eval()` switch it.
     """
 
-    def __init__(self, slim: SlimNetwork, variables: Variables, seed: int = 0):
+    def __init__(self, slim: SlimNetwork, variables: Variables):
         """Takes what `slim.compact` returned for an adapted NNX network."""
         self.slim = slim
         for collection, tree in variables.items():
             kind = KINDS.get(collection, nnx.Variable)
             setattr(self, collection, _wrapped(tree, kind))
         self.collections = tuple(variables)
-        self.rngs = nnx.Rngs(dropout=seed)
+        self.rngs = nnx.Rngs(dropout=0)
         # The names that `train()` and `eval()` switch on any module that has them.
         self.deterministic = True
         self.use_running_average = True

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fuprune.models.adapt import Forwarding, asked_for
 from fuprune.surgery import trace
+from fuprune.surgery.arrays import cut_array
 from fuprune.surgery.findings import Path, SurgeryError
 from fuprune.surgery.held import in_full, onto
 from fuprune.surgery.trace import Program
@@ -180,22 +179,8 @@ def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
 
     def cut_leaf(path, leaf):
         path = trace.names(path)
-        axes = axes_at.get(path, ())
-        numpy = jnp if isinstance(leaf, Tracer) else np
-        result = leaf if numpy is jnp or not axes else np.asarray(leaf)
-        for axis, ids in axes:
-            if fill:
-                kept = np.isin(np.arange(leaf.shape[axis]), ids)
-                # Broadcasts along the axes behind; those in front need nothing.
-                kept = kept.reshape([-1] + [1] * (leaf.ndim - axis - 1))
-                dead = np.asarray(trace.dead_value(path), leaf.dtype)
-                result = numpy.where(kept, result, dead)
-            else:
-                result = numpy.take(result, np.asarray(ids), axis=axis)
-        if not axes or isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
-            return result
-        # Cut on the host, where a shape per layer needs no compilation.
-        return jax.device_put(result, leaf.sharding)
+        dead = trace.dead_value(path) if fill else None
+        return cut_array(leaf, axes_at.get(path, ()), dead)
 
     return jax.tree_util.tree_map_with_path(cut_leaf, tree)
 

@@ -158,10 +158,8 @@ def _run_whole(eqn, operands) -> list[Held]:
 
 def _bind(eqn, arrays) -> list[Any]:
     """Runs one equation on whole arrays, as JAX does."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # Up to JAX 0.8 the functions of a call come apart from its other parameters.
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    results = eqn.primitive.bind(*functions, *arrays, **params)
+    params = eqn.primitive.get_bind_params(eqn.params)
+    results = eqn.primitive.bind(*arrays, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
@@ -328,7 +326,10 @@ def names(path) -> Path:
 
 
 def dead_value(path: Path) -> int:
-    """Returns what a parameter holds for a dead channel: 1 for a variance, else 0."""
+    """Returns what a parameter holds for a dead channel: 1 for a variance, else 0.
+
+    A variance of 1 is that of a fresh norm, and keeps its division harmless.
+    """
     return 1 if path and path[-1].startswith("var") else 0
 
 
@@ -376,6 +377,12 @@ def examine(program: Program, cuts: Cuts) -> tuple[list[Held], Findings]:
         [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in inputs],
     )
     return found[0]
+
+
+def kept_of(program: Program, cuts: Cuts, pair: tuple[int, int]) -> np.ndarray:
+    """Returns the kept indices of a variable's axis, (leaf, axis), all if uncut."""
+    leaf, axis = pair
+    return np.asarray(cuts.get(pair, np.arange(program.shapes[leaf].shape[axis])))
 
 
 def cut_shape(shape, number: int, cuts: Cuts) -> jax.ShapeDtypeStruct:

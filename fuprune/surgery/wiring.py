@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
+from fuprune.surgery.arrays import cut_array
 from fuprune.surgery.plan import LayerReport, PrunePlan, check_kept, total_report
+from fuprune.surgery.trace import dead_value, names
 
 Variables = Mapping[str, Any]
 
@@ -67,23 +67,7 @@ def mask_tree(model: nn.Module, plan: PrunePlan, tree: Any) -> Any:
       tree: parameters, batch statistics, gradients, moments: {layer: {...: array}},
         arrays with any leading axes before those of the parameter. Scalars pass.
     """
-    cuts = _cuts(model, plan)
-
-    def cut_leaf(path, leaf):
-        axes = _axes_to_cut(cuts, path, leaf)
-        numpy = jnp if isinstance(leaf, Tracer) else np
-        result = leaf if numpy is jnp else np.asarray(leaf)
-        # A variance of 1 is that of a fresh norm, and keeps its division harmless.
-        fill = numpy.asarray(1 if _name(path[-1]) == "var" else 0, leaf.dtype)
-        for axis, positions in axes:
-            kept = np.zeros(leaf.shape[axis], bool)
-            kept[positions] = True
-            # Axes count from the end: moments may have further ones in front.
-            kept = kept.reshape([-1] + [1] * (-1 - axis))
-            result = numpy.where(kept, result, fill)
-        return _like(leaf, result) if axes else leaf
-
-    return jax.tree_util.tree_map_with_path(cut_leaf, tree)
+    return _cut_tree(model, plan, tree, dead_value)
 
 
 def compact_tree(model: nn.Module, plan: PrunePlan, tree: Any) -> Any:
@@ -91,15 +75,15 @@ def compact_tree(model: nn.Module, plan: PrunePlan, tree: Any) -> Any:
 
     Arguments are those of `mask_tree`.
     """
+    return _cut_tree(model, plan, tree, lambda names: None)
+
+
+def _cut_tree(model, plan, tree, dead):
     cuts = _cuts(model, plan)
 
     def cut_leaf(path, leaf):
-        axes = _axes_to_cut(cuts, path, leaf)
-        numpy = jnp if isinstance(leaf, Tracer) else np
-        result = leaf if numpy is jnp else np.asarray(leaf)
-        for axis, positions in axes:
-            result = numpy.take(result, positions, axis=axis)
-        return _like(leaf, result) if axes else leaf
+        path = names(path)
+        return cut_array(leaf, _axes_to_cut(cuts, path, leaf), dead(path))
 
     return jax.tree_util.tree_map_with_path(cut_leaf, tree)
 
@@ -130,8 +114,8 @@ def _compacted(model, plan):
     for layer, keep in plan.keep.items():
         if layer not in layers:
             raise InputError(
-                f"plan names layer {layer!r}, which the model has not; make it from"
-                " scores of this model."
+                f"plan names layer {layer!r}, which the model does not have; make it"
+                " from scores of this model."
             )
         check_kept(layer, np.asarray(keep), len(wiring[layer].outputs))
     channels = []
@@ -148,7 +132,7 @@ def _compacted(model, plan):
 
 def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     """Returns the (negative axis, kept positions) a leaf is to be cut along."""
-    layer, where = _name(path[0]), jax.tree_util.keystr(path)
+    layer, where = path[0], "/".join(path)
     if layer not in cuts:
         raise InputError(
             f"tree holds {where}, which is no layer of the model; pass parameters, or"
@@ -159,7 +143,7 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
     shape, inputs, outputs = cuts[layer]
     # Flax kernels end in [inputs, outputs]; a bias, scale or statistic in [outputs].
     axes = [(-2, inputs), (-1, outputs)]
-    if _name(path[-1]) != "kernel":
+    if path[-1] != "kernel":
         axes, shape = axes[1:], shape[1:]
     if leaf.shape[-len(shape) :] != shape:
         raise InputError(
@@ -167,18 +151,6 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
             " this model; start that state afresh after the cut."
         )
     return [(axis, kept) for axis, kept in axes if len(kept) < leaf.shape[axis]]
-
-
-def _name(key) -> str:
-    return str(getattr(key, "key", getattr(key, "name", key)))
-
-
-def _like(leaf, result):
-    # Cut on the host, where a hundred different shapes need no compilation, and sent
-    # back to wherever the leaf was.
-    if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
-        return result
-    return jax.device_put(result, leaf.sharding)
 
 
 def cut_optimizer_state(

@@ -5,18 +5,19 @@ averaged over space and summed by class. Those sums and the class counts are all
 leaves a client. `merge_activations` is the first step of server_proc: A*.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import check_statistics
-from fuprune.federated.client import Preprocess, gather_batch
+from fuprune.federated.client import Preprocess
 from fuprune.federated.cohort import (
     ClientProgram,
     Shared,
@@ -27,6 +28,8 @@ from fuprune.federated.cohort import (
 from fuprune.federated.program import Task, Transport
 from fuprune.models.layers import loops_are_fast
 from fuprune.surgery import capture
+from fuprune.surgery.cutting import layer_name
+from fuprune.unlearning.client_sums import sum_program
 from fuprune.unlearning.privacy import clip_scale
 from fuprune.unlearning.protocol import UnlearnError, tree_bytes
 
@@ -49,57 +52,45 @@ class Collected(NamedTuple):
     upload_bytes: int  # of one client
 
 
+def convolution_outputs(
+    model, variables, images, *, dense: bool = False
+) -> dict[str, Any]:
+    """O_l of every convolution, before any norm of the network: [B, ..., C_l].
+
+    Layers are named by module path, without a trailing "conv". Of a network that is not
+    of the zoo they are found by tracing, and with `dense` its dense layers, the last
+    one apart, are among them.
+    """
+    if not hasattr(model, "wiring"):
+        return capture(model, variables, images, dense=dense)
+    _, captured = model.apply(
+        variables,
+        images,
+        train=False,
+        capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
+        mutable=["intermediates"],
+    )
+    outputs: Any = traverse_util.flatten_dict(captured["intermediates"])
+    # Flax keeps one entry per call; a convolution of the zoo is called once.
+    return {layer_name(("params", *path)): x for path, (x,) in outputs.items()}
+
+
 def pooled_convolutions(
     model, variables, images, *, dense: bool = False
 ) -> dict[str, jax.Array]:
     """A_l = AvgPool(ReLU(O_l)) of every convolution (Eqs. 4-5): layer -> [B, C_l].
 
-    Layers are named by module path, without a trailing "conv". Of a network that is not
-    of the zoo they are found by tracing, and with `dense` its dense layers, the last
-    one apart, are among them: averaged over tokens if there are any.
+    Arguments are those of `convolution_outputs`; dense layers are averaged over tokens
+    if there are any.
     """
-    if not hasattr(model, "wiring"):
-        return {
-            name: jnp.mean(
-                jnp.maximum(output.astype(jnp.float32), 0.0),
-                axis=tuple(range(1, output.ndim - 1)),
-            )
-            for name, output in capture(model, variables, images, dense=dense).items()
-        }
-    captured = capture_convolutions(model, variables, images)
-    pooled: dict[str, jax.Array] = {}
 
-    def visit(tree, path):
-        if "__call__" in tree:
-            # Flax keeps one entry per call; a convolution of the zoo is called once.
-            (output,) = tree["__call__"]
-            name = "/".join(path[:-1] if path[-1] == "conv" and path[:-1] else path)
-            # The paper's ReLU comes right after the convolution, before any norm of the
-            # network: O_l of Eq. 4 is the product itself.
-            output = jnp.maximum(output.astype(jnp.float32), 0.0)
-            pooled[name] = jnp.mean(output, axis=tuple(range(1, output.ndim - 1)))
-            return
-        for name, child in tree.items():
-            visit(child, (*path, name))
+    def pooled(output):
+        # The paper's ReLU comes right after the convolution, before any norm.
+        output = jnp.maximum(output.astype(jnp.float32), 0.0)
+        return jnp.mean(output, axis=tuple(range(1, output.ndim - 1)))
 
-    visit(captured, ())
-    return pooled
-
-
-def capture_convolutions(
-    model, variables, images, is_wanted: Callable[[nn.Module], bool] = lambda _: True
-) -> Mapping[str, Any]:
-    """Outputs of a Linen network's convolutions, as Flax's tree of intermediates."""
-    _, captured = model.apply(
-        variables,
-        images,
-        train=False,
-        capture_intermediates=lambda module, _: (
-            isinstance(module, nn.Conv) and is_wanted(module)
-        ),
-        mutable=["intermediates"],
-    )
-    return captured["intermediates"]
+    outputs = convolution_outputs(model, variables, images, dense=dense)
+    return {name: pooled(output) for name, output in outputs.items()}
 
 
 def class_activations(
@@ -180,34 +171,14 @@ def activations_program(
             dense=dense,
         )
 
-    def init(shared: Shared, client):
-        batch = jax.eval_shape(
-            lambda: gather_batch(
-                shared, client, jnp.arange(batch_size), preprocess, jax.random.key(0)
-            )
-        )
-        # Abstract evaluation names the layers and their widths without running the
-        # network, for whatever network it is.
-        shapes = jax.eval_shape(one_batch, shared.context, batch)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-    def step(shared, client, carry, i):
-        positions = i * batch_size + jnp.arange(batch_size)
-        # A constant key: preprocessing takes one, but draws nothing without
-        # augmentation.
-        batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
-        return jax.tree.map(jnp.add, carry, one_batch(shared.context, batch))
-
     def finish(shared, client, carry):
         del shared, client
         return (), carry
 
-    def num_steps(client):
-        return (client.length + batch_size - 1) // batch_size
-
     arguments = dict(num_classes=num_classes, batch_size=batch_size)
     task = Task("class_statistics", model, {**arguments, "clip": clip, "dense": dense})
-    return ClientProgram(num_steps, init, step, finish, task=task)
+    program = sum_program(one_batch, chunk=batch_size, preprocess=preprocess)
+    return program._replace(finish=finish, task=task)
 
 
 def collect(

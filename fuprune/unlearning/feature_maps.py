@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.surgery import capture
-from fuprune.unlearning.activations import capture_convolutions
+from fuprune.unlearning.activations import convolution_outputs
 
 MIN_SIDE = 4  # pixels
 
@@ -76,32 +75,17 @@ def telling_feature_maps(
 
 def convolution_output(model, variables, images, layer: str) -> Any:
     """O_l of one layer before normalisation: [B, h, w, C_l]."""
-
-    @jax.jit
-    def run(variables, images):
-        if not hasattr(model, "wiring"):
-            return capture(model, variables, images)[layer]
-        path = tuple(layer.split("/"))
-        captured = capture_convolutions(
-            model, variables, images, lambda module: module.path[:-1] == path
-        )
-        return jax.tree.leaves(captured)[0]
-
-    return run(variables, images)
+    return jax.jit(lambda v, x: convolution_outputs(model, v, x)[layer])(
+        variables, images
+    )
 
 
 def _map_sides(model, variables, image) -> dict[str, int]:
     """Height of every convolution's output, without computing any."""
-
-    def run(variables, image):
-        if not hasattr(model, "wiring"):
-            return capture(model, variables, image)
-        return capture_convolutions(model, variables, image)
-
-    shapes = jax.eval_shape(run, variables, image)
-    return {
-        layer: jax.tree.leaves(found)[0].shape[1] for layer, found in shapes.items()
-    }
+    shapes = jax.eval_shape(
+        lambda v, x: convolution_outputs(model, v, x), variables, image
+    )
+    return {layer: found.shape[1] for layer, found in shapes.items()}
 
 
 def _telling_layer(scores, sides: Mapping[str, int]) -> str:

@@ -6,7 +6,6 @@ remaining data do not care. `variant="paper"` is Eq. 1 with its Newton step;
 `variant="golatkar"` is what Golatkar et al. (2020) released.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset
-from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
-from fuprune.federated.client import Preprocess, split_params
+from fuprune.federated.client import split_params
 from fuprune.federated.program import Task
 from fuprune.unlearning.client_sums import (
     limit_examples,
@@ -25,7 +23,7 @@ from fuprune.unlearning.client_sums import (
     make_loss_sum,
     on_server,
 )
-from fuprune.unlearning.head import change_layer
+from fuprune.unlearning.head import fill_rows
 from fuprune.unlearning.protocol import (
     FineTune,
     UnlearnError,
@@ -110,27 +108,20 @@ def diagonal_fisher(model, variables: Variables, images, mask=None):
 
 
 def make_fisher_sum(
-    model,
-    *,
-    chunk: int = 8,
-    preprocess: Preprocess = to_float,
-    backend: str = "auto",
-    mesh=None,
+    model, *, chunk: int = 8, reading: Reading = READ_ALL
 ) -> Callable[[Variables, FederatedDataset], tuple[Any, int]]:
     """`run(variables, data) -> (sum of the diagonal, examples)`, compiled once.
 
     Args:
       model: see `diagonal_fisher`.
       chunk: images at a time, which bounds the memory.
-      preprocess: as in training, without augmentation.
-      backend: how clients are iterated.
-      mesh: devices for `shard_map`; all by default.
+      reading: how clients' data are read.
     """
     return make_client_sum(
         lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask),
         chunk=chunk,
         task=Task("fisher_sum", model),
-        **Reading(preprocess=preprocess, backend=backend, mesh=mesh).sums(model),
+        **reading.sums(model),
     )
 
 
@@ -198,13 +189,7 @@ def fisher(
     request = checked(request, data, variables, head)
     remaining = limit_examples(reading.remaining(data, request), max_examples)
     information = fisher_information(
-        model,
-        variables,
-        remaining,
-        chunk=chunk,
-        preprocess=reading.preprocess,
-        backend=reading.backend,
-        mesh=reading.mesh,
+        model, variables, remaining, chunk=chunk, reading=reading
     )
     upload_bytes = information.upload_bytes
     # One of the same four keys of which `recover` takes the last.
@@ -326,18 +311,12 @@ def released_noise(
         return variance * LOUDER if in_head or fisher.ndim == 1 else variance
 
     variance = jax.tree_util.tree_map_with_path(variance_of, diagonal)
-    mean = dict(params)
-    if reset_row:
-        rows = jnp.asarray(classes)
-        # `|=` changes both dictionaries in place. `mean` is a copy, so `params` stays.
-        for tree, value in ((mean, 0.0), (variance, ROW_VARIANCE)):
-            change = functools.partial(_set_rows, rows=rows, value=value)
-            tree |= change_layer(tree, place, change)
-    return mean, variance
-
-
-def _set_rows(layer, rows, value):
-    return jax.tree.map(lambda leaf: leaf.at[..., rows].set(value), layer)
+    if not reset_row:
+        return params, variance
+    return tuple(
+        fill_rows(tree, place, classes, kernel=value, bias=value)
+        for tree, value in ((params, 0.0), (variance, ROW_VARIANCE))
+    )
 
 
 def _add_noise(key, params, diagonal, mean, variance):

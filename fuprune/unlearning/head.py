@@ -64,6 +64,28 @@ def change_layer(params, path: Sequence[str], change: Callable[[Any], Any]):
     return {**params, path[0]: inner}
 
 
+def fill_rows(
+    params, path: Sequence[str], classes: Sequence[int], **values: float
+) -> dict[str, Any]:
+    """Parameters with one layer's arrays set at the classes' place on their last axis.
+
+    Args:
+      params: of the network; they stay as they are.
+      path: of the layer.
+      classes: whose rows.
+      **values: by the name of the array; a layer may lack some of them.
+    """
+
+    def change(layer):
+        # On the host, where no program is compiled for each shape.
+        filled = {name: np.array(layer[name]) for name in values if name in layer}
+        for name, array in filled.items():
+            array[..., list(classes)] = values[name]
+        return {**layer, **{name: jnp.asarray(x) for name, x in filled.items()}}
+
+    return change_layer(params, path, change)
+
+
 def set_rows(
     variables: Variables,
     classes: tuple[int, ...],
@@ -73,18 +95,11 @@ def set_rows(
     head: str = "head",
 ) -> Variables:
     """Variables with the classes' kernel columns and biases set; None leaves them."""
-    rows = list(classes)
-    found = layer_of(variables["params"], head.split("/"))
-    # Copies: the rows are set in place below.
-    layer = {name: np.array(leaf) for name, leaf in found.items()}
-    if kernel is not None:
-        layer["kernel"][:, rows] = kernel
-    if bias is not None:
-        if "bias" not in layer:
-            raise UnlearnError(
-                f"layer {head!r} has no bias to set; this control needs one."
-            )
-        layer["bias"][rows] = bias
-    layer = {name: jnp.asarray(leaf) for name, leaf in layer.items()}
-    params = change_layer(variables["params"], head.split("/"), lambda _: layer)
-    return {**variables, "params": params}
+    params, path = variables["params"], head.split("/")
+    if bias is not None and "bias" not in layer_of(params, path):
+        raise UnlearnError(
+            f"layer {head!r} has no bias to set; this control needs one."
+        )
+    given = {"kernel": kernel, "bias": bias}
+    values = {name: value for name, value in given.items() if value is not None}
+    return {**variables, "params": fill_rows(params, path, classes, **values)}

@@ -218,21 +218,21 @@ def add_noise(statistics, *, key, scales: NoiseScales, num_clients: int = 1):
     )
 
 
-def clamp_statistics(statistics, *, min_examples: float = 1.0):
+def clamp_statistics(statistics):
     """Brings noised statistics back to what can be: it costs no privacy.
 
     Args:
         statistics: noised `ClassActivations`.
-        min_examples: the least count, above 0, so that means stay finite.
 
     Returns:
-        The same form, totals at least 0 and counts at least `min_examples`.
+        The same form, totals at least 0 and counts at least 1, so that means stay
+        finite.
     """
     return statistics._replace(
         total={
             layer: jnp.maximum(values, 0) for layer, values in statistics.total.items()
         },
-        num_examples=jnp.maximum(statistics.num_examples, min_examples),
+        num_examples=jnp.maximum(statistics.num_examples, 1.0),
     )
 
 

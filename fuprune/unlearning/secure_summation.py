@@ -30,12 +30,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.unlearning.secret_sharing import (
-    PRIME,
-    Share,
-    recover_secret,
-    share_secret,
-)
+from fuprune.unlearning.secret_sharing import Share, recover_secret
 from fuprune.unlearning.summation_keys import (
     KEY_BYTES,
     SHARE_BYTES,
@@ -54,21 +49,6 @@ from fuprune.unlearning.summation_keys import (
     share_keys,
 )
 
-__all__ = [
-    "PRIME",
-    "SCALE",
-    "agree_keys",
-    "decode",
-    "encode",
-    "gather_shares",
-    "mask_upload",
-    "recover_secret",
-    "reveal_shares",
-    "secure_sum",
-    "share_secret",
-    "unmask",
-]
-
 SCALE = 2.0**20  # a value is sent to the nearest 2^-20
 
 
@@ -77,8 +57,7 @@ class Setup(NamedTuple):
 
     directory: Directory
     keys: tuple[Keys, ...]  # by client
-    private_key_shares: tuple[tuple[Share, ...], ...]  # by owner, then holder
-    self_seed_shares: tuple[tuple[Share, ...], ...]  # by owner, then holder
+    held: tuple[dict[int, HeldShares], ...]  # by holder, then owner
 
 
 def secure_sum(
@@ -124,17 +103,7 @@ def secure_sum(
     # of shares for the same one.
     helpers = sorted(masked)[: setup.directory.threshold]
     revealed = {
-        helper: reveal_shares(
-            {
-                owner: HeldShares(
-                    setup.private_key_shares[owner][helper],
-                    setup.self_seed_shares[owner][helper],
-                )
-                for owner in range(len(uploads))
-            },
-            setup.directory,
-            sent=masked,
-        )
+        helper: reveal_shares(setup.held[helper], setup.directory, sent=masked)
         for helper in helpers
     }
     private_key_shares, self_seed_shares = gather_shares(
@@ -170,18 +139,13 @@ def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -
         share_keys(client, keys[client], directory, sources[client])
         for client in clients
     ]
-    held = [
+    held = (
         open_shares(
             client, keys[client], directory, {o: sealed[o][client] for o in clients}
         )
         for client in clients
-    ]
-    return Setup(
-        directory,
-        keys,
-        tuple(tuple(held[h][o].private_key for h in clients) for o in clients),
-        tuple(tuple(held[h][o].self_seed for h in clients) for o in clients),
     )
+    return Setup(directory, keys, tuple(held))
 
 
 def reveal_shares(
@@ -203,12 +167,7 @@ def reveal_shares(
     Raises:
         TooFewClientsError: fewer than the threshold sent, so a sum of few would show.
     """
-    if len(sent) < directory.threshold:
-        raise TooFewClientsError(
-            f"{len(sent)} of {len(directory.public_keys)} clients remain and "
-            f"{directory.threshold} are needed to unmask a secure sum; sample other "
-            "clients or lower the threshold."
-        )
+    _check_enough(len(sent), directory)
     return {
         owner: shares.self_seed if owner in sent else shares.private_key
         for owner, shares in held.items()
@@ -352,12 +311,7 @@ def unmask(
             f"senders and {len(private_key_shares)} dropped of {len(clients)} clients; "
             "give shares for every client."
         )
-    if len(masked) < directory.threshold:
-        raise TooFewClientsError(
-            f"{len(masked)} of {len(clients)} clients remain and "
-            f"{directory.threshold} are needed to unmask a secure sum; sample other "
-            "clients or lower the threshold."
-        )
+    _check_enough(len(masked), directory)
     words = np.zeros_like(next(iter(masked.values())))
     for sent in masked.values():
         words = words + sent
@@ -380,6 +334,15 @@ def unmask(
                 client, peer, private_key, directory.public_keys, len(words)
             )
     return words
+
+
+def _check_enough(remaining: int, directory: Directory) -> None:
+    if remaining < directory.threshold:
+        raise TooFewClientsError(
+            f"{remaining} of {len(directory.public_keys)} clients remain and "
+            f"{directory.threshold} are needed to unmask a secure sum; sample other "
+            "clients or lower the threshold."
+        )
 
 
 def _own_mask(self_seed: bytes, size: int) -> np.ndarray:

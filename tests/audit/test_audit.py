@@ -12,7 +12,6 @@ from fuprune.audit import (
     ShadowOptions,
     audit,
 )
-from fuprune.audit.audit import KIND_TABLE
 from fuprune.audit.evidence import AuditReport
 from fuprune.data.dataset import Dataset
 from tests.audit.conftest import FORGOTTEN, Perceptron, preprocess, run_audit
@@ -100,11 +99,6 @@ def test_every_test_says_what_it_can_see(report):
     # Seeds that agree on all images still have the images' own error.
     for name in ("u_accuracy", "r_accuracy", "probe_auc", "jensen_shannon"):
         assert test_of(report, name).sampling_error > 0, name
-
-
-def test_every_kind_declares_the_requests_it_serves():
-    assert all(kind.serves for kind in KIND_TABLE.values())
-    assert tuple(KIND_TABLE) == KINDS
 
 
 def test_low_false_positive_rates_are_called_unresolved_on_a_small_sample(report):

@@ -63,6 +63,9 @@ def test_numbers_json_has_no_word_for_are_refused():
     "spoil",
     [
         lambda plain: plain.pop("detail"),
+        lambda plain: plain["detail"].update(other={}),
+        lambda plain: plain["detail"].update(roc={"attack": {"a": [0.1]}}),
+        lambda plain: plain["detail"].update(relearn={"level": 0.9}),
         lambda plain: plain.update(extra=1),
         lambda plain: plain.update(format=0),
         lambda plain: plain.update(tests={}),

@@ -5,7 +5,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fuprune import config as configuration
 from fuprune.data.normalisation import constant_statistics
-from fuprune.flower import client_app
+from fuprune.flower import client_app, loop
+from fuprune.flower.joining import join_clients
 from fuprune.flower.roster import Roster, Timeouts
 from fuprune.flower.transport import RemoteClients, Terms, stand_ins
 from fuprune.models import zoo
@@ -88,3 +89,8 @@ def remote(grid, config, *, num_clients=3, **terms):
 
 def small_model():
     return zoo.create("resnet8", num_classes=10, input_shape=(8, 8, 1))
+
+
+def run(grid, settings):
+    """What the ServerApp does: wait for clients, then one run with them."""
+    loop.run(join_clients(grid, settings), settings)

@@ -11,13 +11,14 @@ import pytest
 from fuprune.errors import InputError
 from fuprune.flower import loop
 from fuprune.flower.audit import verdict
+from fuprune.flower.joining import join_clients
 from fuprune.flower.records import unpack
 from fuprune.flower.settings import read_config, read_settings
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.machine import Runtime
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest
-from tests.flower.small import CONFIG, FakeGrid, federation
+from tests.flower.small import CONFIG, FakeGrid, federation, run
 
 SMALL = (
     f"{CONFIG} train.rounds=1 fine_tune.rounds=1 prune.rate=0.2 "
@@ -39,7 +40,7 @@ def order(workdir, method, name="o-1", **more):
 def trained(tmp_path_factory):
     """A folder with a trained model, and what its clients remember."""
     folder = tmp_path_factory.mktemp("trained")
-    loop.run(FakeGrid(folder, SMALL), settings(folder / "server", "train"))
+    run(FakeGrid(folder, SMALL), settings(folder / "server", "train"))
     return folder
 
 
@@ -58,7 +59,7 @@ def train_requests(grid):
 
 def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
     grid = FakeGrid(place, SMALL)
-    loop.run(grid, order(place / "server", "class_pruning"))
+    run(grid, order(place / "server", "class_pruning"))
     printed = capsys.readouterr().out
     (report,) = (place / "server").glob("orders/*/report.md")
     assert f"report: {report}" in printed and "| parameters |" in printed
@@ -79,12 +80,12 @@ def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
     # Killed when all was done but for the report.
     for file in report.parent.glob("report.*"):
         file.unlink()
-    loop.run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
+    run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
     again = json.loads(report.with_suffix(".json").read_text())
     for name in ("before", "after", "untrained_probe", "confirmed_by", "verdict"):
         assert again[name] == content[name]
     with pytest.raises(InputError, match="o-1' is closed"):
-        loop.run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
+        run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
 
 
 @pytest.mark.slow
@@ -102,12 +103,12 @@ def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
     shutil.copytree(place, straight)
     wanted = order(place / "server", "class_pruning")
     with pytest.raises(KilledError):
-        loop.run(FakeGrid(place, SMALL, meddle=kill), wanted)
+        run(FakeGrid(place, SMALL, meddle=kill), wanted)
     grid = FakeGrid(place, SMALL)
-    loop.run(grid, wanted)
+    run(grid, wanted)
     kinds = [m.metadata.message_type for m, _ in grid.seen]
     assert "query.class_statistics" not in kinds, "the cut was done"
-    loop.run(FakeGrid(straight, SMALL), order(straight / "server", "class_pruning"))
+    run(FakeGrid(straight, SMALL), order(straight / "server", "class_pruning"))
     ends = [
         checkpoint.load(next((p / "server").glob("orders/*/model")))[1]
         for p in (place, straight)
@@ -147,7 +148,7 @@ def test_methods_end_where_the_simulator_ends(place, method, kind):
     """The same trained model, key and options; clients here, or behind messages."""
     wanted = order(place / "server", method, **NAMED[kind])
     grid = FakeGrid(place, SMALL)
-    session = loop.open_session(grid, wanted)
+    session = loop.open_session(join_clients(grid, wanted), wanted)
     model, variables = loop.current_model(session)
     report = loop.forget(session)
     assert json.loads(report.with_suffix(".json").read_text())["verdict"]
@@ -181,7 +182,7 @@ def test_methods_end_where_the_simulator_ends(place, method, kind):
     if kind == "clients":
         # Who has left is asked for nothing more, and the others go on.
         before = len(grid.seen)
-        loop.run(grid, settings(place / "server", "evaluate"))
+        run(grid, settings(place / "server", "evaluate"))
         asked = [m.metadata for m, _ in grid.seen[before:]]
         nodes = {m.dst_node_id for m in asked if m.message_type == "evaluate"}
         assert {grid.nodes[node] for node in nodes} == {0, 2}
@@ -200,7 +201,7 @@ class Here(str):
 @pytest.mark.parametrize("method", sorted(METHODS.keys() & loop.UNAVAILABLE.keys()))
 def test_methods_that_need_more_than_uploads_say_so(place, method):
     with pytest.raises(InputError, match=f"{method} cannot run over a federation"):
-        loop.run(FakeGrid(place, SMALL), order(place / "server", method))
+        run(FakeGrid(place, SMALL), order(place / "server", method))
     assert not (place / "server" / "orders.json").exists()
 
 
@@ -255,4 +256,4 @@ def test_settings_that_make_no_sense_are_refused(given, match):
 def test_options_that_need_the_data_in_one_place_are_refused(tmp_path, key):
     text = f"{SMALL} {key}"
     with pytest.raises(InputError, match=key.partition("=")[0]):
-        loop.run(FakeGrid(tmp_path, text), read_settings({"config": text}))
+        run(FakeGrid(tmp_path, text), read_settings({"config": text}))

@@ -13,7 +13,6 @@ from pathlib import Path
 import chex
 import pytest
 
-from fuprune.flower import loop
 from fuprune.flower.certificates import make_certificates
 from fuprune.flower.loopback import APP, FederationError, Loopback, main
 from fuprune.flower.settings import read_settings
@@ -203,7 +202,7 @@ def test_a_client_that_answers_wrongly_counts_for_nothing(tmp_path):
     silent.answered = 0
     grid = small.FakeGrid(tmp_path / "g", common["config"], meddle=silent)
     alone = {"command": "train", "workdir": str(tmp_path / "g" / "server")}
-    loop.run(grid, read_settings({**alone, "config": common["config"]}))
+    small.run(grid, read_settings({**alone, "config": common["config"]}))
     (_, one), (_, other) = (
         checkpoint.load(workdir / "train" / "model")
         for workdir in (federation.workdir, tmp_path / "g" / "server")

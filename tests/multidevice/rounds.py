@@ -13,6 +13,7 @@ from fuprune.federated.evaluate import make_evaluator
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.fisher import fisher_information
+from fuprune.unlearning.reading import Reading
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
 MODEL = TinyNet()
@@ -72,7 +73,8 @@ def statistics(data, **options):
 
 def fisher(data, **options):
     """The diagonal Fisher information over all clients."""
-    found = fisher_information(MODEL, tiny_variables(), data, chunk=8, **options)
+    reading = Reading(**options)
+    found = fisher_information(MODEL, tiny_variables(), data, chunk=8, reading=reading)
     return jax.device_get(found.diagonal)
 
 

@@ -16,6 +16,7 @@ from fuprune.run.record import (
     MethodRow,
     PrivacyPoint,
     Provenance,
+    RequestRow,
     RunRecord,
     StageRow,
     Times,
@@ -108,7 +109,7 @@ def make_record(
             for e in (0.1, 1.0, 9.0)
         ],
         feature_maps=FeatureMapsRow("conv1", 1, 0),
-        request=None,
+        request=RequestRow("classes", list(classes), "test images", "the others"),
     )
 
 
@@ -150,6 +151,7 @@ def make_audit(*tests, classes=(3,), detail=None) -> AuditReport:
         "relearn": {
             "level": 0.8,
             "curves": {m: {"steps": [0, 5], "accuracy": [0.0, 0.9]} for m in models},
+            "runs": [],
         },
         "cka": {name: {"stem": 0.9, "conv1": 0.7} for name in models},
     }

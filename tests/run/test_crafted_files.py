@@ -175,7 +175,7 @@ def test_a_link_in_place_of_a_runs_file_is_not_written_through(home, tmp_path, n
     (home / name).symlink_to(victim)
     with contextlib.suppress(FupruneError):
         if name == ".lock":
-            with files.WorkdirLock(home):
+            with files.lock_workdir(home):
                 pass
         else:
             with logs.MetricsLog(home / name) as log:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.errors import FupruneError
 from fuprune.run import files, logs, progress
 
 
@@ -177,7 +176,8 @@ def test_first_rounds_give_the_time_of_the_whole_run():
     text = run_phase(io.StringIO(), rounds=10, seconds=36.0, whole_run_rounds=104)
     said = [line for line in text.splitlines() if "take about" in line]
     assert said == [
-        "pretrain: 36 s a round; the 100 rounds left in this run take about 1 h 0 min."
+        "pretrain: 36 s per round; the 100 rounds left in this run take about "
+        "1 h 0 min."
     ]
 
 
@@ -190,7 +190,7 @@ def test_compilation_in_the_first_round_is_not_counted():
         for number, seconds in enumerate([500.0, 1.0, 1.0, 1.0], start=1):
             clock.now += seconds
             update(number)
-    assert "pretrain: 1 s a round" in stream.getvalue()
+    assert "pretrain: 1 s per round" in stream.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -241,26 +241,11 @@ def test_empty_table_is_harmless():
     progress.print_table([], stream=io.StringIO())
 
 
-def test_tensorboard_gets_the_numbers_of_a_row(tmp_path):
-    pytest.importorskip("tensorboardX")
-    log = logs.TensorBoardLog(tmp_path)
-    log({"phase": "pretrain", "round": 3, "loss": 0.5, "bad": math.nan})
-    log.close()
-    data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert b"pretrain/loss" in data and b"bad" not in data
-
-
-def test_tensorboard_without_its_package_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(FupruneError, match=r"pip install 'fuprune\[tensorboard\]'"):
-        logs.TensorBoardLog(tmp_path)
-
-
 HOLDER = """
     import sys, time
     from fuprune.run import files
 
-    with files.WorkdirLock(sys.argv[1]):
+    with files.lock_workdir(sys.argv[1]):
         print("held", flush=True)
         time.sleep(600)
 """
@@ -272,18 +257,18 @@ def test_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
     try:
         assert child.stdout.readline() == "held\n"
         with pytest.raises(files.WorkdirBusyError, match=f"by process {child.pid} on"):
-            with files.WorkdirLock(tmp_path):
+            with files.lock_workdir(tmp_path):
                 pass
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
         child.stdout.close()
-    with files.WorkdirLock(tmp_path):
+    with files.lock_workdir(tmp_path):
         pass
 
 
 def test_lock_is_released_on_leaving(tmp_path):
-    with files.WorkdirLock(tmp_path):
+    with files.lock_workdir(tmp_path):
         pass
-    with files.WorkdirLock(tmp_path):
+    with files.lock_workdir(tmp_path):
         assert json.dumps(os.getpid()) in (tmp_path / ".lock").read_text()

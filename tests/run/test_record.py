@@ -16,6 +16,7 @@ from fuprune.run.record import (
     CurveRow,
     PhaseClock,
     Provenance,
+    RequestRow,
     RunRecord,
     StageRow,
     TrainedOutcome,
@@ -37,7 +38,7 @@ EMPTY = RunRecord(
     {},
     [],
     None,
-    None,
+    RequestRow("classes", [], "", ""),
 )
 
 

@@ -26,6 +26,22 @@ def test_metrics_are_the_finite_numbers_of_a_row():
     ]
 
 
+def test_tensorboard_gets_the_numbers_of_a_row(tmp_path):
+    pytest.importorskip("tensorboardX")
+    tracker = trackers.tensorboard(tmp_path)
+    row = {"phase": "pretrain", "round": 3, "loss": 0.5, "bad": float("nan")}
+    tracker.on_row(row)
+    tracker.close()
+    data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"pretrain/loss" in data and b"bad" not in data
+
+
+def test_tensorboard_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(FupruneError, match=r"pip install 'fuprune\[tensorboard\]'"):
+        trackers.tensorboard(tmp_path)
+
+
 @pytest.mark.slow
 def test_mlflow_store_holds_the_rows(tmp_path):
     from mlflow.tracking import MlflowClient

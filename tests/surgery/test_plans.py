@@ -158,8 +158,8 @@ def test_wrong_choices_are_refused_in_one_line(change, message):
 @pytest.mark.parametrize(
     ("keep", "message"),
     [
-        ({"stem9": [0]}, "'stem9', which the model has not"),
-        ({"head": [0]}, "'head', which the model has not"),
+        ({"stem9": [0]}, "'stem9', which the model does not have"),
+        ({"head": [0]}, "'head', which the model does not have"),
         ({"stem": []}, "at least one channel"),
         ({"stem": [[0, 1]]}, "at least one channel"),
         ({"stem": [0, 16]}, "channel 16 of layer 'stem', which has 16"),

@@ -16,6 +16,7 @@ from fuprune.unlearning.fisher import (
 )
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.reading import Reading
 from tests import reference_baselines as reference
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
@@ -68,7 +69,11 @@ def test_label_factors_are_the_covariance_of_the_score(logits):
 def test_information_of_softmax_regression_is_numpys(regression, backend, chunk):
     dataset, data, variables = regression
     information = fisher_information(
-        REGRESSION, variables, drop_classes(data, (1,)), chunk=chunk, backend=backend
+        REGRESSION,
+        variables,
+        drop_classes(data, (1,)),
+        chunk=chunk,
+        reading=Reading(backend=backend),
     )
     images, _ = flat(dataset, (0, 2))
     kernel, bias = reference.diagonal_fisher(*parameters(variables), images)

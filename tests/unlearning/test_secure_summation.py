@@ -14,15 +14,14 @@ from scipy import stats
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.unlearning import secure_summation
 from fuprune.unlearning.activations import ClassActivations
+from fuprune.unlearning.secret_sharing import PRIME, recover_secret, share_secret
 from fuprune.unlearning.secure_summation import (
     SCALE,
     agree_keys,
     decode,
     encode,
     mask_upload,
-    recover_secret,
     secure_sum,
-    share_secret,
     unmask,
 )
 
@@ -206,10 +205,8 @@ def test_fewer_shares_than_the_threshold_say_nothing_about_the_secret():
 
 @settings(max_examples=50)
 @given(
-    secret=st.integers(0, secure_summation.PRIME - 1),
-    coefficients=st.lists(
-        st.integers(0, secure_summation.PRIME - 1), min_size=1, max_size=5
-    ),
+    secret=st.integers(0, PRIME - 1),
+    coefficients=st.lists(st.integers(0, PRIME - 1), min_size=1, max_size=5),
     order=st.permutations(range(8)),
 )
 def test_any_threshold_of_shares_recovers_the_secret(secret, coefficients, order):
@@ -228,8 +225,10 @@ def test_below_the_threshold_there_is_no_sum():
         secure_sum(make_uploads(3), key=jax.random.key(0), dropped={0, 1, 2})
 
 
-def open_all(setup, clients, shares):
-    return {c: shares[c][: setup.directory.threshold] for c in clients}
+def open_all(setup, clients, secret):
+    """By owner, as many shares of one of its two secrets as it takes."""
+    holders = setup.held[: setup.directory.threshold]
+    return {c: [getattr(held[c], secret) for held in holders] for c in clients}
 
 
 def test_server_that_asks_for_both_secrets_of_a_client_is_refused():
@@ -241,15 +240,15 @@ def test_server_that_asks_for_both_secrets_of_a_client_is_refused():
         unmask(
             sent,
             setup.directory,
-            private_key_shares=open_all(setup, (1, 2), setup.private_key_shares),
-            self_seed_shares=open_all(setup, (0, 1), setup.self_seed_shares),
+            private_key_shares=open_all(setup, (1, 2), "private_key"),
+            self_seed_shares=open_all(setup, (0, 1), "self_seed"),
         )
     with pytest.raises(ValueError, match="give shares for every client"):
         unmask(
             sent,
             setup.directory,
             private_key_shares={},
-            self_seed_shares=open_all(setup, (0, 1), setup.self_seed_shares),
+            self_seed_shares=open_all(setup, (0, 1), "self_seed"),
         )
 
 
@@ -258,14 +257,14 @@ def test_a_false_share_of_a_key_is_noticed():
     sent = {
         i: mask_upload(np.ones(2), i, setup.keys[i], setup.directory) for i in (0, 1)
     }
-    shares = list(setup.private_key_shares[2][:2])
+    shares = open_all(setup, (2,), "private_key")[2]
     shares[0] = shares[0]._replace(value=shares[0].value ^ 1)
     with pytest.raises(ValueError, match="client 2's key do not give that key"):
         unmask(
             sent,
             setup.directory,
             private_key_shares={2: shares},
-            self_seed_shares=open_all(setup, (0, 1), setup.self_seed_shares),
+            self_seed_shares=open_all(setup, (0, 1), "self_seed"),
         )
 
 
