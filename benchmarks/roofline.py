@@ -2,9 +2,9 @@
 
 Two ceilings, on one core and on all cores at once: the rate of multiply-adds that stay
 in registers (and what the clock says it should be: cycles per second, from a chain of
-integer products, times two units times the lanes of a vector), and the best rate that oneDNN
-reaches on any convolution measured here. Each convolution of a network, forward and
-both gradients, and each BatchNorm is then timed alone on one core and added up as
+integer products, times two units times the lanes of a vector), and the best rate that
+oneDNN reaches on any convolution measured here. Each convolution of a network, forward
+and both gradients, and each BatchNorm is then timed alone on one core and added up as
 often as the network holds it; what a whole training step takes beyond that sum is
 spent between the kernels.
 

@@ -1,9 +1,9 @@
 """Copies what a reader needs of finished runs into results/, their models included.
 
 A run's workdir also holds checkpoints and a report; these stay where they are: the
-first are large, and the second is rebuilt by `python -m fuprune.report results/*`. Of the
-models, those are copied that took rounds to make. The others (a masked logit, a network
-between its cut and its fine-tuning) follow from the raw model and the record at once.
+first are large, and the second is rebuilt by `python -m fuprune.report results/*`. Of
+the models, those are copied that took rounds to make. The others (a masked logit, a
+network between its cut and its fine-tuning) follow from the raw model and the record.
 
     python docs/publish_run.py runs/cifar10_resnet20_class9 [...]
 

@@ -41,10 +41,10 @@ class Stopwatch:
 _programs = Stopwatch()
 
 
-def _listen(event: str, seconds: float, **_) -> None:
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
     if event in _STEPS:
         now = time.monotonic()
-        _programs.add(now - seconds, now)
+        _programs.add(now - duration_secs, now)
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

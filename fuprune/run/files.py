@@ -92,10 +92,10 @@ def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
         if _is_number(row.get("own_seconds")):
             clocks[phase] = clock._replace(own=clock.own + row["own_seconds"])
         elif _is_number(row.get("unit_seconds")):
-            programs = row.get("program_seconds")
+            known = _is_number(row.get("program_seconds"))
             clocks[phase] = clock._replace(
                 unit=float(row["unit_seconds"]),
-                programs=float(programs) if _is_number(programs) else None,
+                programs=float(row["program_seconds"]) if known else None,
             )
         elif _is_round(row.get("round")) and _is_number(row.get("seconds")):
             clock.rounds.append((row["round"], float(row["seconds"])))
