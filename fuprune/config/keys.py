@@ -374,8 +374,8 @@ SECTIONS = (
         ("backend", "auto", one_of("auto", "loop", "map", "vmap", "wide", "shard_map"),
          "how the clients of a round are run; wide is for TPUs"),
         ("dtype", "float32", one_of("float32", "bfloat16"),
-         "number format of activations; bfloat16 is for GPUs, TPUs and CPUs with"
-         " avx512_bf16"),
+         "number format of activations; bfloat16 is for GPUs, TPUs, CPUs with AMX and"
+         " AMD's with avx512_bf16"),
         ("conv", "auto", one_of("auto", "xla", "onednn"),
          "library for convolutions; onednn is for CPUs (needs the extra)"),
         ("devices", 0, between(0, 1024), "number of CPU devices; 0 is automatic"),
