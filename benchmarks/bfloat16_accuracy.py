@@ -34,13 +34,25 @@ def main(arguments=None):
         for dtype in DTYPES:
             report["rows"].append(train(dtype, seed, options))
             options.output.write_text(json.dumps(report, indent=1) + "\n")
-    for dtype in DTYPES:
-        found = [r["accuracy"] for r in report["rows"] if r["dtype"] == dtype]
-        print(
-            f"{dtype}: {', '.join(f'{value:.2%}' for value in found)};"
-            f" mean {statistics.mean(found):.2%}"
-        )
+    print(table(report))
     return report
+
+
+def table(report) -> str:
+    """Test accuracies of either type, seed by seed."""
+    seeds = sorted({row["seed"] for row in report["rows"]})
+    lines = [
+        "| type | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean |",
+        "|---|" + "---:|" * (len(seeds) + 1),
+    ]
+    for dtype in DTYPES:
+        found = {
+            r["seed"]: r["accuracy"] for r in report["rows"] if r["dtype"] == dtype
+        }
+        shown = [f"{found[seed]:.2%}" if seed in found else "-" for seed in seeds]
+        mean = statistics.mean(found.values())
+        lines.append(f"| {dtype} | {' | '.join(shown)} | {mean:.2%} |")
+    return "\n".join(lines)
 
 
 def train(dtype, seed, options) -> dict:

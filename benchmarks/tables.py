@@ -14,6 +14,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
+import bfloat16_accuracy  # noqa: E402
 import growth  # noqa: E402
 import roofline  # noqa: E402
 import round_throughput  # noqa: E402
@@ -242,6 +243,7 @@ TABLES = {
     "growth": growth.table,
     "roofline": roofline.table,
     "gpu_estimate": gpu_table,
+    "bfloat16_accuracy": bfloat16_accuracy.table,
     "prune_speed": prune_table,
     "traced_speed": traced_table,
     "convolution": any_table,
