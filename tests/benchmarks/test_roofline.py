@@ -2,6 +2,8 @@
 
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from fuprune.models import cost, zoo
@@ -31,7 +33,24 @@ def test_layers_add_up_to_the_network(roofline, net):
     assert counted == sum(costs[layer].flops for layer in model.output_sizes())
 
 
-def test_table_takes_shares_of_the_peak(roofline):
+@pytest.mark.parametrize(
+    ("side", "stride"), [(1, 1), (2, 1), (4, 1), (5, 1), (32, 1), (4, 2), (32, 2)]
+)
+def test_products_with_padding_are_not_counted(roofline, side, stride):
+    """A kernel of ones over an image of ones counts the pixels that it meets."""
+    ones = jnp.ones((1, side, side, 1))
+    met = jax.lax.conv_general_dilated(
+        ones,
+        jnp.ones((3, 3, 1, 1)),
+        (stride, stride),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    assert roofline.pairs_per_axis(side, stride) ** 2 == int(met.sum())
+
+
+@pytest.mark.parametrize("bfloat16", [0.0, 50e9])
+def test_table_takes_shares_of_the_peak(roofline, bfloat16):
     """A layer at half the peak that fills half the step reads 50% twice."""
     row = {"layer": "a", "what": "forward", "number": 2, "seconds": 0.25}
     row |= {"flops": 12.5e9, "bytes": 1e9}
@@ -41,12 +60,14 @@ def test_table_takes_shares_of_the_peak(roofline):
             "date": "now",
             "machine": {"cores": 2, "cpu": "c", "load_before": 0, "load_after": 0},
             "batch_size": 32,
-            "peaks": peaks | {"bytes": [10e9, 10e9]},
+            "peaks": peaks
+            | {"bytes": [10e9, 10e9], "bfloat16_products": [bfloat16, 2 * bfloat16]},
             "nets": {"net": {"rows": [row], "step_seconds": 1.0}},
         }
     )
     assert "| a | forward | 2 | 250.00 | 50 | 50% | 4.0 | 50.0% |" in text
     assert "its kernels alone 500.0 ms (50%)" in text
+    assert ("| products of bfloat16" in text) == bool(bfloat16)
     assert "(25%); convolutions run at 25% of the peak" in text
 
 
