@@ -115,11 +115,13 @@ def curves(runs) -> str:
         "|---|---|" + "---:|" * (len(levels) + 1),
     ]
     for run in runs:
+        # A published run may have been stopped in the middle of its next method.
+        finished = {row.name for row in read_record(run).methods}
         phases: dict[str, list[tuple[int, float]]] = {}
         for row in read_curves(run):
             judged = row.judged("r_accuracy")
-            if row.phase.startswith("unlearn/") and judged is not None:
-                name = row.phase.removeprefix("unlearn/")
+            name = row.phase.removeprefix("unlearn/")
+            if name in finished and judged is not None:
                 phases.setdefault(name, []).append((row.round_number, judged))
         for name, rows in phases.items():
             found = [
