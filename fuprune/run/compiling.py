@@ -30,7 +30,9 @@ class Stopwatch:
                 self._intervals.pop()
             if self._intervals:
                 start = max(start, self._intervals[-1][1])
-            self._intervals.append((start, end))
+            # Threads may report in another order than their steps ended in.
+            if end > start:
+                self._intervals.append((start, end))
 
     def total(self) -> float:
         """Seconds so far."""
