@@ -26,11 +26,11 @@ class Stopwatch:
     def add(self, start: float, end: float) -> None:
         """Counts an interval that has just ended."""
         with self._lock:
+            # Threads may report in another order than their steps ended in.
             while self._intervals and self._intervals[-1][0] >= start:
-                self._intervals.pop()
+                end = max(end, self._intervals.pop()[1])
             if self._intervals:
                 start = max(start, self._intervals[-1][1])
-            # Threads may report in another order than their steps ended in.
             if end > start:
                 self._intervals.append((start, end))
 
