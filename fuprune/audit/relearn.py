@@ -6,6 +6,7 @@ choices of images and learning rates. A model that is not back when the steps ar
 has no time of return, and is never given one.
 """
 
+import concurrent.futures
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -107,10 +108,10 @@ def find_relearn(
     looked_at = np.flatnonzero(measurements.forgotten_test)[: options.batch_size]
     images, labels = (part[looked_at] for part in measurements.test)
     test = (jnp.asarray(measurements.preprocess(images)), jnp.asarray(labels))
-    curves: dict[str, dict[Setting, Curve]] = {}
-    for name, model in every_model(measurements):
+
+    def taught(name: str, model: Model) -> dict[Setting, Curve]:
         notify(f"relearning, {name}")
-        curves[name] = {
+        return {
             setting: relearn(
                 model,
                 lessons[setting],
@@ -123,6 +124,12 @@ def find_relearn(
             )
             for setting in settings
         }
+
+    models = dict(every_model(measurements))
+    # Two at a time: one's steps are computed while the other's are handed over.
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(taught, models.keys(), models.values()))
+    curves = dict(zip(models, found, strict=True))
     # Back means a share of what the raw model had, not a fixed accuracy.
     answers = measurements.judged[RAW].test.logits.argmax(axis=-1)
     right = (answers == measurements.test.labels)[measurements.forgotten_test]

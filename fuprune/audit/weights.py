@@ -6,6 +6,7 @@ shows descent, not memory: every method that starts from the raw model may be ne
 Only networks of the same shapes and channels can be compared.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -57,7 +58,8 @@ def find_weights(
 
     losses = {name: loss(model) for name, model in models.items()}
 
-    def barrier(name: str, other: str) -> float | None:
+    @functools.cache
+    def between(name: str, other: str) -> float | None:
         if not comparable(models[name], models[other]):
             return None
         return loss_barrier(
@@ -67,6 +69,10 @@ def find_weights(
             (losses[name], losses[other]),
             options.weights.points,
         )
+
+    def barrier(name: str, other: str) -> float | None:
+        # As high from either side, so retrained models need it once per pair.
+        return between(*sorted((name, other)))
 
     def distance(name: str, other: str) -> float | None:
         if not comparable(models[name], models[other]):
