@@ -93,7 +93,15 @@ def commands(runs) -> str:
             "```",
             "",
         ]
+        if (run / "audit.json").exists() and not asks_for_audit(record["command"]):
+            lines += ["The audit came from the same command with its phase added.", ""]
     return "\n".join(lines)
+
+
+def asks_for_audit(command) -> bool:
+    """Whether a command runs the audit: all phases are run unless some are named."""
+    named = [word for word in command if word.startswith("--config.phases=")]
+    return all("audit" in word or word.endswith("=all") for word in named)
 
 
 def shell_words(command) -> list[str]:

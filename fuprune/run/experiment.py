@@ -122,15 +122,17 @@ def run(
 
 
 def _provenance(config, workdir: Path) -> Provenance:
-    """What made the run: of its first start, the audit's part of the present one."""
+    """What made the run: of its first start, what the present one adds to it."""
     present = runtime.describe_run(config)
     if not (workdir / "config.json").exists():
         return present
     first = files.read_provenance(workdir)
-    if not configuration.difference(first.config, present.config):
+    more = set(configuration.phases(first.config)) < set(configuration.phases(config))
+    if not (more or configuration.difference(first.config, present.config)):
         return first
     # Other differences were refused. The present command repeats the whole run.
-    stored = {**first.config, "audit": present.config["audit"]}
+    added = ("audit", "phases") if more else ("audit",)
+    stored = {**first.config, **{name: present.config[name] for name in added}}
     return first._replace(config=stored, command=present.command)
 
 

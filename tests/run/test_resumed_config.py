@@ -44,3 +44,16 @@ def test_the_first_start_is_what_is_recorded(begun):
     config.phases = "audit"
     first = files.read_provenance(begun)
     assert experiment._provenance(config, begun) == first
+
+
+def test_phases_that_a_later_start_adds_are_recorded_with_its_command(begun):
+    config = quickstart()
+    config.phases = "pretrain,unlearn"
+    first = machine.describe_run(config)._replace(command=["without the audit"])
+    (begun / "config.json").write_text(typed_json.dumps(first))
+    config.phases = "pretrain,unlearn,audit"
+    found = experiment._provenance(config, begun)
+    assert found.config["phases"] == "pretrain,unlearn,audit"
+    assert found.command == machine.describe_run(config).command
+    config.phases = "unlearn,audit"  # would not repeat the run
+    assert experiment._provenance(config, begun) == first
