@@ -211,14 +211,16 @@ def find_head(model: Any, variables: Variables, images) -> Head | None:
     Args:
       model: the network.
       variables: its variables.
-      images: `[B, ...]` preprocessed; only the shape matters.
+      images: `[B, ...]` preprocessed; only the shape of one matters.
 
     Returns:
       The path, e.g. `("head",)`, or None if there is none with the logits' shape.
     """
+    # Of one image, so that batches of all sizes share one trace.
+    image = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
-        (dict(variables), images),
+        (dict(variables), image),
     )
     leaves, structure = jax.tree.flatten(shapes)
     return _head_of_shapes(model, structure, tuple(leaves))
