@@ -1,6 +1,5 @@
-"""Several runs as groups that differ only in their seed, and the tables over them."""
+"""Several runs as experiments, in parts or with other seeds, and tables over them."""
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,12 +9,9 @@ from fuprune.run import queries, speed
 from fuprune.run.reading import Run
 from fuprune.run.record import MethodRow, StageRow
 
-# Settings that may differ between runs of one group: none changes what is measured.
-_IRRELEVANT = ("seed", "phases", "runtime", "report")
-
 
 class Group(NamedTuple):
-    """Runs of one setting."""
+    """Runs of one experiment."""
 
     tag: str  # how tables refer to it: E1, E2, ...
     runs: tuple[Run, ...]
@@ -78,19 +74,13 @@ _SCALE = (
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Puts runs together that differ in nothing but their seed.
+    """Puts runs together that are one experiment, with other seeds or other methods.
 
     The groups come in the order of their first run; a run without a config is alone.
     """
     groups: dict[str, list[Run]] = {}
     for position, run in enumerate(runs):
-        config = run.record.provenance.config
-        settings = {k: v for k, v in config.items() if k not in _IRRELEVANT}
-        # Where the data is does not matter; what it is does.
-        data = settings.get("data")
-        if isinstance(data, dict):
-            settings["data"] = {k: v for k, v in data.items() if k != "dir"}
-        key = json.dumps(settings, sort_keys=True) if settings else str(position)
+        key = queries.experiment_of(run.record) or str(position)
         groups.setdefault(key, []).append(run)
     return [make_group(f"E{n}", found) for n, found in enumerate(groups.values(), 1)]
 
@@ -117,21 +107,39 @@ def make_group(tag: str, runs: Sequence[Run]) -> Group:
 
 def method_rows(group: Group, method: str) -> list[MethodRow]:
     """Every result of a method: over runs, and over seeds inside a run."""
-    return [row for run in group.runs for row in queries.rows_of(run.record, method)]
+    return [row for _, row in _models(group, method)]
+
+
+def _models(group: Group, method: str) -> list[tuple[Run, MethodRow]]:
+    """Every model of a method, with its run.
+
+    Parts of an experiment that share the seed made the same model by the same name: it
+    counts once.
+    """
+    found: dict[tuple, tuple[Run, MethodRow]] = {}
+    for run in group.runs:
+        seed = queries.setting(run.record, "seed")
+        for row in queries.rows_of(run.record, method):
+            found.setdefault((seed, row.name), (run, row))
+    return list(found.values())
 
 
 def raw_stages(group: Group) -> list[StageRow]:
-    """The models before forgetting."""
-    stages = [queries.raw_stage(run.record) for run in group.runs]
-    return [stage for stage in stages if stage is not None]
+    """The models before forgetting, each once: those that are loaded are one."""
+    found: dict[int | None, StageRow] = {}
+    for run in group.runs:
+        if (stage := queries.raw_stage(run.record)) is not None:
+            loaded = queries.setting(run.record, "model.load")
+            seed = None if loaded else queries.setting(run.record, "seed")
+            found.setdefault(seed, stage)
+    return list(found.values())
 
 
 def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
     """The models after one cut (0 is the first class's, -1 the last's), per seed."""
     return [
         stages[position]
-        for run in group.runs
-        for row in queries.rows_of(run.record, method)
+        for run, row in _models(group, method)
         if (stages := queries.pruned_stages(run.record, row.name))
     ]
 
@@ -236,8 +244,8 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
             *in_words("Remark"),
         ),
         rows,
-        "Mean \N{PLUS-MINUS SIGN} standard deviation over runs that differ only in "
-        "their seed. Audit: tests, summed over those runs.",
+        "Mean \N{PLUS-MINUS SIGN} standard deviation over seeds, also those of several "
+        "runs. Audit: tests, summed over those runs.",
     )
 
 

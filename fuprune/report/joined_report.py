@@ -25,7 +25,7 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
     """Writes one report over several runs.
 
     Args:
-      workdirs: directories of runs. Those that differ only in their seed are averaged.
+      workdirs: directories of runs. Seeds and parts of one experiment are put together.
       folder: where `report.html`, `report.md` and the CSV files go.
 
     Returns:

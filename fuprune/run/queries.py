@@ -1,11 +1,22 @@
 """Questions to a `RunRecord`: rows of a method, stages, names of classes, settings."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from fuprune.run.record import MethodRow, RunRecord, StageRow
 
 RAW = "raw"
+
+# Settings that may differ between runs of one experiment: the seed, how a run is
+# watched and judged, and which part it does, as when machines share retraining.
+_IRRELEVANT = ("seed", "phases", "runtime", "report", "audit")
+_PARTS = {
+    # Where the data is does not matter; what it is does.
+    "data": ("dir",),
+    "unlearn": ("method", "methods", "retrain_first", "retrain_seeds"),
+    "fine_tune": ("seeds", "seeded"),
+}
 
 
 def rows_of(record: RunRecord, method: str | None) -> list[MethodRow]:
@@ -50,6 +61,17 @@ def setting(record: RunRecord, dotted: str) -> Any:
     for key in dotted.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def experiment_of(record: RunRecord) -> str:
+    """The settings that runs of one experiment share; "" if the run has no config."""
+    config = record.provenance.config
+    settings = {k: v for k, v in config.items() if k not in _IRRELEVANT}
+    for section, keys in _PARTS.items():
+        if isinstance(settings.get(section), dict):
+            kept = {k: v for k, v in settings[section].items() if k not in keys}
+            settings[section] = kept
+    return json.dumps(settings, sort_keys=True) if settings else ""
 
 
 def known(values: Iterable[float | None]) -> list[float]:

@@ -54,6 +54,24 @@ def test_runs_that_differ_in_seed_are_averaged(folder):
     assert "87.00 ± 1.00%" in text
 
 
+def test_parts_of_an_experiment_are_one_and_count_each_model_once():
+    """As when machines share retraining: the same raw model, and one seed in both."""
+    parts = [("class_pruning", "retrain"), ("retrain", "retrain_seed2")]
+    runs = [
+        Run(f"part{n}", cifar10(methods=methods), [], {}, None, None, ())
+        for n, methods in enumerate(parts)
+    ]
+    (group,) = joined.group_runs(runs)
+    counted = {
+        row[1].value: row[-2].value for row in joined.methods_table([group]).rows
+    }
+    assert counted == {"class_pruning": 1, "retrain": 2}
+    assert len(joined.raw_stages(group)) == 1
+    assert len(joined.cut_stages(group, "class_pruning", 0)) == 1
+    other = runs[0]._replace(name="other", record=cifar10(bias=0.45))
+    assert len(joined.group_runs([*runs, other])) == 2
+
+
 def test_the_papers_number_is_above_ours(folder):
     rows = rows_of(folder, "table_2")
     place = next(i for i, row in enumerate(rows) if row["Source"] == "ours")
