@@ -216,11 +216,12 @@ def find_head(model: Any, variables: Variables, images) -> Head | None:
     Returns:
       The path, e.g. `("head",)`, or None if there is none with the logits' shape.
     """
-    # Of one image, so that batches of all sizes share one trace.
-    image = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+    # Of two images, so that batches of all sizes share one trace; a network may squeeze
+    # the axis of a batch of one.
+    pair = jax.ShapeDtypeStruct((2, *images.shape[1:]), images.dtype)
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
-        (dict(variables), image),
+        (dict(variables), pair),
     )
     leaves, structure = jax.tree.flatten(shapes)
     return _head_of_shapes(model, structure, tuple(leaves))

@@ -127,10 +127,13 @@ def find_relearn(
 
     models = dict(every_model(measurements))
     # Two at a time, because the steps of a small network do not fill two cores. An
-    # accelerator would run them one after the other, in twice the memory.
-    workers = 2 if jax.default_backend() == "cpu" else 1
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        found = list(pool.map(taught, models.keys(), models.values()))
+    # accelerator would run them one after the other, in twice the memory, and there
+    # JAX's context managers, which do not reach threads, could change numbers.
+    if jax.default_backend() == "cpu":
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(taught, models.keys(), models.values()))
+    else:
+        found = list(map(taught, models.keys(), models.values()))
     curves = dict(zip(models, found, strict=True))
     # Back means a share of what the raw model had, not a fixed accuracy.
     answers = measurements.judged[RAW].test.logits.argmax(axis=-1)

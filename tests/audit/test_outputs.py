@@ -136,6 +136,23 @@ def test_head_is_found_and_seen_through_a_masking_wrapper():
     np.testing.assert_allclose(logits, found.head_logits, rtol=1e-5, atol=1e-6)
 
 
+class Squeezing(nn.Module):
+    """Loses the axis of a batch of one, and puts it back for its answer."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = jnp.squeeze(nn.avg_pool(x, x.shape[1:3]))
+        return nn.Dense(3, name="last")(x).reshape(-1, 3)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_head_does_not_depend_on_the_size_of_the_batch(batch):
+    model = Squeezing()
+    variables = init_variables(model, jax.random.key(0), jnp.ones((2, 4, 4, 5)))
+    images = np.ones((batch, 4, 4, 5), np.float32)
+    assert outputs.find_head(model, variables, images) == ("last",)
+
+
 def test_resetting_the_head_touches_only_the_forgotten_columns():
     model = Perceptron()
     variables = variables_of(model)
