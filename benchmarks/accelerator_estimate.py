@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import accelerator_programs  # noqa: E402
 
 RESULTS = HERE / "results" / "accelerator_estimate.json"
-FORMS = ("floor", "map", "vmap", "auto")
+FORMS = ("floor", "fed_sgd", "map", "vmap", "auto")
 # Channels and pixels of a side of single convolutions, 256 images each.
 CONVOLUTIONS = ((16, 32), (128, 32), (512, 8))
 PRECISIONS = (("float32", "default"), ("float32", "highest"), ("bfloat16", "default"))

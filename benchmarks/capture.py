@@ -9,8 +9,6 @@ the first and the later calls are reported, interleaved in one process.
 """
 
 import argparse
-import datetime
-import json
 import os
 import pathlib
 import statistics
@@ -52,14 +50,13 @@ def main(arguments=None):
     runtime = runtime_module.start(cohort=options.clients, compilation_cache="")
     rows = [measure(net, runtime, options) for net in options.nets]
     report = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": round_throughput.now(),
         "machine": machine | {"load_after": os.getloadavg()[0]},
         "versions": {"jax": jax.__version__},
         "workload": {"clients": options.clients, "images": options.images},
         "rows": rows,
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    round_throughput.write_report(options.output, report)
     for row in rows:
         print(
             f"{row['net']}: scoring {row['scoring_seconds']:.2f} s,"

@@ -11,7 +11,6 @@ what else the machine does; Flower's transport is not in them.
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
@@ -41,12 +40,12 @@ def main(arguments=None):
     machine = round_throughput.machine()
     rows = measure(options.repeats)
     report = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": round_throughput.now(),
         "machine": machine | {"load_after": os.getloadavg()[0]},
         "workload": {"config": CONFIG, "model": "resnet8", "images": "digits, 8x8"},
         "rows": rows,
     }
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    round_throughput.write_report(options.output, report)
     print(json.dumps(rows, indent=1))
 
 
@@ -200,13 +199,7 @@ def simulate():
     federation = make_federation(config, runtime)
     model = assembly.make_model(config, federation, runtime)
     algorithm = assembly.make_algorithm(
-        config,
-        model,
-        federation,
-        runtime,
-        learning_rate=0.1,
-        schedule="constant",
-        rounds=9,
+        config, model, federation, runtime, assembly.Schedule(9, 0.1)
     )
     state = algorithm.init(assembly.initial_variables(model, jax.random.key(0)))
     cohort = whole_cohort(federation.data)

@@ -10,8 +10,6 @@ take turns, and the ratio is the median of the ratios of neighbours.
 """
 
 import argparse
-import datetime
-import json
 import os
 import pathlib
 import statistics
@@ -59,7 +57,7 @@ def main(arguments=None):
     names = (runtime.conv,) if options.conv else tuple({"xla": 0, runtime.conv: 0})
     rows = [row for conv in names for row in measure(conv, runtime, options)]
     report = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": round_throughput.now(),
         "command": "python benchmarks/fisher.py",
         "machine": machine | {"load_after": os.getloadavg()[0]},
         "versions": {"jax": jax.__version__},
@@ -69,8 +67,7 @@ def main(arguments=None):
         },
         "rows": rows,
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    round_throughput.write_report(options.output, report)
     return report
 
 

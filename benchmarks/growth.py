@@ -11,7 +11,6 @@ unit against the section's median: 1.00 everywhere is a straight line through ze
 """
 
 import argparse
-import datetime
 import functools
 import json
 import os
@@ -82,13 +81,13 @@ def main(arguments=None) -> int:
             else measure(points, options.repeats)
         )
         report["sections"][name] = {
-            "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+            "date": round_throughput.now(),
             "machine": machine | {"load_after": os.getloadavg()[0]},
             "rows": [row._asdict() for row in rows],
         }
     print(table(report))
     if not options.smoke:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+        round_throughput.write_report(options.output, report)
     return 0
 
 

@@ -8,7 +8,6 @@ Each section compares two or more processes of this same file, interleaved as in
 """
 
 import argparse
-import datetime
 import functools
 import json
 import operator
@@ -400,7 +399,7 @@ def main(arguments=None):
         machine = round_throughput.machine()
         rows = SECTIONS[name](options)
         report["sections"][name] = {
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "date": round_throughput.now(),
             "machine": machine | {"load_after": os.getloadavg()[0]},
             "python": platform.python_version(),
             "rows": rows,
@@ -408,8 +407,7 @@ def main(arguments=None):
         for each in rows:
             met = "met" if each["met"] else "missed"
             print(f"{each['name']}: {each['value']:.3f} ({each['target']}: {met})")
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+        round_throughput.write_report(options.output, report)
     return report
 
 

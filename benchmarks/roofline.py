@@ -6,7 +6,8 @@ integer products, times two units times the lanes of a vector), and the best rat
 oneDNN reaches on any convolution measured here. Each convolution of a network, forward
 and both gradients, and each BatchNorm is then timed alone on one core and added up as
 often as the network holds it; what a whole training step takes beyond that sum is
-spent between the kernels.
+spent between the kernels. Where the processor multiplies bfloat16, each kernel is timed
+with bfloat16 data as well.
 
     python benchmarks/roofline.py            # about three minutes
     python benchmarks/roofline.py --smoke    # a few shapes, once, nothing written
@@ -16,8 +17,6 @@ import argparse
 import collections
 import concurrent.futures
 import ctypes
-import datetime
-import json
 import os
 import pathlib
 import statistics
@@ -36,7 +35,7 @@ import optax  # noqa: E402
 import round_throughput  # noqa: E402
 import training_step  # noqa: E402
 
-from fuprune.kernels import convolution, normalisation  # noqa: E402
+from fuprune.kernels import convolution, library, normalisation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 
 RESULTS = HERE / "results" / "roofline.json"
@@ -69,7 +68,7 @@ def main(arguments=None):
         os.sched_setaffinity(0, cores)
         convolution.set_threads(len(cores))
     report = {
-        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+        "date": round_throughput.now(),
         "machine": machine | {"load_after": os.getloadavg()[0]},
         "versions": {"jax": jax.__version__},
         "batch_size": options.batch_size,
@@ -77,7 +76,7 @@ def main(arguments=None):
         "nets": nets,
     }
     if not options.smoke:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+        round_throughput.write_report(options.output, report)
     print(table(report))
     return report
 
@@ -126,7 +125,16 @@ def measure_net(net, options) -> dict:
     for shape, number in layer_shapes(model).items():
         rows += convolution_rows(*shape, number, options)
         rows.append(norm_row(shape[0] // shape[3], shape[2], number, options))
-    return {"rows": rows, "step_seconds": step_seconds(model, options)}
+    steps = {
+        str(dtype): step_seconds(model.clone(dtype=dtype), options) for dtype in types()
+    }
+    return {"rows": rows, "step_seconds": steps}
+
+
+def types() -> list:
+    """The types of activations worth timing on this processor."""
+    fast = library.multiplies_bfloat16()
+    return [jnp.dtype(name) for name in library.DTYPES if fast or name == "float32"]
 
 
 def layer_shapes(model) -> dict:
@@ -156,12 +164,17 @@ def convolution_rows(side, inputs, outputs, stride, number, options):
     for what, function in functions.items():
         if what == "gradient of data" and inputs == 3:
             continue  # images have no gradient
-        operands = (data, kernel) if what == "forward" else (data, kernel, result)
+
+        def taken(dtype, function=function, what=what):
+            typed = (data.astype(dtype), kernel, result.astype(dtype))
+            operands = typed[:2] if what == "forward" else typed
+            return median_seconds(jax.jit(function), operands, options.repeats)
+
         yield {
             "layer": f"{inputs} to {outputs}, {side}x{side}, stride {stride}",
             "what": what,
             "number": number,
-            "seconds": median_seconds(jax.jit(function), operands, options.repeats),
+            "seconds": {str(dtype): taken(dtype) for dtype in types()},
             "flops": 2 * inputs * outputs * batch * pairs_per_axis(side, stride) ** 2,
             "bytes": 4 * (data.size + kernel.size + result.size),
         }
@@ -189,11 +202,15 @@ def norm_row(side, channels, number, options) -> dict:
         outputs, pullback = jax.vjp(forward, data, scale, bias)
         return outputs, pullback(outputs)
 
+    def taken(dtype):
+        operands = (data.astype(dtype), scale, bias)
+        return median_seconds(jax.jit(both), operands, options.repeats)
+
     return {
         "layer": f"{channels}, {side}x{side}",
         "what": "norm and ReLU, both ways",
         "number": number,
-        "seconds": median_seconds(jax.jit(both), (data, scale, bias), options.repeats),
+        "seconds": {str(dtype): taken(dtype) for dtype in types()},
         "flops": 0,
         # Read twice and written forward; three reads and a write on the way back.
         "bytes": 4 * 7 * data.size,
@@ -230,7 +247,7 @@ def table(report) -> str:
     """Ceilings, then the layers of each network."""
     machine, peaks = report["machine"], report["peaks"]
     rates = [
-        row["flops"] / row["seconds"]
+        row["flops"] / row["seconds"]["float32"]
         for net in report["nets"].values()
         for row in net["rows"]
     ]
@@ -254,19 +271,22 @@ def table(report) -> str:
         lines += [
             "",
             f"| {name} | what | in the net | ms | GFLOP/s | of the peak | GB/s |"
-            " of the step |",
-            "|---|---|---:|---:|---:|---:|---:|---:|",
+            " of the step | ms in bfloat16 |",
+            "|---|---|---:|---:|---:|---:|---:|---:|---:|",
         ]
-        step = net["step_seconds"]
+        step = net["step_seconds"]["float32"]
         for row in net["rows"]:
-            seconds, rate = row["seconds"], row["flops"] / row["seconds"]
+            seconds = row["seconds"]["float32"]
+            rate = row["flops"] / seconds
+            half = row["seconds"].get("bfloat16")
+            in_half = f"{1e3 * half:.2f}" if half else "-"
             shown = f"{rate / 1e9:.0f} | {rate / peak:.0%}" if rate else "- | -"
             lines.append(
                 f"| {row['layer']} | {row['what']} | {row['number']} |"
                 f" {1e3 * seconds:.2f} | {shown} | {row['bytes'] / seconds / 1e9:.1f} |"
-                f" {row['number'] * seconds / step:.1%} |"
+                f" {row['number'] * seconds / step:.1%} | {in_half} |"
             )
-        kernels = sum(row["number"] * row["seconds"] for row in net["rows"])
+        kernels = _sum_of_kernels(net, "float32")
         flops = sum(row["number"] * row["flops"] for row in net["rows"])
         least = sum(
             row["number"] * max(row["flops"] / peak, row["bytes"] / bandwidth)
@@ -280,7 +300,18 @@ def table(report) -> str:
             f" ({least / step:.0%}); convolutions run at"
             f" {flops / step / peak:.0%} of the peak over the whole step.",
         ]
+        if half_step := net["step_seconds"].get("bfloat16"):
+            half_kernels = _sum_of_kernels(net, "bfloat16")
+            lines[-1] += (
+                f" In bfloat16 a step takes {1e3 * half_step:.1f} ms"
+                f" ({step / half_step:.2f}x as fast), its kernels alone"
+                f" {1e3 * half_kernels:.1f} ms ({kernels / half_kernels:.2f}x)."
+            )
     return "\n".join(lines)
+
+
+def _sum_of_kernels(net, dtype) -> float:
+    return sum(row["number"] * row["seconds"][dtype] for row in net["rows"])
 
 
 def _ceiling(title, rates) -> str:

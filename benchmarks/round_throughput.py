@@ -108,7 +108,7 @@ def main(arguments=None):
     for net in options.nets:
         run = {
             "net": net,
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "date": now(),
             "machine": machine(),
             "workload": {
                 name: getattr(options, name)
@@ -122,10 +122,20 @@ def main(arguments=None):
             "runs": [old for old in report["runs"] if old["net"] != net] + [run],
             "rows": [r for r in report["rows"] if r["net"].split()[0] != net] + rows,
         }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.output, report)
     print(table(report))
     return report
+
+
+def now() -> str:
+    """When something was measured, as every report says it."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def write_report(path: pathlib.Path, report) -> None:
+    """Writes what a benchmark found."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def machine() -> dict:

@@ -14,7 +14,6 @@ processes over loopback.
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import pathlib
@@ -81,10 +80,10 @@ def main(arguments=None) -> int:
     if options.smoke:
         options.images, options.size, options.repeats = 4, 8, 1
         setups = (SETUPS[0], SETUPS[1])
-    from round_throughput import machine
+    from round_throughput import machine, now, write_report
 
     report = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": now(),
         "machine": machine(),
         "workload": {
             name: getattr(options, name) for name in ("net", "images", "size")
@@ -93,8 +92,7 @@ def main(arguments=None) -> int:
     report["rows"] = measure(setups, options)
     report["constants"] = constants(options)
     report["machine"]["load_after"] = os.getloadavg()[0]
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.output, report)
     print(scaling_table(report))
     return 0
 

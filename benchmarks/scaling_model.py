@@ -183,9 +183,14 @@ TABLES = {
 
 def filled(text: str, report) -> str:
     """The page with its tables made from a report."""
+    return fill_between(text, lambda name: TABLES[name](report))
+
+
+def fill_between(text: str, body_of) -> str:
+    """The page with `body_of` what stands between `<!-- name -->` and its end."""
 
     def fill(match):
         name = match[1]
-        return f"<!-- {name} -->\n{TABLES[name](report)}\n<!-- end of {name} -->"
+        return f"<!-- {name} -->\n{body_of(name).strip()}\n<!-- end of {name} -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end of \1 -->", fill, text, flags=re.DOTALL)

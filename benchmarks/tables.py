@@ -8,7 +8,6 @@ written by hand. A result that has not been measured leaves a line that says so.
 
 import json
 import pathlib
-import re
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -18,6 +17,7 @@ import bfloat16_accuracy  # noqa: E402
 import growth  # noqa: E402
 import roofline  # noqa: E402
 import round_throughput  # noqa: E402
+from scaling_model import fill_between  # noqa: E402
 
 README = HERE / "README.md"
 
@@ -30,16 +30,13 @@ def main():
 def filled(text: str, results: pathlib.Path = HERE / "results") -> str:
     """The page with every table made from the results in a folder."""
 
-    def fill(match):
-        name = match[1]
+    def body(name):
         path = results / f"{name}.json"
-        body = f"Not measured yet: there is no `results/{name}.json`."
-        if path.exists():
-            body = TABLES[name](json.loads(path.read_text()))
-        return f"<!-- {name} -->\n{body.strip()}\n<!-- end of {name} -->"
+        if not path.exists():
+            return f"Not measured yet: there is no `results/{name}.json`."
+        return TABLES[name](json.loads(path.read_text()))
 
-    pattern = r"<!-- (\w+) -->\n.*?<!-- end of \1 -->"
-    return re.sub(pattern, fill, text, flags=re.DOTALL)
+    return fill_between(text, body)
 
 
 def overhead_table(report):
@@ -237,6 +234,7 @@ def verdict(row):
 TABLES = {
     "round_throughput": round_throughput.table,
     "round_throughput_backends": round_throughput.table,
+    "round_throughput_bfloat16": round_throughput.table,
     "host_overhead": overhead_table,
     "capture": capture_table,
     "accelerator_estimate": accelerator_table,

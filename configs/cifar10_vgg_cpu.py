@@ -7,8 +7,9 @@ Paper: a row of Figure 3 and Table 2, with fewer and smaller rounds. Kept: 100 c
   cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar10_vgg_cpu.py
 Cost: 80,000 images to pre-train and as many to retrain, 1.6 passes over the data.
-  `--config.runtime.dtype=bfloat16` is for processors with AMX, and for AMD's with
-  avx512_bf16; on others it is slower, 0.8 to 0.9 times as fast.
+  `--config.runtime.dtype=bfloat16` is 1.6 times as fast on AMD's processors with
+  avx512_bf16, and should be on others with AMX; elsewhere it is 0.8 to 0.9 times as
+  fast.
 Expected: docs/results.md says what came out.
 """
 

@@ -11,9 +11,9 @@ Paper: none of its tables; the same method on data that comes with a dependency 
   pixels, ten classes, a test set of 355 images).
 Command: make quickstart
   or python -m fuprune.main --config configs/quickstart.py --workdir runs/quickstart
-Cost: 59 to 64 s on two cores with AVX-512, nothing compiled before; 22 to 25 s of them
-  are the audit and 7 s building the kernels. (An earlier version: 1 min 19 s on two
-  without AVX-512, and with `runtime.compilation=full` 1 min 33 s on the same machine.)
+Cost: 48 to 68 s on two cores with AVX-512, nothing compiled before (five runs). (An
+  earlier version: 1 min 19 s on two without AVX-512, and with
+  `runtime.compilation=full` 1 min 33 s on the same machine.)
 Expected (seed 0): class 9 from 88.9% to 0% and the others from 85.0% to 87.8% (five
   retrained models: 85.6% to 89.0%); 18 of 68 tests can see a difference; the
   headline does not tell pruning from retraining; mask_logit and fine_tune_only fail.

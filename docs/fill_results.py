@@ -163,24 +163,27 @@ def trials(runs) -> str:
             for row in read_curves(run)
             if row.judged("r_accuracy") is not None
         }
-        for row in read_record(run).methods:
-            lines.append(trial(run.name, config, row, judged[f"unlearn/{row.name}"]))
+        record = read_record(run)
+        classes = "+".join(map(str, record.classes))
+        for row in record.methods:
+            judged_here = judged[f"unlearn/{row.name}"]
+            lines.append(trial(run.name, classes, config, row, judged_here))
     return "\n".join(lines)
 
 
-def trial(run: str, config, row, judged: float) -> str:
+def trial(run: str, classes: str, config, row, judged: float) -> str:
     """One method with one seed."""
     kind = METHODS[row.method].budget
     rate = teacher = ""
     if row.rounds:
-        budget = make_budget(config, kind)
-        rate = f"{budget.learning_rate:g}"
-        if budget.warmup:
-            rate += f", warm-up {budget.warmup}"
+        schedule = make_budget(config, kind).schedule
+        rate = f"{schedule.learning_rate:g}"
+        if schedule.warmup:
+            rate += f", warm-up {schedule.warmup}"
         if kind == "fine_tune" and config.fine_tune.distill_weight:
             teacher = f"{config.fine_tune.distill_weight:g}"
     return cells(
-        str(config.unlearn.classes).replace(",", "+"),
+        classes,
         titled(row.method),
         str(row.seed + 1),
         str(row.rounds),

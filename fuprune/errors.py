@@ -5,6 +5,8 @@ what is allowed and the way out. Anything else that reaches the command line is 
 and keeps its traceback.
 """
 
+from collections.abc import Iterable
+
 
 class FupruneError(Exception):
     """Something the user can correct; printed as one line, never as a traceback."""
@@ -24,3 +26,16 @@ class UsageError(FupruneError):
 
 class TooFewClientsError(FupruneError):
     """Fewer clients remain than the round, or the protocol, needs."""
+
+
+def check_choice(what: str, value: object, allowed: Iterable[str]) -> None:
+    """Raises InputError unless the value of an option is one of those allowed."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        choices = ", ".join(allowed)
+        raise InputError(f"{what} is {value!r}, but must be one of {choices}.")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, cut short, for a message of one line; or its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -30,9 +30,8 @@ from absl import flags
 from fuprune import __version__
 from fuprune import config as config_lib
 from fuprune.errors import FupruneError, UsageError
-from fuprune.run import config_loading
+from fuprune.run import config_loading, early_build, workdir
 from fuprune.run.memory import limit_arenas
-from fuprune.run.workdir import make_workdir
 
 # The machine's fault; any other OSError is a bug.
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -81,7 +80,8 @@ def main(argv: Sequence[str]) -> int:
             print(f"fuprune {__version__}")
         else:
             command = parse(argv)
-            make_workdir(command.workdir)
+            workdir.make_workdir(command.workdir)
+            early_build.start(command.config)
             from fuprune.run.experiment import run as run_experiment
 
             run_experiment(**command._asdict())

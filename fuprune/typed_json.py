@@ -29,12 +29,7 @@ def dumps(record: Any) -> str:
 
 
 def loads(text: str, kind: type[Record], what: str) -> Record:
-    """The record that `dumps` wrote.
-
-    Args:
-      text: JSON text.
-      kind: the record's type.
-      what: its name in an error, such as "results.json".
+    """The record of type `kind` that `dumps` wrote; `what` is its name in an error.
 
     Raises:
       FormatError: the text is not strict JSON, or not a record of this type.

@@ -24,7 +24,7 @@ def logistic_gradient(weights, bias, images, labels):
     return grad_weights / len(labels), grad_bias / len(labels)
 
 
-def fed_avg_round(weights, bias, clients, *, rate, momentum, batches):
+def fed_avg_round(weights, bias, clients, *, rate, momentum, batches, local_steps=0):
     """One round of FedAvg (McMahan et al. 2017, Algorithm 1) on a linear classifier.
 
     Args:
@@ -34,12 +34,15 @@ def fed_avg_round(weights, bias, clients, *, rate, momentum, batches):
       rate: of local SGD.
       momentum: heavy-ball, fresh every round.
       batches: for each client, a list of index arrays, in the order they are used.
+      local_steps: after so many of them a client stops; 0 uses all.
     """
     total, sums = 0, [np.zeros_like(weights), np.zeros_like(bias)]
     for (images, labels), order in zip(clients, batches, strict=True):
         local = [weights.copy(), bias.copy()]
         trace = [np.zeros_like(weights), np.zeros_like(bias)]
-        for chosen in order:
+        for step, chosen in enumerate(order):
+            if local_steps and step == local_steps:
+                break
             grads = logistic_gradient(*local, images[chosen], labels[chosen])
             for i in range(2):
                 trace[i] = grads[i] + momentum * trace[i]

@@ -104,6 +104,14 @@ def _slice(array, *, start_indices, limit_indices, strides):
     return array[tuple(slice(*place) for place in places)]
 
 
+def _split(array, *, sizes, axis):
+    return np.split(array, np.cumsum(sizes)[:-1], axis)
+
+
+def _concatenate(*arrays, dimension):
+    return np.concatenate(arrays, dimension)
+
+
 def _pad(array, value, *, padding_config):
     """Zeros between entries, then outside; negative sides are cut off."""
     for axis, (low, high, inside) in enumerate(padding_config):
@@ -172,6 +180,7 @@ RULES = {
     "add_any": _elementwise(np.add),
     "and": _elementwise(np.logical_and),
     "broadcast_in_dim": _broadcast,
+    "concatenate": _concatenate,
     "conv_general_dilated": _convolution,
     "convert_element_type": _convert,
     "copy": _elementwise(np.copy),
@@ -199,6 +208,7 @@ RULES = {
     "rsqrt": _elementwise(lambda x: 1 / np.sqrt(x)),
     "select_n": _elementwise(_select),
     "slice": _slice,
+    "split": _split,
     "sqrt": _elementwise(np.sqrt),
     "square": _elementwise(np.square),
     "squeeze": lambda x, *, dimensions: np.squeeze(x, tuple(dimensions)),

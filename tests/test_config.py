@@ -107,6 +107,9 @@ def test_methods_known_here_are_those_of_the_library():
         ({"train__augment": 1}, "train.augment is 1; allowed: True or False."),
         ({"train__history_bytes": 10**400}, "allowed: 0 to"),
         ({"train__algorithm": "fed_avg", "train__batch_size": 0}, "1 or more with fed"),
+        ({"train__local_steps": -1}, "train.local_steps is -1; allowed: 0 to"),
+        ({"train__local_steps": 2.5}, "train.local_steps is 2.5; allowed: a whole num"),
+        ({"train__local_steps": 5}, "train.local_steps is 5; allowed: 0 with fed_sgd,"),
         ({"train__min_participants": 26}, "at most train.cohort, which is 25."),
         (
             {"train__schedule": "warmup_cosine", "train__warmup_rounds": 2000},
@@ -247,10 +250,13 @@ def test_difference_names_what_would_change_a_result_and_nothing_else():
 
 def test_run_of_a_version_without_a_key_resumes_at_its_default():
     old = config_lib.to_json(config_lib.default())
-    del old["train"]["label_smoothing"]
+    del old["train"]["label_smoothing"], old["train"]["local_steps"]
     assert config_lib.difference(old, config_lib.default()) == []
-    assert config_lib.difference(old, changed(train__label_smoothing=0.1)) == [
-        "train.label_smoothing"
+    assert config_lib.from_json(old).train.local_steps == 0
+    new = changed(train__label_smoothing=0.1, train__local_steps=5)
+    assert config_lib.difference(old, new) == [
+        "train.label_smoothing",
+        "train.local_steps",
     ]
 
 
@@ -269,6 +275,7 @@ def test_run_of_a_version_without_a_key_resumes_at_its_default():
         {"model__name": "small:make"},
         {"fine_tune__schedule": "warmup_cosine", "fine_tune__warmup_rounds": 199},
         {"fine_tune__schedule": "warmup_cosine", "fine_tune__rounds": 0},
+        {"train__algorithm": "fed_avg", "train__local_steps": 5},
     ],
 )
 def test_own_data_networks_and_partitions_are_accepted(values):
@@ -342,11 +349,15 @@ def test_curves_are_read_in_their_order_and_may_be_added_later():
     assert config_lib.difference(config, config_lib.default()) == []
 
 
+def learning_rates(rounds, kind, warmup):
+    from fuprune.run.assembly import Schedule
+
+    return Schedule(rounds, 0.1, kind, warmup).by_round()
+
+
 @pytest.mark.parametrize("kind", ["constant", "cosine", "warmup_cosine"])
 @pytest.mark.parametrize("rounds", [0, 1, 2, 7])
 def test_every_schedule_that_is_accepted_can_be_made(kind, rounds):
-    from fuprune.run.assembly import learning_rate_schedule
-
     for warmup in range(max(rounds, 1)):
         config = changed(
             fine_tune__schedule=kind,
@@ -354,18 +365,14 @@ def test_every_schedule_that_is_accepted_can_be_made(kind, rounds):
             fine_tune__warmup_rounds=warmup,
         )
         config_lib.validate(config)
-        rate = learning_rate_schedule(kind, peak=0.1, rounds=rounds, warmup=warmup)
+        rate = learning_rates(rounds, kind, warmup)
         assert all(0 <= rate(number) <= 0.1 + 1e-6 for number in range(rounds))
 
 
 @pytest.mark.parametrize(("rounds", "warmup"), [(1, 1), (2, 2), (3, 20)])
 def test_a_warm_up_longer_than_the_rounds_ends_with_them(rounds, warmup):
     """Budgets are cut after the config was checked, by a short retraining for one."""
-    from fuprune.run.assembly import learning_rate_schedule
-
-    rate = learning_rate_schedule(
-        "warmup_cosine", peak=0.1, rounds=rounds, warmup=warmup
-    )
+    rate = learning_rates(rounds, "warmup_cosine", warmup)
     rates = [float(rate(number)) for number in range(rounds)]
     assert rates == pytest.approx([0.1 * (n + 1) / rounds for n in range(rounds)])
 
@@ -373,9 +380,7 @@ def test_a_warm_up_longer_than_the_rounds_ends_with_them(rounds, warmup):
 @pytest.mark.parametrize("warmup", [0, 1, 3, 6])
 def test_warm_up_never_starts_at_rate_zero(warmup):
     """A first round at rate 0 would be a round for nothing."""
-    from fuprune.run.assembly import learning_rate_schedule
-
-    rate = learning_rate_schedule("warmup_cosine", peak=0.1, rounds=7, warmup=warmup)
+    rate = learning_rates(7, "warmup_cosine", warmup)
     ramp = [float(rate(number)) for number in range(warmup + 1)]
     assert ramp == pytest.approx(
         [0.1 * (n + 1) / (warmup + 1) for n in range(warmup + 1)]

@@ -71,7 +71,7 @@ def test_package_is_the_installed_one_and_whole(installed):
     inside = installed.site / "fuprune"
     for name in ("py.typed", "__init__.pyi", "report/page.css"):
         assert (inside / name).is_file(), name
-    assert len(list(inside.glob("kernels/*.cc"))) == 2
+    assert len(list(inside.glob("kernels/*.cc"))) == 3
     assert not (installed.site / "tests").exists()
 
 

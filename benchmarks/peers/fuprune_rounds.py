@@ -22,8 +22,8 @@ from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import whole_cohort  # noqa: E402
 from fuprune.federated import cohort as cohort_module  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
+from fuprune.kernels.convolution import implementation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
-from fuprune.models.layers import convolution  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
 
 
@@ -89,7 +89,7 @@ def create(work, options, runtime):
     """The network and its first variables, on the host."""
     shape = (work.size, work.size, 3)
     if options.norm == "none":
-        model = plain_net.PlainNet(work.net, convolution(runtime.conv), runtime.conv)
+        model = plain_net.PlainNet(work.net, implementation(runtime.conv), runtime.conv)
         params = plain_net.init(jax.random.key(0), work.net, work.size)
         return model, jax.device_get({"params": params})
     model = zoo.create(

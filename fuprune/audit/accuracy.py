@@ -5,6 +5,7 @@ class-wise accuracies after unlearning are from those after retraining, as KL di
 and as greatest difference.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -22,8 +23,9 @@ from fuprune.audit.measurements import (
     to_retraining,
 )
 from fuprune.audit.options import AuditOptions
+from fuprune.audit.sampling import generator_of
 from fuprune.audit.spread import Draft, draft_rate
-from fuprune.federated.evaluate import Evaluation, confusion_matrix
+from fuprune.federated.evaluate import Evaluation
 from fuprune.typed_json import to_plain
 
 # (right answers [U], a retrained model's right answers [U], images [U]) -> distance
@@ -35,12 +37,7 @@ def find_accuracy(
 ) -> Findings:
     """U-set and R-set accuracy, and Table 5's distances of class-wise accuracy."""
     notify("accuracy")
-    labels = measurements.test.labels
     forgotten = measurements.forgotten_test
-
-    def hits(model: ModelOutputs) -> np.ndarray:
-        return model.test.logits.argmax(axis=-1) == labels
-
     tests = []
     for name, question, higher_is, chosen in (
         (
@@ -56,7 +53,9 @@ def find_accuracy(
             ~forgotten,
         ),
     ):
-        values, retrained = each(measurements, lambda m, at=chosen: hits(m)[at])
+        values, retrained = each(
+            measurements, lambda m, at=chosen: _hits(measurements, m)[at]
+        )
         tests.append(
             draft_rate(
                 name,
@@ -70,14 +69,7 @@ def find_accuracy(
             )
         )
     evaluations = {
-        name: Evaluation(
-            np.asarray(
-                confusion_matrix(
-                    labels, model.test.logits.argmax(axis=-1), measurements.num_classes
-                )
-            ),
-            float("nan"),
-        )
+        name: Evaluation(_confusions(measurements, model), float("nan"))
         for name, model in everyone(measurements)
     }
     if measurements.retrained:
@@ -90,6 +82,18 @@ def find_accuracy(
     return Findings(tests, detail)
 
 
+def _hits(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
+    """`[T]` which test images the model answers correctly."""
+    return model.test.logits.argmax(axis=-1) == measurements.test.labels
+
+
+def _confusions(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
+    """`[U, U]` counts: rows are true classes, columns answers."""
+    width = measurements.num_classes
+    cells = measurements.test.labels * width + model.test.logits.argmax(axis=-1)
+    return np.bincount(cells, minlength=width**2).reshape(width, width)
+
+
 def _class_distances(
     measurements: Measurements, options: AuditOptions, key: jax.Array
 ) -> list[Draft]:
@@ -97,10 +101,10 @@ def _class_distances(
     labels = measurements.test.labels
 
     def right(model: ModelOutputs) -> np.ndarray:
-        hits = model.test.logits.argmax(axis=-1) == labels
-        return np.bincount(labels[hits], minlength=measurements.num_classes)
+        answered = labels[_hits(measurements, model)]
+        return np.bincount(answered, minlength=measurements.num_classes)
 
-    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    generator = generator_of(key)
     tests = []
     for name, statistic, question, unit in (
         (
@@ -140,7 +144,7 @@ def _class_distances(
                 higher_is=WORSE,
                 resolution=max(beyond, 0.0)
                 / max(float(special.ndtri(options.confidence)), 1e-3),
-                bounds=(0.0, None),
+                bounds=(0.0, math.inf),
                 leave_one_out=True,
             )
         )
@@ -158,14 +162,8 @@ def accuracy_distribution(right, per_class) -> np.ndarray:
     vector of accuracies becomes a distribution. Here each accuracy is the mean of its
     posterior under Jeffreys' prior, (right + 1/2) / (images + 1), so that a class at
     exactly 0% keeps the divergence finite by as much as its number of images warrants,
-    and the sum is scaled to 1. Classes without test images are left out.
-
-    Args:
-      right: `[U]` right answers.
-      per_class: `[U]` test images.
-
-    Returns:
-      `[U']`, summing to 1, U' the number of classes with test images.
+    and the sum is scaled to 1. Classes without test images are left out: from `[U]`
+    right answers and `[U]` test images to `[U']`.
     """
     right, per_class = np.asarray(right, np.float64), np.asarray(per_class)
     known = per_class > 0
@@ -177,15 +175,7 @@ def accuracy_divergence(right, retrained_right, per_class) -> float:
     """KL(P || Q) in nats of accuracy distributions, P the model's, Q a retrained one's.
 
     In this direction accuracy that the model still has on a class where retraining has
-    none weighs most.
-
-    Args:
-      right: `[U]` right answers of the model.
-      retrained_right: `[U]` of a retrained model.
-      per_class: `[U]` test images.
-
-    Returns:
-      The divergence, 0 for equal distributions.
+    none weighs most. All arguments are `[U]`: right answers, and test images.
     """
     p = accuracy_distribution(right, per_class)
     q = accuracy_distribution(retrained_right, per_class)
@@ -214,17 +204,7 @@ def sampling_excess(
     Draws models like the retrained ones: each class's true accuracy from its posterior
     given all their answers (Jeffreys prior), then the right answers on a test set of
     this size. Returns the `confidence` quantile of their mean distance to the others.
-
-    Args:
-      statistic: the distance.
-      retrained: `[U]` right answers of each retrained model.
-      per_class: `[U]` test images of each class.
-      generator: source of randomness.
-      confidence: the quantile.
-      draws: simulated models.
-
-    Returns:
-      The quantile of the statistic.
+    Right answers of each retrained model, and test images, are `[U]`.
     """
     total = per_class * len(retrained)
     right = np.sum(retrained, axis=0)

@@ -25,7 +25,6 @@ from fuprune.audit import (
 )
 from fuprune.audit.evidence import AuditReport, Detail
 from fuprune.audit.measurements import (
-    RANDOM,
     RAW,
     AuditData,
     Findings,
@@ -35,6 +34,7 @@ from fuprune.audit.measurements import (
     measure,
 )
 from fuprune.audit.options import AuditOptions, Model
+from fuprune.audit.sampling import generator_of
 from fuprune.audit.verdict import headline, settle
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
@@ -78,6 +78,7 @@ def audit(
     key: jax.Array,
     *,
     options: AuditOptions = DEFAULTS,
+    begin_probes: probe.Begin | None = None,
     on_step: Notify | None = None,
 ) -> AuditReport:
     """Measures all models and judges each number against the spread of retraining.
@@ -94,6 +95,8 @@ def audit(
       classes: the forgotten classes.
       key: the only source of randomness.
       options: which evidence to gather, and how.
+      begin_probes: fits the probes' classifiers elsewhere while the rest goes on; None
+        fits them in turn.
       on_step: told what is being done, for a progress display.
 
     Returns:
@@ -106,15 +109,17 @@ def audit(
     notify = on_step or (lambda text: None)
     kinds = KINDS if options.kinds is None else tuple(options.kinds)
     classes = _checked_classes(classes, data)
-    _check_names(candidates, kinds)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise InputError(f"kinds has {unknown}; it may hold only {KINDS}")
     subset_key, random_key, shadow_key, kind_key = jax.random.split(key, 4)
-    generator = np.random.default_rng(np.asarray(jax.random.key_data(subset_key)))
+    generator = generator_of(subset_key)
     # The same images for every model, so that differences are paired image by image.
     train = _sample(data.train, classes, options.max_examples, generator)
     test = _sample(data.test, classes, options.max_examples, generator)
     is_forgotten = np.isin(train.labels, classes)
     retained = Dataset(*(part[~is_forgotten] for part in train))
-    measurements, left_out = measure(
+    measurements = measure(
         candidates,
         retrained,
         raw,
@@ -125,26 +130,57 @@ def audit(
         random_key,
         notify,
     )
+    if begin_probes is not None and "probe" in kinds:
+        tasks = probe.make_tasks(measurements, options, _key_of("probe", kind_key))
+        measurements = measurements._replace(probes=begin_probes(tasks))
     if options.shadow.models and any(KIND_TABLE[k].needs_shadows for k in kinds):
         shadows = shadow.train_shadows(
             measurements, retained, options, shadow_key, notify
         )
         measurements = measurements._replace(shadows=shadows)
-    findings = []
-    for name in kinds:
+    findings = find_kinds(kinds, measurements, options, kind_key, notify)
+    settings = _settings(measurements, len(retained.labels), options, kinds, key)
+    return conclude(classes, measurements, findings, settings, options)
+
+
+def find_kinds(
+    kinds: Sequence[str],
+    measurements: Measurements,
+    options: AuditOptions,
+    key: jax.Array,
+    notify: Notify,
+) -> Findings:
+    """What kinds of evidence find, all together."""
+    findings = {}
+    # The probes last, because they may be computed elsewhere meanwhile.
+    for name in sorted(kinds, key=lambda kind: kind == "probe"):
         if KIND_TABLE[name].needs_retrained and not measurements.retrained:
             continue
-        # A kind's randomness must not depend on which others were asked for.
-        own_key = jax.random.fold_in(kind_key, KINDS.index(name))
-        findings.append(KIND_TABLE[name].find(measurements, options, own_key, notify))
-    drafts, detail = gather(findings)
-    tests = settle(drafts, confidence=options.confidence, margin=options.margin)
+        find = KIND_TABLE[name].find
+        findings[name] = find(measurements, options, _key_of(name, key), notify)
+    return gather(findings[name] for name in kinds if name in findings)
+
+
+def _key_of(kind: str, key: jax.Array) -> jax.Array:
+    """A kind's own, whichever others were asked for."""
+    return jax.random.fold_in(key, KINDS.index(kind))
+
+
+def conclude(
+    classes: Sequence[int],
+    measurements: Measurements,
+    findings: Findings,
+    settings: dict[str, Any],
+    options: AuditOptions,
+) -> AuditReport:
+    """The report on all that was found, judged together."""
+    tests = settle(findings.tests, confidence=options.confidence, margin=options.margin)
     return AuditReport(
         classes=list(classes),
-        candidates=[name for name in candidates if name in measurements.judged],
+        candidates=[name for name in measurements.judged if name != RAW],
         tests=tests,
-        detail=Detail(left_out=left_out, **detail),
-        settings=_settings(measurements, len(retained.labels), options, kinds, key),
+        detail=Detail(left_out=measurements.left_out, **findings.detail),
+        settings=settings,
         headlines={name: headline(tests, name) for name in measurements.judged},
     )
 
@@ -219,20 +255,3 @@ def _checked_classes(classes: Sequence[int], data: AuditData) -> tuple[int, ...]
                 "out"
             )
     return classes
-
-
-def is_reserved(name: str) -> bool:
-    """Whether the report uses a name for a reference, so that no candidate may."""
-    return name in (RAW, RANDOM) or name.startswith("retrained")
-
-
-def _check_names(candidates: Mapping[str, Model], kinds: Sequence[str]) -> None:
-    taken = [name for name in candidates if is_reserved(name)]
-    if taken:
-        raise InputError(
-            f"candidates are named {taken}, which the report uses for its references; "
-            "name them otherwise"
-        )
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise InputError(f"kinds has {unknown}; it may hold only {KINDS}")

@@ -21,7 +21,7 @@ from fuprune.audit.measurements import (
 )
 from fuprune.audit.membership import score_targets, target_confidence
 from fuprune.audit.options import AuditOptions
-from fuprune.audit.roc import attack_drafts
+from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import paired_error
 from fuprune.audit.spread import Draft
 
@@ -38,7 +38,7 @@ def find_difference(
     del options, key
     notify("attack with the model before and after")
     before = target_confidence(measurements, measurements.judged[RAW])
-    tests, curves = attack_drafts(
+    return find_by_attack(
         measurements,
         "difference",
         score_targets(measurements, lambda after, _: confidence_lost(before, after)),
@@ -47,7 +47,6 @@ def find_difference(
         family=HEADLINE,
         positive_control=None,
     )
-    return Findings(tests, {"roc": curves})
 
 
 def confidence_lost(before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -95,15 +94,8 @@ def interpolation_terms(confidence, inside, outside) -> np.ndarray:
     """Each image's part of the interpolated share.
 
     The share t is the least-squares answer to `confidence = outside + t * (inside -
-    outside)` over all images: exactly t for a model that is that interpolation.
-
-    Args:
-      confidence: `[N]` of the model.
-      inside: `[N]` of a model that was trained on the images.
-      outside: `[N]` of a model that was not.
-
-    Returns:
-      `[N]` terms whose sum is t; zeros if the two ends agree everywhere.
+    outside)` over all images, [N] each: exactly t for a model that is that
+    interpolation. The terms, `[N]`, are zeros if the two ends agree everywhere.
     """
     span = np.asarray(inside) - np.asarray(outside)
     total = float(np.sum(span**2))

@@ -4,6 +4,7 @@ Two honest retrainings differ too, so each distance is read against the distance
 retrained models. All take two models' outputs on the same N images.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -14,6 +15,7 @@ from fuprune.audit.measurements import (
     Findings,
     Measurements,
     Notify,
+    by_role,
     everyone,
     to_retraining,
 )
@@ -49,7 +51,7 @@ def find_distance(
                 higher_is=WORSE,
                 family=HEADLINE if name == "jensen_shannon" else FURTHER,
                 resolution=paired_error(others, added=0.0),
-                bounds=(0.0, None),
+                bounds=(0.0, math.inf),
                 leave_one_out=True,
             )
         )
@@ -63,8 +65,7 @@ def find_distance(
         )
         for name, model in everyone(measurements)
     }
-    judged = {name: layers[name] for name in measurements.judged}
-    others = [layers[f"retrained_{i}"] for i in range(len(measurements.retrained))]
+    judged, others = by_role(measurements, layers)
     if all(judged.values()):
         tests.append(
             Draft(
@@ -134,20 +135,12 @@ def linear_cka(activations, other_activations) -> float:
     """Linear centered kernel alignment (Kornblith et al. 2019) of two representations.
 
     `||Y'X||^2 / (||X'X|| ||Y'Y||)` for column-centred X and Y: 1 for representations
-    equal up to rotation and scale. The widths may differ, so a slimmed layer can be
-    compared with the whole one.
-
-    Args:
-      activations: `[N, C]`.
-      other_activations: `[N, D]`.
-
-    Returns:
-      A number in [0, 1]; a constant representation is like another constant one (1) and
-      unlike any other (0).
+    equal up to rotation and scale. The widths, `[N, C]` and `[N, D]`, may differ, so a
+    slimmed layer can be compared with the whole one. A constant representation is like
+    another constant one (1) and unlike any other (0).
     """
-    x, y = (
-        _centred(np.asarray(a, np.float64)) for a in (activations, other_activations)
-    )
+    both = (np.asarray(a, np.float64) for a in (activations, other_activations))
+    x, y = (values - values.mean(axis=0) for values in both)
     norms = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
     if norms < 1e-24:
         return float(np.allclose(x, 0) and np.allclose(y, 0))
@@ -167,7 +160,3 @@ def cka_by_layer(
 
 def _difference(logits, other_logits) -> np.ndarray:
     return np.exp(log_probabilities(logits)) - np.exp(log_probabilities(other_logits))
-
-
-def _centred(values: np.ndarray) -> np.ndarray:
-    return values - values.mean(axis=0)

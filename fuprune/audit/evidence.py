@@ -188,12 +188,6 @@ class AuditReport(NamedTuple):
     def from_json(cls, text: str) -> "AuditReport":
         """Reads what `to_json` wrote, and nothing else.
 
-        Args:
-          text: the JSON text.
-
-        Returns:
-          A report equal to the one that was written.
-
         Raises:
           ValueError: the text is no audit report of this format; one sentence says
             what is wrong with it.

@@ -7,6 +7,7 @@ image, for which retrained models qualify: no image of a forgotten class, from t
 or test set, was in their training data.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -18,15 +19,15 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
+    gather,
 )
 from fuprune.audit.membership import (
-    CONFIDENCE_LIMIT,
     logit_confidence,
     score_targets,
     target_confidence,
 )
 from fuprune.audit.options import AuditOptions
-from fuprune.audit.roc import Scores, attack_drafts
+from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.errors import InputError
 
 # With fewer references than this, Carlini et al. pool the variance over all images.
@@ -39,34 +40,27 @@ def find_likelihood_ratio(
     """LiRA, online with shadow models and offline with retrained ones as references."""
     del options, key
     notify("likelihood-ratio attack")
-    tests, curves = [], {}
+    attack = functools.partial(
+        find_by_attack, measurements, kind="likelihood_ratio", low_rates=True
+    )
+    found = []
     shadows = measurements.shadows
     if shadows is not None:
-        drafts, found = attack_drafts(
-            measurements,
+        online = attack(
             "likelihood_ratio_online",
             attack_online(measurements, shadows.logits[:, shadows.targets]),
-            kind="likelihood_ratio",
             attacker="a likelihood-ratio attacker (online, with shadow references)",
-            low_rates=True,
         )
-        tests += drafts
-        curves |= found
+        found.append(online)
     if len(measurements.retrained) >= 2:
-        drafts, found = attack_drafts(
-            measurements,
+        offline = attack(
             "likelihood_ratio_offline",
             _attack_offline(measurements),
-            kind="likelihood_ratio",
-            attacker=(
-                "a likelihood-ratio attacker (offline, with retrained references)"
-            ),
+            attacker="a likelihood-ratio attacker (offline, with retrained references)",
             family=HEADLINE,
-            low_rates=True,
         )
-        tests += drafts
-        curves |= found
-    return Findings(tests, {"roc": curves})
+        found.append(offline)
+    return gather(found)
 
 
 def attack_online(
@@ -80,7 +74,8 @@ def attack_online(
     """
     shadows = measurements.shadows
     assert shadows is not None
-    references = shadow_confidence(shadow_logits, shadows.pool.labels[shadows.targets])
+    labels = shadows.pool.labels[shadows.targets]
+    references = [logit_confidence(logits, labels) for logits in shadow_logits]
     members = shadows.members[:, shadows.targets]
     return score_targets(
         measurements, lambda own, _: online_scores(own, references, members)
@@ -124,22 +119,13 @@ def mean_offline_scores(
     )
 
 
-def shadow_confidence(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """`[S, N]` logit-scaled confidences of shadow models' logits `[S, N, U]`."""
-    scores = np.stack([logit_confidence(one, labels) for one in logits])
-    return np.clip(scores, -CONFIDENCE_LIMIT, CONFIDENCE_LIMIT)
-
-
 def online_scores(scores, references, members) -> np.ndarray:
-    """Log-likelihood ratio of "trained on it" against "not", for each image.
+    """`[N]` log-likelihood ratio of "trained on it" against "not", for each image.
 
     Args:
       scores: `[N]` logit-scaled confidences of the model under attack.
       references: `[S, N]` the same of the reference models.
       members: `[S, N]` bool, whether a reference was trained on an image.
-
-    Returns:
-      `[N]`, larger for likelier members.
 
     Raises:
       InputError: an image lacks references of one kind.
@@ -154,17 +140,9 @@ def offline_scores(scores, references) -> np.ndarray:
     """How far above the references that never saw it each image scores, in deviations.
 
     This is the one-sided test of the paper's offline variant, left as a z-value: its
-    normal probability would round to 1 for confident members.
-
-    Args:
-      scores: `[N]` logit-scaled confidences of the model under attack.
-      references: `[S, N]` the same of models trained without the images.
-
-    Returns:
-      `[N]`, larger for likelier members.
-
-    Raises:
-      InputError: there are no references.
+    normal probability would round to 1 for confident members. Scores are `[N]`
+    logit-scaled confidences, references `[S, N]` those of models trained without the
+    images.
     """
     references = np.asarray(references, np.float64)
     mean, deviation = _gaussians(references, np.ones(references.shape, bool))

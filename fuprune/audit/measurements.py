@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.options import AuditOptions, Model
@@ -41,7 +40,7 @@ class Findings(NamedTuple):
     detail: dict[str, Any] = {}  # some keys of `evidence.Detail`
 
 
-def gather(findings: Iterable[Findings]) -> tuple[list[Draft], dict[str, Any]]:
+def gather(findings: Iterable[Findings]) -> Findings:
     """All tests, and one detail of all; attacks of several kinds have their curves."""
     tests: list[Draft] = []
     detail: dict[str, Any] = {"roc": {}}
@@ -49,7 +48,7 @@ def gather(findings: Iterable[Findings]) -> tuple[list[Draft], dict[str, Any]]:
         tests += found.tests
         curves = {**detail["roc"], **found.detail.get("roc", {})}
         detail |= {**found.detail, "roc": curves}
-    return tests, detail
+    return Findings(tests, detail)
 
 
 class ModelOutputs(NamedTuple):
@@ -85,6 +84,8 @@ class Measurements(NamedTuple):
     num_classes: int
     layers: tuple[str, ...]  # of the raw model, in forward order
     shadows: Shadows | None = None
+    left_out: dict[str, str] = {}  # candidate -> why it is not among `judged`
+    probes: Callable[[], Any] | None = None  # waits for those that were begun
 
     @property
     def forgotten_test(self) -> np.ndarray:
@@ -93,6 +94,11 @@ class Measurements(NamedTuple):
 
 
 Notify = Callable[[str], None]
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the report uses a name for a reference, so that no candidate may."""
+    return name in (RAW, RANDOM) or name.startswith("retrained")
 
 
 def measure(
@@ -105,8 +111,8 @@ def measure(
     options: AuditOptions,
     key: jax.Array,
     notify: Notify,
-) -> tuple[Measurements, dict[str, str]]:
-    """Outputs of all models on all images, and why some candidates have none.
+) -> Measurements:
+    """Outputs of all models on all images.
 
     Args:
       candidates: name -> model.
@@ -120,14 +126,21 @@ def measure(
       notify: told which model is being looked at.
 
     Raises:
-      InputError: models of different classes, or a reference that answers with NaN.
+      InputError: a candidate has a reference's name, models are of different classes,
+        or a reference answers with NaN.
     """
+    taken = [name for name in candidates if is_reserved(name)]
+    if taken:
+        raise InputError(
+            f"candidates are named {taken}, which the report uses for its references; "
+            "name them otherwise"
+        )
     test = data.test
     given = {**candidates, RAW: raw}
     models = {name: _on_device(name, model) for name, model in given.items()}
     references = [_on_device("retrained", model) for model in retrained]
     network, variables = models[RAW]
-    sample = jnp.asarray(data.preprocess(test.images[:1]))
+    sample = jax.device_put(data.preprocess(test.images[:1]))
     highest = int(max(forgotten.labels.max(), test.labels.max()))
     # Not the labels say how many classes there are: a small sample may lack some.
     shape = jax.eval_shape(lambda: forward(network, variables, sample)).logits.shape
@@ -165,7 +178,7 @@ def measure(
             "a retrained model answers with NaN, so it is no reference; leave it out"
         )
     fresh = (network, fresh_variables(network, variables, key, sample))
-    measurements = Measurements(
+    return Measurements(
         judged={name: found for name, found in answers.items() if name not in broken},
         retrained=seen,
         random_init=outputs(RANDOM, fresh),
@@ -178,8 +191,8 @@ def measure(
         classes=classes,
         num_classes=columns,
         layers=layer_names(network, variables, sample),
+        left_out=dict.fromkeys(broken, "it answers with NaN"),
     )
-    return measurements, {name: "it answers with NaN" for name in broken}
 
 
 def _sane(answers: ModelOutputs) -> bool:
@@ -203,7 +216,7 @@ def _on_device(name: str, model: Model) -> Model:
             f"the module of {name!r} cannot be hashed ({error}), which jit needs; make "
             "its attributes tuples and numbers"
         ) from error
-    return network, jax.tree.map(jnp.asarray, dict(variables))
+    return network, jax.device_put(dict(variables))
 
 
 def each(measurements: Measurements, number: Callable[[ModelOutputs], Any]):
@@ -247,7 +260,7 @@ def every_model(measurements: Measurements) -> Iterator[tuple[str, Model]]:
         yield f"retrained_{i}", model
 
 
-def by_role(measurements: Measurements, numbers: dict[str, Any]):
+def by_role(measurements: Measurements, numbers: Mapping[str, Any]):
     """Splits numbers, named as in `everyone`, into judged and retrained models'."""
     retrained = [f"retrained_{i}" for i in range(len(measurements.retrained))]
     return (

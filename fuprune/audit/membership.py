@@ -19,7 +19,7 @@ from fuprune.audit.measurements import (
     everyone,
 )
 from fuprune.audit.options import AuditOptions
-from fuprune.audit.roc import Scores, attack_drafts
+from fuprune.audit.roc import Scores, find_by_attack
 
 # Far below any real logit, so that a logit masked to -inf keeps every score finite.
 LOGIT_LIMIT = 1e4
@@ -34,37 +34,45 @@ def find_membership(
     del options, key
     notify("membership inference by thresholds")
     tests, curves = [], {}
-    forgotten = measurements.forgotten_test
     for name, score in SCORES.items():
-        scores = {
-            model: (
-                score(outputs.forgotten.logits, measurements.forgotten.labels),
-                score(outputs.test.logits, measurements.test.labels)[forgotten],
-            )
-            for model, outputs in everyone(measurements)
-        }
-        drafts, found = attack_drafts(
+        found = find_by_attack(
             measurements,
             f"threshold_{name}",
-            scores,
+            score_logits(measurements, score),
             kind="membership",
             attacker=f"a threshold on the {name.replace('_', ' ')}",
         )
-        tests += drafts
-        curves[name] = found[f"threshold_{name}"]
+        tests += found.tests
+        curves[name] = found.detail["roc"][f"threshold_{name}"]
     return Findings(tests, {"roc": curves})
+
+
+def score_logits(
+    measurements: Measurements, score: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> dict[str, Scores]:
+    """For every model, scores (logits `[N, U]`, labels `[N]`) -> `[N]` of all targets.
+
+    Members are the forgotten training images, non-members the forgotten test images.
+    """
+    forgotten = measurements.forgotten_test
+    return {
+        name: (
+            score(model.forgotten.logits, measurements.forgotten.labels),
+            score(model.test.logits[forgotten], measurements.test.labels[forgotten]),
+        )
+        for name, model in everyone(measurements)
+    }
 
 
 def target_confidence(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
     """`[F + T']` logit-scaled confidences on forgotten training and test images."""
     forgotten = measurements.forgotten_test
-    scores = logit_confidence(
+    return logit_confidence(
         np.concatenate([model.forgotten.logits, model.test.logits[forgotten]]),
         np.concatenate(
             [measurements.forgotten.labels, measurements.test.labels[forgotten]]
         ),
     )
-    return np.clip(scores, -CONFIDENCE_LIMIT, CONFIDENCE_LIMIT)
 
 
 def score_targets(
@@ -134,12 +142,16 @@ def modified_entropy_score(logits, labels) -> np.ndarray:
 
 
 def logit_confidence(logits, labels) -> np.ndarray:
-    """`[N]` log(p_y / (1 - p_y)), the nearly Gaussian score of the likelihood ratio."""
+    """`[N]` log(p_y / (1 - p_y)), the nearly Gaussian score of the likelihood ratio.
+
+    Within `CONFIDENCE_LIMIT` on both sides.
+    """
     logits = np.clip(np.asarray(logits, np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
     own = _of_label(logits, labels)
     others = logits.copy()
     others[np.arange(len(others)), np.asarray(labels)] = -np.inf
-    return own - logsumexp(others, axis=-1)
+    confidence = own - logsumexp(others, axis=-1)
+    return np.clip(confidence, -CONFIDENCE_LIMIT, CONFIDENCE_LIMIT)
 
 
 SCORES = {

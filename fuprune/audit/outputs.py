@@ -21,7 +21,7 @@ from fuprune.models.adapt import LinenNetwork, adapt
 from fuprune.models.ensemble import Ensemble, member_of
 from fuprune.surgery import observe
 from fuprune.surgery.cutting import layer_name
-from fuprune.unlearning.head import fill_rows
+from fuprune.unlearning.head import fill_rows, observed_layers
 
 Variables = Mapping[str, Any]
 Head = tuple[str, ...]
@@ -45,18 +45,15 @@ def compute_outputs(
     batch_size: int = 256,
     activations: bool = False,
 ) -> Outputs:
-    """Runs `model` over all images in batches of one fixed shape.
+    """Runs `model` over all images in batches of one fixed shape; the last is padded.
 
     Args:
       model: any network that `models.adapt` takes and jit can hold.
       variables: its variables.
       images: `[N, H, W, C]`, as `preprocess` wants them.
       preprocess: images -> what the model takes.
-      batch_size: images in a batch; the last one is padded.
-      activations: whether to keep the activations of every layer.
-
-    Returns:
-      The outputs; `activations` is empty unless asked for.
+      batch_size: images in a batch.
+      activations: whether to keep the activations of every layer; none otherwise.
     """
     pieces = []
     for start in range(0, len(images), batch_size):
@@ -71,19 +68,11 @@ def compute_outputs(
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(model: Any, variables: Variables, images: jax.Array) -> Outputs:
-    """Logits, features and pooled activations of one batch.
+    """Logits, features and pooled activations of one preprocessed batch.
 
     Features are, in this order: what the module's own `features` method returns, or the
     input of its last `nn.Dense`. Activations are the outputs of all convolutions and
     dense layers except the last, averaged over space.
-
-    Args:
-      model: the network.
-      variables: its variables.
-      images: `[B, ...]` preprocessed.
-
-    Returns:
-      `Outputs` of device arrays.
 
     Raises:
       ValueError: the model has neither a `features` method nor a dense layer.
@@ -164,13 +153,7 @@ def evaluation_logits(
 
     A cheaper `Outputs.head_logits`, for whoever needs nothing else.
     """
-    network = adapt(model)
-    if _linen_module(network) is None:
-        return _float(network.apply(variables, images, train=False))
-    calls: list[tuple[jax.Array, jax.Array]] = []
-    with nn.intercept_methods(_recorder(head, calls)):
-        logits = network.apply(variables, images, train=False)
-    return _float(calls[-1][1] if calls else logits)
+    return _apply(adapt(model), head, variables, images, train=False)[0]
 
 
 def training_logits(
@@ -180,42 +163,49 @@ def training_logits(
 
     Reading them there looks through a wrapper that masks or clips a logit afterwards.
 
-    Args:
-      model: the network.
-      head: path of its last dense layer, None to take the model's own output, which is
-        also taken of a network that is no Linen module.
-      variables: its variables.
-      images: `[B, ...]` preprocessed.
-      rng: for dropout, if the model has any.
-
-    Returns:
-      `[B, U]` logits, and the updated collections other than "params".
+    A `head` of None takes the model's own output, which is also taken of a network that
+    is no Linen module. Logits are `[B, U]`; the state is all but "params".
     """
     state = [name for name in variables if name != "params"]
-    network = adapt(model)
     settings: dict[str, Any] = {"mutable": state, "rngs": {"dropout": rng}}
-    calls: list[tuple[jax.Array, jax.Array]] = []
-    if _linen_module(network) is None:
-        logits, updated = network.apply(variables, images, train=True, **settings)
-    else:
-        with nn.intercept_methods(_recorder(head, calls)):
-            logits, updated = network.apply(variables, images, train=True, **settings)
+    logits, updated = _apply(
+        adapt(model), head, variables, images, train=True, **settings
+    )
     # The state keeps its structure, so that the next step is the same program.
-    updated = {name: value for name, value in dict(updated).items() if name in state}
-    return _float(calls[-1][1] if calls else logits), updated
+    return logits, {name: value for name, value in updated.items() if name in state}
+
+
+def _apply(
+    network: Any, head: Head | None, variables: Variables, images, **settings
+) -> tuple[jax.Array, dict[str, Any]]:
+    """Logits as they leave the layer `head`, and what else `apply` returns."""
+    calls: list[tuple[jax.Array, jax.Array]] = []
+    # A network of another kind may trace a Linen module, which is not for us.
+    listens = _linen_module(network) is not None
+    with nn.intercept_methods(_recorder(head if listens else None, calls)):
+        result = network.apply(variables, images, **settings)
+    logits, updated = result if "mutable" in settings else (result, {})
+    return _float(calls[-1][1] if calls else logits), dict(updated)
 
 
 def find_head(model: Any, variables: Variables, images) -> Head | None:
     """The path of the last `nn.Dense` of the forward pass, if it gives the logits.
 
-    Args:
-      model: the network.
-      variables: its variables.
-      images: `[B, ...]` preprocessed; only the shape of one matters.
-
-    Returns:
-      The path, e.g. `("head",)`, or None if there is none with the logits' shape.
+    Such as `("head",)`; None if there is none with the logits' shape. Of the images
+    only the shape of one matters.
     """
+    return _structure(model, variables, images)[0]
+
+
+def layer_names(model: Any, variables: Variables, images) -> tuple[str, ...]:
+    """The layers of `Outputs.activations`, in the order of the forward pass."""
+    return _structure(model, variables, images)[1]
+
+
+def _structure(
+    model: Any, variables: Variables, images
+) -> tuple[Head | None, tuple[str, ...]]:
+    """The last layer, and the names of the others."""
     # Of two images, so that batches of all sizes share one trace; a network may squeeze
     # the axis of a batch of one.
     pair = jax.ShapeDtypeStruct((2, *images.shape[1:]), images.dtype)
@@ -224,50 +214,37 @@ def find_head(model: Any, variables: Variables, images) -> Head | None:
         (dict(variables), pair),
     )
     leaves, structure = jax.tree.flatten(shapes)
-    return _head_of_shapes(model, structure, tuple(leaves))
+    return _structure_of_shapes(model, structure, tuple(leaves))
 
 
 # Tracing takes a good part of a second, and the audit asks for each model many times.
 @functools.lru_cache(maxsize=64)
-def _head_of_shapes(model: Any, structure, leaves: tuple[Any, ...]) -> Head | None:
+def _structure_of_shapes(
+    model: Any, structure, leaves: tuple[Any, ...]
+) -> tuple[Head | None, tuple[str, ...]]:
     variables, images = jax.tree.unflatten(structure, leaves)
     network = adapt(model)
     if _linen_module(network) is None:
-        return _observed(network, variables, images)[0]
-    calls: list[tuple[Head, tuple[int, ...]]] = []
+        return observed_layers(network, variables, images)
+    paths: dict[Head, None] = {}  # in the order in which they are first called
+    dense: list[tuple[Head, tuple[int, ...]]] = []
 
     def record(next_function, args, kwargs, context):
+        module, method = context.module, context.method_name
+        if _is_captured(module, method) and module.path:
+            paths[module.path] = None
         result = next_function(*args, **kwargs)
-        if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
-            calls.append((context.module.path, result.shape))
+        if isinstance(module, nn.Dense) and method == "__call__":
+            dense.append((module.path, result.shape))
         return result
 
     with nn.intercept_methods(record):
         logits = jax.eval_shape(
             lambda v, x: network.apply(v, x, train=False), variables, images
         )
-    if calls and calls[-1][1] == logits.shape:
-        return calls[-1][0]
-    return None
-
-
-def layer_names(model: Any, variables: Variables, images) -> tuple[str, ...]:
-    """The layers of `Outputs.activations`, in the order of the forward pass."""
-    network = adapt(model)
-    if _linen_module(network) is None:
-        return _observed(network, variables, images)[1]
-    paths: list[Head] = []
-
-    def record(next_function, args, kwargs, context):
-        if _is_captured(context.module, context.method_name) and context.module.path:
-            paths.append(context.module.path)
-        return next_function(*args, **kwargs)
-
-    head = find_head(network, variables, images)
-    with nn.intercept_methods(record):
-        jax.eval_shape(lambda v, x: network.apply(v, x, train=False), variables, images)
-    chosen = [path for path in dict.fromkeys(paths) if path != head]
-    return tuple(layer_name(("params", *path, "__call__")) for path in chosen)
+    head = dense[-1][0] if dense and dense[-1][1] == logits.shape else None
+    others = (("params", *path, "__call__") for path in paths if path != head)
+    return head, tuple(layer_name(path) for path in others)
 
 
 def with_forgotten_columns_reset(
@@ -275,13 +252,7 @@ def with_forgotten_columns_reset(
 ) -> Variables:
     """Variables whose last dense layer knows nothing of `classes`: zeros there.
 
-    Args:
-      variables: the model's variables.
-      head: path of the last dense layer; None changes nothing.
-      classes: the columns to reset; none changes nothing.
-
-    Returns:
-      New variables; the others are shared.
+    Without a last dense layer, or without classes, nothing is changed.
     """
     if head is None or not len(classes):
         return variables
@@ -312,19 +283,6 @@ def _linen_module(network: Any) -> nn.Module | None:
     return network if isinstance(network, nn.Module) else None
 
 
-def _observed(network: Any, variables: Variables, images):
-    """Head and names of the other layers of a network that is no Linen module."""
-    found: list[tuple[Head | None, tuple[str, ...]]] = []
-
-    def look(variables, images):
-        seen = observe(network, variables, images)
-        found.append((seen.head, tuple(seen.outputs)))
-        return seen.logits
-
-    jax.eval_shape(look, variables, images)
-    return found[0]
-
-
 def _pooled(value: Any) -> jax.Array:
     return _float(value).mean(axis=tuple(range(1, value.ndim - 1)))
 
@@ -338,4 +296,5 @@ def _padded(batch: np.ndarray, size: int, preprocess) -> jax.Array:
     missing = size - len(batch)
     if missing:
         batch = np.concatenate([batch, np.repeat(batch[:1], missing, axis=0)])
-    return jnp.asarray(preprocess(batch))
+    # Not `jnp.asarray`, which compiles a program for every shape that it is given.
+    return jax.device_put(preprocess(batch))

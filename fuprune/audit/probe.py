@@ -9,7 +9,7 @@ the class are those that some methods teach wrongly.
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ from fuprune.audit.measurements import (
     everyone,
 )
 from fuprune.audit.options import AuditOptions, ProbeOptions
-from fuprune.audit.sampling import placement_error, placements
+from fuprune.audit.sampling import generator_of, placement_error, placements
 from fuprune.audit.spread import ANGULAR, Draft, draft_rate
 from fuprune.errors import InputError
 
@@ -41,6 +41,16 @@ _FIELDS = {"kind": "probe", "higher_is": TWO_SIDED, "scale": ANGULAR}
 Placements = tuple[np.ndarray, np.ndarray]
 
 
+class Task(NamedTuple):
+    """One model's features of N test images, and how they are probed."""
+
+    features: dict[str, np.ndarray]  # layer -> [N, D_l]
+    labels: np.ndarray  # [N]
+    classes: tuple[int, ...]  # the forgotten ones
+    options: ProbeOptions
+    seed: int  # of folds, starts and draws
+
+
 class Probes(NamedTuple):
     """What fresh classifiers recover from one model."""
 
@@ -48,20 +58,23 @@ class Probes(NamedTuple):
     few_shot: np.ndarray  # [T'] how often each forgotten test image is recognised
 
 
+# Gives the probes of all models, by name; None if they were not found after all.
+Wait = Callable[[], dict[str, Probes] | None]
+# Starts to compute them elsewhere, and returns at once.
+Begin = Callable[[Mapping[str, Task]], Wait]
+
+
 def find_probe(
     measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
 ) -> Findings:
     """Probes by depth and by classifier, their mean, and a few-shot probe."""
-    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    # One seed for the folds, starts and draws of every model: only features differ.
-    seed = int(generator.integers(2**31))
-    rows = _chosen_images(measurements, options.probe.max_images, seed)
-    everybody = {**dict(everyone(measurements)), RANDOM: measurements.random_init}
-    layers = _layers(measurements, list(everybody.values()), options.probe.depths)
+    tasks = make_tasks(measurements, options, key)
+    layers = tuple(tasks[RANDOM].features)
+    beside = measurements.probes and measurements.probes()
     found = {}
-    for name, model in everybody.items():
+    for name, task in tasks.items():
         notify(f"probes, {name}")
-        found[name] = _probe(measurements, model, layers, rows, options.probe, seed)
+        found[name] = beside[name] if beside else probe(task)
     names = [*measurements.judged, RANDOM]
     judged = measurements._replace(judged=dict.fromkeys(names))
     classifiers = options.probe.classifiers
@@ -151,40 +164,52 @@ def _chosen_images(measurements: Measurements, most: int, seed: int) -> np.ndarr
     return np.sort(np.concatenate([kept, others]))
 
 
-def _probe(
-    measurements: Measurements,
-    model: ModelOutputs,
-    layers: Sequence[str],
-    rows: np.ndarray,
-    options: ProbeOptions,
-    seed: int,
-) -> Probes:
-    labels = measurements.test.labels[rows]
-    forgotten = np.isin(labels, measurements.classes)
+def make_tasks(
+    measurements: Measurements, options: AuditOptions, key: jax.Array
+) -> dict[str, Task]:
+    """What is to be probed of every model, by its name."""
+    generator = generator_of(key)
+    # One seed for the folds, starts and draws of every model: only features differ.
+    seed = int(generator.integers(2**31))
+    rows = _chosen_images(measurements, options.probe.max_images, seed)
+    everybody = {**dict(everyone(measurements)), RANDOM: measurements.random_init}
+    layers = _layers(measurements, list(everybody.values()), options.probe.depths)
+    labels, classes = measurements.test.labels[rows], measurements.classes
+    tasks = {}
+    for name, model in everybody.items():
+        values = {**model.test.activations, FEATURES: model.test.features}
+        features = {layer: values[layer][rows] for layer in layers}
+        tasks[name] = Task(features, labels, classes, options.probe, seed)
+    return tasks
 
-    def values(layer: str) -> np.ndarray:
-        test = model.test
-        return (test.features if layer == FEATURES else test.activations[layer])[rows]
 
+def probe(task: Task) -> Probes:
+    """What fresh classifiers recover from one model's features."""
+    features, labels, classes, options, seed = task
+    forgotten = np.isin(labels, classes)
     placed = {}
     for classifier in options.classifiers:
-        for layer in layers:
+        for layer, values in features.items():
             scores = held_out_scores(
-                values(layer), labels, forgotten, classifier, options, seed
+                values, labels, forgotten, classifier, options, seed
             )
             placed[classifier, layer] = placements(
                 scores[forgotten], scores[~forgotten]
             )
-    few = few_shot_recognition(
-        values(FEATURES), labels, measurements.classes, options, seed
-    )
+    few = few_shot_recognition(features[FEATURES], labels, classes, options, seed)
     return Probes(placed, few)
+
+
+def import_classifiers() -> None:
+    """Imports what the probes need of scikit-learn, which takes seconds."""
+    _make_classifier("network", ProbeOptions(), 0)
+    from sklearn import model_selection  # noqa: F401
 
 
 def held_out_scores(
     features, labels, forgotten, classifier: str, options: ProbeOptions, seed: int
 ) -> np.ndarray:
-    """Scores of "forgotten" for every image, by classifiers that never saw it.
+    """`[N]` scores of "forgotten" for every image, by classifiers that never saw it.
 
     Args:
       features: `[N, D]`.
@@ -193,9 +218,6 @@ def held_out_scores(
       classifier: "linear", "neighbours" or "network".
       options: folds and neighbours.
       seed: of folds and of the network's start.
-
-    Returns:
-      `[N]`, larger for likelier images of the forgotten classes.
     """
     # Seconds to import, so only by the probes themselves.
     from sklearn.exceptions import ConvergenceWarning
@@ -312,11 +334,8 @@ def _area_draft(
     """The test of an area, or of a mean of areas over the same images."""
 
     def mean_placements(probes: Probes) -> Placements:
-        pairs = [probes.placements[place] for place in places]
-        return (
-            np.mean([pair[0] for pair in pairs], axis=0),
-            np.mean([pair[1] for pair in pairs], axis=0),
-        )
+        members, others = zip(*(probes.placements[p] for p in places), strict=True)
+        return np.mean(members, axis=0), np.mean(others, axis=0)
 
     pairs = {model: mean_placements(probes) for model, probes in found.items()}
     values, retrained = by_role(measurements, pairs)

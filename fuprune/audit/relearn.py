@@ -6,13 +6,12 @@ choices of images and learning rates. A model that is not back when the steps ar
 has no time of return, and is never given one.
 """
 
-import concurrent.futures
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import BETTER, FURTHER, HEADLINE, TWO_SIDED
@@ -32,6 +31,8 @@ from fuprune.audit.outputs import (
     find_head,
     with_forgotten_columns_reset,
 )
+from fuprune.audit.sampling import generator_of
+from fuprune.audit.side_by_side import in_pairs
 from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft, draft_rate
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
@@ -94,7 +95,7 @@ def find_relearn(
     asked = options.relearn
     _check_options(asked)
     settings = make_settings(asked)
-    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    generator = generator_of(key)
     # Drawn once and in one order, so that models differ by what they know alone.
     lessons = {
         setting: make_lesson(
@@ -107,7 +108,7 @@ def find_relearn(
     # One batch of test images is enough to see the class come back.
     looked_at = np.flatnonzero(measurements.forgotten_test)[: options.batch_size]
     images, labels = (part[looked_at] for part in measurements.test)
-    test = (jnp.asarray(measurements.preprocess(images)), jnp.asarray(labels))
+    test = jax.device_put((measurements.preprocess(images), labels))
 
     def taught(name: str, model: Model) -> dict[Setting, Curve]:
         notify(f"relearning, {name}")
@@ -126,14 +127,7 @@ def find_relearn(
         }
 
     models = dict(every_model(measurements))
-    # Two at a time, because the steps of a small network do not fill two cores. An
-    # accelerator would run them one after the other, in twice the memory, and there
-    # JAX's context managers, which do not reach threads, could change numbers.
-    if jax.default_backend() == "cpu":
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(taught, models.keys(), models.values()))
-    else:
-        found = list(map(taught, models.keys(), models.values()))
+    found = in_pairs(taught, models.keys(), models.values())
     curves = dict(zip(models, found, strict=True))
     # Back means a share of what the raw model had, not a fixed accuracy.
     answers = measurements.judged[RAW].test.logits.argmax(axis=-1)
@@ -171,8 +165,8 @@ def make_settings(options: RelearnOptions) -> list[Setting]:
 def make_lesson(train: Dataset, batches: np.ndarray, preprocess) -> Lesson:
     """The images and labels behind `[steps, B]` rows of the training images."""
     return Lesson(
-        [jnp.asarray(preprocess(train.images[batch])) for batch in batches],
-        [jnp.asarray(train.labels[batch]) for batch in batches],
+        [jax.device_put(preprocess(train.images[batch])) for batch in batches],
+        [jax.device_put(train.labels[batch]) for batch in batches],
     )
 
 
@@ -385,7 +379,7 @@ def _steps_draft(
         unit="steps",
         higher_is=BETTER,
         resolution=float(options.every),
-        bounds=(0.0, None),
+        bounds=(0.0, math.inf),
         scale=LOGARITHMIC,
         undecidable=(
             None

@@ -13,45 +13,39 @@ have. Membership can be seen only where a network fits its training images much 
 than others: few images and many rounds.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fuprune.audit import difference, distance, membership
-from fuprune.audit.evidence import HEADLINE, TWO_SIDED, WORSE, AuditReport, Detail
+from fuprune.audit.audit import DEFAULTS, conclude, find_kinds
+from fuprune.audit.evidence import HEADLINE, TWO_SIDED, WORSE, AuditReport
 from fuprune.audit.measurements import (
     AuditData,
+    Findings,
     Measurements,
     ModelOutputs,
     Notify,
     by_role,
     each,
     every_model,
-    gather,
     measure,
     to_retraining,
 )
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
 from fuprune.audit.outputs import compute_outputs
-from fuprune.audit.sampling import paired_error
+from fuprune.audit.sampling import generator_of, paired_error
 from fuprune.audit.spread import Draft, draft_rate
-from fuprune.audit.verdict import headline, settle
-from fuprune.audit.weights import comparable, relative_distance
+from fuprune.audit.weights import distance_between, mean_to
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 
 # Of the audit of classes, those that mean something here; the rest are below.
-SHARED = {
-    "membership": membership.find_membership,
-    "difference": difference.find_difference,
-    "interpolated": difference.find_interpolated,
-    "distance": distance.find_distance,
-}
+SHARED = ("membership", "difference", "interpolated", "distance")
 REQUEST_KINDS = (*SHARED, "accuracy", "losses", "influence", "backdoor", "weights")
-DEFAULTS = AuditOptions()
 
 
 class RequestData(NamedTuple):
@@ -96,11 +90,11 @@ def audit_request(
             f"there are {len(data.forgotten.labels)} forgotten and "
             f"{len(data.test.labels)} test images; an audit needs some of both."
         )
-    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    generator = generator_of(key)
     most = options.max_examples
     forgotten = _some(data.forgotten, most, generator)
     held_out = matched(data.test, forgotten.labels, most, generator)
-    measurements, left_out = measure(
+    measurements = measure(
         candidates,
         retrained,
         raw,
@@ -112,34 +106,24 @@ def audit_request(
         key,
         notify,
     )
-    findings = []
-    for number, (name, find) in enumerate(SHARED.items()):
-        if options.kinds is None or name in options.kinds:
-            own_key = jax.random.fold_in(key, number)
-            findings.append(find(measurements, options, own_key, notify))
-    drafts, detail = gather(findings)
-    drafts = [_about_images(draft) for draft in drafts]
+    asked = [kind for kind in SHARED if options.kinds is None or kind in options.kinds]
+    found = find_kinds(asked, measurements, options, key, notify)
+    drafts = [_about_images(draft) for draft in found.tests]
     # They come with every request: there are no keys of their own to ask for them.
     for find in (find_accuracy, find_losses, find_influence, find_weights):
         drafts += find(measurements)
     if data.backdoor is not None:
         drafts += find_backdoor(measurements, data, options)
-    tests = settle(drafts, confidence=options.confidence)
-    return AuditReport(
-        classes=[],
-        candidates=[name for name in candidates if name in measurements.judged],
-        tests=tests,
-        detail=Detail(left_out=left_out, **detail),
-        settings={
-            "kinds": sorted({draft.kind for draft in drafts}),
-            "retrained_models": len(measurements.retrained),
-            "forgotten_training_images": len(forgotten.labels),
-            "test_images": len(held_out.labels),
-            "confidence": options.confidence,
-            "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
-        },
-        headlines={name: headline(tests, name) for name in measurements.judged},
-    )
+    settings = {
+        "kinds": sorted({draft.kind for draft in drafts}),
+        "retrained_models": len(measurements.retrained),
+        "forgotten_training_images": len(forgotten.labels),
+        "test_images": len(held_out.labels),
+        "confidence": options.confidence,
+        "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
+    }
+    findings = Findings(drafts, found.detail)
+    return conclude((), measurements, findings, settings, options)
 
 
 def matched(
@@ -231,11 +215,10 @@ def kolmogorov_smirnov(values, others) -> float:
     """The greatest difference between two empirical distribution functions."""
     values, others = np.sort(values), np.sort(others)
     points = np.concatenate([values, others])
-    below = (
+    first, second = (
         np.searchsorted(sample, points, side="right") / len(sample)
         for sample in (values, others)
     )
-    first, second = below
     return float(np.max(np.abs(first - second)))
 
 
@@ -257,10 +240,7 @@ def find_influence(measurements: Measurements) -> list[Draft]:
 
     judged, others = each(measurements, likelihoods)
     # Forgotten and held-out images are drawn apart, so their errors add in squares.
-    errors = [
-        paired_error([pair[i] for pair in others], added=0.0) if others else 0.0
-        for i in range(2)
-    ]
+    errors = [paired_error(part, added=0.0) for part in zip(*others, strict=True)]
     test = Draft(
         "influence_on_predictions",
         {name: advantage(pair) for name, pair in judged.items()},
@@ -272,7 +252,7 @@ def find_influence(measurements: Measurements) -> list[Draft]:
         ),
         higher_is=TWO_SIDED,
         unit="nats",
-        resolution=float(np.hypot(errors[0], errors[1])),
+        resolution=math.hypot(*errors),
     )
     return [test]
 
@@ -280,25 +260,20 @@ def find_influence(measurements: Measurements) -> list[Draft]:
 def find_weights(measurements: Measurements) -> list[Draft]:
     """Distance in weight space to retrained models of the same shape."""
     models = dict(every_model(measurements))
-    names = [f"retrained_{i}" for i in range(len(measurements.retrained))]
-
-    def to_retrained(name: str) -> float | None:
-        others = [models[other] for other in names if other != name]
-        if not all(comparable(models[name], m) for m in others):
-            return None
-        return float(
-            np.mean([relative_distance(models[name][1], m[1]) for m in others])
-        )
-
-    if len(names) < 2:
+    retrained = [name for name in models if name not in measurements.judged]
+    if len(retrained) < 2:
         return []
+
+    def number(name: str, other: str) -> float | None:
+        return distance_between(models[name], models[other])
+
+    numbers = {name: mean_to(retrained, name, number) for name in models}
     return _distance(
         "weight_distance_to_retrained",
-        {name: to_retrained(name) for name in measurements.judged},
-        [to_retrained(name) for name in names],
+        *by_role(measurements, numbers),
         kind="weights",
         question="How far are the weights from those of retrained models?",
-        bounds=(0.0, None),
+        bounds=(0.0, math.inf),
     )
 
 

@@ -6,12 +6,12 @@ that gives all images the same score has found nothing, and has no result.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, TWO_SIDED, WORSE
-from fuprune.audit.measurements import Measurements, by_role
+from fuprune.audit.measurements import Findings, Measurements, by_role
 from fuprune.audit.sampling import area_error, paired_error
 from fuprune.audit.spread import ANGULAR, Draft
 from fuprune.errors import InputError
@@ -33,12 +33,8 @@ class Roc(NamedTuple):
 def roc_curve(members, non_members) -> Roc:
     """The ROC of "score at or above a threshold means member".
 
-    Args:
-      members: `[M]` scores of training images.
-      non_members: `[N]` scores of images that were not trained on.
-
-    Returns:
-      One point per distinct score, and (0, 0).
+    From scores of members `[M]` and non-members `[N]`: a point per distinct score, and
+    (0, 0).
 
     Raises:
       InputError: one of the two is empty or holds NaN.
@@ -92,7 +88,7 @@ def is_constant(scores: Scores) -> bool:
     return bool(np.ptp(both) <= 1e-12 * max(1.0, float(np.abs(both).max())))
 
 
-def attack_drafts(
+def find_by_attack(
     measurements: Measurements,
     name: str,
     scores: Mapping[str, Scores],
@@ -103,8 +99,8 @@ def attack_drafts(
     low_rates: bool = False,
     positive_control: str | None = "raw",
     notes: tuple[str, ...] = (),
-) -> tuple[list[Draft], dict[str, Any]]:
-    """The tests of one attack that was turned on every model.
+) -> Findings:
+    """The tests of one attack that was turned on every model, and its thinned curves.
 
     Args:
       measurements: the models.
@@ -114,11 +110,8 @@ def attack_drafts(
       attacker: in words.
       family: of the area; further tests are never in the headline.
       low_rates: whether to ask for the images found at few false alarms.
-      positive_control: see `verdict.Draft`.
+      positive_control: see `spread.Draft`.
       notes: remarks.
-
-    Returns:
-      The tests, and the thinned ROC curve of every model with a result.
     """
     rocs = {
         model: None if is_constant(one) else roc_curve(*one)
@@ -133,7 +126,7 @@ def attack_drafts(
             {m: None if roc is None else number(roc) for m, roc in rocs.items()},
         )
 
-    _, retrained = by_role(roles, dict(scores))
+    _, retrained = by_role(roles, scores)
     useful = [one for one in retrained if not is_constant(one)]
     error = area_error(*zip(*useful, strict=True)) if useful else 0.0
     tests = [
@@ -185,7 +178,8 @@ def attack_drafts(
                 notes=notes,
             )
         )
-    return tests, {name: _curves(rocs)}
+    curves = {n: to_plain(thin(roc)) for n, roc in rocs.items() if roc is not None}
+    return Findings(tests, {"roc": {name: curves}})
 
 
 def _found_at(scores: Scores, rate: float) -> np.ndarray:
@@ -195,10 +189,6 @@ def _found_at(scores: Scores, rate: float) -> np.ndarray:
     # Above this one lie `allowed` of them at most; ties count as below.
     threshold = np.sort(non_members)[::-1][allowed] if len(non_members) else -np.inf
     return (members > threshold).astype(np.float64)
-
-
-def _curves(rocs: Mapping[str, Roc | None]) -> dict[str, Any]:
-    return {name: to_plain(thin(roc)) for name, roc in rocs.items() if roc is not None}
 
 
 def _at_or_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:

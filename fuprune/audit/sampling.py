@@ -1,15 +1,21 @@
-"""Sampling errors: how much the choice of test images alone moves a number.
+"""Draws, and sampling errors: how much the choice of test images moves a number.
 
 All models answer for the same images, so errors are those of differences between
-models, image by image: what makes an image hard for every model cancels. Each function
-takes the n retrained models and returns the error of a further one against their mean,
-estimated by leaving each out in turn.
+models, image by image: what makes an image hard for every model cancels. Each error is
+that of a further model against the mean of n retrained ones, estimated by leaving each
+of these out in turn.
 """
 
 import math
 from collections.abc import Sequence
 
+import jax
 import numpy as np
+
+
+def generator_of(key: jax.Array) -> np.random.Generator:
+    """NumPy's source of randomness, as a JAX key fixes it."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
 def paired_error(per_image, added: float = 2.0) -> float:
@@ -29,12 +35,9 @@ def paired_error(per_image, added: float = 2.0) -> float:
     per_image = np.asarray(per_image, np.float64)
     if len(per_image) < 2 or not per_image.shape[1]:
         return 0.0
-    size = per_image.shape[1]
-    differences = _from_the_others(per_image)
-    squares = np.sum((differences - differences.mean(axis=1, keepdims=True)) ** 2, 1)
-    return _against_all(len(per_image)) * math.sqrt(
-        float(np.mean(squares + added)) / size**2
-    )
+    squares = _squares_from_the_others(per_image)
+    variance = float(np.mean(squares + added)) / per_image.shape[1] ** 2
+    return _against_all(len(per_image)) * math.sqrt(variance)
 
 
 def area_error(members, non_members) -> float:
@@ -43,15 +46,8 @@ def area_error(members, non_members) -> float:
     The area is the mean, over members, of the share of non-members that each outscores
     (its placement), and likewise over non-members; the variances of the two kinds of
     placement differences add up. In each group half an image is added that is out of
-    order, so that perfect areas have an error, too.
-
-    Args:
-      members: `[n, M]` scores by each model.
-      non_members: `[n, N]`.
-
-    Returns:
-      The standard error of one more model's area against the mean of these; 0 with
-      fewer than two models.
+    order, so that perfect areas have an error, too. Scores are `[n, M]` and `[n, N]`;
+    the error of fewer than two models is 0.
     """
     pairs = [placements(*pair) for pair in zip(members, non_members, strict=True)]
     return placement_error(pairs)
@@ -68,24 +64,17 @@ def placement_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
         return 0.0
     variance = 0.0
     for group in zip(*pairs, strict=True):
-        differences = _from_the_others(np.stack(group))
-        size = differences.shape[1]
-        centred = differences - differences.mean(axis=1, keepdims=True)
-        squares = np.sum(centred**2, axis=1)
-        variance += (float(np.mean(squares)) + 0.5) / size**2
+        squares = _squares_from_the_others(np.stack(group))
+        variance += (float(np.mean(squares)) + 0.5) / len(group[0]) ** 2
     return _against_all(len(pairs)) * math.sqrt(variance)
 
 
 def placements(members, non_members) -> tuple[np.ndarray, np.ndarray]:
     """Shares of the other group on the right side of each score, ties one half.
 
-    Args:
-      members: `[M]` scores.
-      non_members: `[N]` scores.
-
-    Returns:
-      `[M]` the share of non-members below each member, and `[N]` the share of members
-      above each non-member; the mean of either is the area under the ROC curve.
+    From scores `[M]` and `[N]` to `[M]`, the share of non-members below each member,
+    and `[N]`, the share of members above each non-member; the mean of either is the
+    area under the ROC curve.
     """
     members, non_members = np.asarray(members), np.asarray(non_members)
     below = _share_below(non_members, members)
@@ -101,11 +90,13 @@ def _share_below(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     return (left + right) / (2 * len(ordered))
 
 
-def _from_the_others(values: np.ndarray) -> np.ndarray:
-    """`[n, N]` each row minus the mean of the other rows."""
+def _squares_from_the_others(values: np.ndarray) -> np.ndarray:
+    """`[n]` summed squares, about their mean, of each row minus the others' mean."""
     n = len(values)
     # x_i minus the mean of the others is n / (n - 1) times x_i minus the mean of all.
-    return (values - values.mean(axis=0)) * n / (n - 1)
+    differences = (values - values.mean(axis=0)) * n / (n - 1)
+    centred = differences - differences.mean(axis=1, keepdims=True)
+    return np.sum(centred**2, axis=1)
 
 
 def _against_all(n: int) -> float:

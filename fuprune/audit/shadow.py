@@ -5,6 +5,7 @@ that for them membership is known. A classifier learns from their outputs what m
 look like, and is then turned on the model under attack.
 """
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,9 +20,8 @@ from fuprune.audit.measurements import (
     Notify,
     Shadows,
     by_role,
-    everyone,
 )
-from fuprune.audit.membership import log_probabilities
+from fuprune.audit.membership import log_probabilities, score_logits
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.outputs import (
     Head,
@@ -29,8 +29,8 @@ from fuprune.audit.outputs import (
     compute_outputs,
     find_head,
 )
-from fuprune.audit.roc import Scores, attack_drafts
-from fuprune.audit.sampling import paired_error
+from fuprune.audit.roc import Scores, find_by_attack
+from fuprune.audit.sampling import generator_of, paired_error
 from fuprune.audit.spread import ANGULAR, Draft
 from fuprune.audit.training import batch_rows, init_state, next_state
 from fuprune.data.dataset import Dataset, concatenated
@@ -67,18 +67,8 @@ def find_shadow(
     if shadows is None:
         return Findings([])
     notify("shadow attack")
-    labels = measurements.test.labels
-    forgotten = measurements.forgotten_test
     attack = fit_attack(shadows.logits, shadows.pool.labels, shadows.members)
-    scores = {
-        name: (
-            attack_scores(
-                attack, model.forgotten.logits, measurements.forgotten.labels
-            ),
-            attack_scores(attack, model.test.logits[forgotten], labels[forgotten]),
-        )
-        for name, model in everyone(measurements)
-    }
+    scores = score_logits(measurements, functools.partial(attack_scores, attack))
     rates = {name: success_rate(*one) for name, one in scores.items()}
     _, retrained = by_role(measurements, scores)
     success = Draft(
@@ -96,7 +86,7 @@ def find_shadow(
         is_rate=True,
         notes=[f"{len(shadows.models)} shadow models of the raw model's architecture"],
     )
-    area, curves = attack_drafts(
+    area = find_by_attack(
         measurements,
         "shadow",
         scores,
@@ -105,7 +95,7 @@ def find_shadow(
     )
     right = shadows.logits.argmax(axis=-1) == shadows.pool.labels
     detail = {
-        "roc": curves,
+        **area.detail,
         "shadow_models": [
             {
                 "members": int(inside.sum()),
@@ -115,7 +105,7 @@ def find_shadow(
             for hits, inside in zip(right, shadows.members, strict=True)
         ],
     }
-    return Findings([success, *area], detail)
+    return Findings([success, *area.tests], detail)
 
 
 def _success_error(scores: list[Scores]) -> float:
@@ -140,20 +130,13 @@ def train_shadows(
 ) -> Shadows:
     """Trains the shadow models of an audit on halves of all images looked at.
 
-    Args:
-      measurements: without shadow models.
-      retained: training images of the other classes.
-      options: of the audit.
-      key: for members, initial weights and batches.
-      notify: told which models are being trained.
-
-    Returns:
-      The shadow models and their logits on the whole pool.
+    These are the forgotten, the test, and the `retained` training images, and the
+    logits are of all of them.
     """
     pool = concatenated([measurements.forgotten, measurements.test, retained])
     member_key, train_key = jax.random.split(key)
     members = balanced_members(
-        np.random.default_rng(np.asarray(jax.random.key_data(member_key))),
+        generator_of(member_key),
         options.shadow.models,
         len(pool.labels),
     )
@@ -203,15 +186,10 @@ class ShadowContext(NamedTuple):
 def balanced_members(
     generator: np.random.Generator, num_models: int, num_examples: int
 ) -> np.ndarray:
-    """Which model trains on which example: half of the models on each.
+    """Which of S models trains on which of N examples: half of the models on each.
 
-    Args:
-      generator: source of randomness.
-      num_models: S, even, so that every example is in as often as out.
-      num_examples: N.
-
-    Returns:
-      `[S, N]` bool, each column with exactly S/2 true.
+    `[S, N]` bool, each column with exactly S/2 true, so that every example is in as
+    often as out.
 
     Raises:
       InputError: S is odd or less than 2.
@@ -276,17 +254,17 @@ def train_models_in_parallel(
     )
     num_models = len(members)
     init_key, batch_key, dropout_key = jax.random.split(key, 3)
-    generator = np.random.default_rng(np.asarray(jax.random.key_data(batch_key)))
+    generator = generator_of(batch_key)
     rows = np.stack(
         [batch_rows(generator, np.flatnonzero(m), steps, batch_size) for m in members]
     ).astype(np.int32)
     rates = learning_rate * 0.5 * (1 + np.cos(np.pi * np.arange(steps) / steps))
-    pool = jnp.asarray(preprocess(images))
+    pool = jax.device_put(preprocess(images))
     sample = pool[:1]
     keys = jax.random.split(init_key, num_models)
     initial = [fresh_variables(model, like or {}, k, sample) for k in keys]
     context = ShadowContext(
-        variables=jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *initial),
+        variables=jax.device_put(jax.tree.map(lambda *x: np.stack(x), *initial)),
         keys=jax.random.split(dropout_key, num_models),
         rates=jnp.asarray(rates, jnp.float32),
     )
@@ -307,16 +285,16 @@ def train_models_in_parallel(
         if on_step is not None:
             on_step(_names(ids, num_models))
         clients = Client(
-            row=jnp.asarray(rows[ids].reshape(len(ids), -1)),
+            row=jax.device_put(rows[ids].reshape(len(ids), -1)),
             # Full batches only: `gather_batch` never pads here.
-            length=jnp.full(len(ids), steps * batch_size, jnp.int32),
-            client_id=jnp.asarray(ids),
+            length=jax.device_put(np.full(len(ids), steps * batch_size, np.int32)),
+            client_id=jax.device_put(ids),
         )
         _, each = run(shared, clients)
         # Through the host: a mesh would follow the models into whatever uses them.
         each = jax.device_get(each)
         trained += [
-            jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), each)
+            jax.device_put(jax.tree.map(lambda x, i=i: x[i], each))
             for i in range(len(ids))
         ]
     return trained
@@ -374,13 +352,9 @@ def _as_they_are(key, images):
 def attack_features(logits, labels) -> np.ndarray:
     """What the attack sees of an output: sorted probabilities, and the label's own.
 
-    Args:
-      logits: `[N, U]`.
-      labels: `[N]`.
-
-    Returns:
-      `[N, min(3, U) + 2 + U]`: the top log-probabilities, the true label's, whether the
-      answer is right, and the label one-hot, as Shokri's attack is told the class.
+    From `[N, U]` logits to `[N, min(3, U) + 2 + U]`: the top log-probabilities, the
+    true label's, whether the answer is right, and the label one-hot, as Shokri's attack
+    is told the class.
     """
     log_p = np.maximum(log_probabilities(logits), FLOOR)
     labels = np.asarray(labels)
@@ -393,15 +367,9 @@ def attack_features(logits, labels) -> np.ndarray:
 
 
 def fit_attack(logits, labels, members) -> "Pipeline":
-    """Fits the attack classifier on shadow models' outputs.
+    """The classifier from `attack_features` to membership.
 
-    Args:
-      logits: `[S, N, U]` of the shadow models.
-      labels: `[N]`.
-      members: `[S, N]` bool.
-
-    Returns:
-      A scikit-learn classifier from `attack_features` to membership.
+    Fitted on shadow models' logits `[S, N, U]`, labels `[N]` and members `[S, N]`.
     """
     # Seconds to import, so only by the attack itself.
     from sklearn.linear_model import LogisticRegression

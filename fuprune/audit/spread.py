@@ -75,7 +75,7 @@ class Draft(NamedTuple):
     family: str = FURTHER
     # The standard error that the images alone give a model against the retrained mean.
     resolution: float = 0.0
-    bounds: tuple[float | None, float | None] = (None, None)  # of possible values
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # of possible values
     # The numbers are each model's mean distance to the (other) retrained models.
     leave_one_out: bool = False
     scale: str = LINEAR  # on which the spread is taken: "linear", "angular", "log"
@@ -100,13 +100,8 @@ def draft_rate(
 ) -> Draft:
     """The test of a mean over images of numbers between 0 and 1, such as an accuracy.
 
-    Args:
-      name: of the test.
-      values: `[N]` for each judged model, its number for each image; without images
-        the test has no result.
-      retrained: the same of each retrained model.
-      **fields: the other fields of the draft; `resolution` is `paired_error` unless it
-        is among them.
+    Every model has `[N]` numbers, one per image; without images the test has no result.
+    `fields` are the draft's; `resolution` is `paired_error` unless it is among them.
     """
 
     def mean(numbers: np.ndarray) -> float | None:
@@ -192,12 +187,9 @@ def make_null(draft: Draft) -> Null | None:
 
 
 def allowance(seeds: int, family: str, is_lending: bool) -> float:
-    """What `ALLOWANCES` and `FURTHER_ALLOWANCE` say.
+    """What `ALLOWANCES` and `FURTHER_ALLOWANCE` say, for two or more seeds.
 
-    Args:
-      seeds: the number of retrained models, two or more.
-      family: of the test.
-      is_lending: whether rates of the family lend each other their spread.
+    `is_lending` tells whether rates of the family lend each other their spread.
     """
     if family != HEADLINE:
         return FURTHER_ALLOWANCE
@@ -219,13 +211,9 @@ def moderate(
     each other rate at most. This is the moderated t of Smyth (2004), with the error as
     the prior's scale and fixed degrees of freedom.
 
-    Args:
-      drafts: the tests of one family.
-      nulls: their null distributions, by the seeds alone.
-
-    Returns:
-      The null distributions; those of tests that are no rates, and of rates that are
-      the same for all seeds, with the family's allowance and otherwise as they were.
+    The tests are of one family, and their null distributions by the seeds alone. Those
+    of tests that are no rates, and of rates that are the same for all seeds, come back
+    with the family's allowance and otherwise as they were.
     """
     ratios = {
         i: _log_ratio(null)
@@ -295,16 +283,10 @@ def _one_sided(null: Null, distance: float) -> float:
 
 
 def reach(null: Null, level: float, power: float = 0.5) -> float:
-    """The distance from the mean at which a model's p-value is `level`.
+    """The distance from the mean, on the test's scale, at which the p-value is `level`.
 
-    Args:
-      null: the null distribution.
-      level: of the test.
-      power: the probability with which a model at this distance fails, its own seed
-        counted; at one half the distance is the interval's half-width.
-
-    Returns:
-      The distance, on the test's scale.
+    A model at this distance fails with probability `power`, its own seed counted; at
+    one half the distance is the interval's half-width.
     """
     tail = level / 2 if null.higher_is == TWO_SIDED else level
     freedom = null.freedom
@@ -316,9 +298,7 @@ def reach(null: Null, level: float, power: float = 0.5) -> float:
 
 
 def interval(
-    null: Null,
-    level: float,
-    bounds: tuple[float | None, float | None] = (None, None),
+    null: Null, level: float, bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> list[float | None]:
     """Where one more retrained model lies with probability `1 - level`.
 
@@ -327,43 +307,25 @@ def interval(
     """
     half = reach(null, level)
     low, high = (_BACK[null.scale](null.mean + side) for side in (-half, half))
-    if bounds[0] is not None:
-        low = max(low, bounds[0])
-    if bounds[1] is not None:
-        high = min(high, bounds[1])
     return [
-        None if null.higher_is == WORSE else float(low),
-        None if null.higher_is == BETTER else float(high),
+        None if null.higher_is == WORSE else float(max(low, bounds[0])),
+        None if null.higher_is == BETTER else float(min(high, bounds[1])),
     ]
 
 
 def smallest_difference(
-    null: Null, distance: float, bounds: tuple[float | None, float | None]
+    null: Null, distance: float, bounds: tuple[float, float]
 ) -> float | None:
     """A distance from the mean in the test's own unit, towards a side that fails.
 
-    Args:
-      null: the null distribution.
-      distance: on the test's scale.
-      bounds: of possible values.
-
-    Returns:
-      The difference; where both sides fail the smaller one, None if neither value is
-      possible.
+    `distance` is on the test's scale. Where both sides fail it is the smaller one, and
+    None if neither value is possible.
     """
     back = _BACK[null.scale]
     middle = back(null.mean)
     sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.higher_is]
-    low, high = bounds
-    found = []
-    for side in sides:
-        place = null.mean + side * distance
-        value = back(place)
-        impossible = (
-            (null.scale == ANGULAR and not 0 <= place <= math.pi / 2)
-            or (low is not None and value < low)
-            or (high is not None and value > high)
-        )
-        if not impossible:
-            found.append(abs(value - middle))
-    return min(found, default=None)
+    places = [null.mean + side * distance for side in sides]
+    if null.scale == ANGULAR:
+        places = [place for place in places if 0 <= place <= math.pi / 2]
+    possible = (value for value in map(back, places) if bounds[0] <= value <= bounds[1])
+    return min((abs(value - middle) for value in possible), default=None)

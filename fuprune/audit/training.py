@@ -55,14 +55,8 @@ def next_state(
 ) -> TrainState:
     """One step of SGD with momentum 0.9 on the mean cross-entropy of a batch.
 
-    Args:
-      model: the module.
-      head: path of its last dense layer, see `outputs.training_logits`.
-      state: what the step before left.
-      images: `[B, ...]` preprocessed.
-      labels: `[B]`.
-      key: for dropout.
-      learning_rate: scalar, see `rate`.
+    Images `[B, ...]` are preprocessed, the key is for dropout; of `head` see
+    `outputs.training_logits`, of the learning rate `rate`.
     """
 
     def loss(params):
@@ -91,16 +85,9 @@ sgd_step = jax.jit(next_state, static_argnums=(0, 1), donate_argnums=2)
 def batch_rows(
     generator: np.random.Generator, rows: np.ndarray, steps: int, batch_size: int
 ) -> np.ndarray:
-    """Shuffled passes over `rows`, cut into full batches.
+    """`[steps, batch_size]` of shuffled passes over `rows` `[N]`, in full batches.
 
-    Args:
-      generator: source of randomness.
-      rows: `[N]` indices to draw from.
-      steps: number of batches.
-      batch_size: of each; with fewer rows than that a batch repeats some.
-
-    Returns:
-      `[steps, batch_size]` indices.
+    With fewer rows than `batch_size` a batch repeats some.
     """
     passes = -(-steps * batch_size // len(rows))
     order = np.concatenate([generator.permutation(rows) for _ in range(passes)])

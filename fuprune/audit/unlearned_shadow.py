@@ -19,14 +19,17 @@ import numpy as np
 from fuprune.audit.evidence import FURTHER, HEADLINE
 from fuprune.audit.likelihood_ratio import attack_online
 from fuprune.audit.measurements import (
+    RAW,
     Findings,
     Measurements,
     Notify,
     Shadows,
+    gather,
 )
 from fuprune.audit.options import AuditOptions, Model, UnlearnShadow
 from fuprune.audit.outputs import Variables, compute_outputs, find_head
-from fuprune.audit.roc import attack_drafts
+from fuprune.audit.roc import find_by_attack
+from fuprune.audit.sampling import generator_of
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
@@ -45,13 +48,16 @@ def find_unlearned_shadow(
     if shadows is None:
         return Findings([])
     methods = options.shadow.unlearn
-    candidates = [name for name in measurements.judged if name != "raw"]
+    candidates = [name for name in measurements.judged if name != RAW]
     others, notes = [], []
-    tests, curves = [], {}
+    found = []
 
     def attack(name, judged, models, how, family) -> None:
-        drafts, found = attack_drafts(
-            (attacked := _attacked(measurements, judged)),
+        # Every attack is turned on the raw model as well: it is the positive control.
+        told = {name: measurements.judged[name] for name in (*judged, RAW)}
+        attacked = measurements._replace(judged=told)
+        findings = find_by_attack(
+            attacked,
             name,
             _scores(attacked, models, options),
             kind="unlearned_shadow",
@@ -60,8 +66,7 @@ def find_unlearned_shadow(
             low_rates=True,
             notes=(f"{len(models)} shadow models, unlearned by {how}", *notes),
         )
-        tests.extend(drafts)
-        curves.update(found)
+        found.append(findings)
 
     for names in _by_method(candidates, methods):
         if names[0] not in methods:
@@ -78,12 +83,12 @@ def find_unlearned_shadow(
             continue
         test = f"unlearned_shadow_{names[0]}"
         attack(test, names, models, "the method itself", HEADLINE)
-    if others or not tests:
-        notify(f"unlearning shadow models, {', '.join(others) or 'raw'}")
+    if others or not found:
+        notify(f"unlearning shadow models, {', '.join(others) or RAW}")
         models = unlearned(shadows, make_fine_tuning(measurements, options), key)
         how = "fine-tuning without the class"
         attack("unlearned_shadow", others, models, how, FURTHER)
-    return Findings(tests, {"roc": curves})
+    return gather(found)
 
 
 def _by_method(
@@ -94,12 +99,6 @@ def _by_method(
     for name in candidates:
         groups.setdefault(methods.get(name, name), []).append(name)
     return list(groups.values())
-
-
-def _attacked(measurements: Measurements, candidates: Sequence[str]) -> Measurements:
-    # Every attack is turned on the raw model as well: it is the positive control.
-    names = [*candidates, "raw"]
-    return measurements._replace(judged={n: measurements.judged[n] for n in names})
 
 
 def unlearned(shadows: Shadows, unlearn: UnlearnShadow, key: jax.Array) -> list[Model]:
@@ -132,15 +131,7 @@ def _scores(
 def make_fine_tuning(
     measurements: Measurements, options: AuditOptions
 ) -> UnlearnShadow:
-    """Stands in for a method of unlearning classes: fine-tuning without them.
-
-    Args:
-      measurements: names the classes and how images are preprocessed.
-      options: how long and how fast to fine-tune.
-
-    Returns:
-      An `UnlearnShadow`.
-    """
+    """Stands in for a method of unlearning classes: fine-tuning without them."""
 
     def unlearn(module, variables, key, data: Dataset) -> Model:
         rest = ~np.isin(data.labels, measurements.classes)
@@ -161,22 +152,13 @@ def fine_tune(
     *,
     kept: Any = None,
 ) -> Variables:
-    """The short fine-tuning of shadow models, on all of `data`.
+    """Variables after the short fine-tuning of shadow models, on all of `data`.
 
-    Args:
-      module: the network.
-      variables: where to start.
-      key: of the batches.
-      data: images and labels to train on.
-      preprocess: images -> what the network takes.
-      options: how long and how fast, in `options.shadow`, and the size of batches.
-      kept: 1 for parameters that are trained and 0 for those held at zero, in a tree
-        like the parameters; None trains all.
-
-    Returns:
-      The variables after the last step.
+    How long and how fast is in `options.shadow`. `kept` is 1 for parameters that are
+    trained and 0 for those held at zero, in a tree like the parameters; None trains
+    all.
     """
-    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    generator = generator_of(key)
     every = np.arange(len(data.labels))
     steps = options.shadow.fine_tune_steps
     rows = batch_rows(generator, every, steps, options.train_batch_size)
@@ -187,8 +169,8 @@ def fine_tune(
             module,
             head,
             state,
-            jnp.asarray(preprocess(data.images[batch])),
-            jnp.asarray(data.labels[batch]),
+            jax.device_put(preprocess(data.images[batch])),
+            jax.device_put(data.labels[batch]),
             jax.random.fold_in(key, step),
             rate(options.shadow.fine_tune_learning_rate),
         )

@@ -49,15 +49,8 @@ def holm(
     """Holm's adjusted p-values (1979), in the order given.
 
     Rejecting those at or below a level keeps the probability of any false rejection
-    below that level, however the tests depend on each other.
-
-    Args:
-      p_values: of the tests.
-      weights: each test's share of the level, chosen without looking at the numbers;
-        even if None.
-
-    Returns:
-      The adjusted p-values, at most 1.
+    below that level, however the tests depend on each other. `weights` are each test's
+    share of the level, chosen without looking at the numbers; even if None.
     """
     shares = np.ones(len(p_values)) if weights is None else np.asarray(weights)
     weighted = np.asarray(p_values) / shares
@@ -73,14 +66,7 @@ def holm(
 
 
 def shares_of(kinds: Sequence[str]) -> list[float]:
-    """Each test's share of a family's level: even over questions, then over tests.
-
-    Args:
-      kinds: of the tests in the family.
-
-    Returns:
-      The shares, which add up to 1.
-    """
+    """Each test's share of a family's level: even over questions, then over tests."""
     questions = [question_of(kind) for kind in kinds]
     sizes = Counter(questions)
     return [1 / (len(sizes) * sizes[question]) for question in questions]
@@ -237,16 +223,7 @@ def _evidence(
 
 
 def headline(tests: Sequence[Evidence], model: str) -> Headline:
-    """The verdict on one model over the headline's family.
-
-    Args:
-      tests: all evidence of an audit.
-      model: a candidate, or "raw".
-
-    Returns:
-      "fail" if any test of the family fails, "pass" if all pass, "not told apart at
-      this power" if at least one could have failed, "cannot tell" otherwise.
-    """
+    """The verdict on one model, a candidate or "raw", over the headline's family."""
     family = [t for t in tests if t.family == HEADLINE and model in t.values]
     decided = [t for t in family if t.adjusted_p_values.get(model) is not None]
     failed = [t.name for t in decided if t.verdicts[model] == FAIL]

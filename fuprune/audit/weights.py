@@ -6,11 +6,11 @@ shows descent, not memory: every method that starts from the raw model may be ne
 Only networks of the same shapes and channels can be compared.
 """
 
-import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import TWO_SIDED
@@ -30,6 +30,7 @@ from fuprune.audit.outputs import (
     find_head,
     with_forgotten_columns_reset,
 )
+from fuprune.audit.side_by_side import in_pairs
 from fuprune.audit.spread import Draft
 from fuprune.surgery import SlimNetwork
 
@@ -58,30 +59,26 @@ def find_weights(
 
     losses = {name: loss(model) for name, model in models.items()}
 
-    @functools.cache
-    def between(name: str, other: str) -> float | None:
-        if not comparable(models[name], models[other]):
+    def climb(pair: tuple[str, ...]) -> float | None:
+        one, other = pair
+        ends = models[one], models[other]
+        if not comparable(*ends):
             return None
-        return loss_barrier(
-            models[name],
-            models[other],
-            loss,
-            (losses[name], losses[other]),
-            options.weights.points,
-        )
+        heights = losses[one], losses[other]
+        return loss_barrier(*ends, loss, heights, options.weights.points)
+
+    # As high from either side, so retrained models need it once per pair.
+    pairs = {tuple(sorted((name, RAW))) for name in models}
+    pairs |= {
+        tuple(sorted((n, other))) for n in models for other in retrained if n != other
+    }
+    barriers = dict(zip(pairs, in_pairs(climb, pairs), strict=True))
 
     def barrier(name: str, other: str) -> float | None:
-        # As high from either side, so retrained models need it once per pair.
-        return between(*sorted((name, other)))
+        return barriers[tuple(sorted((name, other)))]
 
     def distance(name: str, other: str) -> float | None:
-        if not comparable(models[name], models[other]):
-            return None
-        return relative_distance(models[name][1], models[other][1])
-
-    def to_retrained(number, name: str) -> float | None:
-        found = [number(name, other) for other in retrained if other != name]
-        return None if not found or None in found else float(np.mean(found))
+        return distance_between(models[name], models[other])
 
     tests = []
     for quantity, words, unit, number in (
@@ -94,7 +91,7 @@ def find_weights(
             ("raw", to_raw, "the raw model", None, [_DESCENT])
         ]
         if retrained:
-            numbers = {name: to_retrained(number, name) for name in models}
+            numbers = {name: mean_to(retrained, name, number) for name in models}
             ends.append(("retrained", numbers, "retrained models", RAW, []))
         tests += [
             _draft(
@@ -111,6 +108,14 @@ def find_weights(
     return Findings(tests)
 
 
+def mean_to(
+    others: Sequence[str], name: str, number: Callable[[str, str], float | None]
+) -> float | None:
+    """The mean number of a model and each other one; None if some pair has none."""
+    found: list[Any] = [number(name, other) for other in others if other != name]
+    return None if not found or None in found else float(np.mean(found))
+
+
 def _without_forgotten_columns(measurements: Measurements, model: Model) -> Model:
     """The model with the forgotten classes' columns of the last layer at zero.
 
@@ -118,7 +123,7 @@ def _without_forgotten_columns(measurements: Measurements, model: Model) -> Mode
     distance, and is plain to see without one.
     """
     module, variables = model
-    sample = jnp.asarray(measurements.preprocess(measurements.test.images[:1]))
+    sample = measurements.preprocess(measurements.test.images[:1])
     head = find_head(module, variables, sample)
     return module, with_forgotten_columns_reset(variables, head, measurements.classes)
 
@@ -146,7 +151,7 @@ def _draft(
         question=question,
         unit=unit,
         higher_is=TWO_SIDED,
-        bounds=(0.0, None),
+        bounds=(0.0, math.inf),
         leave_one_out=control is not None,
         positive_control=control,
         notes=notes,
@@ -172,6 +177,11 @@ def _channels(module: Any) -> Any:
 def _shapes(variables: Variables) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(dict(variables))
     return {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in leaves}
+
+
+def distance_between(model: Model, other: Model) -> float | None:
+    """`relative_distance` of two models, None if they are not comparable."""
+    return relative_distance(model[1], other[1]) if comparable(model, other) else None
 
 
 def relative_distance(variables: Variables, other: Variables) -> float:
@@ -202,17 +212,8 @@ def loss_barrier(
     """How far the loss between two models rises above the line between their losses.
 
     All variables are interpolated, statistics of normalisation included (Frankle et al.
-    2020 call models without a barrier linearly connected).
-
-    Args:
-      model: one end.
-      other: the other end, of the same shapes.
-      loss: model -> mean loss.
-      ends: the losses of the two ends.
-      points: looked at between the ends, evenly spread.
-
-    Returns:
-      The barrier, 0 or more.
+    2020 call models without a barrier linearly connected). The losses of the two `ends`
+    are known; `points` between them, evenly spread, are looked at.
     """
     height = 0.0
     for share in np.linspace(0, 1, points + 2)[1:-1]:

@@ -24,10 +24,8 @@ from fuprune.errors import InputError
 Config = Any
 
 # Known without reading any data; other sets are checked after loading.
-DATASET_CLASSES = {
-    **dict.fromkeys(("cifar10", "digits", "fashion_mnist", "kmnist", "mnist"), 10),
-    **{"cifar100": 100, "svhn_cropped": 10},
-}
+_TEN = ("cifar10", "digits", "fashion_mnist", "kmnist", "mnist", "svhn_cropped")
+DATASET_CLASSES = {"cifar100": 100, **dict.fromkeys(_TEN, 10)}
 # Methods that need a record of the training, and the key of `train` that keeps it.
 HISTORIES = {
     "amnesiac": "history_bytes",
@@ -165,9 +163,6 @@ def validate(config: Config) -> None:
 
     For a dataset that is not in `DATASET_CLASSES`, call `check_classes` once it is
     loaded.
-
-    Args:
-      config: what a file and the flags made of `default()`.
     """
     kind: Any = type(config)
     if not issubclass(kind, config_dict.ConfigDict):
@@ -176,16 +171,13 @@ def validate(config: Config) -> None:
             "fuprune.config.default(), with values changed."
         )
     values = flatten(config)
-    for name in values:
-        if name not in KEYS:
-            raise unknown_key(name)
+    for name, value in values.items():
+        _check_type(name, value)
     for name in KEYS:
         if name not in values:
             raise ConfigError(
                 f"the key {name} is missing; start from fuprune.config.default()."
             )
-        _check_type(name, values[name])
-    for name in KEYS:
         read(config, name)
     _check_together(config)
     if config.partition.kind not in _COUNTED_LATER:
@@ -201,6 +193,9 @@ def _check_together(config: Config) -> None:
     if train.algorithm == "fed_avg" and train.batch_size == 0:
         allowed = "1 or more with fed_avg (0: all images of a client, is for fed_sgd)"
         raise _refused("train.batch_size", 0, allowed)
+    if train.algorithm == "fed_sgd" and train.local_steps:
+        allowed = "0 with fed_sgd, whose clients take no steps of their own"
+        raise _refused("train.local_steps", train.local_steps, allowed)
     for name in ("train", "fine_tune"):
         part = config[name]
         warmup, most = part.warmup_rounds, max(part.rounds, 1)
@@ -347,8 +342,6 @@ def from_json(values: Mapping[str, Any]) -> Config:
         )
     config = default()
     for name, value in {**_before(), **flatten(values)}.items():
-        if name not in KEYS:
-            raise unknown_key(name)
         # JSON has no tuples.
         value = tuple(value) if isinstance(value, list) else value
         _check_type(name, value)
@@ -357,10 +350,7 @@ def from_json(values: Mapping[str, Any]) -> Config:
     return config
 
 
-def difference(
-    old: Mapping[str, Any] | Config,
-    new: Mapping[str, Any] | Config,
-) -> list[str]:
+def difference(old: Mapping[str, Any], new: Mapping[str, Any] | Config) -> list[str]:
     """Returns the dotted keys in which a resumed run would differ from the stored one.
 
     Keys that cannot change a result are left out: which phases run, how often
@@ -413,6 +403,8 @@ def _place(config: Config, name: str) -> tuple[Config, str]:
 
 
 def _check_type(name: str, value: Any) -> None:
+    if name not in KEYS:
+        raise unknown_key(name)
     wanted = type(KEYS[name].default)
     # A bool is an int to isinstance; True clients is a slip.
     fits = type(value) is wanted or (

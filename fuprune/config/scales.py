@@ -10,10 +10,7 @@ from fuprune.config import DATASET_CLASSES, Config, default
 def paper(data: str, network: str, rate: float) -> Config:
     """Returns the paper's setting: IID clients, and the last class is forgotten.
 
-    Args:
-      data: cifar10 or cifar100.
-      network: name of a model.
-      rate: R, the share of channels to cut.
+    `rate` is R, the share of channels to cut.
     """
     classes = DATASET_CLASSES[data]
     config = default()
@@ -33,18 +30,11 @@ def reduce_for_cpu(
     warmup_rounds: int = 0,
     batch_size: int = 32,
 ) -> None:
-    """Shortens training and fine-tuning, in smaller batches.
+    """Shortens training and fine-tuning in place, in smaller batches.
 
     Fine-tuning has a tenth of training's rounds, from a quarter of its learning rate
     along a cosine: more undoes the network before it mends it. It does not stop at its
     target, so that every method gets the same budget.
-
-    Args:
-      config: changed in place.
-      rounds: of training.
-      learning_rate: the peak of training's schedule.
-      warmup_rounds: on the way to that peak; 0 for none.
-      batch_size: images per client and local step.
     """
     train, fine_tune = config.train, config.fine_tune
     train.rounds = rounds

@@ -5,48 +5,40 @@ randomness as a key.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fuprune.errors import InputError
 
 
 def normalise(
-    images: jax.Array,
+    images: jax.Array | np.ndarray,
     mean: Sequence[float] | jax.Array | float,
     std: Sequence[float] | jax.Array | float,
-) -> jax.Array:
-    """Bytes to floats: (images / 255 - mean) / std.
+) -> Any:
+    """Bytes to floats: (images / 255 - mean) / std, [..., H, W, C].
 
-    Args:
-      images: [..., H, W, C] uint8.
-      mean: A number or one per channel, on the scale where white is 1.
-      std: A positive number or one per channel, on the same scale.
-
-    Returns:
-      [..., H, W, C] float32.
+    Mean and deviation are numbers, or one per channel, on the scale where white is 1.
+    The result is on the host if the images are: there, JAX would compile every
+    operation for every shape of a batch.
     """
-    mean = jnp.asarray(mean, jnp.float32)
-    scale = 1.0 / jnp.asarray(std, jnp.float32)
+    numpy = np if isinstance(images, np.ndarray) else jnp
+    scale = 1.0 / numpy.asarray(std, np.float32)
+    shift = numpy.asarray(mean, np.float32) * scale
     # One multiply-add per pixel.
-    return images.astype(jnp.float32) * (scale / 255.0) - mean * scale
+    return images.astype(np.float32) * (scale / 255.0) - shift
 
 
 def crop_and_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> jax.Array:
     """Shifts every image by up to `padding` pixels and mirrors half of them.
 
     The usual CIFAR augmentation: zero-pad each side, crop back to the original size
-    at a random place, flip left to right with probability 1/2. Each image has its own
-    draws. Zero is black before `normalise` and the mean after it.
-
-    Args:
-      key: Of the batch.
-      images: [B, H, W, C], any dtype.
-      padding: How far an image may move, in pixels; 0 only flips.
-
-    Returns:
-      [B, H, W, C] of the same dtype.
+    at a random place, flip left to right with probability 1/2. Each image of the batch,
+    [B, H, W, C] of any dtype, has its own draws. Zero is black before `normalise` and
+    the mean after it.
     """
     if padding < 0:
         raise InputError(f"padding is {padding}, but it must be 0 or more.")

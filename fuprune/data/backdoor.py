@@ -14,11 +14,7 @@ TARGET = 0  # the label that the trigger stands for
 
 
 def stamp(images: np.ndarray) -> np.ndarray:
-    """Images with the trigger: a square of a quarter of the side, at least 2 pixels.
-
-    Args:
-      images: [N, H, W, C] uint8; they stay as they are.
-    """
+    """Copies with the trigger: a square of a quarter of the side, at least 2 pixels."""
     stamped = np.array(images)
     side = max(2, min(images.shape[1:3]) // 4)
     rows, columns = np.indices((side, side))
@@ -28,14 +24,7 @@ def stamp(images: np.ndarray) -> np.ndarray:
 
 
 def plant(train: Dataset, places: np.ndarray, share: float, seed: int) -> Dataset:
-    """The training set with the backdoor in a share of the images at `places`.
-
-    Args:
-      train: [N] images and labels; they stay as they are.
-      places: indices of the images that may get it.
-      share: of them that do, at least one.
-      seed: of the choice.
-    """
+    """A copy with the backdoor in a share of the images at `places`, at least one."""
     number = max(1, round(share * len(places)))
     chosen = np.random.default_rng(seed).permutation(places)[:number]
     images, labels = np.array(train.images), np.array(train.labels)

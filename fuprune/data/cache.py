@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuprune.data.dataset import Dataset, check
+from fuprune.errors import first_line
 from fuprune.files import write_whole
 
 _FORMAT = 1
@@ -42,7 +43,7 @@ def read(directories: Iterable[pathlib.Path], split: str) -> Entry | None:
                 "The decoded copy of %s in %s is not used and will be made again: %s",
                 split,
                 directory,
-                str(error).splitlines()[0] if str(error) else type(error).__name__,
+                first_line(error),
             )
     return None
 
@@ -76,14 +77,14 @@ def write(
       origin: The files it was made from; when one changes, the copy is stale.
 
     Returns:
-      The directory written to, or None if no directory could be written.
+      The directory, or None if none could be written.
     """
     note = {
         "format": _FORMAT,
         "images": _describe(dataset.images),
         "labels": _describe(dataset.labels),
         "class_names": list(class_names),
-        "origin": {str(path): _fingerprint(path) for path in origin},
+        "origin": {str(path): file_fingerprint(path) for path in origin},
     }
     text = json.dumps(note, indent=1).encode()
     for directory in directories:
@@ -107,7 +108,7 @@ def write(
 def _read(directory: pathlib.Path, split: str, note: dict[str, Any]) -> Dataset:
     for path, fingerprint in note["origin"].items():
         # An origin that is gone does not make the copy wrong.
-        if os.path.exists(path) and _fingerprint(path) != fingerprint:
+        if os.path.exists(path) and list(file_fingerprint(path)) != fingerprint:
             raise ValueError(f"{path} has changed since.")
     arrays = []
     for part in ("images", "labels"):
@@ -129,6 +130,7 @@ def _describe(array: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _fingerprint(path: str | os.PathLike) -> list[int]:
+def file_fingerprint(path: str | os.PathLike) -> tuple[int, int]:
+    """Changes when the file does."""
     status = os.stat(path)
-    return [status.st_size, status.st_mtime_ns]
+    return status.st_size, status.st_mtime_ns

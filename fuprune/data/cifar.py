@@ -108,7 +108,12 @@ def parse_records(
         raise DamagedDataError(
             f"{origin}: holds {len(blob)} bytes, but records of {size} are expected."
         )
-    check_md5(blob, name, file, origin)
+    official = layout.md5.get(file)
+    seen = hashlib.md5(blob, usedforsecurity=False).hexdigest()
+    if official is not None and seen != official:
+        raise DamagedDataError(
+            f"{origin}: has the MD5 sum {seen}, but the official {file} has {official}."
+        )
     records = np.frombuffer(blob, np.uint8).reshape(-1, size)
     planes = records[:, num_labels:].reshape(-1, 3, 32, 32)
     dataset = Dataset(
@@ -117,16 +122,6 @@ def parse_records(
         records[:, num_labels - 1].astype(np.int32),
     )
     return check(dataset, layout.num_classes, origin), records[:, :num_labels]
-
-
-def check_md5(blob: bytes, name: str, file: str, origin: str) -> None:
-    """Raises DamagedDataError if the official file has another MD5 sum."""
-    official = LAYOUTS[name].md5.get(file)
-    seen = hashlib.md5(blob, usedforsecurity=False).hexdigest()
-    if official is not None and seen != official:
-        raise DamagedDataError(
-            f"{origin}: has the MD5 sum {seen}, but the official {file} has {official}."
-        )
 
 
 def read_members(

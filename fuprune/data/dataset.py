@@ -32,14 +32,8 @@ class DamagedDataError(DataUnavailableError):
     """A file that was found does not hold what its name says: one line naming it."""
 
 
-def check(dataset: Dataset, num_classes: int | None, origin: object) -> Dataset:
-    """Returns the dataset as it is, or raises DamagedDataError naming its origin.
-
-    Args:
-      dataset: What was read.
-      num_classes: Labels must lie below it; None when it is not known.
-      origin: The file or directory the data came from.
-    """
+def check(dataset: Dataset, num_classes: int, origin: object) -> Dataset:
+    """Returns the dataset as it is, or raises DamagedDataError naming its origin."""
     images, labels = dataset
     if images.dtype != np.uint8 or images.ndim != 4:
         raise DamagedDataError(
@@ -54,10 +48,10 @@ def check(dataset: Dataset, num_classes: int | None, origin: object) -> Dataset:
     if images.size == 0:
         raise DamagedDataError(f"{origin}: holds no examples.")
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or (num_classes is not None and high >= num_classes):
-        limit = "0 or more" if num_classes is None else f"in [0, {num_classes - 1}]"
+    if low < 0 or high >= num_classes:
         raise DamagedDataError(
-            f"{origin}: labels run from {low} to {high}, but they must be {limit}."
+            f"{origin}: labels run from {low} to {high}, but they must be in "
+            f"[0, {num_classes - 1}]."
         )
     return dataset
 
@@ -70,11 +64,7 @@ def concatenated(parts: Sequence[Dataset]) -> Dataset:
 def choose_test_fifth(labels: np.ndarray) -> np.ndarray:
     """Which examples test when a set has no test split: every fifth of each class.
 
-    Args:
-      labels: [N] integers.
-
-    Returns:
-      [N] bool. A class of fewer than five examples has none in the test split.
+    Labels [N] -> [N] bool. A class of fewer than five examples has none in the test.
     """
     in_test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
@@ -83,12 +73,7 @@ def choose_test_fifth(labels: np.ndarray) -> np.ndarray:
 
 
 def split_by_class(dataset: Dataset, split: str) -> Dataset:
-    """The train or test split of a set that has none, in the original order.
-
-    Args:
-      dataset: N examples.
-      split: "train" (four fifths of each class) or "test" (one fifth).
-    """
+    """The train or test split of a set that has none, in the original order."""
     in_test = choose_test_fifth(dataset.labels)
     chosen = in_test if split == "test" else ~in_test
     return Dataset(dataset.images[chosen], dataset.labels[chosen])

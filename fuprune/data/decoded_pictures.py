@@ -1,4 +1,4 @@
-"""Pictures of a user's own set, decoded once if they are many.
+"""Pictures of a user's own set as arrays, decoded once if they are many.
 
 A set of a few hundred pictures is decoded at every start. From `MANY` on, the decoded
 arrays are kept in the user's cache (`cache`), under a name made of the set's
@@ -10,45 +10,81 @@ reads.
 import hashlib
 import logging
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fuprune.data import cache
-from fuprune.data.dataset import DamagedDataError, Dataset
-from fuprune.data.pictures import Fit, decode_all
+from fuprune.data.arrays import from_arrays
+from fuprune.data.dataset import DamagedDataError, Dataset, LabelledSet
+from fuprune.data.pictures import Fit, choose_fit, decode_all, read_header
 from fuprune.files import cache_folder
 
 MANY = 2_000  # pictures of a split
 _LOGGER = logging.getLogger(__name__)
 
 
-def decode_split(
-    sources: Sequence[Any],
-    labels: np.ndarray,
-    fit: Fit,
-    origins: Sequence[object],
+class Pictures(NamedTuple):
+    """The pictures of one split, before they are decoded."""
+
+    sources: Sequence[Any]  # a path or the bytes of each
+    origins: Sequence[object]  # what an error names, for each
+    labels: np.ndarray  # [N]
+    fingerprint: object  # changes when the set does; None keeps no copy
+
+
+def read_pictures(
+    train: Pictures,
+    test: Pictures | None,
     *,
-    split: str,
-    class_names: Sequence[str],
-    fingerprint: object,
-) -> np.ndarray:
-    """All pictures of a split, [N, H, W, C] uint8.
+    size: int | None,
+    class_names: Sequence[str] | None,
+    columns: Mapping[str, np.ndarray],
+    origin: object,
+) -> LabelledSet:
+    """Decodes both splits by the rule of `pictures` and makes a set of them.
 
     Args:
-      sources: a path or the bytes of each picture.
-      labels: [N] of the pictures; a copy with other labels is not used.
-      fit: from `choose_fit`.
-      origins: what an error names, for each picture.
-      split: "train" or "test".
-      class_names: kept with the copy.
-      fingerprint: changes when the set does; None keeps no copy.
+      train: its sizes decide what all pictures become.
+      test: None if there is none.
+      size: the side of all images; None follows the rule of `pictures`.
+      class_names: as for `from_arrays`, and so are the columns and the origin.
+      columns: of train.
+      origin: of the set.
 
     Raises:
       DamagedDataError: a picture is unreadable, or all of them need more memory than is
         free.
     """
+    fit = choose_fit(map(read_header, train.sources, train.origins), size)
+    if fit.resize:
+        _LOGGER.info(
+            "%s: pictures are cut to squares of %d x %d pixels.",
+            origin,
+            fit.width,
+            fit.height,
+        )
+    tested: dict[str, np.ndarray] = {}
+    images = _decode_split("train", train, fit, class_names)
+    if test is not None:
+        tested["test_images"] = _decode_split("test", test, fit, class_names)
+        tested["test_labels"] = test.labels
+    return from_arrays(
+        images,
+        train.labels,
+        **tested,
+        class_names=class_names,
+        columns=columns,
+        origin=origin,
+    )
+
+
+def _decode_split(
+    split: str, pictures: Pictures, fit: Fit, class_names: Sequence[str] | None
+) -> np.ndarray:
+    """All pictures of a split, [N, H, W, C] uint8."""
+    sources, origins, labels, fingerprint = pictures
     if len(sources) < MANY or fingerprint is None:
         _check_room(len(sources), fit, origins)
         return decode_all(sources, fit, origins)
@@ -56,6 +92,7 @@ def decode_split(
     digest = hashlib.sha256(repr((fingerprint, fit)).encode()).hexdigest()
     directory = cache_folder() / "pictures" / digest[:24]
     found = cache.read([directory], split)
+    # A copy with other labels is not used.
     if found is not None and np.array_equal(found.dataset.labels, labels):
         return found.dataset.images
     _check_room(len(sources), fit, origins)

@@ -91,12 +91,7 @@ def federate(
 def federation_bytes(
     shape: Sequence[int], parts: Sequence[np.ndarray]
 ) -> tuple[int, int]:
-    """Bytes that `federate` puts on a device: the images, and everything else.
-
-    Args:
-      shape: [N, H, W, C] of the images.
-      parts: For each of K clients the indices of its examples.
-    """
+    """Bytes that `federate` puts on a device: the images, and everything else."""
     longest = max(1, max(map(len, parts), default=0))
     # Four bytes for each label, each entry of a row and each length.
     return math.prod(shape), 4 * (shape[0] + len(parts) * (longest + 1))
@@ -105,12 +100,7 @@ def federation_bytes(
 def rows_of(
     parts: Sequence[np.ndarray], num_examples: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Clients' parts as one padded array: rows [K, L] int32 and lengths [K] int32.
-
-    Args:
-      parts: For each client the indices of its examples; a part may be empty.
-      num_examples: N; indices lie below it.
-    """
+    """Clients' parts as one padded array: rows [K, L] int32 and lengths [K] int32."""
     if len(parts) == 0:
         raise InputError("parts is empty, but a federation has 1 client or more.")
     lengths = np.fromiter((len(part) for part in parts), np.int32, len(parts))
@@ -157,12 +147,19 @@ def _select(
 ) -> FederatedDataset:
     chosen = np.asarray(tuple(classes))
     if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
-        raise InputError(f"classes are {tuple(classes)}, but a class is an integer.")
+        raise InputError(f"classes are {chosen.tolist()}, but a class is an integer.")
     if chosen.size and chosen.min() < 0:
         raise InputError(f"Class {chosen.min()} is negative: classes count from 0.")
-    listed = jnp.isin(data.labels, jnp.asarray(chosen, jnp.int32))
-    rows, lengths = _compress_rows(data.rows, data.lengths, listed == keep)
+    chosen = chosen.astype(np.int32)
+    rows, lengths = _select_rows(data.rows, data.lengths, data.labels, chosen, keep)
     return data._replace(rows=rows, lengths=lengths)
+
+
+@functools.partial(jax.jit, static_argnames="keep")
+def _select_rows(
+    rows: jax.Array, lengths: jax.Array, labels: jax.Array, chosen, keep: bool
+) -> tuple[jax.Array, jax.Array]:
+    return _compress_rows(rows, lengths, jnp.isin(labels, chosen) == keep)
 
 
 def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
@@ -174,38 +171,32 @@ def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedD
       data: K clients.
       examples: Indices into the pool; none leaves the data as it was.
     """
-    listed = _listed(data, examples)
-    return data._replace(**_compressed(data, ~listed))
+    return _restricted(data, ~_named(examples, len(data.labels), "Example"))
 
 
 def keep_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
-    """Keeps only the given images in every client's row.
-
-    Args:
-      data: K clients.
-      examples: Indices into the pool; none leaves every client empty.
-    """
-    return data._replace(**_compressed(data, _listed(data, examples)))
+    """Keeps only the given images in every client's row, if any."""
+    return _restricted(data, _named(examples, len(data.labels), "Example"))
 
 
-def _listed(data: FederatedDataset, examples: Iterable[int]) -> jax.Array:
-    """Which images of the pool are listed; [N] bool."""
-    chosen = np.asarray(tuple(examples), np.int64).reshape(-1)
-    number = data.labels.shape[0]
-    outside = (chosen < 0) | (chosen >= number)
-    if outside.any():
+def _named(ids: Iterable[int], number: int, what: str) -> np.ndarray:
+    """Which of `number` examples or clients are named; [number] bool."""
+    ids = np.asarray(tuple(ids), np.int64).reshape(-1)
+    outside = ids[(ids < 0) | (ids >= number)]
+    if outside.size:
         raise InputError(
-            f"Example {chosen[outside][0]} was named, but the pool's run from 0 to "
-            f"{number - 1}."
+            f"{what} {outside[0]} was named, but there are {number}: ids lie in "
+            f"[0, {number - 1}]."
         )
-    listed = np.zeros(number, bool)
-    listed[chosen] = True
-    return jnp.asarray(listed)
+    named = np.zeros(number, bool)
+    named[ids] = True
+    return named
 
 
-def _compressed(data: FederatedDataset, stays: jax.Array) -> dict[str, jax.Array]:
+def _restricted(data: FederatedDataset, stays) -> FederatedDataset:
+    """The data with only those images of the pool in rows for which stays [N] holds."""
     rows, lengths = _compress_rows(data.rows, data.lengths, stays)
-    return {"rows": rows, "lengths": lengths}
+    return data._replace(rows=rows, lengths=lengths)
 
 
 def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDataset:
@@ -218,46 +209,23 @@ def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDat
       data: K clients.
       clients: Ids of those who leave; none leaves the data as it was.
     """
-    leaves = _chosen_clients(data, clients)
+    leaves = _named(clients, data.num_clients, "Client")
     if not leaves.any():
         return data
     before = np.arange(data.num_clients)
     if data.members is not None:
         before = np.asarray(jax.device_get(data.members))
-    members = jnp.asarray(before[~leaves[before]], jnp.int32)
-    return _emptied(data, leaves)._replace(members=members)
+    return data._replace(
+        rows=jnp.where(leaves[:, None], 0, data.rows),
+        lengths=jnp.where(leaves, 0, data.lengths),
+        members=jnp.asarray(before[~leaves[before]], jnp.int32),
+    )
 
 
 def keep_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDataset:
-    """Empties every client but the given ones, who alone can be drawn.
-
-    Args:
-      data: K clients.
-      clients: Ids of those who stay.
-    """
-    stays = _chosen_clients(data, clients)
+    """Empties every client but the given ones, who alone can be drawn."""
+    stays = _named(clients, data.num_clients, "Client")
     return drop_clients(data, np.flatnonzero(~stays))
-
-
-def _chosen_clients(data: FederatedDataset, clients: Iterable[int]) -> np.ndarray:
-    """Which clients are named; [K] bool."""
-    ids = np.asarray(tuple(clients), np.int64).reshape(-1)
-    outside = (ids < 0) | (ids >= data.num_clients)
-    if outside.any():
-        raise InputError(
-            f"Client {ids[outside][0]} was named, but there are {data.num_clients} "
-            f"clients: ids lie in [0, {data.num_clients - 1}]."
-        )
-    chosen = np.zeros(data.num_clients, bool)
-    chosen[ids] = True
-    return chosen
-
-
-def _emptied(data: FederatedDataset, empty: np.ndarray) -> FederatedDataset:
-    return data._replace(
-        rows=jnp.where(empty[:, None], 0, data.rows),
-        lengths=jnp.where(empty, 0, data.lengths),
-    )
 
 
 @jax.jit
@@ -295,8 +263,7 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
             f"A cohort of {size} was asked for, but there are {data.num_clients} "
             f"clients: give a size from 1 to {data.num_clients}."
         )
-    if data.members is not None:
-        size = min(size, data.num_members)
+    size = min(size, data.num_members)
     rows, lengths, clients = _draw(key, data.rows, data.lengths, size, data.members)
     return Cohort(data.images, data.labels, rows, lengths, clients)
 
@@ -321,15 +288,7 @@ def draw_distinct(key: jax.Array, population: int, size: int) -> jax.Array:
     their probability nor whether the draw succeeds, so that every ordered choice is
     equally likely. Less than one draw in 500 fails (size 2 of 9 is the worst case:
     1 / 729), and time grows as size * log(size). A smaller population is permuted,
-    which costs no more than that.
-
-    Args:
-      key: Of the draw.
-      population: K; static under jit.
-      size: M, from 1 to K; static under jit.
-
-    Returns:
-      [M] int32, no two equal.
+    which costs no more than that. Population and size are static under jit.
     """
     if population <= 4 * size:
         return jax.random.permutation(key, population)[:size].astype(jnp.int32)
@@ -377,11 +336,15 @@ def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> 
                 f"Client ids run from {ids.min()} to {ids.max()}, but there are "
                 f"{data.num_clients} clients: ids lie in [0, {data.num_clients - 1}]."
             )
-    clients = jnp.asarray(clients, jnp.int32)
-    return Cohort(
-        images=data.images,
-        labels=data.labels,
-        rows=data.rows[clients],
-        lengths=data.lengths[clients],
-        clients=clients,
+    rows, lengths, chosen = _rows_of(
+        data.rows, data.lengths, jnp.asarray(clients, jnp.int32)
     )
+    return Cohort(data.images, data.labels, rows, lengths, chosen)
+
+
+# One program for what would be a dozen, one per operation of every index.
+@jax.jit
+def _rows_of(
+    rows: jax.Array, lengths: jax.Array, clients: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return rows[clients], lengths[clients], clients

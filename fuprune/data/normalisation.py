@@ -34,11 +34,10 @@ CONSTANTS = {
 
 
 def constant_statistics(name: str, num_channels: int) -> Statistics:
-    """The constants of a set known by name; for any other, mean 1/2, deviation 1/4.
+    """The constants of a set known by name, with this number of channels.
 
-    Args:
-      name: As for `load`; a TFDS version behind it does not matter.
-      num_channels: C, of the images; constants of another number are not used.
+    For any other, mean 1/2, deviation 1/4. A TFDS version behind the name does not
+    matter.
     """
     known = CONSTANTS.get(name.partition(":")[0])
     if known is not None and len(known.mean) == num_channels:
@@ -88,14 +87,10 @@ def channel_sums(
 
 
 def statistics_of_sums(uploads: np.ndarray) -> Statistics:
-    """The channels' mean and deviation from the sums of all clients.
+    """The channels' mean and deviation, rounded to float32, from all clients' sums.
 
-    Args:
-      uploads: [K, 2 * C + 1], from `channel_sums`, or their sum with K = 1.
-
-    Returns:
-      Rounded to float32. A constant channel has deviation 1; without any pixel, the
-      mean is 0 and the deviation 1.
+    The uploads are those of `channel_sums`, or their sum with K = 1. A constant channel
+    has deviation 1; without any pixel, the mean is 0 and the deviation 1.
     """
     # Python integers and one float64 division: the same on every machine and for
     # every way to deal the examples.

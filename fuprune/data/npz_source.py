@@ -9,13 +9,13 @@ import math
 import pathlib
 import struct
 import zipfile
-import zlib
 from typing import Any
 
 import numpy as np
 
 from fuprune.data.arrays import from_arrays
 from fuprune.data.dataset import DamagedDataError, LabelledSet
+from fuprune.errors import first_line
 
 # What each array may be called; the first name is the documented one.
 _NAMES = {
@@ -50,22 +50,9 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
                 arrays = {
                     name: _read_member(archive, name, path) for name in archive.files
                 }
-    # What zipfile and NumPy raise on damaged files, NotImplementedError for methods of
-    # compression that zipfile does not know.
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        OverflowError,
-        MemoryError,
-        KeyError,
-        NotImplementedError,
-        RuntimeError,
-        struct.error,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        text = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    # Whatever zipfile and NumPy raise, the file is what is wrong.
+    except Exception as error:
+        text = first_line(error)
         if "allow_pickle" in text:  # advice that nobody should follow
             text = "it holds Python objects or something else, and those are not read"
         raise DamagedDataError(

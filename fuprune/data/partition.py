@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fuprune.data.dataset import Dataset
-from fuprune.errors import InputError
+from fuprune.errors import InputError, first_line
 
 # Keeps the draws of `hold_out` apart from those that dealt the examples.
 _HOLD_OUT = 1
@@ -245,8 +245,9 @@ def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarra
     try:
         lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        text = str(error).splitlines()[0]
-        raise InputError(f"The partition {path} cannot be read ({text}).") from error
+        raise InputError(
+            f"The partition {path} cannot be read ({first_line(error)})."
+        ) from error
     parts = []
     holder = np.zeros(num_examples, np.int64)  # the line that listed it; 0 is none
     for number, line in enumerate(lines, 1):
@@ -338,13 +339,8 @@ def restrict(
 ) -> tuple[Dataset, list[np.ndarray]]:
     """Drops the examples that no client holds, and renumbers the parts to match.
 
-    Args:
-      dataset: N examples.
-      parts: For each client the indices of its examples; no index twice.
-
-    Returns:
-      The examples that some client holds, in their order, and the parts as int32
-      indices into them. If every example is held, both are as they were.
+    If every example is held, both are as they were; otherwise the others keep their
+    order, and the parts are int32 indices into them.
     """
     held = np.zeros(len(dataset.labels), bool)
     held[np.concatenate([np.asarray(part, np.int64) for part in parts])] = True

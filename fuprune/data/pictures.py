@@ -6,15 +6,15 @@ shortest side of any training picture, or what the user asks for. Pictures stay 
 all of them are; otherwise all become RGB (transparency is dropped).
 """
 
+import contextlib
 import io
-import pathlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fuprune.data.dataset import DamagedDataError
+from fuprune.errors import first_line
 
 _GREY = {"1", "L", "LA", "I;16", "I", "F"}
 
@@ -35,48 +35,27 @@ def choose_fit(headers: Iterable[tuple[int, int, str]], size: int | None) -> Fit
       headers: (width, height, Pillow mode) of every picture.
       size: The side that the user asks for, or None.
     """
-    seen = Counter(headers)
-    grey = all(mode in _GREY for _, _, mode in seen)
-    mode = "L" if grey else "RGB"
+    seen = set(headers)
+    mode = "L" if all(each in _GREY for _, _, each in seen) else "RGB"
     sizes = {(width, height) for width, height, _ in seen}
-    if size is not None:
-        return Fit(size, size, mode, True)
-    if len(sizes) == 1:
+    if size is None and len(sizes) == 1:
         ((width, height),) = sizes
         return Fit(height, width, mode, False)
-    side = min(min(pair) for pair in sizes)
+    side = size or min(min(pair) for pair in sizes)
     return Fit(side, side, mode, True)
 
 
 def read_header(source: Any, origin: object) -> tuple[int, int, str]:
-    """(width, height, mode) of a picture, without decoding it.
-
-    Args:
-      source: A path or the bytes of a picture file.
-      origin: What an error names.
-    """
-    with _open(source, origin) as picture:
+    """(width, height, mode) of a picture, a path or bytes, without decoding it."""
+    with open_picture(source, None, origin) as picture:
         return (*picture.size, picture.mode)
 
 
 def decode(source: Any, fit: Fit, origin: object) -> np.ndarray:
-    """One picture as [H, W, C] uint8.
-
-    Args:
-      source: A path or the bytes of a picture file.
-      fit: From `choose_fit`.
-      origin: What an error names.
-    """
+    """One picture, a path or bytes, as [H, W, C] uint8."""
     from PIL import Image
 
-    with _open(source, origin) as picture:
-        try:
-            if picture.mode != fit.mode:
-                picture = picture.convert(fit.mode)
-            else:
-                picture.load()
-        except (OSError, ValueError, SyntaxError) as error:
-            raise _unreadable(origin, error) from error
+    with open_picture(source, fit.mode, origin) as picture:
         width, height = picture.size
         if (width, height) != (fit.width, fit.height):
             if not fit.resize:
@@ -89,8 +68,7 @@ def decode(source: Any, fit: Fit, origin: object) -> np.ndarray:
             # Cut first: a filter at the border then sees nothing from outside.
             square = picture.crop((left, top, left + side, top + side))
             picture = square.resize((fit.width, fit.height), Image.Resampling.BILINEAR)
-        pixels = np.asarray(picture, np.uint8)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
+        return pixels(picture)
 
 
 def decode_all(sources: Sequence[Any], fit: Fit, origins: Sequence[object]):
@@ -102,26 +80,41 @@ def decode_all(sources: Sequence[Any], fit: Fit, origins: Sequence[object]):
     return images
 
 
-def _open(source: Any, origin: object):
-    from PIL import Image, UnidentifiedImageError
-
-    path_or_stream = source
-    if isinstance(source, bytes):
-        path_or_stream = io.BytesIO(source)
-    elif not isinstance(source, str | pathlib.Path):
-        raise DamagedDataError(f"{origin}: is not a picture but {type(source)}.")
-    try:
-        return Image.open(path_or_stream)
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        UnidentifiedImageError,
-        Image.DecompressionBombError,
-    ) as error:
-        raise _unreadable(origin, error) from error
+def pixels(picture: Any) -> np.ndarray:
+    """An opened picture as [H, W, C] uint8."""
+    found = np.asarray(picture, np.uint8)
+    return found if found.ndim == 3 else found[..., None]
 
 
-def _unreadable(origin: object, error: Exception) -> DamagedDataError:
-    text = str(error).splitlines() or [type(error).__name__]
-    return DamagedDataError(f"{origin}: is not a readable picture ({text[0][:150]}).")
+@contextlib.contextmanager
+def open_picture(source: Any, mode: str | None, origin: object) -> Iterator[Any]:
+    """A Pillow picture, decoded in a mode such as "RGB"; None leaves it undecoded.
+
+    Args:
+      source: A path or the bytes of a picture file.
+      mode: What to convert it to.
+      origin: What an error names.
+
+    Raises:
+      DamagedDataError: it is no picture, or not a whole one.
+    """
+    from PIL import Image
+
+    path_or_stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    with contextlib.ExitStack() as opened:
+        try:
+            picture = opened.enter_context(Image.open(path_or_stream))
+            if mode is not None:
+                picture.load()
+                picture = picture if picture.mode == mode else picture.convert(mode)
+        # UnidentifiedImageError is an OSError.
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombError,
+        ) as error:
+            raise DamagedDataError(
+                f"{origin}: is not a readable picture ({first_line(error)})."
+            ) from error
+        yield picture

@@ -1,14 +1,14 @@
 """From stored uint8 images to what a model sees, as functions of a key and a batch."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fuprune.data.augment import crop_and_flip, normalise
 
-Preprocess = Callable[[jax.Array, jax.Array], jax.Array]
+Preprocess = Callable[[Any, jax.Array], jax.Array]  # (key, uint8) -> float
 
 
 class Preprocessing(NamedTuple):
@@ -22,11 +22,6 @@ def to_float(key, images):
     """Images on the 0..1 scale, no augmentation; `key` is not used."""
     del key
     return images.astype(jnp.float32) / 255.0
-
-
-def crop_padding(shape: Sequence[int]) -> int:
-    """Pixels around an image [H, W, ...] for crops: CIFAR's four in 32, to scale."""
-    return max(1, min(shape[:2]) // 8)
 
 
 def make_preprocess(
@@ -46,15 +41,10 @@ def make_preprocess(
 def make_preprocessing(
     mean: Sequence[float], std: Sequence[float], shape: Sequence[int], *, augment: bool
 ) -> Preprocessing:
-    """How images [H, W, C] are prepared for a run, in evaluation and in training.
-
-    Args:
-      mean: of the colours.
-      std: their deviations.
-      shape: [H, W, ...] of the images.
-      augment: whether images of training are cropped and flipped.
-    """
+    """How images [H, W, C] are prepared for a run, in evaluation and in training."""
+    # CIFAR's four pixels around 32, to scale.
+    padding = max(1, min(shape[:2]) // 8)
     return Preprocessing(
         make_preprocess(mean, std),
-        make_preprocess(mean, std, augment=augment, padding=crop_padding(shape)),
+        make_preprocess(mean, std, augment=augment, padding=padding),
     )

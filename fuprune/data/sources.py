@@ -14,23 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuprune.data import folder_source, hf_source, named_sets, npz_source
-from fuprune.data.dataset import (
-    DamagedDataError,
-    Dataset,
-    DataUnavailableError,
-    LabelledSet,
-)
+from fuprune.data.cache import file_fingerprint
+from fuprune.data.dataset import Dataset, DataUnavailableError, LabelledSet
 from fuprune.errors import InputError
-
-__all__ = [
-    "DamagedDataError",
-    "DataUnavailableError",
-    "Dataset",
-    "class_names",
-    "column",
-    "load",
-    "num_classes",
-]
 
 
 class Scheme(NamedTuple):
@@ -41,13 +27,8 @@ class Scheme(NamedTuple):
     is_path: bool  # what follows the colon must exist on disk
 
 
-def _file_fingerprint(path: pathlib.Path) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
-
-
 SCHEMES = {
-    "npz": Scheme(npz_source.read, _file_fingerprint, True),
+    "npz": Scheme(npz_source.read, file_fingerprint, True),
     "folder": Scheme(folder_source.read, folder_source.fingerprint, True),
     # A name has no file whose date could tell: one reading serves the process.
     "hf": Scheme(hf_source.read, lambda name: None, False),

@@ -15,26 +15,19 @@ from typing import Any
 from fuprune.data import cifar, idx
 from fuprune.data.dataset import DataUnavailableError
 from fuprune.data.tfds_source import image_and_label_keys, import_tfds
+from fuprune.errors import first_line
 
 _MNIST_FAMILY = ("mnist", "fashion_mnist", "kmnist")
 
 
 def registered_names(name: str) -> tuple[str, ...]:
-    """The class names, or "0" to "U-1", of a set that TFDS knows, prepared or not.
-
-    Raises:
-      DataUnavailableError: TFDS does not know the name.
-    """
+    """The class names, or "0" to "U-1", of a set that TFDS knows, prepared or not."""
     info = import_tfds().builder(_registered(name).partition(":")[0]).info
     return tuple(info.features[image_and_label_keys(info, name)[1]].names)
 
 
 def addresses(name: str) -> list[str]:
-    """The URLs that TFDS would download a set from.
-
-    Raises:
-      DataUnavailableError: TFDS does not know the name.
-    """
+    """The URLs that TFDS would download a set from."""
     return list(_builder_class(_registered(name)).url_infos)
 
 
@@ -44,15 +37,10 @@ def prepare(name: str, data_dir: pathlib.Path) -> None:
     Raises:
       DataUnavailableError: one line saying why it did not succeed.
     """
-    tfds = import_tfds()
+    # The stock sets' sums are known to TFDS; one that is not is refused.
+    config = import_tfds().download.DownloadConfig(force_checksums_validation=True)
     try:
-        builder = _make_builder(name, data_dir)
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(
-                # The stock sets' sums are known to TFDS; one that is not is refused.
-                force_checksums_validation=True,
-            )
-        )
+        _make_builder(name, data_dir).download_and_prepare(download_config=config)
     except DataUnavailableError:
         raise
     except ImportError as error:
@@ -61,20 +49,18 @@ def prepare(name: str, data_dir: pathlib.Path) -> None:
         ) from error
     # TFDS lets through whatever its many parts raise.
     except Exception as error:
-        text = str(error).strip().splitlines() or [""]
         raise DataUnavailableError(
-            f"TFDS did not prepare it ({type(error).__name__}: {text[0][:200]})"
+            f"TFDS did not prepare it ({type(error).__name__}: {first_line(error)})"
         ) from error
 
 
 def _make_builder(name: str, data_dir: pathlib.Path) -> Any:
-    tfds = import_tfds()
     options = {"data_dir": str(data_dir), "file_format": "array_record"}
     if name in cifar.LAYOUTS:
         return _cifar_builder(name)(**options)
     if name in _MNIST_FAMILY:
         return _mnist_builder(name)(**options)
-    return tfds.builder(name, **options)
+    return import_tfds().builder(name, **options)
 
 
 def _cifar_builder(name: str) -> Any:
@@ -131,22 +117,19 @@ def _mnist_builder(name: str) -> Any:
 
         class WithoutTensorFlow(base):
             def _split_generators(self, dl_manager):
-                stems = {"train": "train", "test": "t10k"}
                 urls = {
                     split: {
-                        "images": f"{self.URL}{stem}-images-idx3-ubyte.gz",
-                        "labels": f"{self.URL}{stem}-labels-idx1-ubyte.gz",
+                        "images": f"{self.URL}{prefix}-images-idx3-ubyte.gz",
+                        "labels": f"{self.URL}{prefix}-labels-idx1-ubyte.gz",
                     }
-                    for split, stem in stems.items()
+                    for split, prefix in idx.PREFIXES.items()
                 }
-                files = dl_manager.download(urls)
-                return {split: self._examples(files[split]) for split in stems}
+                found = dl_manager.download(urls)
+                return {split: self._examples(files) for split, files in found.items()}
 
             def _examples(self, files):
-                pair = idx.Pair(
-                    pathlib.Path(files["images"]), pathlib.Path(files["labels"])
-                )
-                dataset = idx.read(pair, 10)
+                paths = {part: pathlib.Path(file) for part, file in files.items()}
+                dataset = idx.read(idx.Pair(**paths), 10)
                 for position, (image, label) in enumerate(zip(*dataset, strict=True)):
                     picture = Image.fromarray(image[..., 0])
                     yield position, {"image": picture, "label": int(label)}

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Iterator
 
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError
+from fuprune.errors import first_line
 
 
 def read_records(path: pathlib.Path) -> Iterator[bytes]:
@@ -35,8 +36,7 @@ def _array_records(path: pathlib.Path) -> Iterator[bytes]:
             reader.close()
     except (RuntimeError, ValueError, OSError) as error:
         raise DamagedDataError(
-            f"{path}: is not a whole array_record file "
-            f"({str(error).splitlines()[0][:200]})."
+            f"{path}: is not a whole array_record file ({first_line(error)})."
         ) from error
     yield from records
 

@@ -4,7 +4,6 @@ TFDS itself reads the descriptions; the records, array_record or TFRecord, are d
 with Pillow.
 """
 
-import io
 import logging
 import pathlib
 import re
@@ -20,8 +19,9 @@ from fuprune.data.dataset import (
     check,
     split_by_class,
 )
+from fuprune.data.pictures import open_picture, pixels
 from fuprune.data.tfds_records import read_records
-from fuprune.errors import InputError
+from fuprune.errors import InputError, first_line
 
 _LOGGER = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -37,11 +37,9 @@ class Prepared(NamedTuple):
 
 
 def find_prepared(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
-    """The newest prepared version of a set under a data directory, or None.
+    """The newest prepared version of a set, data_dir/set[/config]/version, or None.
 
-    Args:
-      name: As TFDS writes it: "set", "set/config", either with ":1.2.3" behind.
-      data_dir: Where sets lie as set[/config]/version.
+    Its name is as TFDS writes it: "set", "set/config", either with ":1.2.3" behind.
     """
     path, _, wanted = name.partition(":")
     root = data_dir / path
@@ -78,10 +76,6 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
     A set without a "test" split gives its "validation" split instead; one without
     either gives every fifth example of each class of "train" and keeps those out
     of it.
-
-    Args:
-      directory: set[/config]/version.
-      split: "train" or "test".
     """
     info = _info(directory)
     image_key, label_key = image_and_label_keys(info, directory)
@@ -156,9 +150,8 @@ def _info(directory: pathlib.Path) -> Any:
             raise ValueError("features.json is missing")
     # Whatever its JSON and protobuf readers raise, the file is what is wrong.
     except Exception as error:
-        text = str(error).strip().splitlines() or [type(error).__name__]
         raise DamagedDataError(
-            f"{directory}: is not a readable TFDS directory ({text[0][:200]})."
+            f"{directory}: is not a readable TFDS directory ({first_line(error)})."
         ) from error
     return info
 
@@ -213,19 +206,11 @@ def _parse(record: bytes, origin: str) -> Any:
 
 def _decode(features: Any, key: str, mode: str, origin: str) -> np.ndarray:
     """The image feature of one example -> [H, W, C] uint8."""
-    from PIL import Image
-
     values = features[key].bytes_list.value
-    try:
-        (blob,) = values
-        with Image.open(io.BytesIO(blob)) as picture:
-            same = picture.mode == mode
-            pixels = np.asarray(picture if same else picture.convert(mode))
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DamagedDataError(
-            f"{origin}: its image cannot be decoded ({str(error).splitlines()[0]})."
-        ) from error
-    return pixels if pixels.ndim == 3 else pixels[..., None]
+    if len(values) != 1:
+        raise DamagedDataError(f"{origin}: has {len(values)} images, but 1 is needed.")
+    with open_picture(values[0], mode, origin) as picture:
+        return pixels(picture)
 
 
 def _label(features: Any, key: str, origin: str) -> int:

@@ -2,18 +2,20 @@
 
 The weighted mean is FedAvg's; norm clipping (Sun et al. 2019), the coordinate median
 and the trimmed mean (Yin et al. 2018) bound what a few hostile clients can do. All of
-it is jnp on stacked updates, for use inside a round. `check_statistics`, on the host,
-says what is wrong with the class statistics that a client uploads.
+it is jnp, for use inside a round: `updates` is a pytree of arrays [M, ...], a row per
+client, `weights` is [M], usually numbers of examples, and a rule gives a pytree of
+arrays [...], zeros if every weight is zero. `check_statistics`, on the host, says what
+is wrong with the class statistics that a client uploads.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_choice
 from fuprune.errors import TooFewClientsError as TooFewClientsError
 
 RULES = ("mean", "clipped_mean", "median", "trimmed_mean")
@@ -37,8 +39,7 @@ PLAIN_MEAN = Aggregation()
 def check_aggregation(aggregation: Aggregation) -> None:
     """Raises ValueError, with what is allowed, unless every option makes sense."""
     rule, clip_norm, trim, max_norm, *_ = aggregation
-    if rule not in RULES:
-        raise InputError(f"rule is {rule!r}; choose one of {', '.join(RULES)}.")
+    check_choice("rule", rule, RULES)
     if not clip_norm > 0:
         raise InputError(f"clip_norm is {clip_norm}, but a norm must be positive.")
     _check_trim(trim)
@@ -50,14 +51,10 @@ def check_aggregation(aggregation: Aggregation) -> None:
 
 
 def update_norms(updates):
-    """L2 norm of each client's whole update.
+    """L2 norm of each client's whole update, [M] float32.
 
-    Args:
-        updates: pytree of arrays [M, ...], one row per client.
-
-    Returns:
-        [M] float32. Entries are scaled by the largest before they are squared, so a
-        finite update has a finite norm wherever float32 can hold it.
+    Entries are scaled by the largest before they are squared, so a finite update has a
+    finite norm wherever float32 can hold it.
     """
     rows = [
         jnp.reshape(leaf, (leaf.shape[0], -1)).astype(_accumulator(leaf))
@@ -75,14 +72,9 @@ def update_norms(updates):
 
 
 def admit(updates, *, max_norm=None):
-    """Which clients' updates are finite everywhere and of acceptable norm.
+    """Which clients' updates are finite everywhere and of acceptable norm; [M] bool.
 
-    Args:
-        updates: pytree of arrays [M, ...].
-        max_norm: largest L2 norm let in; None asks for finiteness only.
-
-    Returns:
-        [M] bool.
+    Without `max_norm`, the largest L2 norm let in, finiteness is all that is asked for.
     """
     spoiled = [
         jnp.any(~jnp.isfinite(jnp.reshape(leaf, (leaf.shape[0], -1))), axis=1)
@@ -101,13 +93,6 @@ def weighted_mean(updates, weights):
     """Mean of the updates, weighted: FedAvg's aggregation.
 
     A client of weight zero is ignored whatever it sent, NaN included.
-
-    Args:
-        updates: pytree of arrays [M, ...].
-        weights: [M], usually the clients' numbers of examples.
-
-    Returns:
-        pytree of arrays [...]; zeros where every weight is zero.
     """
     weights = jnp.where(_live(weights), weights, 0).astype(jnp.float32)
     shares = weights / jnp.maximum(jnp.sum(weights), jnp.finfo(jnp.float32).tiny)
@@ -125,15 +110,8 @@ def weighted_mean(updates, weights):
 def clipped_mean(updates, weights, *, clip_norm):
     """Weighted mean of updates scaled down to an L2 norm of at most `clip_norm`.
 
-    No client can move the mean by more than `clip_norm` times its share of the weight.
-
-    Args:
-        updates: pytree of arrays [M, ...].
-        weights: [M].
-        clip_norm: the largest norm, over the whole tree, that one client keeps.
-
-    Returns:
-        pytree of arrays [...].
+    The norm is over the whole tree. No client can move the mean by more than
+    `clip_norm` times its share of the weight.
     """
     norms = update_norms(updates)
     scales = jnp.where(norms > clip_norm, clip_norm / norms, 1.0)
@@ -151,13 +129,6 @@ def coordinate_median(updates, weights):
     One client, one vote: the size of a weight is ignored, since a number of examples
     is a claim that a hostile client is free to make. For an even number of clients it
     is the mean of the middle two. It holds against fewer than half of the clients.
-
-    Args:
-        updates: pytree of arrays [M, ...].
-        weights: [M]; only `weights > 0` matters.
-
-    Returns:
-        pytree of arrays [...]; zeros where every weight is zero.
     """
     live = _live(weights)
     voters = jnp.sum(live)
@@ -179,17 +150,9 @@ def coordinate_median(updates, weights):
 def trimmed_mean(updates, weights, *, trim=0.2):
     """Mean of every coordinate without its `trim` highest and `trim` lowest share.
 
-    Of n clients of positive weight, `floor(trim * n)` are cut at each end; the rest
-    count alike, as in `coordinate_median`. It holds while the hostile clients are no
-    more than those cut at one end.
-
-    Args:
-        updates: pytree of arrays [M, ...].
-        weights: [M]; only `weights > 0` matters.
-        trim: static share cut at each end, in [0, 0.5).
-
-    Returns:
-        pytree of arrays [...]; zeros where every weight is zero.
+    Of n clients of positive weight, `floor(trim * n)` are cut at each end, where `trim`
+    is static and in [0, 0.5); the rest count alike, as in `coordinate_median`. It holds
+    while the hostile clients are no more than those cut at one end.
     """
     _check_trim(trim)
     live = _live(weights)
@@ -218,16 +181,7 @@ def _check_trim(trim) -> None:
 
 
 def aggregate(updates, weights, aggregation: Aggregation = PLAIN_MEAN):
-    """Applies the rule to updates that were let in; others have weight zero.
-
-    Args:
-        updates: pytree of arrays [M, ...], finite where the weight is positive.
-        weights: [M].
-        aggregation: static; the rule and its parameters.
-
-    Returns:
-        pytree of arrays [...].
-    """
+    """Applies the rule to updates that were let in; others have weight zero."""
     check_aggregation(aggregation)
     if aggregation.rule == "mean":
         return weighted_mean(updates, weights)
@@ -238,23 +192,7 @@ def aggregate(updates, weights, aggregation: Aggregation = PLAIN_MEAN):
     return trimmed_mean(updates, weights, trim=aggregation.trim)
 
 
-class Statistics(Protocol):
-    """What `check_statistics` reads: `ClassActivations` has this form."""
-
-    @property
-    def total(self) -> Mapping[str, Any]:
-        """Layer -> [U, C_l] sums."""
-        ...
-
-    @property
-    def num_examples(self) -> Any:
-        """[U] counts."""
-        ...
-
-
-def check_statistics(
-    upload: Statistics, template: Statistics, client_size: int, *, clip=None
-) -> str | None:
+def check_statistics(upload, template, client_size: int, *, clip=None) -> str | None:
     """Says what is wrong with class statistics that came from outside, or None.
 
     It judges what a client measured, before any privacy noise: totals are sums of
@@ -306,14 +244,8 @@ def check_statistics(
 def check_tree(tree, template) -> str | None:
     """Says how a tree of arrays from outside differs from `template`, or None.
 
-    Args:
-        tree: anything.
-        template: arrays or `jax.ShapeDtypeStruct`s of the containers, names, shapes
-            and types that are expected.
-
-    Returns:
-        None, or one reason that is safe to log, as in `check_statistics`. Values are
-        not looked at.
+    Containers, names, shapes and types are compared, values are not looked at. The
+    reason is safe to log, as in `check_statistics`.
     """
     try:
         structure = jax.tree.structure(tree)

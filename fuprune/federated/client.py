@@ -1,24 +1,23 @@
 """What one client computes in a round, as pure client programs.
 
-`local_sgd` is FedAvg's client (E local epochs of mini-batch SGD), `local_gradient` is
+`local_sgd` is FedAvg's client (local steps of mini-batch SGD), `local_gradient` is
 FedSGD's (one gradient at the server's parameters), `local_statistics` recomputes
 BatchNorm statistics. Padding never enters a loss, a gradient or a statistic.
 
 Networks are called as `fuprune.models.adapt` says.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fuprune.data.preprocess import Preprocess
+from fuprune.federated.local_work import count_steps, local_work
 from fuprune.federated.objective import Objective, classification
 from fuprune.federated.program import Client, ClientProgram, Shared, Task
 from fuprune.models.wide import apply_together, clients_together
-
-Preprocess = Callable[[Any, jax.Array], jax.Array]  # (key, uint8) -> float
 
 
 class TrainContext(NamedTuple):
@@ -88,18 +87,23 @@ def make_loss(model, objective: Objective | None = None):
     objective = objective or classification()
 
     def loss(params, state, batch, context=()):
-        logits, updated = model.apply(
-            {"params": params, **state},
-            batch.images,
-            train=True,
-            mask=batch.mask,
-            mutable=["batch_stats"],
-            rngs=None if batch.key is None else {"dropout": batch.key},
-        )
+        logits, updated = _apply_in_training(model, {"params": params, **state}, batch)
         mean, total, correct = _score(objective, context, logits, batch)
         return mean, (total, correct, {**state, **updated})
 
     return loss
+
+
+def _apply_in_training(model, variables, batch: Batch):
+    """Logits [B, U], and the updated `batch_stats`."""
+    return model.apply(
+        variables,
+        batch.images,
+        train=True,
+        mask=batch.mask,
+        mutable=["batch_stats"],
+        rngs=None if batch.key is None else {"dropout": batch.key},
+    )
 
 
 def make_loss_together(model, objective: Objective):
@@ -143,12 +147,24 @@ def local_sgd(
     max_length: int,
     preprocess: Preprocess,
     objective: Objective,
+    local_steps: int = 0,
 ) -> ClientProgram:
-    """FedAvg's client: `local_epochs` shuffled passes of mini-batch SGD.
+    """FedAvg's client: mini-batch SGD over `local_epochs` shuffled passes.
+
+    It stops after `local_steps` steps if that is sooner (0: never), as in the analyses
+    of FedAvg with K local steps (Li et al. 2020). The batches are the first of those
+    without a bound. The bound changes what is seen, and not what the client weighs:
+    `num_examples` is the number of its images.
 
     `finish` gives `((), ClientUpdate)` with the parameter change. Networks that can
     stand side by side take their steps together under the backend `wide`.
     """
+    work = local_work(local_epochs=local_epochs, local_steps=local_steps)
+    most = count_steps(max_length, batch_size=batch_size, local_epochs=local_epochs)
+    if local_steps >= most:
+        # Nobody comes to the bound. Without it the program is that of no bound, also to
+        # the compiler, which may round differently in another one.
+        work["local_steps"] = 0
     padded = -(-max_length // batch_size) * batch_size
     grad, grad_together = (
         jax.value_and_grad(make(model, objective), has_aux=True)
@@ -217,9 +233,11 @@ def local_sgd(
         return (), ClientUpdate(change, stats, examples, loss_sum, correct, seen)
 
     def num_steps(client):
-        return local_epochs * batches(client)
+        return count_steps(client.length, batch_size=batch_size, **work)
 
     arguments = dict(local_epochs=local_epochs, batch_size=batch_size)
+    if local_steps:
+        arguments["local_steps"] = local_steps
     task = Task("local_sgd", model, arguments)
     program = ClientProgram(num_steps, init, step, finish, task=task)
     together = clients_together(model)
@@ -356,15 +374,8 @@ def batch_moments(model, variables, batch: Batch):
     zeros = jax.tree.map(jnp.zeros_like, variables["batch_stats"])
 
     def after(running):
-        _, new = model.apply(
-            {**variables, "batch_stats": running},
-            batch.images,
-            train=True,
-            mask=batch.mask,
-            mutable=["batch_stats"],
-            rngs=None if batch.key is None else {"dropout": batch.key},
-        )
-        return new["batch_stats"]
+        given = {**variables, "batch_stats": running}
+        return _apply_in_training(model, given, batch)[1]["batch_stats"]
 
     # What is kept of the old statistics, the momentum, is the derivative by them; in a
     # batch of nothing but padding it is 1.
@@ -372,27 +383,23 @@ def batch_moments(model, variables, batch: Batch):
     exact = jax.tree.map(
         lambda x, m: jnp.where(m < 1, x / jnp.where(m < 1, 1 - m, 1), 0), found, kept
     )
-
-    def second(tree):
-        if isinstance(tree, dict) and set(tree) == {"mean", "var"}:
-            return {"mean": tree["mean"], "var": tree["var"] + tree["mean"] ** 2}
-        return {name: second(child) for name, child in tree.items()}
-
-    return second(exact)
+    return _with_variances(lambda mean, variance: variance + mean**2, exact)
 
 
 def statistics_from_moments(total, examples):
     """Pooled mean and variance from the sums of `local_statistics`."""
-    mean = jax.tree.map(lambda t: t / jnp.maximum(examples, 1.0), total)
+    moments = jax.tree.map(lambda t: t / jnp.maximum(examples, 1.0), total)
+    # E[x^2] - E[x]^2; rounding can leave a little less than zero.
+    return _with_variances(
+        lambda mean, square: jnp.maximum(square - mean**2, 0.0), moments
+    )
 
-    def finish(tree):
-        if isinstance(tree, dict) and set(tree) == {"mean", "var"}:
-            # E[x^2] - E[x]^2; rounding can leave a little less than zero.
-            variance = jnp.maximum(tree["var"] - tree["mean"] ** 2, 0.0)
-            return {"mean": tree["mean"], "var": variance}
-        return {name: finish(child) for name, child in tree.items()}
 
-    return finish(mean)
+def _with_variances(change, tree):
+    """A tree like `batch_stats` with `change(mean, var)` in the place of each `var`."""
+    if isinstance(tree, dict) and set(tree) == {"mean", "var"}:
+        return {"mean": tree["mean"], "var": change(tree["mean"], tree["var"])}
+    return {name: _with_variances(change, child) for name, child in tree.items()}
 
 
 def _with_local_stats(context: TrainContext, client: Client):

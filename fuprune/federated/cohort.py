@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fuprune.errors import InputError
+from fuprune.errors import check_choice
 from fuprune.federated.program import (
     Client,
     ClientProgram,
@@ -71,10 +71,7 @@ def resolve_backend(
     `shard_map` iterates over its share. The counts are those of the devices and
     processes that take part; all of them by default.
     """
-    if backend not in BACKENDS:
-        raise InputError(
-            f"backend {backend!r} is unknown; choose one of {', '.join(BACKENDS)}"
-        )
+    check_choice("backend", backend, BACKENDS)
     platform = platform or jax.default_backend()
     devices = jax.device_count() if device_count is None else device_count
     processes = jax.process_count() if process_count is None else process_count
@@ -126,13 +123,10 @@ def for_each_client(
 
 
 def for_one_client(program: ClientProgram) -> CohortFn:
-    """Run the client's part of `program` on one client, by a host loop.
+    """Run the client's part of `program`, without `receive`, on one client.
 
-    It is for a process that has one client and no cohort: no axis of clients is added,
-    and nothing is compiled but the program's three functions.
-
-    Returns:
-      `run(shared, client) -> (total, each)`, as `program.finish` gives them.
+    It is for a process that has one client and no cohort: a host loop without an axis
+    of clients, and nothing is compiled but the program's three functions.
     """
     init, step = jax.jit(program.init), jax.jit(program.step, donate_argnums=2)
     finish = jax.jit(program.finish)
@@ -281,32 +275,30 @@ def _make_loop(program: ClientProgram) -> CohortFn:
             del pools[place]
 
     def run(shared, clients):
-        devices = jax.local_devices()
         size = clients.length.shape[0]
         host = jax.device_get(clients)
-        devices = devices[: max(1, min(len(devices), size))]
-        context = [jax.device_put(shared.context, d) for d in devices]
+        devices = jax.local_devices()[:size]
         local = [
-            Shared(on_device(shared.images, d), on_device(shared.labels, d), c)
-            for d, c in zip(devices, context, strict=True)
+            Shared(
+                on_device(shared.images, device),
+                on_device(shared.labels, device),
+                jax.device_put(shared.context, device),
+            )
+            for device in devices
         ]
         totals: list[Any] = [None] * len(devices)
         each: list[Any] = [None] * size
         # Client i of every device is advanced step by step side by side, so that each
         # device's queue always holds work: dispatch is asynchronous.
         for start in range(0, size, len(devices)):
-            group = range(start, min(start + len(devices), size))
-            here = [
-                jax.device_put(
-                    jax.tree.map(lambda x, i=i: x[i], host), devices[i - start]
-                )
-                for i in group
+            group = [
+                Client(*(x[i] for x in host))
+                for i in range(start, min(start + len(devices), size))
             ]
+            steps = [int(program.num_steps(client)) for client in group]
             # The last group may have fewer clients than there are devices.
-            carries = [init(s, c) for s, c in zip(local, here, strict=False)]
-            steps = [
-                int(program.num_steps(Client(*(x[i] for x in host)))) for i in group
-            ]
+            here = list(map(jax.device_put, group, devices))
+            carries = list(map(init, local, here))
             for j in range(max(steps)):
                 for d, client in enumerate(here):
                     if j < steps[d]:
@@ -316,10 +308,7 @@ def _make_loop(program: ClientProgram) -> CohortFn:
                 totals[d] = total if totals[d] is None else add(totals[d], total)
         # Devices have added up their own clients; their few totals meet on the first.
         home = devices[0]
-        gathered = [jax.device_put(t, home) for t in totals if t is not None]
-        total = gathered[0]
-        for other in gathered[1:]:
-            total = add(total, other)
+        total = functools.reduce(add, [jax.device_put(t, home) for t in totals])
         each = jax.device_put(each, home)
         return total, jax.tree.map(lambda *x: jnp.stack(x), *each)
 

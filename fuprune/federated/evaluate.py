@@ -101,12 +101,11 @@ def make_evaluator(
     # Padding has the label U, one past the last class, and falls outside the matrix.
     labels = np.concatenate([dataset.labels, np.full(padding, num_classes, np.int32)])
     sharding = None if mesh is None else NamedSharding(mesh, P(AXIS))
-    images = [
-        _place(images[i : i + batch_size], sharding)
-        for i in range(0, len(images), batch_size)
-    ]
-    labels = [
-        _place(labels[i : i + batch_size].astype(np.int32), sharding)
+    placed = [
+        (
+            _place(images[i : i + batch_size], sharding),
+            _place(labels[i : i + batch_size].astype(np.int32), sharding),
+        )
         for i in range(0, len(labels), batch_size)
     ]
     batch_result = _make_count(adapt(model), num_classes, preprocess, mesh)
@@ -114,10 +113,7 @@ def make_evaluator(
     def evaluate(variables) -> Evaluation:
         if mesh is not None:
             variables = on_mesh(variables, mesh)
-        results = [
-            batch_result(variables, x, y) for x, y in zip(images, labels, strict=True)
-        ]
-        matrices, losses = _fetch(results)
+        matrices, losses = _fetch([batch_result(variables, *batch) for batch in placed])
         matrices = matrices.reshape(-1, num_classes, num_classes)
         # A matrix per batch, and with a mesh one per device.
         confusion = np.asarray(matrices).sum(axis=0, dtype=np.int64)
@@ -165,10 +161,11 @@ def _make_count(model, num_classes, preprocess, mesh):
 
 def _fetch(results):
     """Stacked matrices and losses of all batches on every host."""
-    matrices, losses = (jnp.stack(x) for x in zip(*results, strict=True))
-    if not matrices.is_fully_addressable:
-        return multihost_utils.process_allgather((matrices, losses), tiled=True)
-    return jax.device_get((matrices, losses))
+    if results[0][0].is_fully_addressable:
+        # Stacked on the host, where it is no program.
+        return tuple(map(np.stack, zip(*jax.device_get(results), strict=True)))
+    stacked = tuple(jnp.stack(x) for x in zip(*results, strict=True))
+    return multihost_utils.process_allgather(stacked, tiled=True)
 
 
 def _place(x, sharding):

@@ -11,18 +11,17 @@ part).
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fuprune.data.preprocess import to_float
+from fuprune.data.preprocess import Preprocess, to_float
 from fuprune.errors import InputError
 from fuprune.federated import aggregate
 from fuprune.federated.aggregate import PLAIN_MEAN, Aggregation
 from fuprune.federated.client import (
-    Preprocess,
     TrainContext,
     local_gradient,
     local_sgd,
@@ -31,6 +30,7 @@ from fuprune.federated.client import (
     statistics_from_moments,
 )
 from fuprune.federated.cohort import clients_of, for_each_client, resolve_backend
+from fuprune.federated.local_work import LocalWork, local_work
 from fuprune.federated.objective import Objective, as_objective, classification
 from fuprune.federated.program import ClientProgram, Shared, Transport
 from fuprune.federated.sharded import make_client_mesh, on_mesh
@@ -70,6 +70,7 @@ class RoundInfo(NamedTuple):
     loss: jax.Array  # [] mean over the examples trained on
     accuracy: jax.Array  # [] on the same examples, in training mode
     examples: jax.Array  # [] weight of the accepted clients
+    seen: jax.Array  # [] images that they trained on; every epoch counts
     participants: jax.Array  # [] int32, accepted clients that hold data
     rejected: jax.Array  # [M] bool, turned away
     clients: jax.Array  # [M] int32, ids
@@ -88,7 +89,6 @@ def fed_avg(
     model,
     *,
     client_optimizer: optax.GradientTransformation,
-    local_epochs: int = 1,
     batch_size: int = 32,
     server_optimizer: optax.GradientTransformation | None = None,
     schedule: Callable[[Any], Any] | None = None,
@@ -98,17 +98,18 @@ def fed_avg(
     bn: str | LocalBatchNorm = "aggregate",
     backend: str | Transport = "auto",
     mesh=None,
+    **work: Unpack[LocalWork],
 ) -> FedAlgorithm:
     """Federated averaging (McMahan et al. 2017).
 
     Clients start from the server's parameters with a fresh optimiser, train
-    `local_epochs` epochs, and send their parameter change; the server applies the mean
-    weighted by examples through `server_optimizer` (default: as it is).
+    `local_epochs` epochs or `local_steps` steps, and send their parameter change; the
+    server applies the mean weighted by the clients' numbers of images, however many
+    they saw, through `server_optimizer` (default: as it is).
 
     Args:
       model: any network that `models.adapt.adapt` takes.
       client_optimizer: any optax optimiser.
-      local_epochs: E.
       batch_size: B of local SGD.
       server_optimizer: fed the negative mean change as gradient; `sgd(1.0)` is FedAvg.
       schedule: round number -> factor on the client's learning rate.
@@ -121,7 +122,10 @@ def fed_avg(
       backend: how the cohort is iterated, one of `cohort.BACKENDS`, or a
         `program.Transport`.
       mesh: devices for `shard_map`; all by default.
+      **work: `local_epochs`, E, by default 1; and `local_steps`, K, at most this many
+        steps per client and round, by default 0, which takes all of the E epochs.
     """
+    work = local_work(**work)
     network = adapt(model)
     goal = as_objective(objective or classification())
     server_optimizer = server_optimizer or optax.sgd(1.0)
@@ -130,11 +134,11 @@ def fed_avg(
         return local_sgd(
             network,
             client_optimizer,
-            local_epochs=local_epochs,
             batch_size=batch_size,
             max_length=max_length,
             preprocess=preprocess,
             objective=goal,
+            **work,
         )
 
     def against(change, opt_state, params):
@@ -375,6 +379,7 @@ def _make_finish_round(server_optimizer, aggregation: Aggregation):
             loss=total.loss_sum / seen,
             accuracy=total.correct / seen,
             examples=total.weight,
+            seen=total.seen,
             participants=jnp.sum(each.weight > 0).astype(jnp.int32),
             rejected=~each.accepted,
             clients=ids,

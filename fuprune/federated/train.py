@@ -121,6 +121,7 @@ def iterate(
             "train_accuracy": float(seen.accuracy),
             "participants": int(seen.participants),
             "examples": float(seen.examples),
+            "images": float(seen.seen),
         }
         if not np.isfinite(metrics["loss"]):
             # NaN compares with nothing; a diverged round is to look worst, not

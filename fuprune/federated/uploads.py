@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fuprune.data.preprocess import Preprocess
 from fuprune.federated.aggregate import Aggregation, admit
 from fuprune.federated.client import (
     ClientUpdate,
-    Preprocess,
     gather_batch,
     make_loss,
     shuffled_positions,
@@ -49,10 +49,7 @@ def receive_uploads(
 ) -> ClientProgram:
     """`program` with each `ClientUpdate` checked and turned into `(Total, Upload)`.
 
-    Args:
-      program: `finish` gives `((), ClientUpdate)`.
-      aggregation: the rule, the bound on norms, and simulated faults.
-      keep_statistics: whether each client's BatchNorm statistics are needed.
+    `keep_statistics` says whether each client's BatchNorm statistics are needed.
     """
     # A mean can be summed up client by client; other rules need all updates at once.
     stacked = aggregation.rule != "mean"
@@ -96,7 +93,9 @@ def _is_acceptable(sent: ClientUpdate, client: Client, max_norm):
     bounded = math.isfinite(max_norm)
     small = admit(stacked[0], max_norm=max_norm)[0] if bounded else True
     honest = (sent.num_examples >= 0) & (sent.num_examples <= client.length)
-    return finite & small & honest & jnp.isfinite(sent.loss_sum)
+    # Counts that are no numbers would spoil the round's own.
+    counted = jnp.isfinite(sent.loss_sum) & jnp.isfinite(sent.seen)
+    return finite & small & honest & counted
 
 
 def fuse_gradients(
@@ -111,14 +110,8 @@ def fuse_gradients(
 
     `vmap` over clients with shared parameters folds their images into one batch for
     every convolution, forward and backward, while BatchNorm reduces over each client's
-    own images.
-
-    Args:
-      program: FedSGD's client, for backends other than `vmap`.
-      model: the network.
-      take: examples drawn from each client.
-      preprocess: `(key, uint8 images) -> float images`.
-      objective: what clients minimise.
+    own images. Of each client `take` examples are drawn; `program`, FedSGD's client,
+    serves backends other than `vmap`.
     """
     loss_fn = make_loss(model, objective)
 

@@ -16,20 +16,13 @@ from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL
 
 Answer = tuple[dict[str, Any], Any]
+Handler = Callable[[Mapping[str, Any], Any, Node], Answer]
 
 
 def answer(kind: str, header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
-    """What a client replies to one message.
+    """The header and the arrays that a client replies to a message of one of `KINDS`.
 
-    Args:
-      kind: of the message, one of `KINDS`.
-      header: of the request.
-      tree: the arrays of the request.
-      node: the client.
-
-    Returns:
-      The header and the arrays of the reply. A request that cannot be answered gives
-      a header with `problem`, one line.
+    A request that cannot be answered gives a header with `problem`, one line.
     """
     reply: dict[str, Any] = {
         "request": header.get("request"),
@@ -102,39 +95,25 @@ def _evaluate(header, tree, node: Node) -> Answer:
     return work.evaluate(header, tree, node)
 
 
-def _secure_keys(header, tree, node: Node) -> Answer:
-    from fuprune.flower import secure
+def _secure(step: str) -> Handler:
+    """The answer to one of the messages of a secure sum that need no images."""
 
-    del tree
-    return secure.publish_keys(header.get("secure"), node), None
+    def handle(header, tree, node: Node) -> Answer:
+        from fuprune.flower import secure
 
+        del tree
+        steps = {
+            "keys": secure.publish_keys,
+            "shares": secure.seal_shares,
+            "reveal": secure.reveal,
+        }
+        return steps[step](header.get("secure"), node), None
 
-def _secure_shares(header, tree, node: Node) -> Answer:
-    from fuprune.flower import secure
-
-    del tree
-    return secure.seal_shares(header.get("secure"), node), None
-
-
-def _secure_reveal(header, tree, node: Node) -> Answer:
-    from fuprune.flower import secure
-
-    del tree
-    return secure.reveal(header.get("secure"), node), None
+    return handle
 
 
-# Those whose answer needs none of the client's images, which are then not loaded.
-WITHOUT_DATA = frozenset(
-    f"query.{name}"
-    for name in ("forget", "secure_keys", "secure_shares", "secure_reveal")
-)
-# Those that run a program of JAX's.
-WITH_PROGRAMS = frozenset(
-    ("train", "evaluate")
-    + tuple(f"query.{name}" for name in ("class_statistics", "sums", "relabel"))
-)
 # Flower's message types; what follows the dot is the name of the handler.
-KINDS: Mapping[str, Callable[[Mapping[str, Any], Any, Node], Answer]] = {
+KINDS: Mapping[str, Handler] = {
     "train": _task,
     "evaluate": _evaluate,
     "query.hello": _hello,
@@ -142,7 +121,13 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], Any, Node], Answer]] = {
     "query.class_statistics": _task,
     "query.sums": _task,
     "query.relabel": _task,
-    "query.secure_keys": _secure_keys,
-    "query.secure_shares": _secure_shares,
-    "query.secure_reveal": _secure_reveal,
+    "query.secure_keys": _secure("keys"),
+    "query.secure_shares": _secure("shares"),
+    "query.secure_reveal": _secure("reveal"),
 }
+# Those that run a program of JAX's.
+WITH_PROGRAMS = frozenset(k for k, h in KINDS.items() if h in (_task, _evaluate))
+# Those whose answer needs none of the client's images, which are then not loaded.
+WITHOUT_DATA = frozenset(
+    kind for kind in KINDS if kind.startswith(("query.forget", "query.secure_"))
+)

@@ -27,7 +27,6 @@ from fuprune.run.assembly import initial_variables
 from fuprune.unlearning.activations import pooled_convolutions
 from fuprune.unlearning.protocol import UnlearnError
 
-Model = tuple[Any, Any]  # network and variables
 NOT_CHECKED = (
     "Not checked, because it needs clients' data or a retrained model: membership of "
     "the forgotten images, how fast they are relearned, the distance to retraining. A "
@@ -49,16 +48,8 @@ def write_report(
 ) -> Path:
     """Writes `report.md` and `report.json` of an order; the path of the first.
 
-    Args:
-      folder: of the order.
-      order: what was ordered.
-      method: how it was forgotten.
-      before: what `measure` found.
-      after: the same for the model that the method made.
-      untrained: what `measure_untrained` found.
-      test_images: how many images that was on.
-      roster: who confirmed.
-      facts: of the method, JSON-able.
+    `before` and `after` are what `measure` found, on so many test images, `untrained`
+    is what `measure_untrained` found, and `facts` are the method's, JSON-able.
     """
     content = {
         "order": order.order,
@@ -83,22 +74,27 @@ def write_report(
 def measure(
     model: Any, variables: Any, evaluation: Evaluation, order: Entry, federation: Any
 ) -> dict[str, Any]:
-    """What the server's test set shows of a model.
+    """What the server's test set shows of a model: a column of the report, JSON-able.
 
-    Args:
-      model: the network.
-      variables: its variables.
-      evaluation: on the test set.
-      order: what is forgotten; a class is also probed for.
-      federation: `test` and `prepare` are used.
-
-    Returns:
-      JSON-able, the numbers of one column of the report.
+    A class is also probed for, on the federation's `test` images.
     """
-    row = _row((model, variables), evaluation, order)
-    if order.classes:
-        row["probe"] = probe(model, variables, federation, order.classes)
-    return row
+    row: dict[str, Any] = {"parameters": count_parameters(variables)}
+    if not order.classes:
+        # The server holds nothing of what other orders name.
+        return row | {"accuracy": round(evaluation.accuracy, 4)}
+    named = list(order.classes)
+    return row | {
+        "forgotten_accuracy": round(evaluation.accuracy_on(order.classes), 4),
+        "remaining_accuracy": round(evaluation.accuracy_without(order.classes), 4),
+        "forgotten_images": int(evaluation.confusion[named].sum()),
+        "answers_forgotten": int(evaluation.confusion[:, named].sum()),
+        "probe": probe(model, variables, federation, order.classes),
+    }
+
+
+def count_parameters(variables: Any) -> int:
+    """How many numbers a network learns."""
+    return sum(int(np.size(x)) for x in jax.tree.leaves(variables["params"]))
 
 
 def measure_untrained(
@@ -150,21 +146,6 @@ def _features(model, prepare):
         return list(pooled.values())[-1] if pooled else None
 
     return features
-
-
-def _row(model: Model, evaluation: Evaluation, order: Entry) -> dict[str, Any]:
-    params = jax.tree.leaves(model[1]["params"])
-    row: dict[str, Any] = {"parameters": sum(int(np.size(x)) for x in params)}
-    if not order.classes:
-        # The server holds nothing of what other orders name.
-        return row | {"accuracy": round(evaluation.accuracy, 4)}
-    named = list(order.classes)
-    return row | {
-        "forgotten_accuracy": round(evaluation.accuracy_on(order.classes), 4),
-        "remaining_accuracy": round(evaluation.accuracy_without(order.classes), 4),
-        "forgotten_images": int(evaluation.confusion[named].sum()),
-        "answers_forgotten": int(evaluation.confusion[:, named].sum()),
-    }
 
 
 def verdict(content: dict[str, Any]) -> str:

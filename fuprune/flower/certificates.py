@@ -29,12 +29,8 @@ def make_certificates(
 ) -> None:
     """Makes what is missing in `folder`.
 
-    Args:
-      folder: `ca.key`, `ca.crt`, `superlink.key`, `superlink.crt`, `node-0`,
-        `node-0.pub`, ... in it.
-      hosts: names and addresses of the SuperLink.
-      nodes: how many SuperNodes get a key.
-      days: for which certificates are valid.
+    There will be `ca.key`, `ca.crt`, `superlink.key` and `superlink.crt` for the names
+    and addresses in `hosts`, and `node-0`, `node-0.pub` and so on for SuperNodes.
 
     Raises:
       InputError: a host or a number makes no sense.
@@ -135,24 +131,19 @@ def _make_node_key(path: Path) -> None:
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    write_whole(path, private, mode=0o600)
+    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
     write_whole(path.with_suffix(".pub"), public + b"\n")
 
 
 def _write_pair(folder: Path, name: str, key, certificate: x509.Certificate) -> None:
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    write_whole(folder / f"{name}.key", private, mode=0o600)
+    _write_private(folder / f"{name}.key", key, serialization.PrivateFormat.PKCS8)
     public = certificate.public_bytes(serialization.Encoding.PEM)
     write_whole(folder / f"{name}.crt", public)
+
+
+def _write_private(path: Path, key, form: serialization.PrivateFormat) -> None:
+    pem, unlocked = serialization.Encoding.PEM, serialization.NoEncryption()
+    write_whole(path, key.private_bytes(pem, form, unlocked), mode=0o600)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ restart loses one; every later request of every run carries all orders along.
 import concurrent.futures
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -76,11 +77,7 @@ def check_entry(
 ) -> Entry:
     """The order with its numbers sorted, if this federation can have such a one.
 
-    Args:
-      entry: the order.
-      num_classes: U.
-      num_clients: K.
-      sizes: images of each client, as far as they are known.
+    `sizes` are the images of each client, as far as they are known.
 
     Raises:
       InputError: it names nothing, several kinds, or what does not exist.
@@ -122,11 +119,7 @@ def check_entry(
 
 
 def open_order(workdir: Path, entry: Entry) -> Entry:
-    """Enters an order, or finds the same one again after an interruption.
-
-    Args:
-      workdir: of the server.
-      entry: from `check_entry`.
+    """Enters an order that was checked, or finds it again after an interruption.
 
     Raises:
       InputError: the id was used for something else.
@@ -157,27 +150,20 @@ def close_order(workdir: Path, name: str) -> dict[str, Entry]:
     return read(workdir)
 
 
-def confirm(workdir: Path, name: str, roster: Any) -> None:
-    """Enters which clients have an order in their log, and which know it as closed."""
+def confirm(workdir: Path, roster: Any) -> None:
+    """Enters which clients have an order in their log, and which know it as closed.
+
+    Of every order: clients that were away hear of it by any request.
+    """
     rows = _rows(workdir)
-    for row in rows:
-        if row["order"] != name:
-            continue
-        for field, known in (
-            ("confirmed", roster.confirmed),
-            ("closed_by", roster.closed),
-        ):
-            for client, names in known.items():
-                if name in names:
-                    # The first confirmation counts; clients repeat it in every answer.
-                    row[field].setdefault(str(client), _now())
-    _write(workdir, rows)
-
-
-def confirm_all(workdir: Path, roster: Any) -> None:
-    """`confirm` for every order: clients that were away hear of it by any request."""
-    for name in read(workdir):
-        confirm(workdir, name, roster)
+    known = {"confirmed": roster.confirmed, "closed_by": roster.closed}
+    for row, (field, orders) in itertools.product(rows, known.items()):
+        for client, names in orders.items():
+            if row["order"] in names:
+                # The first confirmation counts; clients repeat it in every answer.
+                row[field].setdefault(str(client), _now())
+    if rows:
+        _write(workdir, rows)
 
 
 def holders(roster: Any, name: str) -> list[int]:
@@ -199,7 +185,7 @@ def send(workdir: Path, name: str, roster: Any) -> None:
     """Tells everybody who is there; the others hear of it with their next request."""
     present = roster.reachable()
     roster.exchange("query.forget", {k: ({"order": name}, None) for k in present})
-    confirm(workdir, name, roster)
+    confirm(workdir, roster)
     _LOGGER.info(
         "order %s is %s, and in the logs of clients %s",
         name,

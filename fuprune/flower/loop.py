@@ -6,10 +6,11 @@ on disk before it is sent, so a server that was killed goes on where it was: sta
 same run again.
 """
 
+import collections
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ from fuprune.federated.evaluate import Evaluation, make_evaluator
 from fuprune.federated.train import FitResult, Step, iterate
 from fuprune.files import write_whole
 from fuprune.flower import ledger
-from fuprune.flower.audit import measure, measure_untrained, write_report
+from fuprune.flower.audit import (
+    count_parameters,
+    measure,
+    measure_untrained,
+    write_report,
+)
 from fuprune.flower.progress import log_messages, log_round
 from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
@@ -73,9 +79,10 @@ def train(session: Session) -> None:
     )
     _publish(session, "train", model, fit.state.variables)
     accuracy = _evaluate(session, model, fit.state.variables).accuracy
-    rounds = budget.rounds
     _LOGGER.info(
-        "%d rounds are trained: %.1f%% of the test set is right", rounds, 100 * accuracy
+        "%d rounds are trained: %.1f%% of the test set is right",
+        budget.schedule.rounds,
+        100 * accuracy,
     )
 
 
@@ -90,7 +97,7 @@ def forget(session: Session) -> Path:
     if settings.method in UNAVAILABLE:
         raise InputError(
             f"{settings.method} cannot run over a federation: "
-            f"{UNAVAILABLE.get(settings.method)}; choose class_pruning, for example."
+            f"{UNAVAILABLE[settings.method]}; choose class_pruning, for example."
         )
     roster = session.clients.roster
     wanted = ledger.check_entry(
@@ -129,12 +136,7 @@ def _report(
 ) -> Path:
     """Tells clients that an order is closed, and writes what the server can check.
 
-    Args:
-      session: the run.
-      order: that was carried out.
-      folder: its own.
-      made: the network and the variables that the method gave.
-      facts: of the method.
+    `made` is the network and the variables that the method gave.
     """
     roster = session.clients.roster
     with ledger.sending(session.workdir, order.order, roster):
@@ -157,7 +159,6 @@ def _keep_before(session: Session, order: ledger.Entry, folder: Path, *model) ->
     """Keeps what the model shows before it is changed, also for a resumed run."""
     file = folder / BEFORE_FILE
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(_measure(session, order, *model)) + "\n")
 
 
@@ -222,7 +223,8 @@ def _run_method(
                 "distillation sends a second network with every request, which the "
                 "federation does not do; set fine_tune.distill_weight=0."
             )
-        _LOGGER.info("a model of %s parameters goes out", f"{_size(variables):,}")
+        parameters = f"{count_parameters(variables):,}"
+        _LOGGER.info("a model of %s parameters goes out", parameters)
         return _fit(session, unit, model, variables, data, budget, key=key)
 
     result = method(
@@ -238,17 +240,17 @@ def _run_method(
     facts = {
         "rounds": 0 if result.fit is None else len(result.fit.history),
         "statistics_bytes": int(result.upload_bytes),
-        "cut": {
-            layer: len(channels)
-            for cut in notes.get("cuts", [])
-            for layer, channels in cut["cut"].items()
-        },
+        "cut": channels_cut(notes.get("cuts", [])),
     }
     return (result.model, result.variables), facts
 
 
-def _size(variables) -> int:
-    return sum(int(np.size(x)) for x in jax.tree.leaves(variables["params"]))
+def channels_cut(cuts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many channels each layer lost, over the cuts of all classes."""
+    lost = collections.Counter()
+    for cut in cuts:
+        lost.update({layer: len(channels) for layer, channels in cut["cut"].items()})
+    return dict(lost)
 
 
 def _replay_options(session: Session, model, variables) -> dict[str, Any]:
@@ -279,16 +281,14 @@ def _fit(
     Every `interval` rounds, the models of server and clients are kept, for fed_eraser.
     """
     config, folder = session.config, session.workdir / unit
-    clients = session.clients.under(learning_rate=float(budget.learning_rate))
+    schedule = budget.schedule
+    clients = session.clients.under(learning_rate=float(schedule.learning_rate))
     algorithm = assembly.make_algorithm(
         config,
         model,
         session.federation._replace(data=data),
         _runtime(session, clients),
-        learning_rate=budget.learning_rate,
-        schedule=budget.schedule,
-        rounds=budget.rounds,
-        warmup=budget.warmup,
+        schedule,
         keep_updates=interval > 0,
     )
     state = algorithm.init(variables)
@@ -306,7 +306,7 @@ def _fit(
         data,
         key=key,
         cohort_size=min(config.train.cohort, data.num_clients),
-        rounds=budget.rounds,
+        rounds=schedule.rounds,
         start=start,
         evaluate=lambda w: {"accuracy": evaluate(w).accuracy},
         evaluate_every=budget.is_due,
@@ -322,7 +322,7 @@ def _fit(
         state = step.state
         _save(folder, step.record.round_number, state, model, data, key)
         history.append(step.record)
-        log_round(folder, step.record, budget.rounds)
+        log_round(folder, step.record, schedule.rounds)
     return FitResult(state, history, None)
 
 
@@ -436,7 +436,7 @@ def run(roster: Roster, settings: Settings) -> None:
     try:
         done = RUNS[settings.command](session)
     finally:
-        ledger.confirm_all(session.workdir, session.clients.roster)
+        ledger.confirm(session.workdir, session.clients.roster)
         log_messages(session.workdir, session.clients.roster)
     if done is not None:
         print(Path(done).read_text("utf-8"))

@@ -136,12 +136,9 @@ class Loopback:
         on_line: Callable[[str], None] = lambda line: None,
         **config,
     ) -> str:
-        """`flwr run` to its end; what the server printed.
+        """`flwr run` with the app's keys to its end; what the server printed.
 
-        Args:
-          timeout: in seconds.
-          on_line: is given the server's lines of progress as they come.
-          config: of the run, in the app's keys.
+        `on_line` is given the server's lines of progress as they come.
 
         Raises:
           FederationError: the run failed; the server's last lines are in it.
@@ -186,7 +183,7 @@ class Loopback:
         status = ""
         while "finished:" not in status and time.monotonic() < until:
             with contextlib.suppress(FederationError):  # the link may be overloaded
-                status = self.status(text)
+                status = self.flwr("list", CONNECTION, "--run-id", started[1])
                 if "finished:" in status:
                     shown = self.flwr("log", started[1], CONNECTION, "--show")
                     return f"{text}\n{shown}", status
@@ -205,13 +202,6 @@ class Loopback:
         process = self._start(f"run-{number}", command)
         self._runs.append(process)
         return process, self._log(f"run-{number}")
-
-    def status(self, text: str) -> str:
-        """What the link says of the run whose log this is."""
-        started = re.search(r"started run (\d+)", text)
-        if started is None:
-            return "never started"
-        return self.flwr("list", CONNECTION, "--run-id", started[1])
 
     def flwr(self, *arguments: str) -> str:
         """One command of Flower's."""
@@ -276,9 +266,7 @@ class Loopback:
 
     def _await_port(self, port: int, process, name: str, seconds: float = 180) -> None:
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if process.poll() is not None:
-                break
+        while time.monotonic() < until and process.poll() is None:
             with contextlib.suppress(OSError):
                 socket.create_connection((HOST, port), 1).close()
                 return

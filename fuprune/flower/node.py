@@ -66,8 +66,7 @@ def read_orders(folder: Path) -> dict[str, Order]:
         return orders
     for line in path.read_text("utf-8").splitlines():
         try:
-            row = json.loads(line)
-            order = _order(row)
+            order = _order(json.loads(line))
         except (ValueError, InputError):
             continue
         known = orders.get(order.order)
@@ -82,10 +81,6 @@ def read_orders(folder: Path) -> dict[str, Order]:
 
 def log_orders(folder: Path, received: Sequence[Any]) -> dict[str, Order]:
     """Appends what is new to the log, on disk before it returns; gives all orders.
-
-    Args:
-      folder: the client's.
-      received: orders as they came in a message.
 
     Raises:
       InputError: one of them is not an order.

@@ -29,20 +29,13 @@ class MessageError(InputError):
 
 
 def pack(header: Mapping[str, Any], tree: Any = None) -> RecordDict:
-    """A header and a tree as the content of a message.
-
-    Args:
-      header: JSON-able.
-      tree: of arrays; NamedTuples travel as tuples.
-    """
+    """A JSON-able header and a tree of arrays as the content of a message."""
     arrays: list[np.ndarray] = []
     form = _form(tree, arrays)
     kinds = [[array.dtype.str, list(array.shape)] for array in arrays]
     text = json.dumps(
         {"header": dict(header), "form": form, "arrays": kinds}, allow_nan=False
     )
-    # One array per type: Flower frames every array by itself, and a network has a
-    # hundred small ones.
     joined = {
         dtype: Array.from_numpy_ndarray(
             np.concatenate([x.ravel() for x in arrays if x.dtype.str == dtype])
@@ -90,12 +83,7 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Any]:
 
 
 def _split(joined: Mapping[str, np.ndarray], kinds: Sequence[Any]) -> list[np.ndarray]:
-    """The arrays that `pack` joined, in their order.
-
-    Args:
-      joined: by dtype, all values of that dtype.
-      kinds: dtype and shape of each array.
-    """
+    """The arrays that `pack` joined by dtype; `kinds` is dtype and shape of each."""
     for name, values in joined.items():
         # Numbers only, and under the type they have: arrays are looked up by it.
         if values.dtype.str != name or values.dtype.kind not in "biuf":

@@ -101,15 +101,11 @@ class Roster:
             time.sleep(self.timeouts.poll)
 
     def exchange(
-        self,
-        kind: str,
-        requests: Mapping[int, tuple[Mapping[str, Any], Any]],
+        self, kind: str, requests: Mapping[int, tuple[Mapping[str, Any], Any]]
     ) -> Replies:
-        """Sends one request to each client, and gives the replies that are answers.
+        """Sends each client a header and arrays; the replies that are answers.
 
-        Args:
-          kind: Flower's message type.
-          requests: by client, header and arrays.
+        `kind` is Flower's message type.
         """
         nodes = {k: self._node_of[k] for k in requests if k in self._node_of}
         replies = self._send(kind, {nodes[k]: requests[k] for k in nodes})
@@ -219,11 +215,9 @@ class Roster:
             header, tree = unpack(message.content)
         except MessageError as error:
             return str(error), None
-        if header.get("request") != request:
-            return (
-                f"it answers request {header.get('request')!r:.60}, not {request}",
-                None,
-            )
+        answered = header.get("request")
+        if answered != request:
+            return f"it answers request {answered!r:.60}, not {request}", None
         if header.get("problem"):
             return f"it cannot answer: {header['problem']!s:.500}", None
         if model is not None and header.get("model") != model:

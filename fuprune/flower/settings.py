@@ -11,13 +11,9 @@ from typing import Any, NamedTuple
 
 from fuprune import config as configuration
 from fuprune.config import ConfigError
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_choice
 from fuprune.flower.roster import Timeouts
-from fuprune.run.config_loading import (
-    apply_overrides,
-    load_config,
-    split_overrides,
-)
+from fuprune.run.config_loading import apply_overrides, load_config, split_overrides
 
 COMMANDS = ("train", "forget", "evaluate")
 
@@ -64,10 +60,7 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
       InputError: a key has a value that makes no sense.
     """
     command = str(run_config.get("command", "train"))
-    if command not in COMMANDS:
-        raise InputError(
-            f"command is {command!r}; choose one of {', '.join(COMMANDS)}."
-        )
+    check_choice("command", command, COMMANDS)
     config = read_config(str(run_config.get("config", "")))
     classes, clients = (_numbers(run_config, name) for name in ("classes", "clients"))
     examples = _pairs(run_config, "examples")

@@ -5,10 +5,9 @@ makes the same `ClientProgram` as a simulation would. Names and arguments are lo
 and checked here: a request cannot bring code.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-
-import jax
 
 from fuprune.errors import InputError
 from fuprune.federated.client import (
@@ -16,15 +15,14 @@ from fuprune.federated.client import (
     local_gradient,
     local_sgd,
     local_statistics,
-    split_params,
 )
 from fuprune.federated.objective import classification
 from fuprune.federated.program import ClientProgram
 from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.activations import activations_program
 from fuprune.unlearning.ascent import Ascent, local_ascent
-from fuprune.unlearning.client_sums import make_loss_sum, sum_program
-from fuprune.unlearning.fisher import diagonal_fisher
+from fuprune.unlearning.client_sums import gradient_sum, loss_sum, sum_program
+from fuprune.unlearning.fisher import fisher_sum
 from fuprune.unlearning.relabel import answers_program
 
 
@@ -45,17 +43,18 @@ class Maker(NamedTuple):
     make: Callable[..., ClientProgram]  # (Setting, **arguments)
     arguments: frozenset[str]
     trains: bool = False  # the model learns from what it reads
+    optional: frozenset[str] = frozenset()  # arguments that may be absent
 
 
-def _local_sgd(setting: Setting, *, local_epochs, batch_size) -> ClientProgram:
+def _local_sgd(setting: Setting, *, batch_size, **work) -> ClientProgram:
     return local_sgd(
         setting.model,
         optimizer(setting.config.train, setting.learning_rate),
-        local_epochs=local_epochs,
         batch_size=batch_size,
         max_length=setting.max_length,
         preprocess=setting.prepare_training,
         objective=classification(setting.config.train.label_smoothing),
+        **work,
     )
 
 
@@ -80,30 +79,9 @@ def _class_statistics(setting: Setting, **arguments) -> ClientProgram:
     return activations_program(setting.model, preprocess=setting.prepare, **arguments)
 
 
-def _sum(function, setting: Setting, chunk) -> ClientProgram:
+def _sum(make_function, setting: Setting, *, chunk) -> ClientProgram:
+    function = make_function(setting.model)
     return sum_program(function, chunk=chunk, preprocess=setting.prepare)
-
-
-def _fisher_sum(setting: Setting, *, chunk) -> ClientProgram:
-    def fisher(variables, batch):
-        return diagonal_fisher(setting.model, variables, batch.images, batch.mask)
-
-    return _sum(fisher, setting, chunk)
-
-
-def _loss_sum(setting: Setting, *, chunk) -> ClientProgram:
-    loss = make_loss_sum(setting.model)
-    return _sum(lambda w, batch: loss(*split_params(w), batch), setting, chunk)
-
-
-def _gradient_sum(setting: Setting, *, chunk) -> ClientProgram:
-    loss = make_loss_sum(setting.model)
-
-    def gradient(variables, batch):
-        params, state = split_params(variables)
-        return jax.grad(loss)(params, state, batch)
-
-    return _sum(gradient, setting, chunk)
 
 
 def _ascent(setting: Setting, **climb) -> ClientProgram:
@@ -127,7 +105,12 @@ def _relabel(setting: Setting, *, others, batch_size) -> ClientProgram:
 
 _CHUNK = frozenset(("chunk",))
 MAKERS: Mapping[str, Maker] = {
-    "local_sgd": Maker(_local_sgd, frozenset(("local_epochs", "batch_size")), True),
+    "local_sgd": Maker(
+        _local_sgd,
+        frozenset(("local_epochs", "batch_size")),
+        True,
+        optional=frozenset(("local_steps",)),
+    ),
     "local_gradient": Maker(
         _local_gradient, frozenset(("batch_size", "microbatch")), True
     ),
@@ -135,9 +118,9 @@ MAKERS: Mapping[str, Maker] = {
     "class_statistics": Maker(
         _class_statistics, frozenset(("num_classes", "batch_size", "clip", "dense"))
     ),
-    "fisher_sum": Maker(_fisher_sum, _CHUNK),
-    "loss_sum": Maker(_loss_sum, _CHUNK),
-    "gradient_sum": Maker(_gradient_sum, _CHUNK),
+    "fisher_sum": Maker(functools.partial(_sum, fisher_sum), _CHUNK),
+    "loss_sum": Maker(functools.partial(_sum, loss_sum), _CHUNK),
+    "gradient_sum": Maker(functools.partial(_sum, gradient_sum), _CHUNK),
     "ascent": Maker(_ascent, frozenset(Ascent._fields), True),
     "relabel": Maker(_relabel, frozenset(("others", "batch_size"))),
 }
@@ -154,8 +137,9 @@ def make_program(name: str, setting: Setting, arguments: Any) -> ClientProgram:
         raise InputError(
             f"the request is for {name!r:.80}; a client has {', '.join(MAKERS)}."
         )
-    # Exactly these: a request must not reach a keyword that nobody meant to offer.
-    if not isinstance(arguments, dict) or set(arguments) != maker.arguments:
+    # No others: a request must not reach a keyword that nobody meant to offer.
+    known = isinstance(arguments, dict)
+    if not known or set(arguments) - maker.optional != maker.arguments:
         raise InputError(
             f"the request gives {name} the arguments {sorted(arguments or ())!r:.200}, "
             f"but it takes {sorted(maker.arguments)}."

@@ -128,14 +128,18 @@ class RemoteClients:
         header |= {"task": task.name, "arguments": dict(task.arguments)}
         return header, _context_for(shared.context, int(clients.client_id[i]))
 
-    def _ask(self, task, shared: Shared, clients: Client) -> Replies:
+    def _requests(self, task, shared: Shared, clients: Client):
+        """By id, header and arrays for those of the cohort who hold anything."""
         clients = jax.device_get(clients)
-        self.roster.wait_for(self.roster.least)
-        requests = {
+        return {
             int(k): self._request(task, shared, clients, i)
             for i, k in enumerate(clients.client_id)
             if clients.length[i] > 0
         }
+
+    def _ask(self, task, shared: Shared, clients: Client) -> Replies:
+        self.roster.wait_for(self.roster.least)
+        requests = self._requests(task, shared, clients)
         kind = "train" if MAKERS[task.name].trains else "query.sums"
         if task.name in ("class_statistics", "relabel"):
             kind = f"query.{task.name}"
@@ -173,32 +177,21 @@ class RemoteClients:
         return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
 
     def _secure_sum(self, task, shared, clients: Client, template) -> ClassActivations:
-        clients = jax.device_get(clients)
         present = set(self.roster.wait_for(self.roster.least))
-        chosen = {
-            int(k): i
-            for i, k in enumerate(clients.client_id)
-            if clients.length[i] > 0 and int(k) in present
-        }
-        requests = {
-            k: self._request(task, shared, clients, i) for k, i in chosen.items()
-        }
+        wanted = self._requests(task, shared, clients)
+        requests = {k: request for k, request in wanted.items() if k in present}
 
         def ask(kind, headers):
             # The network goes along with one of the four messages only.
             arrays = kind == "query.class_statistics"
-            return self.roster.exchange(
-                kind,
-                {
-                    k: (h, requests[k][1] if arrays else None)
-                    for k, h in headers.items()
-                },
-            )
+            sent = {
+                k: (h, requests[k][1] if arrays else None) for k, h in headers.items()
+            }
+            return self.roster.exchange(kind, sent)
 
         first = next(iter(requests.values()), ({}, None))[0]
-        return secure_statistics(
-            ask, list(chosen), first, template[1], self.roster.examples
-        )
+        examples = self.roster.examples
+        return secure_statistics(ask, list(requests), first, template[1], examples)
 
 
 def stand_ins(
@@ -212,13 +205,7 @@ def stand_ins(
     Every client's row names every class. `drop_classes` and its kin then say what a
     client is to read, and the client looks up which of its images that is. If an order
     names single images, one more blank, number U with the label 2 * U, stands for them
-    in their holders' rows.
-
-    Args:
-      num_clients: K.
-      num_classes: U.
-      shape: [H, W, C] of the images.
-      named: ids of the holders.
+    in their holders' rows; `named` are the ids of the holders.
     """
     labels = [*range(num_classes), *([2 * num_classes] if len(named) else [])]
     rows = np.tile(np.arange(len(labels), dtype=np.int32), (num_clients, 1))

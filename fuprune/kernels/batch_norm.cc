@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -27,6 +28,10 @@ using Matrix = ffi::Buffer<ffi::F32, 2>;
 using Integers = ffi::Span<const int64_t>;
 
 namespace {
+
+using fuprune::Half;
+using fuprune::Load;
+using fuprune::Store;
 
 // Channels are the fastest axis and few, often an odd number. Loops therefore run over
 // `period` elements at a time, a whole number of pixels that fills whole vectors, with
@@ -60,7 +65,7 @@ std::vector<float> Repeated(const std::vector<float>& values, const Shape& shape
 }
 
 // The pixels of one example, in blocks that stay in the first cache if channels have to
-// be moved or values widened: body(first pixel, pixels).
+// be moved: body(first pixel, pixels).
 template <typename Body>
 void ForBlocks(const Shape& wide, bool in_blocks, const Body& body) {
   const int64_t most = in_blocks ? wide.BlockPixels() : wide.Area();
@@ -69,44 +74,46 @@ void ForBlocks(const Shape& wide, bool in_blocks, const Body& body) {
   }
 }
 
-// A narrow tensor of either type, seen in float32 with the channels of a wide one, a
-// block at a time. Without a placement it has those channels.
+// Uninitialised scratch: most of it is never touched.
+using Scratch = std::unique_ptr<float[]>;
+Scratch MakeScratch(int64_t size) { return Scratch(size ? new float[size] : nullptr); }
+
+// A narrow tensor, seen with the channels of a wide one. In blocks, it is seen in float32,
+// a block at a time, whatever its type; otherwise it has those channels already and is
+// seen as it lies.
 class View {
  public:
-  View(const fuprune::Placement* placement, const Shape& wide, bool half)
+  View(const fuprune::Placement* placement, const Shape& wide, bool half, bool in_blocks)
       : placement_(placement && !placement->IsIdentity() ? placement : nullptr),
         channels_(placement ? placement->channels() : wide.channels),
-        scratch_(placement_ || half ? wide.BlockPixels() * wide.channels : 0),
-        widened_(placement_ && half ? wide.BlockPixels() * channels_ : 0) {}
+        moved_(placement_ || (half && in_blocks)),
+        scratch_(MakeScratch(moved_ ? wide.BlockPixels() * wide.channels : 0)),
+        widened_(MakeScratch(placement_ && half ? wide.BlockPixels() * channels_ : 0)) {}
 
   // The block of `narrow`, an example, that starts at a pixel; null of null.
-  const float* Read(Values narrow, int64_t pixel, int64_t pixels) {
-    if (!narrow) return nullptr;
+  Values Read(Values narrow, int64_t pixel, int64_t pixels) {
     narrow = narrow.At(pixel * channels_);
+    if (!narrow || !moved_) return narrow;
     if (narrow.half) {
-      float* target = placement_ ? widened_.data() : scratch_.data();
+      float* target = placement_ ? widened_.get() : scratch_.get();
       fuprune::FromBfloat16(narrow.halves(), pixels * channels_, target);
       narrow = {target, false};
     }
-    if (placement_) {
-      placement_->Widen(narrow.floats(), pixels, scratch_.data());
-      return scratch_.data();
-    }
-    return narrow.floats();
+    if (placement_) placement_->Widen(narrow.floats(), pixels, scratch_.get());
+    return {scratch_.get(), false};
   }
 
   // Where to write such a block; `Flush` then takes it to `narrow`.
-  float* Target(Values narrow, int64_t pixel) {
-    if (!narrow) return nullptr;
-    return placement_ || narrow.half ? scratch_.data()
-                                     : narrow.At(pixel * channels_).floats();
+  Values Target(Values narrow, int64_t pixel) {
+    return narrow && moved_ ? Values{scratch_.get(), false}
+                            : narrow.At(pixel * channels_);
   }
   void Flush(Values narrow, int64_t pixel, int64_t pixels) {
-    if (!narrow) return;
+    if (!narrow || !moved_) return;
     narrow = narrow.At(pixel * channels_);
-    float* block = scratch_.data();
+    float* block = scratch_.get();
     if (placement_) {
-      float* target = narrow.half ? widened_.data() : narrow.floats();
+      float* target = narrow.half ? widened_.get() : narrow.floats();
       placement_->Narrow(block, pixels, target);
       block = target;
     }
@@ -118,124 +125,175 @@ class View {
  private:
   const fuprune::Placement* placement_;
   int64_t channels_;
-  std::vector<float> scratch_, widened_;
+  bool moved_;
+  Scratch scratch_, widened_;
 };
 
 // A comparison that lets NaN through, as XLA's maximum does.
 inline float Relu(float value) { return value < 0.0f ? 0.0f : value; }
 
-FUPRUNE_VECTORISED
-void AddMoments(const float* __restrict data, int64_t size, int64_t period,
-                float* __restrict sum, float* __restrict squares) {
+// The cases are template parameters of inlined loops because a template cannot itself be
+// compiled for several instruction sets. All arrays with pixels are of one type, T: float
+// or Half.
+template <typename T>
+FUPRUNE_INLINE void AddMoments(const T* __restrict data, int64_t size, int64_t period,
+                               float* __restrict sum, float* __restrict squares) {
   for (int64_t start = 0; start < size; start += period) {
     const int64_t length = std::min(period, size - start);
     for (int64_t i = 0; i < length; ++i) {
-      const float value = data[start + i];
+      const float value = Load(data[start + i]);
       sum[i] += value;
       squares[i] += value * value;
     }
   }
 }
 
-// The cases are template parameters of an inlined loop because a template cannot itself
-// be compiled for several instruction sets.
-template <bool kRelu, bool kResidual>
-FUPRUNE_INLINE void ScaleAndShift(const float* __restrict data,
-                                  const float* __restrict residual,
+FUPRUNE_VECTORISED
+void SumMoments(Values data, int64_t size, int64_t period, float* sum, float* squares) {
+  if (data.half) {
+    AddMoments(data.as<Half>(), size, period, sum, squares);
+  } else {
+    AddMoments(data.as<float>(), size, period, sum, squares);
+  }
+}
+
+template <bool kRelu, bool kResidual, typename T>
+FUPRUNE_INLINE void ScaleAndShift(const T* __restrict data,
+                                  const T* __restrict residual,
                                   const float* __restrict factor,
                                   const float* __restrict shift, int64_t size,
-                                  int64_t period, float* __restrict output) {
+                                  int64_t period, T* __restrict output) {
   for (int64_t start = 0; start < size; start += period) {
     const int64_t length = std::min(period, size - start);
     for (int64_t i = 0; i < length; ++i) {
-      float value = data[start + i] * factor[i] + shift[i];
-      if (kResidual) value += residual[start + i];
-      output[start + i] = kRelu ? Relu(value) : value;
+      float value = Load(data[start + i]) * factor[i] + shift[i];
+      if (kResidual) value += Load(residual[start + i]);
+      Store(kRelu ? Relu(value) : value, output[start + i]);
     }
   }
 }
 
-FUPRUNE_VECTORISED
-void Apply(bool relu, const float* data, const float* residual, const float* factor,
-           const float* shift, int64_t size, int64_t period, float* output) {
-  if (relu && residual) {
-    ScaleAndShift<true, true>(data, residual, factor, shift, size, period, output);
+template <typename T>
+FUPRUNE_INLINE void ApplyTo(bool relu, Values data, Values residual,
+                            const float* factor, const float* shift, int64_t size,
+                            int64_t period, Values output) {
+  const T *d = data.as<T>(), *r = residual.as<T>();
+  T* o = output.as<T>();
+  if (relu && r) {
+    ScaleAndShift<true, true>(d, r, factor, shift, size, period, o);
   } else if (relu) {
-    ScaleAndShift<true, false>(data, nullptr, factor, shift, size, period, output);
-  } else if (residual) {
-    ScaleAndShift<false, true>(data, residual, factor, shift, size, period, output);
+    ScaleAndShift<true, false>(d, r, factor, shift, size, period, o);
+  } else if (r) {
+    ScaleAndShift<false, true>(d, r, factor, shift, size, period, o);
   } else {
-    ScaleAndShift<false, false>(data, nullptr, factor, shift, size, period, output);
+    ScaleAndShift<false, false>(d, r, factor, shift, size, period, o);
   }
 }
 
-template <bool kRelu>
-FUPRUNE_INLINE void AddGradient(const float* __restrict gradient,
-                                const float* __restrict output,
-                                const float* __restrict data,
+FUPRUNE_VECTORISED
+void Apply(bool relu, Values data, Values residual, const float* factor,
+           const float* shift, int64_t size, int64_t period, Values output) {
+  if (data.half) {
+    ApplyTo<Half>(relu, data, residual, factor, shift, size, period, output);
+  } else {
+    ApplyTo<float>(relu, data, residual, factor, shift, size, period, output);
+  }
+}
+
+template <bool kRelu, typename T>
+FUPRUNE_INLINE void AddGradient(const T* __restrict gradient,
+                                const T* __restrict output, const T* __restrict data,
                                 const float* __restrict mean, int64_t size,
                                 int64_t period, float* __restrict sum,
                                 float* __restrict product) {
   for (int64_t start = 0; start < size; start += period) {
     const int64_t length = std::min(period, size - start);
     for (int64_t i = 0; i < length; ++i) {
-      float value = gradient[start + i];
-      if (kRelu) value = output[start + i] > 0.0f ? value : 0.0f;
+      float value = Load(gradient[start + i]);
+      if (kRelu) value = Load(output[start + i]) > 0.0f ? value : 0.0f;
       sum[i] += value;
-      product[i] += value * (data[start + i] - mean[i]);
+      product[i] += value * (Load(data[start + i]) - mean[i]);
     }
   }
 }
 
-FUPRUNE_VECTORISED
-void SumGradient(bool relu, const float* gradient, const float* output,
-                 const float* data, const float* mean, int64_t size, int64_t period,
-                 float* sum, float* product) {
+template <typename T>
+FUPRUNE_INLINE void AddGradientOf(bool relu, Values gradient, Values output, Values data,
+                                  const float* mean, int64_t size, int64_t period,
+                                  float* sum, float* product) {
+  const T *g = gradient.as<T>(), *o = output.as<T>(), *d = data.as<T>();
   if (relu) {
-    AddGradient<true>(gradient, output, data, mean, size, period, sum, product);
+    AddGradient<true>(g, o, d, mean, size, period, sum, product);
   } else {
-    AddGradient<false>(gradient, output, data, mean, size, period, sum, product);
+    AddGradient<false>(g, o, d, mean, size, period, sum, product);
   }
 }
 
-template <bool kRelu, bool kResidual>
-FUPRUNE_INLINE void DataGradient(const float* __restrict gradient,
-                                 const float* __restrict output,
-                                 const float* __restrict data,
-                                 const float* __restrict factor,
-                                 const float* __restrict constant,
-                                 const float* __restrict slope, int64_t size,
-                                 int64_t period, float* __restrict data_gradient,
-                                 float* __restrict residual_gradient) {
+FUPRUNE_VECTORISED
+void SumGradient(bool relu, Values gradient, Values output, Values data,
+                 const float* mean, int64_t size, int64_t period, float* sum,
+                 float* product) {
+  if (data.half) {
+    AddGradientOf<Half>(relu, gradient, output, data, mean, size, period, sum, product);
+  } else {
+    AddGradientOf<float>(relu, gradient, output, data, mean, size, period, sum, product);
+  }
+}
+
+// What the gradient of the data is made of, repeated to the period.
+struct Line {
+  const float *factor, *constant, *slope;
+};
+
+template <bool kRelu, bool kResidual, typename T>
+FUPRUNE_INLINE void DataGradient(const T* __restrict gradient,
+                                 const T* __restrict output, const T* __restrict data,
+                                 const Line& line, int64_t size, int64_t period,
+                                 T* __restrict data_gradient,
+                                 T* __restrict residual_gradient) {
+  const float* __restrict factor = line.factor;
+  const float* __restrict constant = line.constant;
+  const float* __restrict slope = line.slope;
   for (int64_t start = 0; start < size; start += period) {
     const int64_t length = std::min(period, size - start);
     for (int64_t i = 0; i < length; ++i) {
-      float value = gradient[start + i];
-      if (kRelu) value = output[start + i] > 0.0f ? value : 0.0f;
-      if (kResidual) residual_gradient[start + i] = value;
-      data_gradient[start + i] =
-          value * factor[i] + constant[i] + data[start + i] * slope[i];
+      float value = Load(gradient[start + i]);
+      if (kRelu) value = Load(output[start + i]) > 0.0f ? value : 0.0f;
+      if (kResidual) Store(value, residual_gradient[start + i]);
+      Store(value * factor[i] + constant[i] + Load(data[start + i]) * slope[i],
+            data_gradient[start + i]);
     }
   }
 }
 
-FUPRUNE_VECTORISED
-void ApplyGradient(bool relu, const float* gradient, const float* output,
-                   const float* data, const float* factor, const float* constant,
-                   const float* slope, int64_t size, int64_t period,
-                   float* data_gradient, float* residual_gradient) {
-  if (relu && residual_gradient) {
-    DataGradient<true, true>(gradient, output, data, factor, constant, slope, size,
-                             period, data_gradient, residual_gradient);
+template <typename T>
+FUPRUNE_INLINE void ApplyGradientTo(bool relu, Values gradient, Values output,
+                                    Values data, const Line& line, int64_t size,
+                                    int64_t period, Values data_gradient,
+                                    Values residual_gradient) {
+  const T *g = gradient.as<T>(), *o = output.as<T>(), *d = data.as<T>();
+  T *to = data_gradient.as<T>(), *r = residual_gradient.as<T>();
+  if (relu && r) {
+    DataGradient<true, true>(g, o, d, line, size, period, to, r);
   } else if (relu) {
-    DataGradient<true, false>(gradient, output, data, factor, constant, slope, size,
-                              period, data_gradient, nullptr);
-  } else if (residual_gradient) {
-    DataGradient<false, true>(gradient, output, data, factor, constant, slope, size,
-                              period, data_gradient, residual_gradient);
+    DataGradient<true, false>(g, o, d, line, size, period, to, r);
+  } else if (r) {
+    DataGradient<false, true>(g, o, d, line, size, period, to, r);
   } else {
-    DataGradient<false, false>(gradient, output, data, factor, constant, slope, size,
-                               period, data_gradient, nullptr);
+    DataGradient<false, false>(g, o, d, line, size, period, to, r);
+  }
+}
+
+FUPRUNE_VECTORISED
+void ApplyGradient(bool relu, Values gradient, Values output, Values data,
+                   const Line& line, int64_t size, int64_t period,
+                   Values data_gradient, Values residual_gradient) {
+  if (data.half) {
+    ApplyGradientTo<Half>(relu, gradient, output, data, line, size, period,
+                          data_gradient, residual_gradient);
+  } else {
+    ApplyGradientTo<float>(relu, gradient, output, data, line, size, period,
+                           data_gradient, residual_gradient);
   }
 }
 
@@ -284,7 +342,7 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
       residuals.size() ? ValuesOf(*residuals.get<Array>(0)) : Values{};
   const bool half = all_data.half;
   const bool in_blocks =
-      half || !placement.IsIdentity() || (all_residuals && !from.IsIdentity());
+      !placement.IsIdentity() || (all_residuals && !from.IsIdentity());
   for (int64_t problem = 0; problem < shape.problems; ++problem) {
     const int64_t vector = problem * shape.channels;
     const float* weights = weight.typed_data() + problem * shape.examples;
@@ -292,11 +350,8 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
     const std::vector<double> total = SumOverExamples(
         shape, [&](int64_t example, float* sum, float* squares) {
           if (weights[example] == 0.0f) return;
-          View view(nullptr, shape, half);
-          ForBlocks(shape, half, [&](int64_t pixel, int64_t pixels) {
-            AddMoments(view.Read(values.At(example * shape.volume), pixel, pixels),
-                       pixels * shape.channels, shape.period, sum, squares);
-          });
+          SumMoments(values.At(example * shape.volume), shape.volume, shape.period, sum,
+                     squares);
         });
     const int64_t pixels = Pixels(weights, shape);
     std::vector<float> factor(wide.channels), shift(wide.channels);
@@ -319,8 +374,9 @@ ffi::Error Forward(Array data, Matrix scale, Matrix bias, Matrix weight,
       const int64_t number = problem * shape.examples + example;
       const Values residual = all_residuals.At(number * from.channels() * wide.Area());
       const Values result = all_outputs.At(number * wide.volume);
-      View data_view(&placement, wide, half), residual_view(&from, wide, half),
-          result_view(nullptr, wide, half);
+      View data_view(&placement, wide, half, in_blocks),
+          residual_view(&from, wide, half, in_blocks),
+          result_view(nullptr, wide, half, in_blocks);
       ForBlocks(wide, in_blocks, [&](int64_t pixel, int64_t pixels) {
         Apply(relu, data_view.Read(values.At(example * shape.volume), pixel, pixels),
               residual_view.Read(residual, pixel, pixels), factors.data(),
@@ -348,7 +404,7 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
       residuals.size() ? ValuesOf(**residuals.get<Array>(0)) : Values{};
   const bool half = ValuesOf(data).half;
   const bool in_blocks =
-      half || !placement.IsIdentity() || (all_residuals && !from.IsIdentity());
+      !placement.IsIdentity() || (all_residuals && !from.IsIdentity());
   for (int64_t problem = 0; problem < shape.problems; ++problem) {
     const int64_t vector = problem * shape.channels;
     const int64_t base = problem * shape.examples * shape.volume;
@@ -364,9 +420,10 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
     const std::vector<double> total = SumOverExamples(
         wide, [&](int64_t example, float* sum, float* product) {
           const int64_t at = example * wide.volume;
-          View gradient_view(nullptr, wide, half), output_view(nullptr, wide, half),
-              data_view(&placement, wide, half);
-          const bool blocks = half || !placement.IsIdentity();
+          const bool blocks = !placement.IsIdentity();
+          View gradient_view(nullptr, wide, half, blocks),
+              output_view(nullptr, wide, half, blocks),
+              data_view(&placement, wide, half, blocks);
           ForBlocks(wide, blocks, [&](int64_t pixel, int64_t pixels) {
             SumGradient(relu, gradient_view.Read(gradients.At(at), pixel, pixels),
                         output_view.Read(outputs.At(at), pixel, pixels),
@@ -404,16 +461,19 @@ ffi::Error Backward(Array gradient, Matrix mean_gradient, Matrix variance_gradie
       const int64_t number = problem * shape.examples + example;
       const Values residual = all_residuals.At(number * from.channels() * wide.Area());
       const int64_t at = example * wide.volume;
-      View gradient_view(nullptr, wide, half), output_view(nullptr, wide, half),
-          data_view(&placement, wide, half), result_view(&placement, wide, half),
-          residual_view(&from, wide, half);
+      const Line line = {factors.data(), counts ? constants.data() : zeros.data(),
+                         counts ? slopes.data() : zeros.data()};
+      View gradient_view(nullptr, wide, half, in_blocks),
+          output_view(nullptr, wide, half, in_blocks),
+          data_view(&placement, wide, half, in_blocks),
+          result_view(&placement, wide, half, in_blocks),
+          residual_view(&from, wide, half, in_blocks);
       ForBlocks(wide, in_blocks, [&](int64_t pixel, int64_t pixels) {
         ApplyGradient(relu, gradient_view.Read(gradients.At(at), pixel, pixels),
                       output_view.Read(outputs.At(at), pixel, pixels),
                       data_view.Read(values.At(example * shape.volume), pixel, pixels),
-                      factors.data(), counts ? constants.data() : zeros.data(),
-                      counts ? slopes.data() : zeros.data(), pixels * wide.channels,
-                      wide.period, result_view.Target(result, pixel),
+                      line, pixels * wide.channels, wide.period,
+                      result_view.Target(result, pixel),
                       residual_view.Target(residual, pixel));
         result_view.Flush(result, pixel, pixels);
         residual_view.Flush(residual, pixel, pixels);

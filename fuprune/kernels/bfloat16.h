@@ -11,25 +11,49 @@
 
 namespace fuprune {
 
-FUPRUNE_VECTORISED
-static void FromBfloat16(const uint16_t* __restrict values, int64_t size,
-                         float* __restrict wide) {
-  for (int64_t i = 0; i < size; ++i) {
-    const uint32_t bits = static_cast<uint32_t>(values[i]) << 16;
-    std::memcpy(&wide[i], &bits, sizeof(bits));
-  }
+// A bfloat16: the upper half of a float32.
+struct Half {
+  uint16_t bits;
+};
+
+FUPRUNE_INLINE float Load(float value) { return value; }
+FUPRUNE_INLINE float Load(Half value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof(bits));
+  return wide;
 }
 
+FUPRUNE_INLINE void Store(float value, float& to) { to = value; }
 // To the nearest, and to the even one of two that are as near. A NaN stays one.
+FUPRUNE_INLINE void Store(float value, Half& to) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const uint32_t nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  to.bits = static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : nearest);
+}
+
+FUPRUNE_VECTORISED
+static void FromBfloat16(const Half* __restrict values, int64_t size,
+                         float* __restrict wide) {
+  for (int64_t i = 0; i < size; ++i) wide[i] = Load(values[i]);
+}
+
 FUPRUNE_VECTORISED
 static void ToBfloat16(const float* __restrict values, int64_t size,
-                       uint16_t* __restrict rounded) {
+                       Half* __restrict rounded) {
+  for (int64_t i = 0; i < size; ++i) Store(values[i], rounded[i]);
+}
+
+// The same values as `ToBfloat16`, in float32.
+FUPRUNE_VECTORISED
+static void RoundToBfloat16(const float* __restrict values, int64_t size,
+                            float* __restrict rounded) {
   for (int64_t i = 0; i < size; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, &values[i], sizeof(bits));
-    const uint32_t nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    rounded[i] = static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : nearest);
+    Half half;
+    Store(values[i], half);
+    rounded[i] = Load(half);
   }
 }
 
@@ -39,8 +63,12 @@ struct Values {
   bool half = false;  // bfloat16
 
   explicit operator bool() const { return base != nullptr; }
-  float* floats() const { return static_cast<float*>(base); }
-  uint16_t* halves() const { return static_cast<uint16_t*>(base); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(base);
+  }
+  float* floats() const { return as<float>(); }
+  Half* halves() const { return as<Half>(); }
 
   Values At(int64_t element) const {
     if (base == nullptr) return *this;

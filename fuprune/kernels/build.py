@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from typing import NamedTuple
 
 import jax
@@ -84,6 +85,23 @@ def _version(header: pathlib.Path) -> str:
         r"DNNL_VERSION_(?:MAJOR|MINOR|PATCH)\s+(\d+)", header.read_text()
     )
     return ".".join(numbers)
+
+
+def start(folder: pathlib.Path) -> threading.Thread:
+    """Begins to build the library of ``folder``, for a `load` that comes later.
+
+    The compiler is a process of its own, so that seconds of imports, say, can pass
+    beside it. Whoever loads the library waits for this build by its lock file, and is
+    told what went wrong by building it again.
+    """
+
+    def try_to_build() -> None:
+        with contextlib.suppress(BuildError):
+            _built(folder, find_onednn())
+
+    thread = threading.Thread(target=try_to_build, name="kernels")
+    thread.start()
+    return thread
 
 
 @functools.cache

@@ -17,12 +17,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.dtypes import promote_dtype
 from jax.interpreters import ad, batching
 
 from fuprune.kernels import library, primitives
 from fuprune.kernels.library import available, set_threads, why_not
 
-__all__ = ["available", "convolve", "implementation", "set_threads", "why_not"]
+__all__ = [
+    "available",
+    "convolve",
+    "implementation",
+    "promotion",
+    "set_threads",
+    "why_not",
+]
 
 
 def implementation(name: str) -> Callable[..., jax.Array]:
@@ -33,14 +41,26 @@ def implementation(name: str) -> Callable[..., jax.Array]:
         :func:`convolve`; where oneDNN or a compiler is missing, one notice is logged
         and XLA's is returned.
     """
-    if name == "xla":
-        return jax.lax.conv_general_dilated
-    if name == "onednn":
-        return convolve if library.ready() else jax.lax.conv_general_dilated
-    raise ValueError(
-        f"conv={name!r} is not an implementation; choose one of "
-        f"{', '.join(library.IMPLEMENTATIONS)}."
-    )
+    return library.choose(name, convolve, jax.lax.conv_general_dilated)
+
+
+def promotion(name: str) -> Callable[..., list[Any]]:
+    """Returns the ``promote_dtype`` of an ``nn.Conv`` with that implementation.
+
+    It is Flax's own, except that :func:`convolve` takes float32 kernels as they are
+    where the data become bfloat16.
+    """
+    return library.choose(name, _promote_data, promote_dtype)
+
+
+def _promote_data(data, kernel, bias, *, dtype):
+    if dtype == jnp.bfloat16 and kernel.dtype == jnp.float32:
+        return [
+            *promote_dtype(data, dtype=dtype),
+            kernel,
+            *promote_dtype(bias, dtype=dtype),
+        ]
+    return promote_dtype(data, kernel, bias, dtype=dtype)
 
 
 def convolve(
@@ -61,11 +81,13 @@ def convolve(
 
     That is: CPU, float32 or bfloat16 (summed in float32), NHWC data [N, H, W, I], HWIO
     kernel [KH, KW, I, O], any strides and padding, no dilation, one group. Everything
-    else is XLA's.
+    else is XLA's. A float32 kernel may convolve bfloat16 data: it is rounded on the
+    way, its gradient is not, and XLA's slow conversions are saved.
     """
+    mixed = lhs.dtype == jnp.bfloat16 and rhs.dtype == jnp.float32
     covered = (
         lhs.ndim == rhs.ndim == 4
-        and lhs.dtype == rhs.dtype
+        and (lhs.dtype == rhs.dtype or mixed)
         and lhs.dtype in library.DTYPES
         and preferred_element_type in (None, lhs.dtype)
         and feature_group_count == batch_group_count == 1
@@ -92,7 +114,7 @@ def convolve(
             return _one_problem(lhs, rhs, strides=strides, padding=pairs)
     return jax.lax.conv_general_dilated(
         lhs,
-        rhs,
+        rhs.astype(lhs.dtype) if mixed else rhs,
         window_strides,
         padding,
         lhs_dilation=lhs_dilation,
@@ -117,6 +139,7 @@ def _one_problem(data, kernel, *, strides, padding):
         padding=padding,
         data_size=data.shape[1:3],
         kernel_size=kernel.shape[:2],
+        kernel_dtype=kernel.dtype,
     )
     return jax.lax.squeeze(result, (0,))
 
@@ -141,8 +164,9 @@ def _output_size(data_size, kernel_size, strides, padding) -> tuple[int, ...]:
 
 # The primitives. Shapes, with G independent problems on the leading axis:
 #   data [G, N, H, W, I]    kernel [G, KH, KW, I, O]    output [G, N, P, Q, O]
-# Static parameters: strides, padding ((low, high) per axis), data_size (H, W) and
-# kernel_size (KH, KW); the last two name what a gradient's operands do not tell.
+# Static parameters: strides, padding ((low, high) per axis), data_size (H, W),
+# kernel_size (KH, KW) and kernel_dtype; the last three name what a gradient's operands
+# do not tell.
 
 
 def _xla_forward(data, kernel, *, strides, padding, **_):
@@ -151,7 +175,7 @@ def _xla_forward(data, kernel, *, strides, padding, **_):
             data, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
 
-    return jax.vmap(one)(data, kernel)
+    return jax.vmap(one)(data, kernel.astype(data.dtype))
 
 
 def _xla_data_gradient(output, kernel, **static):
@@ -164,12 +188,12 @@ def _xla_data_gradient(output, kernel, **static):
 
 def _xla_kernel_gradient(data, output, **static):
     shape = _kernel_shape(data.shape, output.shape, **static)
-    kernel = jax.ShapeDtypeStruct(shape, data.dtype)
+    kernel = jax.ShapeDtypeStruct(shape, static["kernel_dtype"])
     transpose = jax.linear_transpose(lambda w: _xla_forward(data, w, **static), kernel)
     return transpose(output)[0]
 
 
-def _output_shape(data, kernel, *, strides, padding, data_size, kernel_size):
+def _output_shape(data, kernel, *, strides, padding, data_size, kernel_size, **_):
     return (
         *data[:2],
         *_output_size(data_size, kernel_size, strides, padding),
@@ -194,7 +218,10 @@ def _attributes(*, strides, padding, **_):
 
 def _make_primitive(name, shape, fallback) -> Any:
     def abstract(first, second, **static):
-        return first.update(shape=shape(first.shape, second.shape, **static))
+        dtype = static["kernel_dtype"] if shape is _kernel_shape else first.dtype
+        return first.update(
+            shape=shape(first.shape, second.shape, **static), dtype=dtype
+        )
 
     return primitives.make_primitive(name, abstract, fallback, _attributes)
 

@@ -7,9 +7,12 @@ as cores, with one thread each, is the fastest way to train clients.
 """
 
 import functools
+import importlib.metadata
+import importlib.util
 import logging
 import os
 import pathlib
+from collections.abc import Callable
 
 import jax
 
@@ -23,6 +26,8 @@ TARGETS = (
     "fuprune_conv_kernel_gradient",
     "fuprune_batch_norm_forward",
     "fuprune_batch_norm_backward",
+    "fuprune_max_pool_forward",
+    "fuprune_max_pool_backward",
 )
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -50,6 +55,27 @@ def why_not() -> str | None:
             target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu"
         )
     return None
+
+
+def choose(name: str, kernel: Callable, fallback: Callable) -> Callable:
+    """The function that the name of an implementation stands for on this machine."""
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"{name!r} is not an implementation; choose one of "
+            f"{', '.join(IMPLEMENTATIONS)}."
+        )
+    return kernel if name == "onednn" and ready() else fallback
+
+
+def start_build() -> None:
+    """Begins to build the library in the background, where a CPU is all there is.
+
+    Which platform JAX will choose is known only once it has opened its backends, so
+    that any accelerator's plugin counts.
+    """
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    if not plugins and importlib.util.find_spec("libtpu") is None:
+        build.start(_FOLDER)
 
 
 @functools.cache

@@ -30,18 +30,10 @@ class Normalised(NamedTuple):
 def implementation(name: str) -> Callable[..., Normalised]:
     """Returns `batch_norm` in JAX ("xla") or by the kernels ("onednn").
 
-    Both are called as ``(inputs, scale, bias, mask=None, residual=None, *, relu=False,
-    epsilon=1e-5, places=None, residual_places=None, width=None)``. Where the kernels
-    are unavailable, one notice is logged and "xla" is returned.
+    Both are called alike. Where the kernels are unavailable, one notice is logged and
+    "xla" is returned.
     """
-    if name == "xla":
-        return batch_norm_in_jax
-    if name == "onednn":
-        return batch_norm if library.ready() else batch_norm_in_jax
-    raise ValueError(
-        f"norm implementation {name!r} is unknown; choose one of "
-        f"{', '.join(library.IMPLEMENTATIONS)}."
-    )
+    return library.choose(name, batch_norm, batch_norm_in_jax)
 
 
 def batch_norm_in_jax(
@@ -49,14 +41,14 @@ def batch_norm_in_jax(
     places=None, residual_places=None, width=None,
 ) -> Normalised:  # fmt: skip
     """What `batch_norm` computes, written in JAX."""
+    width = inputs.shape[-1] if width is None else int(width)
     places = _checked(inputs, places, width)
-    mean, variance = moments(inputs, mask)
-    outputs = normalise(inputs, mean, variance, scale, bias, epsilon)
-    outputs = _widen(outputs, places, width)
     if residual is not None:
         residual_places = _checked(residual, residual_places, width)
-        outputs = outputs + _widen(residual, residual_places, width)
-    return Normalised(jax.nn.relu(outputs) if relu else outputs, mean, variance)
+    mean, variance = moments(inputs, mask)
+    outputs = normalise(inputs, mean, variance, scale, bias, epsilon)
+    outputs = combine(outputs, residual, relu, places, residual_places, width)
+    return Normalised(outputs, mean, variance)
 
 
 def batch_norm(
@@ -124,7 +116,6 @@ def batch_norm(
 def _checked(values, places, width) -> tuple[int, ...]:
     """Where each channel goes among `width`, by default to its own number."""
     channels = values.shape[-1]
-    width = channels if width is None else width
     places = tuple(range(channels)) if places is None else tuple(map(int, places))
     increasing = all(a < b for a, b in itertools.pairwise((-1, *places, width)))
     if len(places) != channels or not increasing:
@@ -135,17 +126,31 @@ def _checked(values, places, width) -> tuple[int, ...]:
     return places
 
 
-def _widen(values, places, width):
-    """[..., C] -> [..., width], zeros where no channel goes."""
-    if width in (None, values.shape[-1]):
+def combine(outputs, residual, relu: bool, places, residual_places, width: int):
+    """A layer's outputs [..., C] in the stream [..., width], with what it held before.
+
+    The places are those of `batch_norm`.
+    """
+    outputs = widen(outputs, places, width)
+    if residual is not None:
+        outputs = outputs + widen(residual, residual_places, width)
+    return jax.nn.relu(outputs) if relu else outputs
+
+
+def widen(values, places: Sequence[int], width: int):
+    """[..., C] -> [..., width]: channels at increasing places, zeros elsewhere."""
+    channels = len(places)
+    if channels == width:
         return values
-    wide = jnp.zeros((*values.shape[:-1], width), values.dtype)
-    return wide.at[..., np.array(places)].set(values)
-
-
-def _narrow(values, places):
-    """[..., width] -> [..., C], the adjoint of `_widen`."""
-    return values if values.shape[-1] == len(places) else values[..., np.array(places)]
+    first, last = int(places[0]), int(places[-1])
+    if last - first == channels - 1:
+        sides = (first, width - 1 - last)
+        return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [sides])
+    # A product with zeros and ones, which JAX differentiates in every mode and to any
+    # order; a gather is no faster, and its gradient is a scatter, which is slow.
+    matrix = jnp.asarray(np.equal.outer(places, range(width)), values.dtype)
+    # Exact only if the factors are not rounded on the way.
+    return jnp.dot(values, matrix, precision=jax.lax.Precision.HIGHEST)
 
 
 def _weight(inputs, mask):
@@ -155,12 +160,10 @@ def _weight(inputs, mask):
 
 
 def moments(inputs, mask=None):
-    """Mean and biased variance [C] of a batch, float32 at least.
+    """Mean and biased variance [C] of a batch [N, H, W, C], float32 at least.
 
-    Args:
-      inputs: [N, H, W, C].
-      mask: [N], or [N, C] where channels differ in it, nonzero for the examples that
-        count; None if all do. Where none does, the mean is 0 and the variance 1.
+    The mask is [N], or [N, C] where channels differ in it, nonzero for the examples
+    that count. Where none does, the mean is 0 and the variance 1.
     """
     values = at_least_float32(inputs)
     if mask is None:
@@ -200,8 +203,8 @@ def at_least_float32(values):
 #             tangents of data, scale, bias, [residual] -> those of forward's results
 #   backward  the adjoint of tangent: gradients of output, mean, variance, ...
 #             -> gradients of data, scale, bias, [residual]
-# Only forward and backward have kernels. Each is written in JAX, too, for one problem:
-# that is what other platforms run and what higher derivatives are taken of.
+# Only forward and backward have kernels. Each is a function of JAX, too, for one
+# problem: that is what other platforms run and what higher derivatives are taken of.
 # Arguments are many because a primitive takes flat arrays: nothing can group them.
 
 
@@ -209,37 +212,25 @@ def _forward(data, scale, bias, weight, *residual, **static):
     return tuple(batch_norm_in_jax(data, scale, bias, weight, *residual, **static))
 
 
-class _Static(NamedTuple):
-    """The parameters of all three primitives."""
-
-    relu: bool
-    epsilon: float
-    places: tuple[int, ...]
-    residual_places: tuple[int, ...]
-    width: int
-
-
 def _tangent(
     data, output, scale, mean, variance, weight, d_data, d_scale, d_bias, *d_residual,
-    **static,
+    relu, epsilon, places, residual_places, width,
 ):  # fmt: skip
-    given = _Static(**static)
     data, d_data = at_least_float32(data), at_least_float32(d_data)
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
-    kept = jnp.where((weight != 0)[:, None, None, None], d_data, 0.0)
-    d_mean = jnp.sum(kept, axis=(0, 1, 2)) / pixels
+    real = (weight != 0)[:, None, None, None]
+    d_mean = jnp.sum(jnp.where(real, d_data, 0.0), axis=(0, 1, 2)) / pixels
     # Padding has no part in the moments but is normalised by them like the rest.
-    centred = jnp.where((weight != 0)[:, None, None, None], data - mean, 0.0)
+    centred = jnp.where(real, data - mean, 0.0)
     d_variance = 2.0 * jnp.sum(centred * d_data, axis=(0, 1, 2)) / pixels
-    inverse = jax.lax.rsqrt(variance + given.epsilon)
+    inverse = jax.lax.rsqrt(variance + epsilon)
     factor = scale * inverse
     d_factor = d_scale * inverse - 0.5 * factor * inverse * inverse * d_variance
     d_output = d_data * factor + (data - mean) * d_factor + (d_bias - d_mean * factor)
-    d_output = _widen(d_output, given.places, given.width)
+    d_output = widen(d_output, places, width)
     if d_residual:
-        widened = _widen(d_residual[0], given.residual_places, given.width)
-        d_output = d_output + widened
-    if given.relu:
+        d_output += widen(d_residual[0], residual_places, width)
+    if relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
     return d_output.astype(output.dtype), d_mean, d_variance
 
@@ -248,27 +239,15 @@ def _backward(
     d_output, d_mean, d_variance, data, output, scale, mean, variance, weight,
     *, has_residual, **static,
 ):  # fmt: skip
-    given, dtype = _Static(**static), data.dtype
-    data, d_output = at_least_float32(data), at_least_float32(d_output)
-    pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
-    if given.relu:
-        d_output = jnp.where(output > 0, d_output, 0.0)
-    d_residual = [_narrow(d_output, given.residual_places)] if has_residual else []
-    d_output = _narrow(d_output, given.places)
-    inverse = jax.lax.rsqrt(variance + given.epsilon)
-    factor = scale * inverse
-    d_bias = jnp.sum(d_output, axis=(0, 1, 2))
-    product = jnp.sum(d_output * (data - mean), axis=(0, 1, 2))
-    d_variance = d_variance - 0.5 * inverse * inverse * factor * product
-    d_mean = d_mean - factor * d_bias
-    # Each real pixel moved both moments, and through them every output.
-    through_moments = (d_mean + 2.0 * (data - mean) * d_variance) / pixels
-    d_data = d_output * factor + jnp.where(
-        (weight != 0)[:, None, None, None], through_moments, 0.0
+    shape = (*output.shape[:-1], len(static["residual_places"]))
+    residual = [jax.ShapeDtypeStruct(shape, data.dtype)] if has_residual else []
+    transpose = jax.linear_transpose(
+        lambda *linear: _tangent(
+            data, output, scale, mean, variance, weight, *linear, **static
+        ),
+        *(data, scale, scale, *residual),
     )
-    d_scale = product * inverse
-    d_residual = [values.astype(dtype) for values in d_residual]
-    return (d_data.astype(dtype), d_scale, d_bias, *d_residual)
+    return transpose((d_output, d_mean, d_variance))
 
 
 def _attributes(*, relu, epsilon, places, residual_places, **_):

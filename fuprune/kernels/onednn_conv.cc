@@ -2,8 +2,10 @@
 // foreign function interface. All arrays carry a leading axis of independent problems:
 //   data   [G, N, H, W, I]    kernel [G, KH, KW, I, O]    output [G, N, P, Q, O]
 // Data stay NHWC; the kernel is reordered, per call, to the layout oneDNN asks for.
-// Products of bfloat16 are summed in float32. Where the processor has none, they are
-// computed in float32 from the same values.
+// Data and output have one type. Beside bfloat16 ones, the kernel may stay float32: it is
+// rounded while it is reordered, and its gradient is not rounded at all. Products of
+// bfloat16 are summed in float32. Where the processor has none, or they do not pay, the
+// products are those of the widened values in float32.
 
 #include <algorithm>
 #include <cstdint>
@@ -47,13 +49,14 @@ struct Problems {
   Integers strides, padding;
 
   bool half() const { return data.values.half; }
+  bool half_kernel() const { return kernel.values.half; }
   double Operations() const {  // of one problem
     return 2.0 * kernel.shape[1] * kernel.shape[2] * kernel.shape[3] * output.Volume();
   }
 };
 
-// Everything that decides which primitive runs: kind, threads, type, N, H, W, I, KH, KW,
-// I, O, N, P, Q, O, strides, padding.
+// Everything that decides which primitive runs: kind, threads, both types, N, H, W, I, KH,
+// KW, I, O, N, P, Q, O, strides, padding.
 using Key = std::vector<int64_t>;
 
 struct KeyHash {
@@ -128,13 +131,18 @@ std::shared_ptr<Plan> MakePlan(Kind kind, const Problems& problems) {
   const memory::dims data = {d[1], d[4], d[2], d[3]}, kernel = {k[4], k[3], k[1], k[2]},
                      output = {o[1], o[4], o[2], o[3]}, strides = {s[0], s[1]},
                      low = {p[0], p[2]}, high = {p[1], p[3]};
-  const auto type =
-      problems.half() ? memory::data_type::bf16 : memory::data_type::f32;
+  const auto type_of = [](bool half) {
+    return half ? memory::data_type::bf16 : memory::data_type::f32;
+  };
+  const auto type = type_of(problems.half()),
+             kernel_type = type_of(problems.half_kernel());
   auto plan = std::make_shared<Plan>();
   plan->data = memory::desc(data, type, Tag::nhwc);
   plan->output = memory::desc(output, type, Tag::nhwc);
-  plan->user_kernel = memory::desc(kernel, type, Tag::hwio);
-  const memory::desc any(kernel, type, Tag::any);
+  const bool to_kernel = kind == Kind::kKernelGradient;
+  plan->user_kernel = memory::desc(kernel, to_kernel ? kernel_type : type, Tag::hwio);
+  const memory::desc any(kernel, type, Tag::any),
+      any_gradient(kernel, kernel_type, Tag::any);
   const auto algorithm = dnnl::algorithm::convolution_direct;
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -155,8 +163,8 @@ std::shared_ptr<Plan> MakePlan(Kind kind, const Problems& problems) {
     plan->convolution = dnnl::convolution_backward_data(backward);
   } else {
     const dnnl::convolution_backward_weights::primitive_desc backward(
-        Engine(), algorithm, plan->data, any, plan->output, strides, low, high,
-        forward, attributes);
+        Engine(), algorithm, plan->data, any_gradient, plan->output, strides, low,
+        high, forward, attributes);
     plan->kernel = backward.diff_weights_desc();
     plan->scratch = backward.scratchpad_desc();
     plan->convolution = dnnl::convolution_backward_weights(backward);
@@ -166,10 +174,9 @@ std::shared_ptr<Plan> MakePlan(Kind kind, const Problems& problems) {
     // A kernel is small: most are moved sooner than a team meets.
     plan->reorder_operations = 20.0 * kernel[0] * kernel[1] * kernel[2] * kernel[3];
     fuprune::ApplyThreads(plan->reorder_operations);
-    const bool back = kind == Kind::kKernelGradient;
     plan->reorder = dnnl::reorder(dnnl::reorder::primitive_desc(
-        Engine(), back ? plan->kernel : plan->user_kernel, Engine(),
-        back ? plan->user_kernel : plan->kernel));
+        Engine(), to_kernel ? plan->kernel : plan->user_kernel, Engine(),
+        to_kernel ? plan->user_kernel : plan->kernel));
   }
   return plan;
 }
@@ -180,7 +187,7 @@ std::shared_ptr<const Plan> FindPlan(Kind kind, const Problems& problems) {
   const double operations = problems.Operations();
   // oneDNN fixes the split of the work when a primitive is made.
   Key key = {static_cast<int64_t>(kind), fuprune::ApplyThreads(operations),
-             problems.half()};
+             problems.half(), problems.half_kernel()};
   for (const Tensor& tensor : {problems.data, problems.kernel, problems.output}) {
     key.insert(key.end(), tensor.shape + 1, tensor.shape + 5);
   }
@@ -212,21 +219,36 @@ bool PaysByTaps(Kind kind, const fuprune::Shape& shape) {
 // The same problems by matrix products.
 void RunByTaps(Kind kind, const fuprune::Shape& shape, const Problems& problems) {
   thread_local Workspace workspace;
-  const auto scratch = static_cast<float*>(
-      workspace.Get(fuprune::ScratchFloats(shape) * sizeof(float)));
-  fuprune::ApplyThreads(problems.Operations());
+  void* scratch = workspace.Get(fuprune::ScratchSize(shape) * sizeof(float));
+  const int threads = fuprune::ApplyThreads(problems.Operations());
   for (int64_t problem = 0; problem < problems.data.shape[0]; ++problem) {
-    float* data = problems.data.Problem(problem).floats();
+    const Values data = problems.data.Problem(problem),
+                 output = problems.output.Problem(problem);
     float* kernel = problems.kernel.Problem(problem).floats();
-    float* output = problems.output.Problem(problem).floats();
     if (kind == Kind::kForward) {
-      fuprune::ConvolveByTaps(shape, false, data, kernel, output, scratch);
+      fuprune::ConvolveByTaps(shape, false, data.floats(), kernel, output.floats(),
+                              static_cast<float*>(scratch));
     } else if (kind == Kind::kDataGradient) {
-      fuprune::ConvolveByTaps(shape, true, output, kernel, data, scratch);
+      fuprune::ConvolveByTaps(shape, true, output.floats(), kernel, data.floats(),
+                              static_cast<float*>(scratch));
+    } else if (data.half) {
+      fuprune::KernelGradientByTaps(shape, data.halves(), output.halves(), kernel,
+                                    static_cast<fuprune::Half*>(scratch), threads);
     } else {
-      fuprune::KernelGradientByTaps(shape, data, output, kernel, scratch);
+      fuprune::KernelGradientByTaps(shape, data.floats(), output.floats(), kernel,
+                                    static_cast<float*>(scratch), threads);
     }
   }
+}
+
+// Calls convert(first element, elements) for shares of an array.
+template <typename Convert>
+void InShares(int64_t size, const Convert& convert) {
+  constexpr int64_t kShare = 1 << 16;
+  // An element costs about what ten operations of a convolution do: it is fetched.
+  fuprune::Parallel((size + kShare - 1) / kShare, 10.0 * size, [&](int64_t share) {
+    convert(share * kShare, std::min(kShare, size - share * kShare));
+  });
 }
 
 // The same problems by a primitive of oneDNN, in the type of the arrays.
@@ -235,8 +257,15 @@ void RunByPlan(Kind kind, const Problems& problems) {
   thread_local Workspace workspace;
   const auto plan = FindPlan(kind, problems);
   const size_t scratch_bytes = (plan->scratch.get_size() + 4095) / 4096 * 4096;
-  const size_t kernel_bytes = plan->reorders ? plan->kernel.get_size() : 0;
-  char* base = static_cast<char*>(workspace.Get(scratch_bytes + kernel_bytes));
+  const size_t kernel_bytes =
+      plan->reorders ? (plan->kernel.get_size() + 4095) / 4096 * 4096 : 0;
+  // oneDNN could round while it reorders, but takes three times as long.
+  const bool rounds =
+      kind != Kind::kKernelGradient && problems.half() && !problems.half_kernel();
+  const int64_t kernel_size = problems.kernel.Volume();
+  char* base = static_cast<char*>(workspace.Get(
+      scratch_bytes + kernel_bytes + (rounds ? 2 * kernel_size : 0)));
+  const auto rounded = reinterpret_cast<fuprune::Half*>(base + scratch_bytes + kernel_bytes);
 
   memory data_memory(plan->data, Engine(), problems.data.values.base);
   memory output_memory(plan->output, Engine(), problems.output.values.base);
@@ -257,7 +286,13 @@ void RunByPlan(Kind kind, const Problems& problems) {
   for (int64_t problem = 0; problem < problems.data.shape[0]; ++problem) {
     data_memory.set_data_handle(problems.data.Problem(problem).base);
     output_memory.set_data_handle(problems.output.Problem(problem).base);
-    user_kernel.set_data_handle(problems.kernel.Problem(problem).base);
+    const Values kernel = problems.kernel.Problem(problem);
+    user_kernel.set_data_handle(rounds ? rounded : kernel.base);
+    if (rounds) {
+      InShares(kernel_size, [&](int64_t start, int64_t size) {
+        fuprune::ToBfloat16(kernel.floats() + start, size, rounded + start);
+      });
+    }
     const auto reorder = [&](memory& source, memory& target) {
       fuprune::ApplyThreads(plan->reorder_operations);
       plan->reorder.execute(stream, source, target);
@@ -269,12 +304,15 @@ void RunByPlan(Kind kind, const Problems& problems) {
   }
 }
 
-void RunInFloat32(Kind kind, const Problems& problems) {
+fuprune::Shape ShapeOf(const Problems& problems) {
   const int64_t *d = problems.data.shape, *k = problems.kernel.shape,
                 *o = problems.output.shape;
-  const fuprune::Shape shape = {
-      d[1], d[2], d[3], d[4], o[2], o[3], o[4], k[1], k[2], problems.strides[0],
-      problems.strides[1], problems.padding[0], problems.padding[2]};
+  return {d[1], d[2], d[3], d[4], o[2], o[3], o[4], k[1], k[2], problems.strides[0],
+          problems.strides[1], problems.padding[0], problems.padding[2]};
+}
+
+void RunInFloat32(Kind kind, const Problems& problems) {
+  const fuprune::Shape shape = ShapeOf(problems);
   if (PaysByTaps(kind, shape)) {
     RunByTaps(kind, shape, problems);
   } else {
@@ -282,48 +320,71 @@ void RunInFloat32(Kind kind, const Problems& problems) {
   }
 }
 
-// Calls convert(first element, elements) for shares of an array.
-template <typename Convert>
-void InShares(int64_t size, const Convert& convert) {
-  constexpr int64_t kShare = 1 << 16;
-  // An element costs about what ten operations of a convolution do: it is fetched.
-  fuprune::Parallel((size + kShare - 1) / kShare, 10.0 * size, [&](int64_t share) {
-    convert(share * kShare, std::min(kShare, size - share * kShare));
-  });
+// On 2x2 pixels the kernel is nearly all that is moved. Rounding and reordering it takes
+// longer than products in float32 by taps, which read it as it lies.
+bool ReadsKernelAsItLies(Kind kind, const Problems& problems) {
+  const fuprune::Shape shape = ShapeOf(problems);
+  return !problems.half_kernel() && shape.p * shape.q <= 4 && PaysByTaps(kind, shape);
 }
 
-// Problems in bfloat16 by float32, for processors that do not multiply bfloat16: one at a
-// time, so that the scratch does not grow with their number.
+// Problems in bfloat16 by float32: one at a time, so that the scratch does not grow with
+// their number. A kernel in float32 is rounded where products of bfloat16 would round it,
+// so that processors with and without them differ in the order of their sums alone.
 void RunWidened(Kind kind, const Problems& problems) {
   thread_local Workspace workspace;
   const Tensor tensors[] = {problems.data, problems.kernel, problems.output};
   const int result = kind == Kind::kForward ? 2 : kind == Kind::kDataGradient ? 0 : 1;
+  const bool rounds = result != 1 && !ReadsKernelAsItLies(kind, problems);
+  const bool copied[] = {tensors[0].values.half, tensors[1].values.half || rounds,
+                         tensors[2].values.half};
   int64_t starts[4] = {};
   for (int i = 0; i < 3; ++i) {  // each starts on a cache line of its own
-    starts[i + 1] = starts[i] + (tensors[i].Volume() + 15) / 16 * 16;
+    const int64_t volume = copied[i] ? tensors[i].Volume() : 0;
+    starts[i + 1] = starts[i] + (volume + 15) / 16 * 16;
   }
   float* scratch = static_cast<float*>(workspace.Get(starts[3] * sizeof(float)));
   std::vector<int64_t> shapes[3];
-  Tensor wide[3];
   for (int i = 0; i < 3; ++i) {
     shapes[i].assign(tensors[i].shape, tensors[i].shape + 5);
     shapes[i][0] = 1;
-    wide[i] = {{scratch + starts[i], false}, shapes[i].data()};
   }
-  const Problems one = {wide[0], wide[1], wide[2], problems.strides, problems.padding};
   for (int64_t problem = 0; problem < problems.data.shape[0]; ++problem) {
+    Tensor wide[3];
     for (int i = 0; i < 3; ++i) {
+      const Values values = tensors[i].Problem(problem);
+      wide[i] = {values, shapes[i].data()};
+      if (!copied[i]) continue;
+      wide[i].values = {scratch + starts[i], false};
       if (i == result) continue;
-      const uint16_t* values = tensors[i].Problem(problem).halves();
       InShares(tensors[i].Volume(), [&](int64_t start, int64_t size) {
-        fuprune::FromBfloat16(values + start, size, scratch + starts[i] + start);
+        float* to = wide[i].values.floats() + start;
+        if (values.half) {
+          fuprune::FromBfloat16(values.halves() + start, size, to);
+        } else {
+          fuprune::RoundToBfloat16(values.floats() + start, size, to);
+        }
       });
     }
-    RunInFloat32(kind, one);
-    uint16_t* rounded = tensors[result].Problem(problem).halves();
+    RunInFloat32(kind,
+                 {wide[0], wide[1], wide[2], problems.strides, problems.padding});
+    const Values rounded = tensors[result].Problem(problem);
+    if (!rounded.half) continue;
     InShares(tensors[result].Volume(), [&](int64_t start, int64_t size) {
-      fuprune::ToBfloat16(scratch + starts[result] + start, size, rounded + start);
+      fuprune::ToBfloat16(wide[result].values.floats() + start, size,
+                          rounded.halves() + start);
     });
+  }
+}
+
+void RunInBfloat16(Kind kind, const Problems& problems) {
+  const fuprune::Shape shape = ShapeOf(problems);
+  if (ReadsKernelAsItLies(kind, problems)) {
+    RunWidened(kind, problems);
+  } else if (!problems.half_kernel() && kind == Kind::kKernelGradient &&
+             PaysByTaps(kind, shape)) {
+    RunByTaps(kind, shape, problems);
+  } else {
+    RunByPlan(kind, problems);
   }
 }
 
@@ -331,7 +392,7 @@ void Run(Kind kind, const Problems& problems) {
   if (!problems.half()) {
     RunInFloat32(kind, problems);
   } else if (MultipliesBfloat16()) {
-    RunByPlan(kind, problems);
+    RunInBfloat16(kind, problems);
   } else {
     RunWidened(kind, problems);
   }

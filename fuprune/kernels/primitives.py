@@ -76,16 +76,7 @@ def batch(primitive: Any, operands: Sequence, dimensions: Sequence, **static):
 
 
 def _to_leading(operand: jax.Array, axis: int | None, size: int) -> jax.Array:
-    """Merges a batch axis, or copies for want of one, into the leading axis.
-
-    Args:
-      operand: [..., size, ...] with the new axis at `axis`, or [G, ...].
-      axis: where the new axis is; None if the operand lacks it.
-      size: length of the new axis.
-
-    Returns:
-      [size * G, ...].
-    """
+    """Merges the axis of a batch, or copies for want of one: [size * G, ...]."""
     if axis is None:
         operand = jnp.broadcast_to(operand, (size, *operand.shape))
     else:

@@ -8,10 +8,13 @@
 #define FUPRUNE_KERNELS_TAP_PRODUCTS_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <vector>
 
+#include "bfloat16.h"
 #include "oneapi/dnnl/dnnl.h"
 #include "oneapi/dnnl/dnnl.hpp"
 
@@ -44,10 +47,10 @@ inline Pairs PairsOf(const Shape& s, int64_t tap_row, int64_t tap_column) {
   return pairs;
 }
 
-inline void Gather(const float* matrix, int64_t width, const std::vector<int64_t>& rows,
-                   float* to) {
+template <typename T>
+void Gather(const T* matrix, int64_t width, const std::vector<int64_t>& rows, T* to) {
   for (const int64_t row : rows) {
-    std::memcpy(to, matrix + row * width, width * sizeof(float));
+    std::memcpy(to, matrix + row * width, width * sizeof(T));
     to += width;
   }
 }
@@ -69,8 +72,40 @@ inline void Multiply(bool flip_a, bool flip_b, int64_t m, int64_t n, int64_t k,
   if (status != dnnl_success) throw dnnl::error(status, "a matrix product failed");
 }
 
-// Floats of scratch memory that the functions below need.
-inline size_t ScratchFloats(const Shape& s) { return s.n * s.p * s.q * (s.i + s.o); }
+// a^T b of bfloat16, summed and written in float32: a [k, m], b [k, n], c [m, n]. The
+// primitives are each thread's own, because they hold scratch memory.
+inline void MultiplyTransposed(int64_t m, int64_t n, int64_t k, const Half* a,
+                               const Half* b, float* c, int threads) {
+  using dnnl::memory;
+  struct Product {
+    memory::desc a, b, c;
+    dnnl::matmul primitive;
+  };
+  thread_local const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  thread_local dnnl::stream stream(engine);
+  thread_local std::map<std::array<int64_t, 4>, Product> products;
+  auto [found, absent] = products.try_emplace({m, n, k, threads});
+  Product& product = found->second;
+  if (absent) {
+    product.a = memory::desc({m, k}, memory::data_type::bf16, memory::dims{1, m});
+    product.b = memory::desc({k, n}, memory::data_type::bf16, memory::dims{n, 1});
+    product.c = memory::desc({m, n}, memory::data_type::f32, memory::dims{n, 1});
+    product.primitive = dnnl::matmul(
+        dnnl::matmul::primitive_desc(engine, product.a, product.b, product.c));
+  }
+  product.primitive.execute(
+      stream, {{DNNL_ARG_SRC, memory(product.a, engine, const_cast<Half*>(a))},
+               {DNNL_ARG_WEIGHTS, memory(product.b, engine, const_cast<Half*>(b))},
+               {DNNL_ARG_DST, memory(product.c, engine, c)}});
+}
+
+inline void MultiplyTransposed(int64_t m, int64_t n, int64_t k, const float* a,
+                               const float* b, float* c, int) {
+  Multiply(true, false, m, n, k, a, b, c);
+}
+
+// Elements of scratch memory that the functions below need.
+inline size_t ScratchSize(const Shape& s) { return s.n * s.p * s.q * (s.i + s.o); }
 
 // The convolution, or, backward, its gradient with respect to the data: each tap reads
 // one side's rows and adds to the other's.
@@ -90,8 +125,9 @@ inline void ConvolveByTaps(const Shape& s, bool backward, const float* from,
   }
 }
 
-inline void KernelGradientByTaps(const Shape& s, const float* data, const float* output,
-                                 float* kernel, float* scratch) {
+template <typename T>
+void KernelGradientByTaps(const Shape& s, const T* data, const T* output, float* kernel,
+                          T* scratch, int threads) {
   for (int64_t tap = 0; tap < s.kh * s.kw; ++tap, kernel += s.i * s.o) {
     const Pairs pairs = PairsOf(s, tap / s.kw, tap % s.kw);
     const int64_t count = pairs.data.size();
@@ -99,10 +135,10 @@ inline void KernelGradientByTaps(const Shape& s, const float* data, const float*
       std::fill(kernel, kernel + s.i * s.o, 0.0f);
       continue;
     }
-    float* outputs = scratch + count * s.i;
+    T* outputs = scratch + count * s.i;
     Gather(data, s.i, pairs.data, scratch);
     Gather(output, s.o, pairs.output, outputs);
-    Multiply(true, false, s.i, s.o, count, scratch, outputs, kernel);
+    MultiplyTransposed(s.i, s.o, count, scratch, outputs, kernel, threads);
   }
 }
 

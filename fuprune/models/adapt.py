@@ -26,6 +26,7 @@ from flax import nnx
 
 from fuprune.errors import InputError
 
+Variables = Mapping[str, Any]  # {"params": ..., "batch_stats": ...}
 TRAINING_NAMES = ("train", "training", "is_training")
 EVALUATION_NAMES = ("deterministic", "use_running_average", "inference")
 
@@ -138,7 +139,9 @@ class LinenNetwork:
 
     def init(self, key, images, train: bool = False):
         """Fresh variables."""
-        streams = {name: jax.random.fold_in(key, i) for i, name in self._numbered()}
+        streams = {
+            name: jax.random.fold_in(key, i) for i, name in enumerate(self.streams)
+        }
         return self._at(train).init(
             {"params": key, **streams}, images, **self.convention.arguments(train)
         )
@@ -146,13 +149,8 @@ class LinenNetwork:
     def apply(self, variables, images, train=False, mask=None, *, rngs=None, **options):
         """Logits [B, U], and the updated collections if `mutable` names any.
 
-        Args:
-          variables: {"params", ...}.
-          images: [B, H, W, C].
-          train: whether this is a step of training.
-          mask: [B], passed on if the module takes one.
-          rngs: {"dropout": key}, from which every stream gets a key of its own.
-          **options: those of `nn.Module.apply`.
+        Every stream gets a key of its own from the one that `rngs` has for dropout; the
+        options are those of `nn.Module.apply`.
         """
         if rngs is not None:
             key = rngs["dropout"]
@@ -160,15 +158,10 @@ class LinenNetwork:
                 # The first stream has the key as it is: with dropout alone, the module
                 # draws what it would draw by itself.
                 name: jax.random.fold_in(key, i) if i else key
-                for i, name in self._numbered()
+                for i, name in enumerate(self.streams)
             }
-        arguments = self.convention.arguments(train, mask)
-        return self._at(train).apply(
-            variables, images, rngs=rngs, **arguments, **options
-        )
-
-    def _numbered(self):
-        return enumerate(self.streams)
+        options |= self.convention.arguments(train, mask)
+        return self._at(train).apply(variables, images, rngs=rngs, **options)
 
     def _at(self, train):
         """The module with those of its attributes set that say the same."""
@@ -326,17 +319,17 @@ def variables_of(module: nnx.Module) -> dict[str, Any]:
 
 def _arrays(module: nnx.Module) -> list[tuple[str, tuple, Any]]:
     """(collection, path, variable) of everything a module holds."""
-    kinds = (
-        ("params", nnx.Param),
-        ("batch_stats", nnx.BatchStat),
-        ("key", nnx.RngKey),
-        ("drawn", nnx.RngCount),
-    )
-    found = []
-    for path, value in nnx.to_flat_state(nnx.state(module)):
-        names = [name for name, kind in kinds if isinstance(value, kind)]
-        found.append((names[0] if names else "state", tuple(path), value))
-    return found
+    kinds = {
+        "params": nnx.Param,
+        "batch_stats": nnx.BatchStat,
+        "key": nnx.RngKey,
+        "drawn": nnx.RngCount,
+        "state": object,  # all others
+    }
+    return [
+        (next(k for k in kinds if isinstance(value, kinds[k])), tuple(path), value)
+        for path, value in nnx.to_flat_state(nnx.state(module))
+    ]
 
 
 def _adapt_nnx(module, factory, takes_mask) -> NNXNetwork:
@@ -351,10 +344,9 @@ def _makes_nnx(model) -> bool:
         return issubclass(model, nnx.Module)
     required = [
         name
-        for name, parameter in _parameters(model).items()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind
-        not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        for name, each in _parameters(model).items()
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     return required == ["rngs"]
 

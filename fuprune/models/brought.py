@@ -124,15 +124,14 @@ def _find(name: str) -> Callable[..., Any]:
         importlib.invalidate_caches()
     try:
         module = importlib.import_module(home)
-    except ModuleNotFoundError as error:
-        # Otherwise the module is there, and it is one of its own imports that fails.
-        if error.name and (home == error.name or home.startswith(f"{error.name}.")):
-            raise InputError(
-                f"model.name is {name!r}, but there is no module {error.name} in "
-                f"{here} or among the installed packages."
-            ) from error
-        raise InputError(f"importing {home} failed: {_one_line(error)}") from error
     except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        # Otherwise the module is there, and it is one of its own imports that fails.
+        if missing and f"{home}.".startswith(f"{missing}."):
+            raise InputError(
+                f"model.name is {name!r}, but there is no module {missing} in {here} "
+                "or among the installed packages."
+            ) from error
         raise InputError(f"importing {home} failed: {_one_line(error)}") from error
     function = getattr(module, attribute, None)
     if not callable(function):

@@ -19,9 +19,7 @@ def layer_costs(
 ) -> dict[str, LayerCost]:
     """Returns the cost of every layer in forward order, dense layers included.
 
-    Args:
-      model: whole or compacted.
-      input_shape: (H, W, C) of an image; None for the one the model was made for.
+    For images of `input_shape` (H, W, C), by default those the model was made for.
     """
     if input_shape is not None:
         model = model.clone(input_shape=tuple(input_shape))
@@ -29,10 +27,9 @@ def layer_costs(
     costs = {}
     for layer, wiring in model.wiring().items():
         inputs, outputs = len(wiring.inputs), len(wiring.outputs)
-        if layer in sizes:
-            weights, vectors = 9 * inputs * outputs, 2 * outputs
-        else:
-            weights, vectors = inputs * outputs, outputs
+        # A 3 x 3 kernel and a norm's scale and bias, or a dense kernel and its bias.
+        window, vectors = (9, 2 * outputs) if layer in sizes else (1, outputs)
+        weights = window * inputs * outputs
         flops = 2 * weights * math.prod(sizes.get(layer, ()))
         costs[layer] = LayerCost(weights + vectors, flops, outputs)
     return costs

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_choice
 from fuprune.models.adapt import asked_for
 
 VOTES = ("softmax", "votes")
@@ -34,10 +34,7 @@ class Ensemble:
         """Refuses what no ensemble can be."""
         if self.size < 1:
             raise InputError(f"size is {self.size}, but must be 1 or more.")
-        if self.vote not in VOTES:
-            raise InputError(
-                f"vote is {self.vote!r}, but must be one of {', '.join(VOTES)}."
-            )
+        check_choice("vote", self.vote, VOTES)
 
     @property
     def num_classes(self) -> int:

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import importlib.util
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,11 +20,11 @@ from flax import traverse_util
 from jax import export
 
 from fuprune.errors import InputError
+from fuprune.models.adapt import Variables
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # The check that a batch has the shape it should: the only call in our own exports.
 _KNOWN_CALLS = ("@shape_assertion(",)
-Variables = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,9 +96,7 @@ class ExportedNetwork:
 
     def shapes(self) -> Variables:
         """Shapes of the variables that the programs take."""
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._arguments()[0]
-        )
+        return _shapes(self._arguments()[0])
 
     def _arguments(self):
         found = self._evaluate
@@ -119,30 +116,22 @@ class ExportedNetwork:
         """Logits [B, U], and {"batch_stats": ...} if `mutable`; takes no mask."""
         del mask
         variables = _plain(variables)
-        if not train:
-            logits = self._evaluate.call(variables, images)
-            return logits if mutable is False else (logits, {})
-        key = jax.random.key(0) if rngs is None else rngs["dropout"]
-        logits, new = self._train.call(variables, images, jax.random.key_data(key))
+        if train:
+            key = jax.random.key(0) if rngs is None else rngs["dropout"]
+            logits, new = self._train.call(variables, images, jax.random.key_data(key))
+        else:
+            logits, new = self._evaluate.call(variables, images), {}
         return logits if mutable is False else (logits, new)
 
 
 def export_network(
     model: Any, variables: Variables, input_shape: tuple[int, ...]
 ) -> ExportedNetwork:
-    """Returns a network as programs.
-
-    Args:
-      model: adapted.
-      variables: its variables; only their shapes matter.
-      input_shape: (H, W, C) of one image.
-    """
+    """Returns an adapted network as programs; of its variables only shapes matter."""
     require_flatbuffers()
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *input_shape), jnp.float32)
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), _plain(variables)
-    )
+    shapes = _shapes(_plain(variables))
 
     def evaluate(variables, images):
         return model.apply(variables, images, train=False)
@@ -198,6 +187,10 @@ def require_flatbuffers() -> None:
         raise ImportError(
             "StableHLO files need the package flatbuffers; install fuprune[export]."
         )
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def _plain(variables: Any) -> Any:

@@ -1,30 +1,33 @@
 """Variables of untrained networks."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
 from fuprune.errors import InputError
-from fuprune.models.adapt import adapt
-
-Variables = Mapping[str, Any]
+from fuprune.models.adapt import Variables, adapt
 
 
 def init_variables(model: Any, key: jax.Array, images: jax.Array) -> Variables:
     """Fresh variables of `model` for preprocessed `images` `[B, ...]`.
 
-    It is `jax.jit(model.init)`, compiled in a sixth of the time on a CPU.
+    It is `jax.jit(model.init)`, compiled in a sixth of the time on a CPU. Inside
+    another jit, or `jax.eval_shape`, it is compiled as what is around it.
     """
-    return _make_init(jax.default_backend())(model, key, images)
+    traced = any(isinstance(x, jax.core.Tracer) for x in (key, images))
+    return _make_init("" if traced else jax.default_backend())(model, key, images)
 
 
 @functools.cache
 def _make_init(platform: str):
     def init(model, key, images):
+        # Networks may squeeze a batch of one, and would make weights of other shapes.
+        if images.shape[0] == 1:
+            images = jnp.repeat(images, 2, axis=0)
         return adapt(model).init(key, images, train=False)
 
     # It runs once or a few times, and XLA's processor code for random numbers takes ten
@@ -39,16 +42,8 @@ def fresh_variables(
     """`init_variables`, also for a network that cannot make any, such as an NNX module.
 
     There, what has the shape of a kernel is drawn from He's normal distribution, biases
-    and means become 0, scales and variances 1, and all else stays as it is.
-
-    Args:
-      model: the network.
-      variables: some of its variables, for their shapes.
-      key: of the draw.
-      images: `[B, ...]` preprocessed.
-
-    Returns:
-      Variables of an untrained network.
+    and means become 0, scales and variances 1, and all else stays as it is; the
+    `variables` given are some of the network's, for their shapes.
     """
     try:
         return init_variables(model, key, images)

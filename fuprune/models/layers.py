@@ -7,7 +7,6 @@ shorter wires.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.errors import InputError
-from fuprune.kernels import normalisation
+from fuprune.kernels import convolution, normalisation
 
 BATCH_NORM_MOMENTUM = 0.9
 NORM_EPSILON = 1e-5
 NUM_GROUPS = 8
 NORMS = ("batch", "group")
-CONVOLUTIONS = ("xla", "onednn")
+DENSE_LAYERS = ("hidden", "head")  # of the zoo; all others are convolutions
 
 # Kaiming's initialisation for ReLU networks, keeping the gradient's variance.
 he_normal_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -37,13 +36,9 @@ class Wiring(NamedTuple):
 
 
 def wire(channels, layer: str, inputs: tuple[int, ...], width: int) -> Wiring:
-    """Returns the wiring of a layer, given the kept channels of the cut layers.
+    """Returns the wiring of a layer that reads `inputs` and, uncut, writes `width`.
 
-    Args:
-      channels: `((layer, ids), ...)`, the static attribute of a model.
-      layer: name of the layer.
-      inputs: ids of the channels it reads.
-      width: output channels of the layer when it is not cut.
+    `channels` are those of `ConvolutionalNetwork`.
     """
     outputs = dict(channels).get(layer, tuple(range(width)))
     increasing = all(a < b for a, b in zip(outputs, outputs[1:], strict=False))
@@ -98,6 +93,8 @@ class Norm(nn.Module):
         """
         onto = self.outputs if onto is None else onto
         held = onto if held is None else held
+        # Ids as places in the result: layers of equal places are traced once.
+        stream = (places(self.outputs, onto), places(held, onto), len(onto))
         shape = (len(self.outputs),)
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
@@ -107,8 +104,11 @@ class Norm(nn.Module):
             outputs = normalisation.normalise(
                 inputs, *moments, scale, bias, NORM_EPSILON
             )
-            return combine(outputs, residual, relu, self.outputs, held, onto)
-        running = self._running_moments()
+            return normalisation.combine(outputs, residual, relu, *stream)
+        running = (
+            self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32),
+            self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32),
+        )
         outputs, recorded = _batch_norm(
             inputs,
             scale,
@@ -118,7 +118,7 @@ class Norm(nn.Module):
             residual,
             train=train,
             relu=relu,
-            channels=(self.outputs, held, onto),
+            stream=stream,
             implementation=self.implementation,
         )
         recording = train and self.is_mutable_collection("batch_stats")
@@ -126,13 +126,6 @@ class Norm(nn.Module):
             for moment, value in zip(running, recorded, strict=True):
                 moment.value = value
         return outputs
-
-    def _running_moments(self):
-        shape = (len(self.outputs),)
-        return (
-            self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32),
-            self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32),
-        )
 
     def _group_moments(self, inputs, alive):
         # Moments of a group are those of its live channels alone, so that a network
@@ -157,70 +150,43 @@ class Norm(nn.Module):
 # Traced once for all layers of the same shape: a deep network has dozens of them, and
 # tracing and lowering each anew is most of what a second start spends.
 @functools.partial(
-    jax.jit, static_argnames=("train", "relu", "channels", "implementation")
+    jax.jit, static_argnames=("train", "relu", "stream", "implementation")
 )
 def _batch_norm(
     inputs, scale, bias, running, mask, residual, *, train: bool, relu: bool,
-    channels: tuple[tuple[int, ...], ...], implementation: str,
+    stream: tuple[tuple[int, ...], tuple[int, ...], int], implementation: str,
 ):  # fmt: skip
     """`Norm` of kind "batch", as a function.
 
-    Args:
-      inputs: [B, H, W, C].
-      scale: [C].
-      bias: [C].
-      running: moments (mean, variance), [C] each.
-      mask: [B], or None.
-      residual: [B, H, W, R], or None.
-      train: whether the batch's own moments are used and recorded.
-      relu: whether a ReLU comes last.
-      channels: ids of those of the inputs, the residual and the result.
-      implementation: "xla" or "onednn".
-
-    Returns:
-      [B, H, W, D], and the running moments after this batch.
+    `running` are moments (mean, variance), [C] each; `stream` is where the channels of
+    the inputs and of the residual go in the result, and how many that has. Returns
+    [B, H, W, D], and the running moments after this batch.
     """
-    written, held, onto = channels
     scale, bias, _ = without_dead_channels(scale, bias)
     if not train:
         mean, variance = running
         outputs = normalisation.normalise(
             inputs, mean, variance, scale, bias, NORM_EPSILON
         )
-        return combine(outputs, residual, relu, *channels), running
+        return normalisation.combine(outputs, residual, relu, *stream), running
     # Padding that comes alone is normalised by itself, so that it stays finite however
     # deep the network, and is not recorded.
     some = True if mask is None else jnp.any(mask != 0)
     real = mask if mask is None else jnp.where(some, mask, 1)
-    if implementation == "onednn":
-        outputs, *moments = normalisation.implementation(implementation)(
-            inputs,
-            scale,
-            bias,
-            real,
-            residual,
-            relu=relu,
-            epsilon=NORM_EPSILON,
-            places=np.flatnonzero(np.isin(onto, written)),
-            residual_places=np.flatnonzero(np.isin(onto, held)),
-            width=len(onto),
-        )
-    else:
-        moments = normalisation.moments(inputs, real)
-        outputs = normalisation.normalise(inputs, *moments, scale, bias, NORM_EPSILON)
-        outputs = combine(outputs, residual, relu, *channels)
+    own, of_residual, width = stream
+    outputs, *moments = normalisation.implementation(implementation)(
+        inputs, scale, bias, real, residual, relu=relu, epsilon=NORM_EPSILON,
+        places=own, residual_places=of_residual, width=width,
+    )  # fmt: skip
     return outputs, tuple(
         moving_average(old, new, some)
         for old, new in zip(running, moments, strict=True)
     )
 
 
-def combine(outputs, residual, relu: bool, written, held, onto):
-    """A layer's outputs [..., C] in the stream [..., D], with what was there before."""
-    outputs = place(outputs, written, onto)
-    if residual is not None:
-        outputs = outputs + place(residual, held, onto)
-    return nn.relu(outputs) if relu else outputs
+def places(ids: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """Where channels are among those of `target`, which has them all; both sorted."""
+    return tuple(np.searchsorted(target, ids).tolist())
 
 
 def moving_average(running, moment, some):
@@ -269,7 +235,8 @@ class ConvNorm(nn.Module):
             use_bias=False,
             dtype=self.dtype,
             kernel_init=he_normal_fan_out,
-            conv_general_dilated=convolution(self.conv),
+            conv_general_dilated=convolution.implementation(self.conv),
+            promote_dtype=convolution.promotion(self.conv),
             name="conv",
         )(inputs)
         norm = Norm(
@@ -299,6 +266,16 @@ class ConvolutionalNetwork(nn.Module):
     conv: str = "xla"
     dtype: Any = jnp.float32
 
+    def setup(self):
+        """Builds one submodule per layer, named as in `wiring`."""
+        for layer, wiring in self.wiring().items():
+            if layer in DENSE_LAYERS:
+                module = nn.Dense(wiring.width)
+            else:
+                stride = self.strides(layer)
+                module = ConvNorm(wiring, self.norm, stride, self.conv, self.dtype)
+            setattr(self, layer, module)
+
     def __call__(self, images, train: bool = False, mask=None):
         """Maps normalised images [B, H, W, C] to float32 logits [B, num_classes].
 
@@ -308,6 +285,17 @@ class ConvolutionalNetwork(nn.Module):
           mask: [B], nonzero for real examples; padding enters no statistic.
         """
         return self.head(self.features(images, train, mask))
+
+    @nn.nowrap
+    def wiring(self) -> dict[str, Wiring]:
+        """Returns the channels each layer reads and writes, in forward order."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def strides(self, layer: str) -> int:
+        """Returns the stride of a convolution."""
+        del layer
+        return 1
 
     @nn.nowrap
     def typed(self, images):
@@ -320,48 +308,12 @@ class ConvolutionalNetwork(nn.Module):
         return images.astype(self.dtype)
 
 
-def convolution(name: str) -> Callable:
-    """Returns the function that convolves, by its name ("xla" or "onednn")."""
-    if name == "xla":
-        return jax.lax.conv_general_dilated
-    # Imported here because it loads a native library that "xla" does not need.
-    from fuprune.kernels.convolution import implementation
-
-    return implementation(name)
-
-
 def loops_are_fast(network) -> bool:
     """Whether convolutions inside `lax.map` and its kin run at full speed on CPU.
 
-    True of oneDNN's, while XLA's own are many times slower there.
-
-    Args:
-      network: any network, or the name of its convolutions.
+    True of oneDNN's, while XLA's own are many times slower there. `network` is any, or
+    the name of its convolutions.
     """
     if not isinstance(network, str):
         network = getattr(getattr(network, "module", network), "conv", "xla")
     return network == "onednn"
-
-
-def place(values, source: tuple[int, ...], target: tuple[int, ...]) -> Any:
-    """Moves channels to where a wider tensor holds them, zeros elsewhere.
-
-    Args:
-      values: [..., len(source)].
-      source: ids of the channels of `values`, sorted.
-      target: ids of the channels of the result, sorted, a superset of `source`.
-
-    Returns:
-      [..., len(target)].
-    """
-    if source == target:
-        return values
-    first, last = target.index(source[0]), target.index(source[-1])
-    if last - first == len(source) - 1:
-        sides = (first, len(target) - 1 - last)
-        return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [sides])
-    # A product with zeros and ones, which JAX differentiates in every mode and to any
-    # order; a gather is no faster, and its gradient is a scatter, which is slow.
-    matrix = jnp.asarray(np.equal.outer(source, target), values.dtype)
-    # Exact only if the factors are not rounded on the way.
-    return jnp.dot(values, matrix, precision=jax.lax.Precision.HIGHEST)

@@ -11,28 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.kernels.normalisation import at_least_float32
-from fuprune.models.layers import (
-    ConvNorm,
-    ConvolutionalNetwork,
-    Wiring,
-    wire,
-)
+from fuprune.models.layers import ConvolutionalNetwork, Wiring, wire
 
 STAGE_WIDTHS = (16, 32, 64)
 
 
 class ResNet(ConvolutionalNetwork):
     """A CIFAR ResNet of depth 6n + 2, n >= 1: a stem and three stages of n blocks."""
-
-    def setup(self):
-        """Builds one submodule per layer, named as in `wiring`."""
-        for layer, wiring in self.wiring().items():
-            if layer != "head":
-                module = ConvNorm(
-                    wiring, self.norm, self.strides(layer), self.conv, self.dtype
-                )
-                setattr(self, layer, module)
-        self.head = nn.Dense(self.num_classes)
 
     def features(self, images, train: bool = False, mask=None):
         """Maps images [B, H, W, C] to what the head reads, float32 [B, D]."""

@@ -7,16 +7,10 @@ image too small for five pools is pooled until it is one pixel.
 import math
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 
+from fuprune.kernels import pooling
 from fuprune.kernels.normalisation import at_least_float32
-from fuprune.models.layers import (
-    ConvNorm,
-    ConvolutionalNetwork,
-    Wiring,
-    wire,
-)
+from fuprune.models.layers import ConvolutionalNetwork, Wiring, wire
 
 HIDDEN_UNITS = 512
 # Convolutions in each of the five stages, each stage ending in a pool.
@@ -32,23 +26,14 @@ STAGE_WIDTHS = (64, 128, 256, 512, 512)
 class VGG(ConvolutionalNetwork):
     """A CIFAR VGG with norms, of depth 11, 13, 16 or 19."""
 
-    def setup(self):
-        """Builds one submodule per layer, named as in `wiring`."""
-        for layer, wiring in self.wiring().items():
-            if layer not in ("hidden", "head"):
-                module = ConvNorm(wiring, self.norm, 1, self.conv, self.dtype)
-                setattr(self, layer, module)
-        self.hidden = nn.Dense(HIDDEN_UNITS)
-        self.head = nn.Dense(self.num_classes)
-
     def features(self, images, train: bool = False, mask=None):
         """Maps images [B, H, W, C] to what the head reads, float32 [B, 512]."""
-        values = self.typed(images)
+        values, pool = self.typed(images), pooling.implementation(self.conv)
         for stage in self._stages():
             for layer, _ in stage:
                 module = getattr(self, layer)
                 values = module(values, train=train, mask=mask, relu=True)
-            values = _pool(values)
+            values = pool(values)
         values = at_least_float32(values.reshape(values.shape[0], -1))
         return nn.relu(self.hidden(values))
 
@@ -99,19 +84,3 @@ class VGG(ConvolutionalNetwork):
             stages.append([(f"conv{number + i + 1}", width) for i in range(repeats)])
             number += repeats
         return stages
-
-
-def _pool(values):
-    """Takes the maximum over 2x2 windows of [B, H, W, C]; a side of 1 stays 1."""
-    for axis in (1, 2):
-        pairs = values.shape[axis] // 2
-        if pairs:
-            even, odd = (
-                jax.lax.slice_in_dim(values, start, 2 * pairs, stride=2, axis=axis)
-                for start in (0, 1)
-            )
-            # Compared and selected, so that each gradient goes to exactly one pixel.
-            # XLA's windowed maximum has a far slower gradient, and that of jnp.max
-            # looks for the maximum again: NaN if recomputing the map rounds otherwise.
-            values = jnp.where(even >= odd, even, odd)
-    return values

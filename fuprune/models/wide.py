@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.kernels.normalisation import moments, normalise
+from fuprune.kernels.convolution import implementation
+from fuprune.kernels.normalisation import moments, normalise, widen
 from fuprune.models.layers import (
     NORM_EPSILON,
-    convolution,
     moving_average,
-    place,
+    places,
     without_dead_channels,
 )
 from fuprune.models.resnet import ResNet
@@ -126,7 +126,7 @@ def _convolve(model, layer, values, kernels):
     # Tiled and masked: the gradient is then a masked sum, and no matrix product.
     own = np.kron(np.eye(number), np.ones((inputs, outputs))) > 0
     diagonal = jnp.where(own, jnp.tile(column, number), 0)
-    return convolution(model.conv)(
+    return implementation(model.conv)(
         values,
         diagonal,
         (model.strides(layer),) * 2,
@@ -156,13 +156,8 @@ def _recorded(running, found, some):
 
 
 def _place(values, source, target, number):
-    """`layers.place` for each of `number` clients: [..., number * len(source)]."""
-    if source == target:
-        return values
-    # Ids of different clients must not meet: each client has a range of its own.
-    span = max(target) + 1
-    merged = [
-        tuple(client * span + c for client in range(number) for c in ids)
-        for ids in (source, target)
-    ]
-    return place(values, *merged)
+    """Each client's channels, with ids `source`, where `target` has them."""
+    # Places of different clients must not meet: each has a range of its own.
+    starts = np.arange(number)[:, None] * len(target)
+    merged = (starts + places(source, target)).ravel().tolist()
+    return widen(values, merged, number * len(target))

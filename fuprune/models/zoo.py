@@ -6,9 +6,10 @@ from typing import Any, cast
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_choice
+from fuprune.kernels.library import IMPLEMENTATIONS
 from fuprune.models import vgg
-from fuprune.models.layers import CONVOLUTIONS, NORMS
+from fuprune.models.layers import DENSE_LAYERS, NORMS
 from fuprune.models.resnet import ResNet
 from fuprune.models.vgg import VGG
 
@@ -47,14 +48,9 @@ def create(
       >>> model = create("resnet20", num_classes=10)
       >>> variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     """
-    if name not in MODELS:
-        raise InputError(f"model is {name!r}, but must be one of {', '.join(MODELS)}.")
-    if norm not in NORMS:
-        raise InputError(f"norm is {norm!r}, but must be one of {', '.join(NORMS)}.")
-    if conv not in CONVOLUTIONS:
-        raise InputError(
-            f"conv is {conv!r}, but must be one of {', '.join(CONVOLUTIONS)}."
-        )
+    check_choice("model", name, MODELS)
+    check_choice("norm", norm, NORMS)
+    check_choice("conv", conv, IMPLEMENTATIONS)
     shape = check_sizes(num_classes, input_shape)
     family, depth = re.findall(r"^(resnet|vgg)(\d+)$", name)[0]
     return {"resnet": ResNet, "vgg": VGG}[family](
@@ -108,9 +104,7 @@ def from_spec(
     model = create(
         spec["name"],
         num_classes=integer(spec["num_classes"], "num_classes"),
-        input_shape=cast(
-            tuple[int, int, int], integers(spec["input_shape"], "input_shape")
-        ),
+        input_shape=integers(spec["input_shape"], "input_shape"),  # type: ignore
         norm=spec["norm"],
         conv=conv,
         dtype=dtype,
@@ -119,14 +113,15 @@ def from_spec(
         raise InputError(
             f"model spec has channels {spec['channels']!r}, but must map layers to ids."
         )
-    unknown = [layer for layer in spec["channels"] if layer not in layer_names(model)]
+    names = layer_names(model)
+    unknown = [layer for layer in spec["channels"] if layer not in names]
     if unknown:
         raise InputError(
             f"model spec cuts layer {unknown[0]!r}, which {spec['name']} does not have."
         )
     channels = tuple(
         (layer, integers(spec["channels"][layer], layer))
-        for layer in layer_names(model)
+        for layer in names
         if layer in spec["channels"]
     )
     model = model.clone(channels=channels)
@@ -154,4 +149,4 @@ def layer_names(model: nn.Module) -> tuple[str, ...]:
 
     Each is a key of `variables["params"]`, holding "conv" and "norm".
     """
-    return tuple(name for name in model.wiring() if name not in ("hidden", "head"))
+    return tuple(name for name in model.wiring() if name not in DENSE_LAYERS)

@@ -5,7 +5,7 @@ The curves are in the audit's `detail`, whose keys `audit.evidence` describes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import charts, formats, judgement, marks, page, roles
@@ -17,9 +17,12 @@ from fuprune.run import queries
 
 
 def strip_figure(
-    test: Evidence, tested: str | None, styles: Mapping[str, str]
+    test: Evidence,
+    tested: str | None,
+    styles: Mapping[str, str],
+    say: Callable[[str], str],
 ) -> Markup:
-    """Where each model lies against retraining in one test."""
+    """Where each model lies against retraining; `say` words the test's sentences."""
     names = sorted(test.values, key=lambda name: name != tested)
     dots = [
         charts.Dot(formats.in_words(name), styles.get(name, "o0"), value)
@@ -40,7 +43,7 @@ def strip_figure(
     least = judgement.difference_text(test)
     if least != formats.MISSING:
         caption += f" Smallest visible difference: {least}."
-    for note in test.notes:
+    for note in map(say, test.notes):
         caption += f" {formats.capital(note.strip().rstrip('.'))}."
     return page.figure(
         charts.strip(
@@ -54,7 +57,7 @@ def strip_figure(
         ),
         test_title(test),
         caption,
-        question=test.question,
+        question=say(test.question),
         verdict=verdict,
     )
 
@@ -122,7 +125,7 @@ def stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:
-    """Accuracy on the forgotten class while it is taught again.
+    """Accuracy on forgotten test images while a model is taught them again.
 
     The first figure is each model's mean over everything that was tried; one more per
     choice of images follows, with the mean over the learning rates and amounts.
@@ -135,17 +138,15 @@ def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Marku
             name: _points(curve, "steps", "accuracy")
             for name, curve in detail["curves"].items()
         }
-        title = "The class, taught again"
-        drawn.append(_relearn_chart(points, level, styles, title, "mean over all"))
+        caption = "mean over all settings"
+        drawn.append(_relearn_chart(points, level, styles, "Relearning", caption))
     runs = detail.get("runs", [])
     kinds = dict.fromkeys((run["images"], run["images_per_class"]) for run in runs)
     for kind, amount in kinds if len(kinds) > 1 else ():
         chosen = [
             r for r in runs if (r["images"], r["images_per_class"]) == (kind, amount)
         ]
-        rates = formats.listing(
-            [f"{rate:g}" for rate in dict.fromkeys(r["learning_rate"] for r in chosen)]
-        )
+        rates = list(dict.fromkeys(f"{r['learning_rate']:g}" for r in chosen))
         title = f"With {_IMAGES.get(kind, kind)}, {amount} per class"
         points = {
             name: charts.mean_curve(
@@ -153,7 +154,8 @@ def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Marku
             )[0]
             for name in dict.fromkeys(run["model"] for run in chosen)
         }
-        caption = f"learning rates {rates}"
+        noun = "learning rates" if len(rates) > 1 else "learning rate"
+        caption = f"{noun} {formats.listing(rates)}"
         drawn.append(_relearn_chart(points, level, styles, title, caption))
     return drawn
 
@@ -185,18 +187,17 @@ def _relearn_chart(
         series,
         marks.Axis("training steps", 0, max(last, 1)),
         marks.Axis("accuracy", 0, 1, formats.whole_percent),
-        "Lines of accuracy on the forgotten class while it is taught again: "
-        f"{formats.listing(ends, 30)}.",
+        f"Lines of accuracy while relearning: {formats.listing(ends, 30)}.",
         title,
-        f"Accuracy on test images of the forgotten class ({condition}). A line above "
-        "the retrained ones comes back faster than it should.",
+        f"Accuracy on forgotten test images ({condition}). A line above the retrained "
+        "ones shows faster relearning than theirs.",
         guide=level,
         guide_name="counts as back" if level else "",
     )
 
 
 def probe_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:
-    """How well fresh classifiers find the class at each depth, one figure for each."""
+    """How well fresh classifiers find forgotten images by depth, a figure for each."""
     detail = audit.detail.get("probe", {})
     layers = detail.get("layers", [])
     return [
@@ -209,11 +210,11 @@ def probe_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]
             layers,
             styles,
             "AUC",
-            f"The class inside, by depth: {_CLASSIFIERS.get(classifier, classifier)}",
-            "How well a fresh classifier tells images of the forgotten class from "
-            "others by the features at each depth; 0.5 is guessing. Above the "
-            "retrained lines something was kept, below them more was erased than "
-            "retraining erases, which is a trace, too.",
+            f"Recognised inside, by depth: {_CLASSIFIERS.get(classifier, classifier)}",
+            "How well a fresh classifier tells forgotten images from others by the "
+            "features at each depth; 0.5 is guessing. Above the retrained lines, "
+            "something was kept; below them, more was erased than retraining erases, "
+            "which is a trace, too.",
         )
         for classifier in detail.get("classifiers", [])
     ]

@@ -260,13 +260,10 @@ def heat_rows(
 def matrix(
     shares: np.ndarray, names: Sequence[str], marked: Sequence[int], label: str
 ) -> Markup:
-    """Draws a confusion matrix.
+    """Draws a confusion matrix, [U, U] shares with a row per true class.
 
-    Args:
-      shares: [U, U] in [0, 1], rows of true classes, columns of answers.
-      names: [U] class names, written at the edge when there are few.
-      marked: forgotten classes, whose rows and columns are outlined.
-      label: text alternative.
+    Names are written at the edge when there are few, and the rows and columns of marked
+    classes are outlined.
     """
     size = len(shares)
     few = size <= 12

@@ -48,10 +48,12 @@ def recovery_figure(
             points = [(0.0, cuts[-1].r_accuracy), *points]
         series.append(model_line(unit, points, styles))
     target = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
+    of_classes = record.request.kind == "classes"
+    kept = "the remaining classes" if of_classes else "images that nobody trained on"
     return recovery_chart(
         series,
         target.accuracy if target else None,
-        f"Accuracy on {_remaining(record)}, round by round",
+        f"Accuracy on {kept}, round by round",
         "Rounds of fine-tuning after the cut or change; for retraining, rounds from "
         f"scratch; on the {record.chosen_on or 'test'} split. The paper's Figure 3.",
     )
@@ -64,12 +66,6 @@ def model_line(
     style = "gold" if roles.is_retrained(name) else styles.get(name, "o0")
     kind = formats.in_words(roles.family(name))
     return charts.Series(formats.in_words(name), style, points, family=kind)
-
-
-def _remaining(record: RunRecord) -> str:
-    if roles.request_kind(record) == "classes":
-        return "the remaining classes"
-    return "images that nobody trained on"
 
 
 def recovery_chart(
@@ -264,8 +260,7 @@ def privacy_figure(record: RunRecord) -> Markup | None:
         marks.Axis("", 0, 1, formats.whole_percent),
         f"Lines against epsilon from {low:g} to {high:g}: {'; '.join(ends)}.",
         "What privacy costs",
-        "Stronger privacy (smaller epsilon) adds more noise to the class statistics "
-        "that leave a client.",
+        "Stronger privacy (smaller epsilon) adds more noise to what leaves a client.",
     )
 
 
@@ -275,12 +270,10 @@ def feature_map_figure(record: RunRecord, maps: PictureArrays | None) -> Markup 
         return None
     labels = [int(label) for label in maps.labels[:_MOST_PICTURES]]
     names = [queries.class_name(record, label) for label in labels]
+    # The channels are chosen for the class that is cut first.
+    red = dict.fromkeys(record.classes[:1], "forgotten")
     heads = [
-        element(
-            "th",
-            {"scope": "col", "class": "forgotten" if label in record.classes else None},
-            name,
-        )
+        element("th", {"scope": "col", "class": red.get(label)}, name)
         for name, label in zip(names, labels, strict=True)
     ]
     pictures = map(marks.photograph, maps.images)
@@ -303,8 +296,8 @@ def feature_map_figure(record: RunRecord, maps: PictureArrays | None) -> Markup 
         table,
         f"What two channels{where} see in real images",
         "Brighter is more active, on one scale per row. The most discriminative "
-        "channel should light up for the forgotten class (in red) and stay dark for "
-        "others. The paper's Figure 2.",
+        "channel should light up under the name in red and stay dark under others. "
+        "The paper's Figure 2.",
         sideways=True,
     )
 

@@ -105,12 +105,9 @@ def capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def spread(values: Sequence[float | None]) -> str:
+def spread(values: Sequence[float]) -> str:
     """Formats the smallest and the largest of some shares: `86.1% to 86.9%`."""
-    found = [value for value in values if value is not None]
-    if not found:
-        return MISSING
-    low, high = percent(min(found)), percent(max(found))
+    low, high = percent(min(values)), percent(max(values))
     return low if low == high else f"{low} to {high}"
 
 

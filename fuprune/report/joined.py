@@ -39,8 +39,9 @@ class Group(NamedTuple):
     def subject(self) -> str:
         """Names the group: `E1: resnet20 on cifar10, class 9, q 0.1`."""
         record = self.runs[0].record
-        forgotten = "class " + ("+".join(map(str, self.classes)) or "?")
-        if roles.request_kind(record) != "classes":
+        noun = "classes" if len(self.classes) > 1 else "class"
+        forgotten = f"{noun} {'+'.join(map(str, self.classes)) or '?'}"
+        if record.request.kind != "classes":
             forgotten = roles.forgotten(record)
         named = f"{self.tag}: {self.model or '?'} on {self.dataset or '?'}"
         bias = f", q {self.bias:g}" if self.bias is not None else ""
@@ -54,6 +55,7 @@ class Group(NamedTuple):
             words.format(value)
             for words, key in _SCALE
             if (value := queries.setting(record, key))
+            and (self.algorithm == "fed_avg" or "local" not in key)
         ]
         names = [run.name for run in self.runs]
         amount = formats.plural(len(names), "run")
@@ -64,7 +66,8 @@ _SCALE = (
     ("{} clients", "partition.clients"),
     ("{} per round", "train.cohort"),
     ("{}", "train.algorithm"),
-    ("{} local epochs", "train.local_epochs"),
+    ("local epochs: {}", "train.local_epochs"),
+    ("local steps: at most {}", "train.local_steps"),
     ("q {}", "partition.bias"),
     ("{} rounds", "train.rounds"),
     ("R {}", "prune.rate"),

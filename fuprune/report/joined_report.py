@@ -83,7 +83,7 @@ def _page(
             "figure-3",
             "Figure 3: speed",
             "How fast does accuracy come back?",
-            "Accuracy on the remaining classes against rounds of fine-tuning, beside "
+            "Accuracy on what remains (R-set) against rounds of fine-tuning, beside "
             "retraining from scratch; shaded is one standard deviation over seeds.",
             curves or page.missing("No run logged R-set accuracy while unlearning."),
             in_page("figure_3"),

@@ -99,9 +99,9 @@ def _judged(
     record: RunRecord, audit: AuditReport | None, tested: str | None
 ) -> _Verdict:
     """The colour, the headline and the short answer of a run."""
-    target = roles.forgotten(record)
+    target = roles.forgotten_things(record, named=True)
     if audit is None or not audit.tests:
-        missing = f"Not audited: nothing here shows that {target} is gone."
+        missing = f"Not audited: nothing here shows that the model forgot {target}."
         return _Verdict("unknown", missing, "Unknown.")
     if tested is None or tested not in audit.candidates:
         missing = "Only controls were audited, so there is no method to judge."
@@ -155,7 +155,7 @@ def _as_good(record: RunRecord, values: Sequence[float]) -> Iterator[str]:
     and single ones, should be answered as retraining answers them.
     """
     goal = 0.0
-    if roles.request_kind(record) != "classes":
+    if record.request.kind != "classes":
         goal = _mean(queries.rows_of(record, roles.RETRAIN), "u_accuracy")
     if goal is None:
         return
@@ -292,11 +292,10 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
     accuracy = formats.percent(found.accuracy)
     goal = f"retraining's own {accuracy} on the {record.chosen_on or 'test'} split"
     if found.rounds is None or found.late:
-        yield (
-            f"It does not reach {goal} within its "
-            f"{formats.plural(max(row.rounds for row in rows), 'round')}"
-            + (f" in {found.late} of {found.seeds} seeds." if found.rounds else ".")
-        )
+        budget = max(row.rounds for row in rows)
+        within = f" within its {formats.plural(budget, 'round')}" if budget else ""
+        late = f" in {found.late} of {found.seeds} seeds" if found.rounds else ""
+        yield f"It does not reach {goal}{within}{late}."
         return
     own = sum(row.times.own for row in rows) / len(rows)
     sentence = (
@@ -330,8 +329,10 @@ def _rounds(mean: float) -> str:
 
 
 def _ratio(speedup: float, less: str, more: str) -> str:
-    """A speed-up as `10× fewer`, or as `2× as many` where there is none."""
-    if speedup >= 1:
+    """A speed-up as `10× fewer`, `2× as many` where there is none, or `as many`."""
+    if float(f"{speedup:.3g}") == 1.0:
+        return more
+    if speedup > 1:
         return f"{formats.times(speedup)} {less}"
     return f"{formats.times(1 / speedup)} {more}"
 
@@ -349,7 +350,7 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
         yield (
             "Low accuracy on a class is weak evidence, because hiding one output gives "
             "it, too."
-            if roles.request_kind(record) == "classes"
+            if record.request.kind == "classes"
             else "Accuracy on the forgotten images is weak evidence, because models "
             "that never saw them are right on many of them, too."
         )
@@ -358,7 +359,7 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
     known = audit.settings.get
     images = known("forgotten_test_images")
     on = f" on {images} forgotten test images" if images else ""
-    if roles.request_kind(record) != "classes":
+    if record.request.kind != "classes":
         on = (
             f" on {known('forgotten_training_images')} forgotten images and "
             f"{known('test_images')} of the same classes that nobody trained on"
@@ -401,8 +402,7 @@ def _next(
             "models make smaller differences visible."
         )
     if record.methods and not _controls(record):
-        of_classes = roles.request_kind(record) == "classes"
-        named = "mask_logit" if of_classes else "retrain_short"
+        named = "mask_logit" if record.request.kind == "classes" else "retrain_short"
         yield (
             f"Add controls ({named}, fine_tune_only) to unlearn.methods: without "
             "them nobody knows whether a trivial change would do as well."
@@ -412,6 +412,6 @@ def _next(
     if audit is not None and tested in audit.candidates:
         if judgement.headline(audit, tested).verdict == FAIL:
             yield (
-                f"Do not call {roles.forgotten(record)} forgotten: choose a stronger "
-                "method (docs/methods.md) or retrain."
+                f"Do not call {roles.forgotten_things(record, named=True)} forgotten: "
+                "choose a stronger method (docs/methods.md) or retrain."
             )

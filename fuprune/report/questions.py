@@ -5,7 +5,9 @@ They name what was to be forgotten: a class, a client's images, or single images
 
 from typing import NamedTuple
 
+from fuprune.report import roles
 from fuprune.report.judgement import MEMBERSHIP_KINDS
+from fuprune.run.record import RunRecord
 
 
 class Question(NamedTuple):
@@ -20,38 +22,38 @@ class Question(NamedTuple):
 
 ACCURACY = Question(
     "accuracy",
-    "Is it gone from the answers?",
-    "Is the class gone from the answers, and is the rest intact?",
+    "Gone from the answers?",
+    "Does the model still recognise {them}, and is the rest intact?",
     "The first look, and the weakest evidence: how often the model is right on test "
-    "images of the forgotten class (U-set) and of the others (R-set), and whether its "
-    "mistakes are spread over the classes as retraining spreads them.",
+    "images of {them} (U-set) and of the others (R-set), and whether its mistakes are "
+    "spread over the classes as retraining spreads them.",
     ("accuracy",),
 )
 MEMBERSHIP = Question(
     "membership",
     "Can membership be told?",
-    "Could somebody still tell whether an image of the class was in training?",
-    "An attacker sees the model's output for an image of the forgotten class and "
-    "guesses whether that very image was trained on. A model that forgot gives away no "
-    "more than one that never saw the class. AUC is 50% for pure guessing; TPR is the "
-    "share of training images found at a given rate of false alarms.",
+    "Could somebody still tell whether an image from {them} was in training?",
+    "An attacker sees the model's output for an image from {them} and guesses whether "
+    "that very image was trained on. A model that forgot gives away no more than one "
+    "that never saw {them}. AUC is 50% for pure guessing; TPR is the share of training "
+    "images found at a given rate of false alarms.",
     MEMBERSHIP_KINDS,
 )
 PROBE = Question(
     "probe",
-    "Is it still inside?",
-    "Is the class still there inside, only hidden at the output?",
-    "The features are frozen, and fresh classifiers are taught to recognise the "
-    "forgotten class from them. Retrained models never saw the class, yet their "
-    "features tell it apart to some degree: that degree is the yardstick.",
+    "Still inside?",
+    "Is knowledge of {them} still inside, only hidden at the output?",
+    "The features are frozen, and fresh classifiers learn to recognise {them} by "
+    "these features. Retrained models never saw {them}, yet their features allow this "
+    "to some degree: that degree is the yardstick.",
     ("probe",),
 )
 RELEARN = Question(
     "relearn",
-    "How quickly does it return?",
-    "How quickly does the class come back when it is taught again?",
-    "If a few training steps bring the class back faster than they do in a retrained "
-    "model, something of it was kept.",
+    "How fast is relearning?",
+    "How fast does the model relearn {them}?",
+    "If a few training steps teach the model {them} faster than they teach a retrained "
+    "model, something was kept.",
     ("relearn",),
 )
 DISTANCE = Question(
@@ -67,8 +69,8 @@ _FOR_CLASSES = (ACCURACY, RELEARN, PROBE, DISTANCE, MEMBERSHIP)
 # Probes and relearning ask for a class, so that nothing replaces them here.
 _FOR_IMAGES = (
     ACCURACY._replace(
-        contents="Are they answered as by retraining?",
-        question="Are {them} answered as retraining answers them, and others as well?",
+        contents="Right as often as retraining?",
+        question="Is it right on {them} as often as retraining, and as good elsewhere?",
         lead="The first look, and the weakest evidence: how often the model is right "
         "on the forgotten training images (U-set) and on test images (R-set). "
         "Retrained models are right on many of the forgotten images, as on others of "
@@ -89,12 +91,10 @@ _FOR_IMAGES = (
 )
 
 
-def questions_about(kind: str, them: str) -> tuple[Question, ...]:
-    """The questions of a page on one kind of request, accuracy first.
-
-    `them` is what was to be forgotten: `the class` or `the client's images`.
-    """
-    asked = _FOR_CLASSES if kind == "classes" else _FOR_IMAGES
+def questions_about(record: RunRecord) -> tuple[Question, ...]:
+    """The questions of a page about what a run was to forget, accuracy first."""
+    them = roles.forgotten_things(record)
+    asked = _FOR_CLASSES if record.request.kind == "classes" else _FOR_IMAGES
     return tuple(
         each._replace(
             question=each.question.format(them=them), lead=each.lead.format(them=them)

@@ -10,22 +10,22 @@ from collections.abc import Iterable, Sequence
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
 from fuprune.run import queries
+from fuprune.run.queries import RAW
 from fuprune.run.record import CutRow, RunRecord, StageRow
 from fuprune.unlearning.methods import METHODS
 
-RAW = "raw"
 RETRAIN = "retrain"
 RANDOM = "random_init"
 # Ways to bring U-set accuracy to zero that nobody would call forgetting, and what each
 # of them does.
 CONTROLS = {
     "mask_logit": "only hides the output",
-    "zero_class_row": "only clears the last layer's row of the class",
+    "zero_class_row": "only clears weights of the last layer",
     "fine_tune_only": "removes nothing",
     "prune_random": "cuts channels at random",
-    "prune_lowest": "cuts the channels that matter least for the class",
-    "prune_then_drop_row": "also clears the last layer's row of the class",
-    "retrain_short": "trains again from scratch on a tenth of the rounds",
+    "prune_lowest": "cuts the channels that matter least",
+    "prune_then_drop_row": "also clears weights of the last layer",
+    "retrain_short": "trains again from scratch for a tenth of the rounds",
     "fed_eraser_uncalibrated": "adds up recorded updates and trains nothing",
 }
 _PREFERRED = "class_pruning"
@@ -158,33 +158,49 @@ def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:
     return unit, record.cuts.get(unit, [])
 
 
-def request_kind(record: RunRecord) -> str:
-    """What was to be forgotten: `classes`, `clients` or `examples`."""
-    return record.request.kind
+def forgotten_things(record: RunRecord, *, named: bool = False) -> str:
+    """What was to be forgotten, inside a sentence: `the images of client 3`.
+
+    Classes are `the forgotten classes`; if `named`, `classes cat (3) and dog (5)`.
+    """
+    kind, targets = record.request.kind, record.request.targets
+    if kind == "clients":
+        return f"the images of {forgotten(record)}"
+    if kind == "examples":
+        amount = formats.plural(len(targets), "example")
+        return f"the {amount}" if named else "the forgotten images"
+    if named:
+        return forgotten(record)
+    return _CLASSES if len(targets) > 1 else "the forgotten class"
 
 
-def forgotten_things(record: RunRecord) -> str:
-    """What was to be forgotten, without its numbers: `the client's images`."""
-    one = len(record.request.targets) == 1
-    return {
-        "classes": "the class",
-        "examples": "the forgotten images",
-        "clients": "the client's images" if one else "the clients' images",
-    }[request_kind(record)]
+def reworded(record: RunRecord, sentence: str) -> str:
+    """A recorded sentence, written about one class, in a run that forgot several."""
+    if record.request.kind == "classes" and len(record.request.targets) > 1:
+        for singular, plural in _PLURALS:
+            sentence = re.sub(singular, plural, sentence)
+    return sentence
+
+
+_CLASSES = "the forgotten classes"
+_PLURALS = (
+    (r"\b(the forgotten class) is\b", r"\1 are"),
+    (r"\bwhile it is taught\b", "while they are taught"),
+    (r"\bimages of it\b", "images of each"),
+    # Not "the class that differs most".
+    (r"\bthe (?:forgotten )?class\b(?! that)", _CLASSES),
+)
 
 
 def forgotten(record: RunRecord) -> str:
     """Names what was to be forgotten: `class cat (3)`, `clients 3 and 17`."""
-    kind, targets = record.request.kind, record.request.targets
-    if kind != "classes":
-        if len(targets) > 5:
-            return f"{len(targets)} {kind}"
-        shown = formats.listing([str(target) for target in targets])
-        return f"{kind if len(targets) > 1 else kind.removesuffix('s')} {shown}"
-    names = [queries.class_label(record, class_id) for class_id in record.classes]
-    if not names:
-        return "the class"
-    return f"{'class' if len(names) == 1 else 'classes'} {formats.listing(names)}"
+    kind, names = record.request.kind, [str(n) for n in record.request.targets]
+    if kind == "classes":
+        names = [queries.class_label(record, n) for n in record.classes] or ["?"]
+    elif len(names) > 5:
+        return f"{len(names)} {kind}"
+    one = "class" if kind == "classes" else kind.removesuffix("s")
+    return f"{one if len(names) == 1 else kind} {formats.listing(names)}"
 
 
 def u_images(record: RunRecord) -> str:
@@ -198,4 +214,4 @@ def r_images(record: RunRecord, *, every: bool = False) -> str:
     """The images that R-set accuracy is taken on, in few words or in full."""
     if record.request.kind == "classes":
         return "the test images of all other classes" if every else "the other classes"
-    return "all test images" if every else "the test images"
+    return record.request.r_set if every else "the test images"

@@ -51,8 +51,7 @@ def build(workdir: str | Path) -> Path:
 def html_page(run: Run, made: Mapping[str, Table]) -> str:
     """Composes the page of a run and its tables."""
     styles = roles.model_styles(run.record, run.audit)
-    them = roles.forgotten_things(run.record)
-    first, *others = questions_about(roles.request_kind(run.record), them)
+    first, *others = questions_about(run.record)
     sections = [
         _first_section(run, made),
         _accuracy_section(run, first, made, styles),
@@ -186,10 +185,10 @@ def _speed_section(
         "speed",
         "At what price?",
         "What did it cost, compared with training again?",
-        "After the cut the federation fine-tunes without the class. The honest "
+        "After the cut the federation fine-tunes on what remains. The honest "
         "comparison is retraining from scratch, and the sobering one is a control that "
         "cuts nothing."
-        if roles.request_kind(record) == "classes"
+        if record.request.kind == "classes"
         else "Most methods train on what remains after a step of their own; FedEraser "
         "replays kept rounds, and SISA trains some of its shards again. The honest "
         "comparison is retraining from scratch, and the sobering one is fine-tuning "
@@ -243,7 +242,8 @@ def _evidence(
     if run.audit is None or not tests:
         return [page.grid(drawn)]
     tested = roles.tested_method(run.record, run.audit)
-    strips = [audit_figures.strip_figure(test, tested, styles) for test in tests]
+    say = functools.partial(roles.reworded, run.record)
+    strips = [audit_figures.strip_figure(test, tested, styles, say) for test in tests]
     alone = len(drawn) == 1
     return [
         page.grid([drawn[0], page.grid(strips[:fitting], "stack")]) if alone else None,
@@ -282,7 +282,7 @@ def _tables(run: Run) -> dict[str, Table]:
 
 
 def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
-    if roles.request_kind(run.record) != "classes":
+    if run.record.request.kind != "classes":
         return None  # only classes are cut
     layers = [table for name, table in made.items() if name.startswith("layers")]
     body: list[Child] = [
@@ -296,9 +296,9 @@ def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
         "cut",
         "What was cut?",
         "What was cut, and what did it see?",
-        "Each channel of each convolution gets a TF-IDF score for the class: high when "
-        "it is active for this class and for few others. The highest-scoring channels "
-        "are removed from the network.",
+        "Each channel of each convolution gets a TF-IDF score for each forgotten "
+        "class: high when it is active for that class and for few others. The "
+        "highest-scoring channels are removed from the network.",
         *body,
     )
 

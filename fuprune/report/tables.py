@@ -3,7 +3,6 @@
 Each function returns a `Table`, or None when the record holds nothing for it.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -106,13 +105,10 @@ def _share_cell(row: MethodRow, retrained: float | None) -> Cell:
 
 def _sets(record: RunRecord) -> str:
     """What U-set and R-set are, which depends on the kind of request."""
-    request = record.request
-    if request.kind == "classes":
-        return "U-set: test images of the forgotten classes; R-set: of all others."
-    return (
-        f"U-set: {request.u_set}, where retraining's accuracy is the one to have; "
-        f"R-set: {request.r_set}."
-    )
+    u_set, r_set = roles.u_images(record), roles.r_images(record, every=True)
+    if record.request.kind != "classes":
+        u_set += ", where retraining's accuracy is the one to have"
+    return f"U-set: {u_set}; R-set: {r_set}."
 
 
 def cost_cells(rows: Sequence[MethodRow]) -> list[Cell]:
@@ -175,8 +171,9 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
     costs = ("rounds", "time", "images", "upload")
     return table_of(
         f"speed_{target}",
-        f"Speed to {speed.TARGETS[target]}: {formats.percent(accuracy)} on the R-set "
-        f"of the {record.chosen_on or 'test'} split",
+        f"Speed to {roles.reworded(record, speed.TARGETS[target])}: "
+        f"{formats.percent(accuracy)} on the R-set of the "
+        f"{record.chosen_on or 'test'} split",
         (
             *in_words("Method"),
             *(Column(cost, group="Spent until then") for cost in costs),
@@ -230,7 +227,7 @@ def paper_table(record: RunRecord) -> Table | None:
             *accuracy_columns("Raw model", *headings, "Fine-tuned", "Re-trained"),
         ],
         rows,
-        "Re-trained is the run's own retraining without the class, first seed.",
+        "Re-trained is the run's own retraining, first seed.",
     )
 
 
@@ -294,11 +291,11 @@ def cut_title(record: RunRecord, unit: str, cut: CutRow) -> str:
 
 
 def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
-    names = ("channels", "Channels"), ("parameters", "Parameters")
-    names = (*names, ("flops", "FLOPs per image"))
-    pairs = list(itertools.product(names, ("before", "after")))
-    fields = [f"{name}_{when}" for (name, _), when in pairs]
-    columns = [Column(when, group=title) for (_, title), when in pairs]
+    sizes = ("channels", "parameters", "flops")
+    titles = ("Channels", "Parameters", "FLOPs per image")
+    moments = ("before", "after")
+    fields = [f"{size}_{when}" for size in sizes for when in moments]
+    columns = [Column(when, group=title) for title in titles for when in moments]
     rows = [
         (
             cell(row.layer, None, _tint(row.layer == "total")),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fuprune import config as configuration
 from fuprune.run import assembly, files
+from fuprune.run.assembly import Schedule
 from fuprune.run.federation import Federation
 from fuprune.run.training import Budget
 from fuprune.unlearning.methods import METHODS, check_served
@@ -70,30 +71,22 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
         every = tuning.evaluate_every if in_reach else train.evaluate_every
         return number % every == 0
 
-    fine_tune = Budget(
-        rounds=tuning.rounds,
-        learning_rate=tuning.learning_rate or train.learning_rate,
-        schedule=tuning.schedule,
-        warmup=tuning.warmup_rounds,
-        is_due=is_due,
-        target=target,
-        metric="r_accuracy",
-        stops=tuning.stop_at_target,
-    )
-    if name == "fine_tune":
-        return fine_tune
-    scratch = fine_tune._replace(
-        learning_rate=train.learning_rate, warmup=train.warmup_rounds, stops=False
-    )
-    if name == "short":
-        # A network from scratch needs a warm-up even if a trained one does not, and
-        # training's own could take most of so few rounds.
-        tenth = max(1, tuning.rounds // 10)
-        warmup = min(train.warmup_rounds or tenth, tenth)
-        return scratch._replace(schedule="warmup_cosine", warmup=warmup)
-    return scratch._replace(
-        rounds=train.rounds, schedule=train.schedule, warmup=train.warmup_rounds
-    )
+    # Of `short`: a network from scratch needs a warm-up even if a trained one does not,
+    # and training's own could take most of so few rounds.
+    tenth = max(1, tuning.rounds // 10)
+    warmup = min(train.warmup_rounds or tenth, tenth)
+    schedules = {
+        "fine_tune": Schedule(
+            tuning.rounds,
+            tuning.learning_rate or train.learning_rate,
+            tuning.schedule,
+            tuning.warmup_rounds,
+        ),
+        "training": assembly.training_schedule(train),
+        "short": Schedule(tuning.rounds, train.learning_rate, "warmup_cosine", warmup),
+    }
+    stops = tuning.stop_at_target and name == "fine_tune"
+    return Budget(schedules[name], is_due, target, metric="r_accuracy", stops=stops)
 
 
 def rounds_left(config, workdir: Path) -> int:
@@ -106,7 +99,7 @@ def rounds_left(config, workdir: Path) -> int:
             method = METHODS[unit.method]
             if method.fine_tunes:
                 budget = make_budget(config, method.budget)
-                rounds[f"unlearn/{unit.name}"] = budget.rounds
+                rounds[f"unlearn/{unit.name}"] = budget.schedule.rounds
         if config.privacy.curve_fine_tune:
             for name, _ in privacy_units(config):
                 rounds[name] = config.fine_tune.rounds

@@ -7,22 +7,18 @@ of configs.
 
 import functools
 import math
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.audit import (
-    AuditOptions,
-    ProbeOptions,
-    RelearnOptions,
-    ShadowOptions,
-)
+from fuprune.audit import AuditOptions, ProbeOptions, RelearnOptions, ShadowOptions
 from fuprune.config import ConfigError, read
 from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.local_work import LocalWork, count_images, local_work
 from fuprune.federated.objective import Objective, classification, distillation
 from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.federated.train import fit
@@ -47,20 +43,14 @@ def make_model(config, federation: Federation, runtime: Runtime):
     Raises:
       InputError: a network that the user brings cannot be made, or does not fit.
     """
-    if factory(config):
-        return bring(
-            config.model.name,
-            num_classes=federation.num_classes,
-            input_shape=federation.train.images.shape[1:],
-        )
-    return zoo.create(
-        config.model.name,
+    form: dict[str, Any] = dict(
         num_classes=federation.num_classes,
         input_shape=federation.train.images.shape[1:],
-        norm=config.model.norm,
-        conv=runtime.conv,
-        dtype=compute_dtype(config),
     )
+    if factory(config):
+        return bring(config.model.name, **form)
+    form |= dict(norm=config.model.norm, conv=runtime.conv, dtype=compute_dtype(config))
+    return zoo.create(config.model.name, **form)
 
 
 def factory(config) -> str | None:
@@ -92,17 +82,32 @@ def compute_dtype(config):
     return jnp.bfloat16 if config.runtime.dtype == "bfloat16" else jnp.float32
 
 
-def learning_rate_schedule(kind: str, *, peak: float, rounds: int, warmup: int = 0):
-    """Learning rate by round: constant, cosine to zero, or the same after a warm-up."""
-    rounds = max(rounds, 1)
-    if kind == "constant":
-        return optax.constant_schedule(peak)
-    if kind == "cosine":
-        return optax.cosine_decay_schedule(peak, rounds)
-    # The first round learns, too: it starts one step up the ramp, not at zero. The
-    # ramp ends before the last round, so that the cosine has somewhere to go.
-    warmup = min(warmup, rounds - 1)
-    return optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, rounds)
+class Schedule(NamedTuple):
+    """How many rounds to train, and the learning rate in each."""
+
+    rounds: int  # at most
+    learning_rate: float  # its peak
+    kind: str = "constant"  # cosine goes to zero, warmup_cosine after a warm-up
+    warmup: int = 0  # rounds
+
+    def by_round(self) -> optax.Schedule:
+        """The learning rate as a function of the round."""
+        peak, rounds = self.learning_rate, max(self.rounds, 1)
+        if self.kind == "constant":
+            return optax.constant_schedule(peak)
+        if self.kind == "cosine":
+            return optax.cosine_decay_schedule(peak, rounds)
+        # The first round learns, too: it starts one step up the ramp, not at zero. The
+        # ramp ends before the last round, so that the cosine has somewhere to go.
+        warmup = min(self.warmup, rounds - 1)
+        start = peak / (warmup + 1)
+        return optax.warmup_cosine_decay_schedule(start, peak, warmup, rounds)
+
+
+def training_schedule(train, rounds: int | None = None) -> Schedule:
+    """The schedule of the config's section `train`, over so many rounds or its own."""
+    rounds = train.rounds if rounds is None else rounds
+    return Schedule(rounds, train.learning_rate, train.schedule, train.warmup_rounds)
 
 
 def make_algorithm(
@@ -110,11 +115,8 @@ def make_algorithm(
     model,
     federation: Federation,
     runtime: Runtime,
+    schedule: Schedule,
     *,
-    learning_rate: float,
-    schedule: str,
-    rounds: int,
-    warmup: int = 0,
     objective: Objective | None = None,
     keep_updates: bool = False,
     work: float = 1.0,
@@ -122,7 +124,8 @@ def make_algorithm(
     """FedAvg or FedSGD with the config's optimisers, rule and BatchNorm policy.
 
     `objective` replaces the config's cross-entropy if it is given. `work` is the share
-    of a client's local epochs, or of its images in a FedSGD round, that it does.
+    of a client's local epochs and steps, or of its images in a FedSGD round, that it
+    does.
     """
     train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
@@ -139,9 +142,7 @@ def make_algorithm(
             keep_updates=keep_updates,
         ),
     )
-    rate = learning_rate_schedule(
-        schedule, peak=learning_rate, rounds=rounds, warmup=warmup
-    )
+    rate, peak = schedule.by_round(), schedule.learning_rate
     if train.algorithm == "fed_sgd":
         return fed_sgd(
             model,
@@ -149,15 +150,24 @@ def make_algorithm(
             batch_size=_images_per_round(train, federation, work),
             **common,
         )
-    server = {"sgd": optax.sgd, "adam": optax.adam}[train.server_optimizer]
+    # Adam divides the size of the mean update out, and with it the clients' schedule
+    # and the smaller rate of fine-tuning: there, the server's rate has to follow them.
+    server = {
+        "sgd": optax.sgd(train.server_learning_rate),
+        "adam": optax.adam(
+            lambda number: (
+                train.server_learning_rate * rate(number) / train.learning_rate
+            )
+        ),
+    }
     return fed_avg(
         model,
-        client_optimizer=optimizer(train, learning_rate),
-        local_epochs=calibration_epochs(work, train.local_epochs),
+        client_optimizer=optimizer(train, peak),
         batch_size=train.batch_size,
-        server_optimizer=server(train.server_learning_rate),
+        server_optimizer=server[train.server_optimizer],
         # A factor: the client's optimizer has the peak rate built in.
-        schedule=lambda number: rate(number) / learning_rate,
+        schedule=lambda number: rate(number) / peak,
+        **_local_work(train, work),
         **common,
     )
 
@@ -183,9 +193,10 @@ def shared_algorithm(
     model,
     federation: Federation,
     runtime: Runtime,
+    schedule: Schedule,
     *,
     objective: Objective | None = None,
-    **options,
+    keep_updates: bool = False,
 ) -> FedAlgorithm:
     """`make_algorithm`, or what it `made` for the same before in this run.
 
@@ -193,15 +204,14 @@ def shared_algorithm(
     trace and to load, which takes longer than the rounds of a small network. One with
     an objective of its own is made afresh, and so is one for a network without a hash.
     """
-    make = functools.partial(
-        make_algorithm, config, model, federation, runtime, objective=objective
-    )
+    options: dict[str, Any] = dict(objective=objective, keep_updates=keep_updates)
+    parts = (config, model, federation, runtime, schedule)
     if objective is not None or not _has_hash(model):
-        return make(**options)
+        return make_algorithm(*parts, **options)
     # The config, federation and runtime are the same for a whole run.
-    made_for = (model, *sorted(options.items()))
+    made_for = (model, schedule, keep_updates)
     if made_for not in made:
-        made[made_for] = make(**options)
+        made[made_for] = make_algorithm(*parts, **options)
     return made[made_for]
 
 
@@ -221,37 +231,40 @@ def _images_per_round(train, federation: Federation, work: float) -> int | None:
     return max(1, math.ceil(work * (train.batch_size or federation.data.max_length)))
 
 
+def _local_work(train, share: float) -> LocalWork:
+    """A share of FedAvg's local epochs, and of the bound on its steps, rounded up."""
+    steps = train.local_steps
+    return local_work(
+        local_epochs=calibration_epochs(share, train.local_epochs),
+        local_steps=calibration_epochs(share, steps) if steps else 0,
+    )
+
+
 def make_replay(config, model, federation: Federation, runtime: Runtime) -> Replay:
     """How those who stay train when fed_eraser replays the training's kept rounds."""
     train = config.train
-    is_sgd = train.algorithm == "fed_sgd"
-    rate = config.fed_eraser.rate
     return Replay(
         make_algorithm(
             config,
             model,
             federation,
             runtime,
-            **_training_schedule(train, train.rounds),
+            training_schedule(train),
             keep_updates=True,
-            work=rate,
+            work=config.fed_eraser.rate,
         ),
-        epochs=1 if is_sgd else calibration_epochs(rate, train.local_epochs),
         server=server_step(config),
-        training_epochs=1 if is_sgd else train.local_epochs,
-        training_batch=train.batch_size or None if is_sgd else None,
+        training_images=_training_images(train),
         training_rounds=train.rounds,
     )
 
 
-def _training_schedule(train, rounds: int) -> dict[str, Any]:
-    """Options of `make_algorithm`: training's own schedule, over so many rounds."""
-    return {
-        "learning_rate": train.learning_rate,
-        "schedule": train.schedule,
-        "rounds": rounds,
-        "warmup": min(train.warmup_rounds, max(rounds - 1, 0)),
-    }
+def _training_images(train) -> Callable[[np.ndarray], np.ndarray]:
+    """Numbers of images [M] that clients train on in a round, by those they have."""
+    size = train.batch_size
+    if train.algorithm == "fed_sgd":
+        return lambda lengths: np.minimum(lengths, size or lengths)
+    return functools.partial(count_images, batch_size=size, **_local_work(train, 1.0))
 
 
 def make_slice_training(
@@ -263,8 +276,8 @@ def make_slice_training(
     # Slices have one or two numbers of rounds, so that few programs serve them all.
     @functools.cache
     def algorithm_for(model, rounds) -> FedAlgorithm:
-        schedule = _training_schedule(train, rounds)
-        return make_algorithm(config, model, federation, runtime, **schedule)
+        schedule = training_schedule(train, rounds)
+        return make_algorithm(config, model, federation, runtime, schedule)
 
     def train_slice(model, variables, data, key, rounds):
         algorithm = algorithm_for(model, rounds)
@@ -297,12 +310,7 @@ def server_step(config) -> ServerStep:
         return ServerStep(
             train.server_learning_rate, clip_norm=clip_norm, obstacle=obstacle
         )
-    rate = learning_rate_schedule(
-        train.schedule,
-        peak=train.learning_rate,
-        rounds=train.rounds,
-        warmup=train.warmup_rounds,
-    )
+    rate = training_schedule(train).by_round()
     return ServerStep(
         # A client sends a gradient here, along which the server steps down.
         lambda number: -float(np.asarray(rate(number))),

@@ -46,12 +46,8 @@ def save(
     In a run of several processes all call it and process 0 writes. A step that exists
     and is intact is left as it is; one that is damaged is written anew.
 
-    Args:
-      directory: of this phase's checkpoints; made if necessary.
-      step: number of the step, at least 0.
-      tree: pytree of arrays, host or device, typed keys included.
-      spec: JSON-able; `restore` hands it to `make_target`.
-      keep: how many steps to keep.
+    The tree is of arrays, typed keys included; `spec`, which is JSON-able, is what
+    `restore` hands to `make_target`.
 
     Raises:
       DiskFullError: if there is no room; the earlier steps stay.
@@ -86,10 +82,9 @@ def save(
 
 def latest(directory: str | os.PathLike) -> int | None:
     """Returns the newest intact step, or None; damaged ones are logged."""
-    directory = Path(directory).absolute()
     step = -1
     if jax.process_index() == 0:
-        step = _newest_intact(directory)
+        step = _newest_intact(Path(directory).absolute())
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -101,15 +96,10 @@ def latest(directory: str | os.PathLike) -> int | None:
 def restore(
     directory: str | os.PathLike, make_target: Callable[[dict[str, Any]], Any]
 ) -> tuple[int, Any, dict[str, Any]] | None:
-    """Restores the newest intact step.
+    """Restores the newest intact step: (step, tree of host arrays, spec), or None.
 
-    Args:
-      directory: what `save` was given.
-      make_target: from the spec, a tree of arrays or `jax.ShapeDtypeStruct`s of the
-        structure, shapes and types that were saved.
-
-    Returns:
-      (step, tree of host arrays, spec), or None if there is no intact step.
+    `make_target` gives, from the spec, a tree of arrays or `jax.ShapeDtypeStruct`s of
+    the structure, shapes and types that were saved.
 
     Raises:
       ValueError: if the target does not fit what was saved: the spec or the code that
@@ -350,9 +340,8 @@ def _manifest(directory: Path, step: int) -> Path:
 
 def _write_manifest(directory: Path, step: int) -> None:
     digests = _digests(directory / str(step))
-    write_whole(
-        _manifest(directory, step), json.dumps(digests, indent=1, sort_keys=True)
-    )
+    text = json.dumps(digests, indent=1, sort_keys=True)
+    write_whole(_manifest(directory, step), text)
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -367,12 +356,13 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def _damage(directory: Path, step: int) -> str | None:
     """What is wrong with a step, or None."""
+    recorded = None
     try:
         recorded = json.loads(_manifest(directory, step).read_text())
     except FileNotFoundError:
         return "its save was not finished"
     except ValueError:
-        return "its list of checksums is unreadable"
+        pass
     if not isinstance(recorded, dict):
         return "its list of checksums is unreadable"
     actual = _digests(directory / str(step))

@@ -67,14 +67,7 @@ def load_config(text: str) -> tuple[str, Config]:
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Parts other flags from overrides.
-
-    Args:
-      arguments: what follows the program's name.
-
-    Returns:
-      The other arguments, and --config.key=value for each key overridden; the last one
-      counts.
+    """Parts other flags from --config.key=value, by key; the last of a key counts.
 
     Raises:
       FupruneError: for a key that does not exist, or lacks its value.
@@ -105,12 +98,9 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
 
 
 def apply_overrides(config: Config, overrides: dict[str, str], name: str = "") -> None:
-    """Sets what `split_overrides` found in the config.
+    """Sets what `split_overrides` found in the config, in place.
 
-    Args:
-      config: changed in place.
-      overrides: --config.key=value by key.
-      name: of the run, as `load_config` returned it.
+    `name` is that of the run, as `load_config` returned it.
 
     Raises:
       FupruneError: for a value that its key cannot take.

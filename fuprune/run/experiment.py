@@ -20,6 +20,7 @@ import jax
 from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune import typed_json
+from fuprune.audit.probe import import_classifiers
 from fuprune.files import write_whole
 from fuprune.report import prose
 from fuprune.run import (
@@ -44,7 +45,6 @@ from fuprune.run.record import (
     FeatureMapsRow,
     PrivacyPoint,
     Provenance,
-    RequestRow,
     RunRecord,
     TrainedOutcome,
     UnlearnedOutcome,
@@ -91,6 +91,10 @@ def run(
     """
     configuration.validate(config)
     workdir = Path(workdir)
+    to_audit = "audit" in configuration.phases(config)
+    if to_audit and not files.path_of(workdir, "audit").exists():
+        # Here, where a compiler may be at work on the kernels, it costs no time.
+        import_classifiers()
     machine = runtime.start(
         backend=config.runtime.backend,
         conv=assembly.convolutions(config),
@@ -162,7 +166,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     with (
         _stopping_on_sigterm(stop),
         logs.MetricsLog(workdir / "metrics.jsonl" if main else None) as metrics,
-        logs.TimingsLog(workdir / "timings.jsonl" if main else None) as timings,
+        logs.MetricsLog(workdir / "timings.jsonl" if main else None) as timings,
         contextlib.ExitStack() as stack,
         Progress(
             mode=config.runtime.progress if main else "off",
@@ -283,12 +287,10 @@ def _write_record(this: Run) -> RunRecord | None:
         dataset=config.data.name,
         model=rebuild.spec(assembly.make_model(config, this.federation, this.runtime)),
         classes=list(this.request.classes),
-        request=RequestRow(
-            **requests.describe_sets(
-                this.request,
-                len(this.federation.forgotten.labels),
-                len(this.federation.test.labels),
-            )
+        request=requests.describe_sets(
+            this.request,
+            len(this.federation.forgotten.labels),
+            len(this.federation.test.labels),
         ),
         class_names=list(this.federation.class_names),
         chosen_on=choice_split(this)[0],

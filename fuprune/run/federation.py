@@ -54,19 +54,16 @@ def make_federation(config, runtime: Runtime) -> Federation:
     train = sources.load(name, split="train", data_dir=where)
     test = sources.load(name, split="test", data_dir=where)
     chosen = first_of_each_class(train.labels, config.data.limit)
+    numbers = np.arange(len(train.labels))[chosen]
     train = Dataset(train.images[chosen], train.labels[chosen])
     tested = first_of_each_class(test.labels, config.data.test_limit)
     test = Dataset(test.images[tested], test.labels[tested])
     num_classes = sources.num_classes(name, where)
-    deal = PARTITIONS[config.partition.kind]
-    parts = deal(config, train.labels, num_classes, chosen)
+    parts = _deal(config, train.labels, num_classes, chosen)
     parts, held_out = partition.hold_out(
         parts, train.labels, config.data.validation, config.seed
     )
     validation = Dataset(train.images[held_out], train.labels[held_out])
-    numbers = np.arange(len(train.labels))
-    if not isinstance(chosen, slice):
-        numbers = chosen
     numbers, _ = partition.restrict(Dataset(numbers, numbers), parts)
     train, parts = partition.restrict(train, parts)
     whole = config.runtime.pool == "whole"
@@ -78,8 +75,7 @@ def make_federation(config, runtime: Runtime) -> Federation:
     if config.audit.backdoor:
         train = backdoor.plant(train, places, config.audit.backdoor, config.seed)
         data = place_federation(train, parts, runtime, whole=whole)
-    normalise = STATISTICS[config.data.normalise]
-    mean, std = normalise(config, train, parts, request, data)
+    mean, std = _statistics(config, train, parts, request, data)
     prepared = make_preprocessing(
         mean, std, train.images.shape[1:], augment=config.train.augment
     )
@@ -97,17 +93,26 @@ def make_federation(config, runtime: Runtime) -> Federation:
     )
 
 
-def _drawn(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    """A partition that is drawn from the seed, with its own keys of the section."""
-    del chosen
-    deal, names = _DRAWN[config.partition.kind]
-    options = {**config.partition, "num_classes": num_classes}
-    return deal(
-        labels,
-        num_clients=config.partition.clients,
-        seed=config.seed,
-        **{name: options[name] for name in names},
-    )
+def _deal(config, labels, num_classes, chosen) -> list[np.ndarray]:
+    """The images of each client, as places in `labels` [N].
+
+    `chosen` says which images of the training split these are.
+    """
+    how, data = config.partition, config.data
+    if how.kind == "natural":
+        ids = sources.column(data.name, how.column, data.dir or None)
+        return partition.natural_partition(ids[chosen])
+    if how.kind == "file":
+        if data.limit:
+            raise ConfigError(
+                f"data.limit is {data.limit} with partition.kind=file, whose numbers "
+                "count all training images; allowed: 0."
+            )
+        return partition.read_partition(how.file, len(labels))
+    deal, names = _DRAWN[how.kind]
+    given = {**how, "num_classes": num_classes}
+    own = {name: given[name] for name in names}
+    return deal(labels, num_clients=how.clients, seed=config.seed, **own)
 
 
 # partition.kind -> the function that draws it, and what only this one asks for
@@ -122,43 +127,16 @@ _DRAWN = {
 }
 
 
-def _natural(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    del labels, num_classes
-    data = config.data
-    ids = sources.column(data.name, config.partition.column, data.dir or None)
-    return partition.natural_partition(ids[chosen])
-
-
-def _from_file(config, labels, num_classes, chosen) -> list[np.ndarray]:
-    del num_classes
-    if not isinstance(chosen, slice):
-        raise ConfigError(
-            f"data.limit is {config.data.limit} with partition.kind=file, whose "
-            "numbers count all training images; allowed: 0."
-        )
-    return partition.read_partition(config.partition.file, len(labels))
-
-
-# partition.kind -> (config, labels [N], num_classes, which training images) -> parts
-PARTITIONS = {
-    **dict.fromkeys(_DRAWN, _drawn),
-    "natural": _natural,
-    "file": _from_file,
-}
-
-
-def _constant_statistics(
-    config, train: Dataset, parts, request, data
-) -> normalisation.Statistics:
-    del parts, request, data
-    return normalisation.constant_statistics(config.data.name, train.images.shape[-1])
-
-
-def _federated_statistics(
+def _statistics(
     config, train: Dataset, parts, request: ForgetRequest, data: FederatedDataset
 ) -> normalisation.Statistics:
-    """From sums over clients, without what the run will forget."""
-    del config
+    """Mean and deviation of the colours, from where `data.normalise` says."""
+    kind, channels = config.data.normalise, train.images.shape[-1]
+    if kind == "constants":
+        return normalisation.constant_statistics(config.data.name, channels)
+    if kind == "central":  # all training images in one place, as no federation has
+        return normalisation.channel_statistics(train.images)
+    # Sums over clients, without what the run will forget.
     uploads = normalisation.channel_sums(
         train.images,
         requests.without_request(parts, request, data),
@@ -166,19 +144,3 @@ def _federated_statistics(
         without_classes=request.classes,
     )
     return normalisation.statistics_of_sums(uploads)
-
-
-def _central_statistics(
-    config, train: Dataset, parts, request, data
-) -> normalisation.Statistics:
-    """From all training images in one place, as no federation could."""
-    del config, parts, request, data
-    return normalisation.channel_statistics(train.images)
-
-
-# data.normalise -> (config, train, parts, request, data) -> Statistics
-STATISTICS = {
-    "constants": _constant_statistics,
-    "federated": _federated_statistics,
-    "central": _central_statistics,
-}

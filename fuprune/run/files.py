@@ -22,7 +22,13 @@ from fuprune.audit.evidence import AuditReport
 from fuprune.config import ConfigError
 from fuprune.errors import FupruneError, MissingFileError
 from fuprune.files import write_whole
-from fuprune.run.record import CurveRow, PhaseClock, Provenance, RunRecord
+from fuprune.run.record import (
+    CurveRow,
+    PhaseClock,
+    Provenance,
+    RunRecord,
+    find_problem,
+)
 from fuprune.typed_json import FormatError
 
 LARGEST_FILE = 256 * 1024 * 1024  # bytes; no run writes a larger one
@@ -42,9 +48,13 @@ def read_record(workdir: str | os.PathLike) -> RunRecord:
 
     Raises:
       MissingFileError: no unit of the run has finished.
-      FormatError: the file does not hold a `RunRecord`.
+      FormatError: the file does not hold a `RunRecord` that a run writes.
     """
-    return _read(Path(workdir) / "results.json", RunRecord)
+    path = Path(workdir) / "results.json"
+    record = _read(path, RunRecord)
+    if problem := find_problem(record):
+        raise FormatError(f"{path} has {problem}.")
+    return record
 
 
 def read_provenance(workdir: str | os.PathLike) -> Provenance:
@@ -54,13 +64,7 @@ def read_provenance(workdir: str | os.PathLike) -> Provenance:
 
 def read_audit(workdir: str | os.PathLike) -> AuditReport:
     """audit.json of a run; raises as `read_record` does."""
-    path = Path(workdir) / "audit.json"
-    try:
-        return AuditReport.from_json(_text(path))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"{path} does not parse ({error}).") from None
+    return AuditReport.from_json(_text(Path(workdir) / "audit.json"))
 
 
 def read_curves(workdir: str | os.PathLike) -> list[CurveRow]:
@@ -170,12 +174,8 @@ def finished(workdir: Path, unit: str, kind: type[Outcome]) -> Outcome | None:
 def finish(workdir: Path, unit: str, outcome: Any, *, offset: int) -> None:
     """Write down that `unit` has ended, by one atomic write.
 
-    Args:
-      workdir: of the run.
-      unit: its name.
-      outcome: a NamedTuple.
-      offset: the length of metrics.jsonl: what a run that dies later logs after it is
-        cut off before the next unit starts.
+    `offset` is the length of metrics.jsonl: what a run that dies later logs after it is
+    cut off before the next unit starts.
     """
     write_whole(path_of(workdir, unit), typed_json.dumps(_Finished(offset, outcome)))
 

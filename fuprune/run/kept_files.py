@@ -21,12 +21,9 @@ from fuprune.unlearning.protocol import Checkpoint
 
 
 def check_room(config, variables, folder: Path) -> int:
-    """Bytes that the kept rounds will take, if there is room for them.
+    """Bytes that the kept rounds will take, if there is room for them in the workdir.
 
-    Args:
-      config: of the run.
-      variables: of the model, or their shapes.
-      folder: the workdir.
+    `variables` are those of the model, or their shapes.
 
     Raises:
       ConfigError: the bound of the config or the disk is too small.
@@ -38,23 +35,23 @@ def check_room(config, variables, folder: Path) -> int:
         interval=train.history_interval,
         cohort=train.cohort,
     )
+    said = (
+        f"train.history_interval is {train.history_interval}, with which the kept "
+        f"rounds take {needed} bytes"
+    )
     if needed > train.history_disk:
         raise ConfigError(
-            f"train.history_interval is {train.history_interval}, with which the kept "
-            f"rounds take {needed} bytes, more than train.history_disk, "
-            f"{train.history_disk}; raise either, or lower train.cohort or "
-            "train.rounds."
+            f"{said}, more than train.history_disk, {train.history_disk}; raise "
+            "either, or lower train.cohort or train.rounds."
         )
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents)
-                 if path.exists())  # fmt: skip
+    whole = folder.absolute()
+    place = next(path for path in (whole, *whole.parents) if path.exists())
     free = shutil.disk_usage(place).free
     # A run that continues has written a part of them already.
     written = sum(path.stat().st_size for path in folder.glob("kept_rounds/*.npz"))
     if needed - written > free:
         raise ConfigError(
-            f"train.history_interval is {train.history_interval}, with which the kept "
-            f"rounds take {needed} bytes, but {place} has {free} left; raise it, or "
-            "free some."
+            f"{said}, but {place} has {free} left; raise it, or free some."
         )
     return needed
 
@@ -78,8 +75,7 @@ class RoundFiles(Sequence):
         return self._read(self._paths[index])
 
     def _read(self, path: Path) -> KeptRound:
-        with np.load(path, allow_pickle=False) as arrays:
-            found = dict(arrays)
+        found = _read(path)
         variables = _tree(found, "variables", self._like)
         changes = _tree(found, "changes", self._like["params"])
         return KeptRound(int(found["round"]), variables, found["clients"], changes)
@@ -115,11 +111,10 @@ class CheckpointFiles(MutableMapping):
 
     def __getitem__(self, name: str) -> Checkpoint:
         """The checkpoint of that name."""
-        path = self._folder / f"{name}.npz"
+        path = self._path(name)
         if not path.is_file():
             raise KeyError(name)
-        with np.load(path, allow_pickle=False) as arrays:
-            found = dict(arrays)
+        found = _read(path)
         variables = _tree(found, "variables", self._like)
         return Checkpoint(variables, int(found["images"]))
 
@@ -129,19 +124,19 @@ class CheckpointFiles(MutableMapping):
             variables = jax.device_get(dict(checkpoint.variables))
             arrays = _leaves("variables", variables)
             arrays["images"] = np.asarray(checkpoint.images)
-            _write(self._folder / f"{name}.npz", arrays)
+            _write(self._path(name), arrays)
         # The others read it at once.
-        processes.await_file(self._folder / f"{name}.npz")
+        processes.await_file(self._path(name))
         if self._on_write is not None:
             self._on_write()
 
     def __contains__(self, name: object) -> bool:
         """Whether it was written."""
-        return (self._folder / f"{name}.npz").is_file()
+        return self._path(name).is_file()
 
     def __delitem__(self, name: str) -> None:
         """Deletes a checkpoint."""
-        (self._folder / f"{name}.npz").unlink()
+        self._path(name).unlink()
 
     def __iter__(self) -> Iterator[str]:
         """All names."""
@@ -150,6 +145,14 @@ class CheckpointFiles(MutableMapping):
     def __len__(self) -> int:
         """How many there are."""
         return sum(1 for _ in self)
+
+    def _path(self, name: object) -> Path:
+        return self._folder / f"{name}.npz"
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def _leaves(prefix: str, tree) -> dict[str, np.ndarray]:
@@ -169,7 +172,6 @@ def _tree(arrays, prefix: str, like):
 
 
 def _write(path: Path, arrays: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_whole(path, lambda file: np.savez(file, **arrays))  # type: ignore
     except OSError as error:

@@ -25,9 +25,7 @@ class MetricsLog:
     def __init__(self, path: str | os.PathLike | None):
         """Opens the file, dropping a last line that a kill left unfinished.
 
-        Args:
-          path: the file, made if necessary; None, for processes that only take part,
-            discards every row.
+        Without a path, for processes that only take part, it discards every row.
         """
         self._file = None
         if path is not None:
@@ -38,10 +36,8 @@ class MetricsLog:
         """Writes one row; NaN and infinities, which JSON lacks, become null."""
         if self._file is None:
             return
-        line = (
-            json.dumps(typed_json.to_plain(row), allow_nan=False, ensure_ascii=False)
-            + "\n"
-        )
+        plain = typed_json.to_plain(row)
+        line = json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n"
         # `os.write` may take a part only, on a full disk or after a signal.
         data = line.encode()
         while data:
@@ -75,21 +71,14 @@ class MetricsLog:
         self.close()
 
 
-class TimingsLog(MetricsLog):
-    """The same for clocks, which are never the same twice."""
-
-    def record(
-        self, phase: str, round_number: int, seconds: float, images: int = 0
-    ) -> None:
-        """Writes how long a round took and how many images it trained on."""
-        self.append(
-            {
-                "phase": phase,
-                "round": round_number,
-                "seconds": round(seconds, 6),
-                "images_per_second": round(images / seconds, 3) if seconds > 0 else 0.0,
-            }
-        )
+def round_clock(phase: str, number: int, seconds: float, images: int) -> dict[str, Any]:
+    """A row of timings.jsonl: how long a round took, and at which speed."""
+    return {
+        "phase": phase,
+        "round": number,
+        "seconds": round(seconds, 6),
+        "images_per_second": round(images / seconds, 3) if seconds > 0 else 0.0,
+    }
 
 
 def _end_of_last_line(file: int) -> int:

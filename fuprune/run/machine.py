@@ -67,20 +67,10 @@ def start(
 ) -> Runtime:
     """Set up processes, devices and kernels; call once, before any array exists.
 
-    Args:
-      backend: how cohorts are iterated; see `federated.cohort`.
-      conv: `auto` takes the oneDNN kernels where they are installed and help.
-      devices: CPU devices to make in this process; 0 makes one per core, only one when
-        there are several processes, and never more than `cohort`.
-      cohort: clients per round, 0 if unknown: more devices than that would idle.
-      compilation: "quick" leaves out most of XLA's optimisations.
-      compilation_cache: a directory, `auto` for one in the user's cache, "" for none.
-      coordinator: `host:port` of process 0; "" leaves it to cluster detection.
-      num_processes: with `coordinator`.
-      process_id: with `coordinator`.
-      heartbeat_seconds: silence after which a process counts as dead.
-      join_seconds: how long to wait for all processes to arrive.
-      config: whatever has to be the same on every process, as JSON would hold it.
+    Arguments are called as in the config's section `runtime`, which explains them, or
+    as in `processes.join`. With 0 `devices` there is one per core, only one when there
+    are several processes, and never more than `cohort`, the clients per round (0 if
+    unknown). `config` is whatever has to be the same on every process, as JSON.
 
     Raises:
       RuntimeSetupError: if processes, devices and cohort do not fit together.
@@ -117,7 +107,12 @@ def start(
     )
     # Only `shard_map` computes on a mesh; the host loop finds its devices by itself.
     mesh = make_client_mesh(used) if chosen == "shard_map" and len(used) > 1 else None
-    _check_cohort(mesh, cohort)
+    if mesh is not None and cohort and mesh.size > cohort:
+        raise RuntimeSetupError(
+            f"the mesh has {mesh.size} devices, but train.cohort is {cohort} clients "
+            f"per round; allowed: at most {cohort} devices over all processes, or a "
+            "larger train.cohort."
+        )
     return Runtime(mesh, backend, conv, jax.process_index(), jax.process_count())
 
 
@@ -165,13 +160,8 @@ def place_federation(
     One process puts the whole pool of images on each of its devices. Of several, each
     has the images of its own clients only: neighbouring clients, so many that hosts
     with equally many devices hold about equally many images. `dataset.images` may be
-    mapped from a file; then no process ever has all of it in memory.
-
-    Args:
-      dataset: images [N, H, W, C] uint8 and labels [N].
-      parts: for each client the indices of its examples.
-      runtime: from `start`.
-      whole: every process holds all images after all, and none are exchanged.
+    mapped from a file; then no process ever has all of it in memory. If `whole`, every
+    process holds all images after all, and none are exchanged.
     """
     place = functools.partial(replicate, runtime=runtime)
     if runtime.process_count == 1 or whole:
@@ -270,9 +260,8 @@ class HostPool(NamedTuple):
 def deal_to_hosts(lengths: np.ndarray, owners: np.ndarray) -> HostPool:
     """Give neighbouring clients to each host, in proportion to its devices.
 
-    Args:
-      lengths: [K] images of each client.
-      owners: [D] the host of each device, in the mesh's order.
+    `lengths`, [K], are the images of each client, and `owners`, [D], the host of each
+    device in the mesh's order.
     """
     hosts, counts = np.unique(owners, return_counts=True)
     ends = np.cumsum(lengths)
@@ -305,31 +294,16 @@ def replicate(tree, runtime: Runtime):
     return on_mesh(tree, runtime.mesh)
 
 
-def _check_cohort(mesh: Mesh | None, cohort: int) -> None:
-    """Raise if devices would have no client to train in any round."""
-    if mesh is not None and cohort and mesh.size > cohort:
-        raise RuntimeSetupError(
-            f"the mesh has {mesh.size} devices, but train.cohort is {cohort} clients "
-            f"per round; allowed: at most {cohort} devices over all processes, or a "
-            "larger train.cohort."
-        )
-
-
 def _choose_convolution(conv: str) -> str:
     """The convolutions to use, the same on every process."""
-    if conv != "xla" and jax.default_backend() != "cpu":
-        conv = "xla"
-    elif conv != "xla":
+    asked, conv = conv, "xla"
+    if asked != "xla" and jax.default_backend() == "cpu":
         from fuprune.kernels import convolution
 
         if convolution.available():
             conv = "onednn"
-        else:
-            if conv == "onednn":
-                logging.warning(
-                    "oneDNN kernels are not used: %s", convolution.why_not()
-                )
-            conv = "xla"
+        elif asked == "onednn":
+            logging.warning("oneDNN kernels are not used: %s", convolution.why_not())
     # Minutes, because the kernels may have to be compiled first.
     everybody = processes.tell_all("convolutions", conv, seconds=300)
     if len(set(everybody)) > 1:
@@ -352,9 +326,7 @@ def _make_cpu_devices(number: int) -> None:
         flags += f" {prefix}warn_stuck_timeout_seconds=300"
         flags += f" {prefix}terminate_timeout_seconds=1800"
         os.environ["XLA_FLAGS"] = flags.strip()
-    if "JAX_NUM_CPU_DEVICES" in os.environ or "xla_force_host" in os.environ.get(
-        "XLA_FLAGS", ""
-    ):
+    if "JAX_NUM_CPU_DEVICES" in os.environ or "xla_force_host" in flags:
         return
     try:
         jax.config.update("jax_num_cpu_devices", number)

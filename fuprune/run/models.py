@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fuprune import config as configuration
-from fuprune.audit.audit import is_reserved
+from fuprune.audit.measurements import is_reserved
 from fuprune.config import ConfigError
 from fuprune.errors import FupruneError
 from fuprune.run import assembly, checkpoint, files
@@ -62,23 +62,18 @@ def _load(this: Run, path) -> Model:
 
 
 def check(config, model, candidates) -> None:
-    """Refuses what the audit could not use.
-
-    Args:
-      config: of the run.
-      model: the uncut network of the run.
-      candidates: names of the models the run itself will audit.
+    """Refuses what the audit could not use beside the run's own network and models.
 
     Raises:
       ConfigError: a model is missing, is for other data, or has a name that is taken.
     """
-    options = {"factory": assembly.factory(config)}
-    for folder in retrained_models(config):
-        saved, _ = checkpoint.load(folder, **options)
-        check_fit("audit.reference", folder, saved, model)
-    for name, folder in further_models(config).items():
-        saved, _ = checkpoint.load(folder, **options)
-        check_fit("audit.models", folder, saved, model)
+    further = further_models(config)
+    places = [("audit.reference", folder) for folder in retrained_models(config)]
+    places += [("audit.models", folder) for folder in further.values()]
+    for key, folder in places:
+        saved, _ = checkpoint.load(folder, factory=assembly.factory(config))
+        check_fit(key, folder, saved, model)
+    for name in further:
         if name in candidates or is_reserved(name):
             raise ConfigError(
                 f"audit.models names a model {name!r}, as the run itself does; give it "
@@ -92,10 +87,8 @@ def check_fit(key: str, path, model, wanted) -> None:
     Raises:
       ConfigError: it says what the model is for, and what was wanted.
     """
-    if (model.num_classes, model.input_shape) != (
-        wanted.num_classes,
-        wanted.input_shape,
-    ):
+    form, ours = ((m.num_classes, m.input_shape) for m in (model, wanted))
+    if form != ours:
         raise ConfigError(
             f"{key} is {str(path)!r}, a model for {model.num_classes} classes of "
             f"{model.input_shape} images; allowed: one for the {wanted.num_classes} "
@@ -139,9 +132,16 @@ def retrained_models(config) -> list[Path]:
     return [path for place in places for path in _retrained_by(config, place)]
 
 
-def _images(config) -> dict[str, Any]:
-    """What decides which images a run has: all about data but where they lie."""
-    return {key: value for key, value in config.data.items() if key != "dir"}
+def _comparable(config) -> dict[str, Any]:
+    """What decides which images a run has and forgets, all but where they lie."""
+    images = {key: value for key, value in config.data.items() if key != "dir"}
+    return {
+        "data": images,
+        "unlearn.classes": configuration.classes(config),
+        "unlearn.clients": configuration.read(config, "unlearn.clients"),
+        "unlearn.examples": config.unlearn.examples,
+        "audit.backdoor": config.audit.backdoor,
+    }
 
 
 def _retrained_by(config, place: str) -> list[Path]:
@@ -153,22 +153,9 @@ def _retrained_by(config, place: str) -> list[Path]:
             f"audit.reference names {place!r}, which is no run's workdir ({error}); "
             "allowed: one with retrained models, or nothing."
         ) from None
-    other = configuration.from_json(stored.config)
-    for key, mine, theirs in (
-        ("data", _images(config), _images(other)),
-        (
-            "unlearn.classes",
-            configuration.classes(config),
-            configuration.classes(other),
-        ),
-        (
-            "unlearn.clients",
-            configuration.read(config, "unlearn.clients"),
-            configuration.read(other, "unlearn.clients"),
-        ),
-        ("unlearn.examples", config.unlearn.examples, other.unlearn.examples),
-        ("audit.backdoor", config.audit.backdoor, other.audit.backdoor),
-    ):
+    other = _comparable(configuration.from_json(stored.config))
+    for key, mine in _comparable(config).items():
+        theirs = other[key]
         if mine != theirs:
             raise ConfigError(
                 f"audit.reference names {place!r}, whose {key} is {theirs}, but must "

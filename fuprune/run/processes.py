@@ -56,9 +56,7 @@ _session: _Session | None = None
 def find_cluster(environment: Mapping[str, str]) -> str | None:
     """The manager that started this process as one of several, None if none did.
 
-    Args:
-      environment: of this process, as it is once JAX is imported (which notes there
-        that a machine has no TPU).
+    JAX must be imported by then: it notes in the environment that there is no TPU.
     """
     if "SLURM_STEP_NODELIST" in environment and _number(environment, "SLURM_NTASKS"):
         return "slurm"
@@ -81,17 +79,11 @@ def join(
     heartbeat_seconds: int = 100,
     timeout: int = 60,
 ) -> bool:
-    """Meet the other processes of the run, if there are any; before any array exists.
+    """Meet the other processes of the run; whether there are any.
 
-    Args:
-      coordinator: `host:port` of process 0; "" leaves all three to the cluster.
-      num_processes: how many there are.
-      process_id: which of them this is.
-      heartbeat_seconds: silence after which a process counts as dead.
-      timeout: seconds to wait for all of them.
-
-    Returns:
-      Whether there is more than this process.
+    It comes before any array exists. Without a coordinator, the `host:port` of process
+    0, the cluster says how many there are and which this is. `heartbeat_seconds` of
+    silence count as death, and `timeout` is how many to wait for all.
 
     Raises:
       RuntimeSetupError: if they cannot meet; should the wait be too long, the process
@@ -222,12 +214,7 @@ def tell_all(name: str, text: str, *, seconds: int = 0) -> list[str]:
     """Every process's text, in the order of their numbers, on every process.
 
     Goes by process 0 and needs no devices. All processes call it with the same names
-    in the same order.
-
-    Args:
-      name: of what is exchanged, for messages.
-      text: what this process says.
-      seconds: how long to wait for the others; 0 is as long as at the start.
+    in the same order, and wait so many seconds, with 0 as long as at the start.
 
     Raises:
       RuntimeSetupError: on every process, naming those that did not come in time.
@@ -384,12 +371,11 @@ def leave(code: int) -> None:
     try:
         if code == 0:
             barrier("the end of the run")
-            witnesses.say_if_killed(session.witness, "")
+        witnesses.say_if_killed(session.witness, "")
+        if code == 0:
             jax.distributed.shutdown()
-        else:
-            witnesses.say_if_killed(session.witness, "")
-            if session.process_id == 0:
-                time.sleep(3)
+        elif session.process_id == 0:
+            time.sleep(3)
     except Exception as error:
         if code == 0:
             witnesses.complain(" ".join(str(error).split())[:300])

@@ -18,6 +18,7 @@ import rich.table
 import rich.text
 
 from fuprune.run.record import MethodRow, RunRecord
+from fuprune.unlearning.request import ForgetRequest, describe_request
 
 DAY = 86_400.0
 
@@ -45,23 +46,18 @@ class Progress:
     ):
         """Prepares; nothing is shown before a phase begins.
 
-        Args:
-          mode: "auto" is live on a terminal and plain elsewhere; "plain"; "off".
-          whole_run_rounds: of all units that are not finished, for the estimate; 0 if
-            unknown.
-          platform: what JAX computes on, as in `jax.default_backend()`.
-          reduced_config: the config to name if a CPU would need more than a day.
-          stream: where to write; standard output if None.
-          interval: seconds between plain lines.
-          clock: seconds.
+        The mode is that of `runtime.progress`. The rounds of all units that are not
+        finished (0 if unknown), the platform as in `jax.default_backend()`, and the
+        config to name if a CPU would need more than a day make the estimate; plain
+        lines are `interval` seconds apart.
         """
-        stream = stream or sys.stdout
         self._console = rich.console.Console(
-            file=stream, highlight=False, soft_wrap=True
+            file=stream or sys.stdout, highlight=False, soft_wrap=True
         )
-        live = mode == "auto" and self._console.is_terminal
+        self._is_live = mode == "auto" and self._console.is_terminal
         self._off = mode == "off"
-        self._live = _live_display(self._console) if live else None
+        # Without a terminal it counts and shows nothing.
+        self._live = _live_display(self._console, disable=not self._is_live)
         self._whole_run_rounds = whole_run_rounds
         self._platform = platform
         self._reduced_config = reduced_config
@@ -70,12 +66,12 @@ class Progress:
         self._estimated = False
 
     def __enter__(self):
-        if self._live is not None:
+        if self._is_live:
             self._live.start()
         return self
 
     def __exit__(self, *_):
-        if self._live is not None:
+        if self._is_live:
             self._live.stop()
 
     def note(self, text: str) -> None:
@@ -93,12 +89,9 @@ class Progress:
     def phase(
         self, name: str, rounds: int, *, first_round: int = 0
     ) -> Iterator[Callable[..., None]]:
-        """Shows a phase while it lasts.
+        """Shows a phase of at most so many rounds while it lasts.
 
-        Args:
-          name: as in metrics.jsonl.
-          rounds: of the phase, at most.
-          first_round: how many were already done when the run was resumed.
+        `first_round` says how many were already done when the run was resumed.
 
         Yields:
           `update(round_number, *, images=0, **metrics)`, to be called after each round
@@ -108,11 +101,7 @@ class Progress:
         pace = _Pace(rounds, first_round)
         latest: dict[str, float] = {}
         last_line = self._clock()
-        task = None
-        if self._live is not None:
-            task = self._live.add_task(
-                name, total=rounds, completed=first_round, status=""
-            )
+        task = self._live.add_task(name, total=rounds, completed=first_round, status="")
 
         def update(round_number: int, *, images: int = 0, **metrics: float) -> None:
             nonlocal last_line
@@ -120,59 +109,49 @@ class Progress:
             pace.tick(now, round_number, images)
             latest.update(metrics)
             status = _status(latest, pace)
-            if self._live is not None and task is not None:
-                self._live.update(task, completed=round_number, status=status)
-            elif now - last_line >= self._interval or round_number >= rounds:
+            self._live.update(task, completed=round_number, status=status)
+            is_due = now - last_line >= self._interval or round_number >= rounds
+            if is_due and not self._is_live:
                 last_line = now
                 self.note(f"{name}  round {round_number}/{rounds}  {status}".rstrip())
             # Once per run, as soon as the first rounds, which compile, no longer count.
             if not self._estimated and pace.settled():
                 self._estimated = True
-                self.note(self._estimate(name, pace, rounds, round_number))
+                left = max(self._whole_run_rounds, rounds) - round_number
+                self.note(
+                    estimate(
+                        name,
+                        pace.seconds_per_round(),
+                        left,
+                        platform=self._platform,
+                        reduced_config=self._reduced_config,
+                    )
+                )
 
         try:
             yield update
         finally:
-            if self._live is not None and task is not None:
-                self._live.stop_task(task)
+            self._live.stop_task(task)
 
     @contextlib.contextmanager
     def steps(self, name: str, expected: int) -> Iterator[Callable[[str], None]]:
-        """Shows work that goes by named steps while it lasts.
-
-        Args:
-          name: of the work.
-          expected: about how many steps there will be; the bar grows if there are more.
+        """Shows work that goes by named steps, about as many as expected.
 
         Yields:
           `update(text)`, to be called when a step begins.
         """
-        task, begun = None, 0
-        if self._live is not None:
-            task = self._live.add_task(name, total=expected, status="")
+        task, begun = self._live.add_task(name, total=expected, status=""), 0
 
         def update(text: str) -> None:
             nonlocal begun
             begun += 1
-            if self._live is not None and task is not None:
-                total = max(expected, begun)
-                self._live.update(task, completed=begun - 1, total=total, status=text)
-            else:
+            total = max(expected, begun)
+            self._live.update(task, completed=begun - 1, total=total, status=text)
+            if not self._is_live:
                 self.note(f"{name}: {text}")
 
         yield update
-        if self._live is not None and task is not None:
-            self._live.update(task, completed=begun, total=begun, status="")
-
-    def _estimate(self, name: str, pace: "_Pace", rounds: int, done: int) -> str:
-        left = max(self._whole_run_rounds, rounds) - done
-        return estimate(
-            name,
-            pace.seconds_per_round(),
-            left,
-            platform=self._platform,
-            reduced_config=self._reduced_config,
-        )
+        self._live.update(task, completed=begun, total=begun, status="")
 
 
 def estimate(
@@ -259,13 +238,16 @@ def _status(metrics: Mapping[str, float], pace: _Pace) -> str:
     return "  ".join(parts)
 
 
-def _live_display(console: rich.console.Console) -> rich.progress.Progress:
+def _live_display(
+    console: rich.console.Console, *, disable: bool
+) -> rich.progress.Progress:
     return rich.progress.Progress(
         rich.progress.TextColumn("{task.description}", markup=False),
         rich.progress.BarColumn(bar_width=24),
         rich.progress.MofNCompleteColumn(),
         rich.progress.TextColumn("{task.fields[status]}", markup=False),
         console=console,
+        disable=disable,
     )
 
 
@@ -277,10 +259,7 @@ def print_table(
 ) -> None:
     """Prints rows with the same keys as a table, those keys as its head.
 
-    Args:
-      rows: values are shown with `str`, floats with four digits, None as a dash.
-      title: a line above.
-      stream: where to; standard output if None.
+    Values are shown with `str`, floats with four digits, None as a dash.
     """
     console = rich.console.Console(file=stream or sys.stdout, highlight=False)
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -324,6 +303,7 @@ def _cell(value: Any) -> str:
 
 def show_record(record: RunRecord) -> None:
     """Print the table of the paper's form, and the comparison of methods."""
+    request = ForgetRequest(**{record.request.kind: tuple(record.request.targets)})
     print_table(
         [
             {
@@ -334,8 +314,7 @@ def show_record(record: RunRecord) -> None:
             }
             for row in record.stages
         ],
-        title="Accuracy by stage, forgetting class "
-        + ", ".join(str(number) for number in record.classes),
+        title=f"Accuracy by stage, forgetting {describe_request(request)}",
     )
     print_table(
         [_method_cells(row) for row in record.methods],

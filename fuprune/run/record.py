@@ -9,6 +9,7 @@ Units of a run leave outcomes; `add_outcomes` makes the record of those that hav
 finished, with what the curves and the clocks add to them.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -230,6 +231,25 @@ class PhaseClock(NamedTuple):
         return self.own + sum(s for number, s in self.rounds if number <= last)
 
 
+def find_problem(record: RunRecord) -> str | None:
+    """What a record has that its types allow and no run writes; None without any."""
+    if record.request.kind not in ("classes", "clients", "examples"):
+        return f"a request for {record.request.kind!r:.40}"
+    tables = [(stage.per_class, stage.confusion) for stage in record.stages]
+    counts = {len(row) for means, matrix in tables for row in (means, matrix, *matrix)}
+    counts -= {0}  # a stage may lack either
+    if len(counts) > 1:
+        return "stages of different numbers of classes"
+    number = max(counts, default=len(record.class_names))
+    if not all(0 <= class_id < number for class_id in record.classes):
+        return f"classes {record.classes!r:.40} of {number} to forget"
+    for cut in (cut for cuts in record.cuts.values() for cut in cuts):
+        both = cut.scores.keys() & cut.channels.keys()
+        if any(len(cut.scores[name]) != len(cut.channels[name]) for name in both):
+            return "a cut whose scores are not those of its channels"
+    return None
+
+
 def add_outcomes(
     record: RunRecord,
     trained: TrainedOutcome,
@@ -242,19 +262,13 @@ def add_outcomes(
 ) -> RunRecord:
     """The record with the stages, methods and cuts of the units that have finished.
 
-    Args:
-      record: what is known of the run as a whole.
-      trained: of the raw model.
-      unlearned: of the methods, in the order to show them.
-      curves: metrics.jsonl.
-      clocks: timings.jsonl, by unit.
-      configured_target: the R-set accuracy that fine-tuning aims at, None without one.
-      passes: forward and backward passes over each example of a round.
+    `configured_target` is the R-set accuracy that fine-tuning aims at, None without
+    one. `passes` counts forward and backward passes over each example of a round, for
+    rows from before rounds counted images themselves.
     """
-    by_unit = {
-        outcome.name: [c for c in curves if c.phase == f"unlearn/{outcome.name}"]
-        for outcome in unlearned
-    }
+    by_unit: dict[str, list[CurveRow]] = collections.defaultdict(list)
+    for row in curves:
+        by_unit[row.phase.removeprefix("unlearn/")].append(row)
     targets = {
         "retrained": _retrained_accuracy(unlearned, by_unit),
         "raw_masked": trained.masked_r_accuracy,
@@ -308,19 +322,16 @@ def _crossing(
         target,
         first,
         round(clock.until(first), 3),
-        _own_images(outcome) + _images(curve, first, passes),
+        _images(outcome, curve, first, passes),
         outcome.statistics_bytes + first * outcome.model_bytes,
     )
 
 
-def _images(curve: Sequence[CurveRow], last: int, passes: int) -> int:
-    rows = (row for row in curve if row.round_number <= last)
-    return passes * int(sum(row.values.get("examples", 0.0) for row in rows))
-
-
-def _own_images(outcome) -> int:
-    """Images that clients trained on in rounds of the method's own."""
-    return int(outcome.notes.get("images", 0))
+def _images(outcome, curve: Sequence[CurveRow], last: int, passes: int) -> int:
+    """Images of the rounds up to `last`, and of rounds of the method's own."""
+    values = (row.values for row in curve if row.round_number <= last)
+    trained = sum(v.get("images", passes * v.get("examples", 0.0)) for v in values)
+    return int(trained) + int(outcome.notes.get("images", 0))
 
 
 def _method_row(outcome, curve, clock, crossings, passes) -> MethodRow:
@@ -332,7 +343,7 @@ def _method_row(outcome, curve, clock, crossings, passes) -> MethodRow:
         u_accuracy=last.u_accuracy if last else None,
         r_accuracy=last.r_accuracy if last else None,
         rounds=outcome.rounds,
-        images=_own_images(outcome) + _images(curve, outcome.rounds, passes),
+        images=_images(outcome, curve, outcome.rounds, passes),
         times=Times(own=round(clock.own, 3), training=round(clock.training, 3)),
         statistics_bytes=outcome.statistics_bytes,
         model_bytes=outcome.model_bytes,

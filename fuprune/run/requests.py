@@ -9,7 +9,7 @@ also the held-out data that the audit compares them with.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.data.backdoor import TARGET, triggered
 from fuprune.data.federated import FederatedDataset
+from fuprune.run.record import RequestRow
 from fuprune.unlearning.request import (
     ForgetRequest,
     check_request,
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
 def make_request(config, data: FederatedDataset, numbers: np.ndarray) -> ForgetRequest:
     """The request of a config, checked against its federation.
 
-    Args:
-      config: of the run.
-      data: K clients.
-      numbers: [N] of the pool's images, as the training split counts them; -1 for
-        places that hold no image.
+    `numbers`, [N], are those of the pool's images, as the training split counts them;
+    -1 for places that hold no image.
 
     Raises:
       InputError: it cannot be served by this federation.
@@ -92,10 +90,8 @@ def image_numbers(
 ) -> np.ndarray:
     """The number of each image of the pool in the training split; [N] int64.
 
-    Args:
-      data: K clients over a pool that may be in another order than the images were.
-      parts: for each client the indices of its examples before they were placed.
-      numbers: of those images in the training split.
+    The pool may be in another order than the images were when `parts` indexed them and
+    `numbers` counted them.
     """
     rows = np.asarray(jax.device_get(data.rows))
     found = np.full(data.labels.shape[0], -1, np.int64)
@@ -138,7 +134,7 @@ def forgotten_places(
     return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
-def describe_sets(request: ForgetRequest, images: int, tested: int) -> dict[str, Any]:
+def describe_sets(request: ForgetRequest, images: int, tested: int) -> RequestRow:
     """The request as the record keeps it, with what U-set and R-set are."""
     if request.kind == "classes":
         u_set = "test images of the forgotten classes"
@@ -148,9 +144,7 @@ def describe_sets(request: ForgetRequest, images: int, tested: int) -> dict[str,
         r_set = f"the {tested} test images, which nobody trained on"
         if request.kind == "examples":
             u_set = f"the {images} forgotten training images"
-    return dict(
-        kind=request.kind, targets=list(request.targets), u_set=u_set, r_set=r_set
-    )
+    return RequestRow(request.kind, list(request.targets), u_set, r_set)
 
 
 def audit_images(config, federation, preprocess) -> "RequestData":

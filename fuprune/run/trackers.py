@@ -56,12 +56,9 @@ def tensorboard(directory: str | Path) -> Tracker:
 
 
 def mlflow(uri: str, *, name: str, parameters: Mapping[str, Any]) -> Tracker:
-    """Sends rows to an MLflow store.
+    """Sends rows to an MLflow store, at sqlite:///mlflow.db or http://host:5000.
 
-    Args:
-      uri: of the store, such as sqlite:///mlflow.db or http://host:5000.
-      name: of the run.
-      parameters: shown beside it, such as the flat configuration.
+    `parameters` are shown beside the run, such as the flat configuration.
 
     Raises:
       FupruneError: mlflow is not installed.
@@ -95,12 +92,6 @@ def wandb(
     Every phase has a round of its own as its horizontal axis, because phases count
     from 1. The package writes in a process of its own: its file is whole when the
     program has ended, which may be a moment after `close`.
-
-    Args:
-      project: that the run belongs to.
-      name: of the run.
-      parameters: shown beside it, such as the flat configuration.
-      directory: where the package keeps its files.
 
     Raises:
       FupruneError: wandb is not installed.

@@ -62,7 +62,7 @@ class Run(NamedTuple):
     request: ForgetRequest
     key: jax.Array
     metrics: logs.MetricsLog
-    timings: logs.TimingsLog
+    timings: logs.MetricsLog  # clocks, which are never the same twice
     on_row: tuple[OnRow, ...]
     progress: progress.Progress
     stop: threading.Event
@@ -77,10 +77,7 @@ class Run(NamedTuple):
 class Budget(NamedTuple):
     """How long and how fast to train, and when to look."""
 
-    rounds: int  # at most
-    learning_rate: float  # its peak
-    schedule: str
-    warmup: int  # rounds
+    schedule: assembly.Schedule
     is_due: Callable[[int], bool]  # whether a round is evaluated; round 0 always is
     target: float | None  # accuracy that `stops` ends at
     metric: str  # that the target is for, such as "r_accuracy"
@@ -136,6 +133,12 @@ def stopping(this: Run) -> bool:
     return processes.any_process(this.stop.is_set())
 
 
+def stop_if_asked(this: Run) -> None:
+    """Ends the run, where everything worth keeping is saved, if SIGTERM has come."""
+    if stopping(this):
+        raise StopRequested
+
+
 def choice_split(this: Run) -> tuple[str, Dataset]:
     """The split that targets and early stops are judged on, and its name."""
     validation = this.federation.validation
@@ -149,16 +152,12 @@ def make_judge(this: Run, model) -> Callable[[Any], dict[str, float]]:
     name, split = choice_split(this)
     evaluate = _evaluator(this, model, split)
     accuracies = _make_accuracies(this, model)
-    prefix = "" if name == "test" else f"{name}_"
 
     def judge(variables) -> dict[str, float]:
         evaluation = evaluate(variables)
-        measured: dict[str, float | None] = {
-            f"{prefix}{metric}": value
-            for metric, value in accuracies(evaluation, variables).items()
-        }
-        measured[f"{name}_loss"] = evaluation.loss
-        return {k: v for k, v in measured.items() if v is not None}
+        found = accuracies(evaluation, variables)
+        judged = {judged_name(this, k): v for k, v in found.items() if v is not None}
+        return {**judged, f"{name}_loss": evaluation.loss}
 
     return judge
 
@@ -242,7 +241,7 @@ def append_row(this: Run, row: Mapping[str, Any]) -> None:
 
 
 def passes(config) -> int:
-    """Forward and backward passes over each example of a round."""
+    """Passes over each example of a round, for rows that do not count images."""
     train = config.train
     return train.local_epochs if train.algorithm == "fed_avg" else 1
 
@@ -265,29 +264,18 @@ def train_unit(
     The rounds' records are rows of metrics.jsonl, round 0 the model as it came; the
     result's history stays empty, so that memory does not grow with the rounds.
 
-    Args:
-      this: the run.
-      unit: whose checkpoints and rows these are.
-      model: a Flax module.
-      variables: to start from.
-      data: every client's.
-      budget: when to stop, and how to train.
-      key: of cohorts and batches.
-      objective: what to minimise; None is the config's cross-entropy.
-      store: where clients' updates are recorded; None records none.
-      interval: rounds from one that is kept on disk to the next; 0 keeps none.
+    Checkpoints and rows are those of `unit`, and `key` is that of cohorts and batches.
+    `objective` is what to minimise if not the config's cross-entropy, `store` records
+    clients' updates, and every `interval` rounds one is kept on disk, 0 for none.
     """
-    config = this.config
+    config, rounds = this.config, budget.schedule.rounds
     algorithm = assembly.shared_algorithm(
         this.algorithms,
         config,
         model,
         this.federation,
         this.runtime,
-        learning_rate=budget.learning_rate,
-        schedule=budget.schedule,
-        rounds=budget.rounds,
-        warmup=budget.warmup,
+        budget.schedule,
         objective=objective,
         keep_updates=store is not None or interval > 0,
     )
@@ -312,20 +300,19 @@ def train_unit(
         data,
         key=key,
         cohort_size=config.train.cohort,
-        rounds=budget.rounds,
+        rounds=rounds,
         # A resumed unit that had reached its target has nothing left to train.
-        start=budget.rounds if is_over else start,
+        start=rounds if is_over else start,
         evaluate=judge,
         evaluate_every=budget.is_due,
         dropout_rate=config.train.dropout_rate,
         min_participants=_min_participants(config, data),
     )
-    clock = time.monotonic()
-    with this.progress.phase(unit, budget.rounds, first_round=start) as update:
+    server, clock = assembly.server_step(config), time.monotonic()
+    with this.progress.phase(unit, rounds, first_round=start) as update:
         for step in steps:
             number = step.record.round_number
             if is_kept(number - 1, interval):
-                server = assembly.server_step(config)
                 # `state` is still the one before the round, from which the clients
                 # started.
                 kept = keep_round(number - 1, state.variables, step.info, server)
@@ -334,23 +321,19 @@ def train_unit(
             state = step.state
             if store is not None:
                 store = update_history.record(
-                    store,
-                    step.info,
-                    step.cohort,
-                    round_number=number,
-                    server=assembly.server_step(config),
+                    store, step.info, step.cohort, round_number=number, server=server
                 )
             _log(this, unit, step.record)
             # From one record to the next, so that no part of a round goes untimed.
             seconds, clock = time.monotonic() - clock, time.monotonic()
-            images = int(step.record.metrics["examples"]) * passes(config)
-            this.timings.record(unit, number, seconds, images)
+            images = int(step.record.metrics["images"])
+            this.timings.append(logs.round_clock(unit, number, seconds, images))
             update(number, images=images, **_displayed(step.record.metrics))
             if first_reached is None and reached(step.record, budget.target, metric):
                 first_reached = number
             is_over = budget.stops and first_reached is not None
             # A request to stop is obeyed after a save: the next start loses no round.
-            last, stop = is_over or number == budget.rounds, stopping(this)
+            last, stop = is_over or number == rounds, stopping(this)
             if last or stop or number % config.train.checkpoint_every == 0:
                 _save(this, unit, model, number, state, first_reached, store)
             if stop:
@@ -369,9 +352,8 @@ def _log(this: Run, unit: str, record: Record) -> None:
 
 def _displayed(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that the console has room for."""
-    wanted = ("loss", "accuracy", "u_accuracy", "r_accuracy")
-    names = {name for metric in wanted for name in (metric, f"validation_{metric}")}
-    names.discard("validation_loss")
+    accuracies = ("accuracy", "u_accuracy", "r_accuracy")
+    names = {"loss", *accuracies, *(f"validation_{name}" for name in accuracies)}
     return {name: value for name, value in metrics.items() if name in names}
 
 

@@ -4,6 +4,7 @@ Each function takes the run and the unit's name and returns the outcome that
 `training.finish_unit` keeps; `agenda` says which units there are.
 """
 
+import contextlib
 import logging
 import time
 from typing import Any
@@ -20,6 +21,7 @@ from fuprune.files import write_whole
 from fuprune.run import assembly, checkpoint, files, kept_files, models, requests
 from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
 from fuprune.run.feature_maps import write_feature_maps
+from fuprune.run.probe_process import ProbeProcess
 from fuprune.run.record import (
     AuditOutcome,
     CutRow,
@@ -34,15 +36,13 @@ from fuprune.run.training import (
     KEPT_ROUNDS,
     Budget,
     Run,
-    StopRequested,
     append_row,
     judged_name,
     key_for,
     make_judge,
     measure,
     outcome_of,
-    passes,
-    stopping,
+    stop_if_asked,
     train_unit,
 )
 from fuprune.surgery import layer_names
@@ -73,17 +73,12 @@ def target_accuracy(this: Run) -> float | None:
 def pretrain(this: Run, name: str) -> TrainedOutcome:
     """Train the raw model, or take one that was trained elsewhere."""
     config, train = this.config, this.config.train
-    model: Any
+    model: Any = assembly.make_model(config, this.federation, this.runtime)
     if config.model.load:
-        wanted = assembly.make_model(config, this.federation, this.runtime)
-        model, variables = models.adopt(this, config.model.load, wanted)
+        model, variables = models.adopt(this, config.model.load, model)
     else:
-        model = assembly.make_model(config, this.federation, this.runtime)
         budget = Budget(
-            rounds=train.rounds,
-            learning_rate=train.learning_rate,
-            schedule=train.schedule,
-            warmup=train.warmup_rounds,
+            assembly.training_schedule(train),
             is_due=lambda number: number % train.evaluate_every == 0,
             target=train.target_accuracy or None,
             metric="accuracy",
@@ -104,15 +99,14 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
         variables = fit.state.variables
     checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
     judge, metric = make_judge(this, model), judged_name(this, "r_accuracy")
-    try:
-        head = _head(model, variables).get("head", "")
-        # The raw model that never answers with a forgotten class: what the R-set would
-        # gain from the class being gone, without any forgetting.
-        masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
-    except UnlearnError:  # A network without a dense layer, or its bias, at its end.
-        masked = None
-    if not this.classes:
-        masked = None
+    masked = None
+    # A network may have no dense layer, or no bias of it, at its end.
+    with contextlib.suppress(UnlearnError):
+        if this.classes:
+            head = _head(model, variables).get("head", "")
+            # The raw model that never answers with a forgotten class: what the R-set
+            # would gain from the class being gone, without any forgetting.
+            masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
     return TrainedOutcome(
         measure(this, "raw", Stage("raw", model, variables)),
         judge(variables).get(metric),
@@ -206,7 +200,6 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
                 this.config, this.federation, this.runtime
             ),
             rounds=this.config.train.rounds,
-            passes=passes(this.config),
             kept=_checkpoints(this, "sisa", variables),
         )
     how = make_budget(this.config, budget, target_accuracy(this))
@@ -263,12 +256,9 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
 
 def _checkpoints(this: Run, folder: str, variables) -> kept_files.CheckpointFiles:
     """Where a method that trains by itself leaves what it can go on from."""
-
-    def stop_if_asked() -> None:
-        if stopping(this):
-            raise StopRequested
-
-    return kept_files.CheckpointFiles(this.workdir / folder, variables, stop_if_asked)
+    return kept_files.CheckpointFiles(
+        this.workdir / folder, variables, on_write=lambda: stop_if_asked(this)
+    )
 
 
 def _save_stages(this: Run, unit: UnlearnUnit, result: UnlearnResult) -> list[Stage]:
@@ -378,6 +368,14 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
 
 def audit(this: Run, name: str) -> AuditOutcome:
     """Audit every saved model of this run against the retrained ones."""
+    kinds = assembly.audit_options(this.config).kinds
+    wanted = this.classes and (kinds is None or "probe" in kinds)
+    # From the start, because it imports for seconds before it can begin.
+    with ProbeProcess() if wanted else contextlib.nullcontext() as probes:
+        return _audit(this, name, probes)
+
+
+def _audit(this: Run, name: str, probes: ProbeProcess | None) -> AuditOutcome:
     config = this.config
     prepare = this.federation.prepare
     data = auditing.AuditData(
@@ -391,18 +389,12 @@ def audit(this: Run, name: str) -> AuditOutcome:
     is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
     # Retrained models are references, with every seed they have; of the other methods
     # the first seed is judged, or all.
-    judged = models.candidates(
-        this,
-        [
-            unit.name
-            for unit in units
-            if not is_reference[unit.name]
-            and (unit.seed == 0 or config.audit.seeds == "all")
-        ],
-    )
-    references = models.references(
-        this, [u.name for u in units if is_reference[u.name]]
-    )
+    every_seed = config.audit.seeds == "all"
+    others = [u for u in units if not is_reference[u.name]]
+    names = [u.name for u in others if u.seed == 0 or every_seed]
+    judged = models.candidates(this, names)
+    retrained = [u.name for u in units if is_reference[u.name]]
+    references = models.references(this, retrained)
     raw = models.load_saved(this, "raw", "pretrain")
     options = assembly.audit_options(config)
     if this.classes:
@@ -418,8 +410,7 @@ def audit(this: Run, name: str) -> AuditOutcome:
         def on_step(text: str) -> None:
             steps.append(text)
             show(text)
-            if stopping(this):
-                raise StopRequested
+            stop_if_asked(this)
 
         key = key_for(this, "audit")
         if this.classes:
@@ -432,6 +423,7 @@ def audit(this: Run, name: str) -> AuditOutcome:
                 key,
                 on_step=on_step,
                 options=options,
+                begin_probes=probes and probes.begin,
             )
         else:
             images = requests.audit_images(config, this.federation, data.preprocess)

@@ -4,53 +4,34 @@ The door to the room: `mask` and `compact` take networks of the zoo, which are c
 their wiring, and any other network, which is cut by tracing it.
 """
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 from flax import nnx
 
+from fuprune.errors import check_choice
 from fuprune.models import zoo
-from fuprune.models.adapt import NNXNetwork, adapt, own_variables
+from fuprune.models.adapt import NNXNetwork, Variables, adapt, own_variables
 from fuprune.models.adapt import variables_of as arrays_of
 from fuprune.surgery import cutting, report, wiring
-from fuprune.surgery.cutting import Observed, capture, observe, trace_layers
-from fuprune.surgery.findings import Layer, SurgeryError
-from fuprune.surgery.module import SlimModule
-from fuprune.surgery.plan import ORDERS, SCOPES, LayerReport, PrunePlan, make_plan
-from fuprune.surgery.slim import PinnedNetwork, SlimNetwork, from_spec, spec
-from fuprune.surgery.wiring import compact_tree, mask_tree
-
-__all__ = [
-    "ORDERS",
-    "Observed",
-    "SCOPES",
-    "Layer",
-    "LayerReport",
-    "PinnedNetwork",
-    "PrunePlan",
-    "SlimModule",
-    "SlimNetwork",
-    "SurgeryError",
-    "capture",
-    "compact",
-    "compact_tree",
-    "cut_optimizer_state",
-    "explain",
-    "from_spec",
-    "kept_channels",
-    "layer_names",
-    "make_plan",
-    "mask",
-    "mask_tree",
-    "observe",
-    "pin",
-    "plan_report",
-    "spec",
-    "trace_layers",
-]
-
-Variables = Mapping[str, Any]
+from fuprune.surgery.cutting import Observed as Observed
+from fuprune.surgery.cutting import capture as capture
+from fuprune.surgery.cutting import observe as observe
+from fuprune.surgery.cutting import trace_layers as trace_layers
+from fuprune.surgery.findings import Layer as Layer
+from fuprune.surgery.findings import SurgeryError as SurgeryError
+from fuprune.surgery.module import SlimModule as SlimModule
+from fuprune.surgery.plan import ORDERS as ORDERS
+from fuprune.surgery.plan import SCOPES as SCOPES
+from fuprune.surgery.plan import LayerReport as LayerReport
+from fuprune.surgery.plan import PrunePlan as PrunePlan
+from fuprune.surgery.plan import make_plan as make_plan
+from fuprune.surgery.slim import PinnedNetwork as PinnedNetwork
+from fuprune.surgery.slim import SlimNetwork as SlimNetwork
+from fuprune.surgery.slim import from_spec as from_spec
+from fuprune.surgery.slim import spec as spec
+from fuprune.surgery.wiring import compact_tree as compact_tree
+from fuprune.surgery.wiring import mask_tree as mask_tree
 
 
 def _has_wiring(model: Any) -> bool:
@@ -140,6 +121,7 @@ def cut_optimizer_state(
       variables: those before the cut, for a network that is not of the zoo.
       example: images, as in `mask`.
     """
+    check_choice("how", how, ("mask", "compact"))
     if _has_wiring(model):
         return wiring.cut_optimizer_state(model, plan, opt_state, how)
     return cutting.cut_optimizer_state(

@@ -2,18 +2,20 @@
 
 A rule gets an equation of a jaxpr and its operands, and returns its results, held, or
 the reason why it cannot: then the operands are made whole first, which is never wrong,
-only less slim. A rule also notes what it reads of the parameters among its operands.
+only less slim. A rule also notes, in `Findings`, what it reads of the parameters among
+its operands.
 """
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune.surgery.findings import Findings
 from fuprune.surgery.held import (
     Held,
     Origin,
@@ -27,29 +29,8 @@ from fuprune.surgery.held import (
     whole,
 )
 
-
-class Notes(Protocol):
-    """What rules tell about parameters; see `findings.Findings`."""
-
-    def read(self, pair: tuple[int, int], kept: Any) -> None:
-        """The kept indices of a parameter's axis, (leaf, axis), are made use of."""
-
-    def overlook(self, pair: tuple[int, int]) -> None:
-        """This use of a parameter's axis does not care which indices are there."""
-
-    def is_channelwise(self, leaf: int) -> bool:
-        """Whether a parameter has one number per channel."""
-        ...
-
-    def layer(self, leaf, axis, kind, source, result, channel) -> None:
-        """A layer was found: its kernel, what it reads, and what it gives."""
-
-    def biased(self, leaf: int, result: Held) -> None:
-        """The result of a layer after its bias."""
-
-
 Result = list[Held] | str
-Rule = Callable[[Any, Sequence[Held], Notes], Result]
+Rule = Callable[[Any, Sequence[Held], Findings], Result]
 
 
 # Elementwise primitives.
@@ -396,7 +377,6 @@ def reduce_sum(eqn, operands, notes) -> Result:
 
 def reduce_extreme(eqn, operands, notes) -> Result:
     """A maximum or minimum, over stored entries and the rest."""
-    del notes
     (held,), axes = operands, eqn.params["axes"]
     if held.is_full:
         return [whole(eqn.primitive.bind(held.data, **eqn.params))]
@@ -412,22 +392,16 @@ def reduce_extreme(eqn, operands, notes) -> Result:
 
 def _reduced(held, axes, data) -> Held:
     left = [i for i in range(len(held.shape)) if i not in axes]
-    origins = {
-        pair: Origin(left.index(origin.axis), origin.pure)
-        for pair, origin in held.origins.items()
-        if origin.axis in left
-    }
     return Held(
         data,
         tuple(held.shape[i] for i in left),
         tuple(held.kept[i] for i in left),
-        origins=origins,
+        origins=held.origins_at({axis: i for i, axis in enumerate(left)}),
     )
 
 
 def reduce_window(eqn, operands, notes) -> Result:
     """Pooling: the windows must lie in axes that are not cut."""
-    del notes
     (held,), params = operands, eqn.params
     if held.is_full:
         return [whole(eqn.primitive.bind(held.data, **params))]

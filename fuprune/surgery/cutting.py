@@ -1,13 +1,12 @@
 """Surgery on any network by tracing: its layers, mask, and compact."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.models.adapt import adapt, own_variables
+from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.surgery import trace
 from fuprune.surgery.arrays import cut_array
 from fuprune.surgery.findings import Layer, Path, SurgeryError
@@ -22,7 +21,6 @@ from fuprune.surgery.slim import (
 )
 from fuprune.surgery.trace import Program
 
-Variables = Mapping[str, Any]
 # Sides of images to try, for a network that does not say what it takes.
 SIDES = (32, 28, 8, 16, 64, 224, 96, 48, 24, 12, 20, 40, 80, 128, 160, 192, 256, 299)
 
@@ -30,17 +28,7 @@ SIDES = (32, 28, 8, 16, 64, 224, 96, 48, 24, 12, 20, 40, 80, 128, 160, 192, 256,
 def mask(
     model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
 ) -> Variables:
-    """Kills the channels a plan does not keep; every shape stays as it is.
-
-    What `compact` would remove is filled with zeros, and variances with ones.
-
-    Args:
-      model: what `models.adapt` takes.
-      variables: its variables.
-      plan: the channels to keep.
-      example: images, or an array of their shape [B, H, W, C]; found by trial if the
-        network does not say what it takes.
-    """
+    """`surgery.mask`, by tracing: fills what `compact` would remove."""
     _, relative = plan_cuts(adapt(model), variables, plan, example)
     return cut_tree(relative, variables, fill=True)
 
@@ -48,14 +36,8 @@ def mask(
 def compact(
     model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
 ) -> tuple[Any, Variables]:
-    """Removes the channels a plan does not keep; the arguments are those of `mask`.
-
-    Returns:
-      A `SlimNetwork` and its variables: the same function as the network with masked
-      variables, and the same gradients.
-    """
-    network = adapt(model)
-    slim, relative = plan_cuts(network, variables, plan, example)
+    """`surgery.compact`, by tracing; with nothing to cut, all is as it was."""
+    slim, relative = plan_cuts(adapt(model), variables, plan, example)
     if not relative:
         return model, variables
     return slim, cut_tree(relative, variables)
@@ -64,9 +46,10 @@ def compact(
 def pin(
     model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
 ) -> PinnedNetwork:
-    """Returns the network in which what `mask` kills stays dead in training."""
-    slim, relative = plan_cuts(adapt(model), variables, plan, example)
-    return PinnedNetwork(adapt(model), relative, slim.input_shape)
+    """`surgery.pin`, by tracing."""
+    network = adapt(model)
+    slim, relative = plan_cuts(network, variables, plan, example)
+    return PinnedNetwork(network, relative, slim.input_shape)
 
 
 def trace_layers(
@@ -85,8 +68,11 @@ def trace_layers(
         A unit is hidden if some kernel reads it and nothing else: what an attention or
         a block adds to a residual stream is not, nor are queries, keys and values.
     """
-    network, variables = adapt(model), own_variables(model, variables)
-    program, cuts = program_of(network, variables, example)
+    variables = own_variables(model, variables)
+    return _cuttable(*program_of(adapt(model), variables, example), dense)
+
+
+def _cuttable(program, cuts, dense: bool) -> dict[str, Layer]:
     layers = layers_of(program, cuts)
     hidden = _hidden(program, cuts, layers) if dense else set()
     chosen = {
@@ -112,7 +98,7 @@ def _hidden(program, cuts, layers) -> set[str]:
         for start in range(0, len(names), width):
             lost, planned = {}, dict(cuts)
             for turn, name in enumerate(names[start : start + width]):
-                pair = (layers[name].leaf, layers[name].axis)
+                pair = layers[name].pair
                 ids = trace.kept_of(program, cuts, pair)
                 lost[name], planned[pair] = int(ids[turn]), np.delete(ids, turn)
             after, _ = trace.find_cuts(program, planned)
@@ -143,16 +129,14 @@ def capture(
     model: Any, variables: Variables, images: Any, *, dense: bool = False
 ) -> dict[str, jax.Array]:
     """Returns what each layer of `trace_layers` gives, bias included: [B, ..., C]."""
-    network, variables = adapt(model), own_variables(model, variables)
-    layers = trace_layers(network, variables, images, dense=dense)
-    program, cuts = program_of(network, variables, images)
-    leaves = jax.tree.leaves(variables)
-    _, findings = trace.run(program, leaves, cuts, [images])
+    variables = own_variables(model, variables)
+    program, cuts = program_of(adapt(model), variables, images)
+    _, findings = trace.run(program, jax.tree.leaves(variables), cuts, [images])
     captured = {}
-    for name, layer in layers.items():
+    for name, layer in _cuttable(program, cuts, dense).items():
         held, channel = findings.outputs[layer.leaf]
         kept: list[Any] = [None] * len(held.shape)
-        kept[channel] = cuts.get((layer.leaf, layer.axis))
+        kept[channel] = cuts.get(layer.pair)
         captured[name] = jnp.moveaxis(onto(held, kept), channel, -1)
     return captured
 
@@ -169,21 +153,20 @@ class Observed(NamedTuple):
 
 def observe(model: Any, variables: Variables, images: Any) -> Observed:
     """Returns what a network and its layers give in evaluation."""
-    network, variables = adapt(model), own_variables(model, variables)
-    program, cuts = program_of(network, variables, images)
-    leaves = jax.tree.leaves(variables)
-    results, findings = trace.run(program, leaves, cuts, [images])
+    variables = own_variables(model, variables)
+    program, cuts = program_of(adapt(model), variables, images)
+    results, findings = trace.run(program, jax.tree.leaves(variables), cuts, [images])
     logits = in_full(results[0])
-    outputs, head, head_logits, features = {}, None, logits, None
-    for name, layer in layers_of(program, cuts).items():
+    outputs, last, head, head_logits, features = {}, None, None, logits, None
+    for name, layer in _layers(program, cuts, findings).items():
         held, channel = findings.outputs[layer.leaf]
         outputs[name] = jnp.moveaxis(in_full(held), channel, -1)
         # The last one of that shape counts: what follows it only rescales logits.
         if layer.kind == "dense" and outputs[name].shape == logits.shape:
-            head, head_logits = layer.path[1:-1], outputs[name]
+            last, head, head_logits = name, layer.path[1:-1], outputs[name]
             features = in_full(findings.inputs[layer.leaf])
-    if head is not None:
-        del outputs[layer_name(("params", *head, "kernel"))]
+    if last is not None:
+        del outputs[last]
     return Observed(logits, head, head_logits, features, outputs)
 
 
@@ -226,14 +209,20 @@ def layer_name(path: Path) -> str:
 
 def _without_outputs(program, cuts, layers) -> dict[str, Layer]:
     """Leaves out the last layers, until what is left cuts no output."""
-    whole = _output_kept(program, cuts, {}, slice(None))
+    whole, _ = trace.examine(program, cuts)
 
     def harmless(chosen):
         # One channel less, and one channel only: a sum of channels may stand either.
-        return all(
-            same_kept(_output_kept(program, cuts, chosen, some), whole)
-            for some in (slice(1, None), slice(0, 1))
-        )
+        for some in (slice(1, None), slice(0, 1)):
+            planned = {
+                layer.pair: trace.kept_of(program, cuts, layer.pair)[some]
+                for layer in chosen.values()
+                if layer.channels > 1
+            }
+            results, _ = trace.examine(program, {**cuts, **planned})
+            if not _same_kept(results, whole):
+                return False
+        return True
 
     # From the end, where the layers that write the output are. The last one dropped is
     # guilty; those dropped before it get another chance.
@@ -246,23 +235,12 @@ def _without_outputs(program, cuts, layers) -> dict[str, Layer]:
     return {name: layer for name, layer in layers.items() if name in chosen}
 
 
-def _output_kept(program, cuts, layers, some: slice):
-    """What is kept of each output if the layers keep some of their channels."""
-    planned = dict(cuts)
-    for layer in layers.values():
-        if layer.channels > 1:
-            pair = (layer.leaf, layer.axis)
-            planned[pair] = trace.kept_of(program, cuts, pair)[some]
-    results, _ = trace.examine(program, planned)
-    return [held.kept for held in results]
-
-
-def same_kept(first, second) -> bool:
+def _same_kept(first, second) -> bool:
     """Whether two lists of held arrays keep the same indices."""
     return all(
         same(a, b)
         for one, other in zip(first, second, strict=True)
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(one.kept, other.kept, strict=True)
     )
 
 
@@ -275,10 +253,11 @@ def plan_cuts(
     layers = _layers(program, before, findings)
     # Cuts of layers are planned; all others followed from them and are found again,
     # since more of them may follow from the new plan.
-    planned = dict(before)
-    for pair in before:
-        if pair not in {(layer.leaf, layer.axis) for layer in layers.values()}:
-            del planned[pair]
+    planned = {
+        layer.pair: before[layer.pair]
+        for layer in layers.values()
+        if layer.pair in before
+    }
     for name, keep in plan.keep.items():
         if name not in layers:
             raise SurgeryError(
@@ -287,11 +266,10 @@ def plan_cuts(
             )
         layer = layers[name]
         check_kept(name, np.asarray(keep), layer.channels)
-        pair = (layer.leaf, layer.axis)
         # A plan counts the channels that are left, a cut those of the uncut network.
-        ids = trace.kept_of(program, planned, pair)[np.asarray(keep)]
+        ids = trace.kept_of(program, planned, layer.pair)[np.asarray(keep)]
         if len(ids) < program.shapes[layer.leaf].shape[layer.axis]:
-            planned[pair] = ids
+            planned[layer.pair] = ids
     cuts, results = trace.find_cuts(program, planned)
     _check_outputs(program, whole, results, planned, layers)
     images = program.jaxpr.jaxpr.invars[len(program.shapes)].aval
@@ -309,17 +287,14 @@ def plan_cuts(
 
 
 def _check_outputs(program, before, after, planned, layers):
-    whole = [held.kept for held in before]
-    if same_kept([held.kept for held in after], whole):
+    if _same_kept(after, before):
         return
-    guilty = [
-        name
+    alone = {
+        name: trace.examine(program, {layer.pair: planned[layer.pair]})[0]
         for name, layer in layers.items()
-        if (pair := (layer.leaf, layer.axis)) in planned
-        and not same_kept(
-            [h.kept for h in trace.examine(program, {pair: planned[pair]})[0]], whole
-        )
-    ]
+        if layer.pair in planned
+    }
+    guilty = [name for name, held in alone.items() if not _same_kept(held, before)]
     raise SurgeryError(
         f"plan cuts {', '.join(map(repr, guilty)) or 'layers'}, whose channels are"
         " columns of the network's output; leave them out of the plan."
@@ -356,11 +331,10 @@ def kept_channels(
     model: Any, variables: Variables, example: Any = None
 ) -> dict[str, tuple[int, ...]]:
     """Returns the channels each layer has, as ids in the uncut network."""
-    network = adapt(model)
-    program, cuts = program_of(network, variables, example)
+    program, cuts = program_of(adapt(model), variables, example)
     return {
-        name: tuple(trace.kept_of(program, cuts, (x.leaf, x.axis)).tolist())
-        for name, x in layers_of(program, cuts).items()
+        name: tuple(trace.kept_of(program, cuts, layer.pair).tolist())
+        for name, layer in layers_of(program, cuts).items()
     }
 
 
@@ -369,17 +343,15 @@ def cut_optimizer_state(
     variables: Variables,
     plan: PrunePlan,
     opt_state: Any,
-    how: str = "mask",
+    how: str,
     *,
     example: Any = None,
 ) -> Any:
-    """Cuts moments as `mask` or `compact` cut the parameters.
+    """`surgery.cut_optimizer_state`, by tracing.
 
     A moment is a leaf of the state whose path ends as that of a parameter and that has
     its shape.
     """
-    if how not in ("mask", "compact"):
-        raise SurgeryError(f"how is {how!r}, but must be one of mask, compact.")
     _, relative = plan_cuts(adapt(model), variables, plan, example)
     pairs, _ = jax.tree_util.tree_flatten_with_path(variables["params"])
     shapes = {trace.names(path): tuple(leaf.shape) for path, leaf in pairs}

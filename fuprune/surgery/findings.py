@@ -25,6 +25,11 @@ class Layer(NamedTuple):
     leaf: int  # number of the kernel among the leaves of the variables
     axis: int  # of the kernel, along which its output channels lie
 
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The axis of the kernel that a cut of its channels names."""
+        return self.leaf, self.axis
+
 
 class Whole(NamedTuple):
     """A primitive that ran on whole operands although they were held."""
@@ -44,7 +49,7 @@ class Whole(NamedTuple):
 
 @dataclasses.dataclass
 class Findings:
-    """What an interpretation finds out about the parameters; see `arithmetic.Notes`."""
+    """What an interpretation finds out about the parameters."""
 
     leaves: Sequence[Any]  # of the variables, or their shapes
     paths: Sequence[Path]  # of the variables
@@ -54,6 +59,10 @@ class Findings:
     inputs: dict[int, Held] = dataclasses.field(default_factory=dict)
     whole: list[Whole] = dataclasses.field(default_factory=list)
     handled: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+
+    def silent(self) -> "Findings":
+        """Empty ones about the same parameters, for a function that is run again."""
+        return Findings(self.leaves, self.paths)
 
     def read(self, pair, kept):
         """An axis of a parameter is used, at these indices or (None) at all."""

@@ -54,6 +54,14 @@ class Held(NamedTuple):
         kept = self.kept[axis]
         return np.arange(self.shape[axis]) if kept is None else kept
 
+    def origins_at(self, places: Mapping[int, int]) -> dict[tuple[int, int], Origin]:
+        """The origins once its axes have gone to these places; others are lost."""
+        return {
+            pair: Origin(places[origin.axis], origin.pure)
+            for pair, origin in self.origins.items()
+            if origin.axis in places
+        }
+
     @property
     def has_zero_rest(self) -> bool:
         """Whether the rest is known to be zero before anything runs."""

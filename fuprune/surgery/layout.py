@@ -1,6 +1,6 @@
 """Rules for primitives that move entries about and compute nothing.
 
-See `arithmetic` for what a rule is.
+See `arithmetic` for what a rule is. These have nothing to note about parameters.
 """
 
 import functools
@@ -13,7 +13,6 @@ import numpy as np
 from fuprune.surgery.arithmetic import Result
 from fuprune.surgery.held import (
     Held,
-    Origin,
     is_static,
     normal,
     onto,
@@ -25,7 +24,6 @@ from fuprune.surgery.held import (
 
 def broadcast_in_dim(eqn, operands, notes) -> Result:
     """Axes are added, or axes of size one widened."""
-    del notes
     held, shape = operands[0], tuple(eqn.params["shape"])
     places = eqn.params["broadcast_dimensions"]
     if len(operands) > 1:
@@ -43,18 +41,15 @@ def broadcast_in_dim(eqn, operands, notes) -> Result:
     if rest is not None and not is_static(rest):
         rest = jax.lax.broadcast_in_dim(rest, rest_shape, places)
     # Along a widened axis there is no longer one index per channel of the parameter.
-    origins = {
-        pair: Origin(places[origin.axis], origin.pure)
-        for pair, origin in held.origins.items()
-        if held.shape[origin.axis] == shape[places[origin.axis]]
-    }
+    origins = held.origins_at(
+        {i: j for i, j in enumerate(places) if held.shape[i] == shape[j]}
+    )
     data = jax.lax.broadcast_in_dim(held.data, sizes, places)
     return [Held(data, shape, tuple(kept), rest, origins, held.uniform)]
 
 
 def transpose(eqn, operands, notes) -> Result:
     """Axes change places."""
-    del notes
     (held,), order = operands, eqn.params["permutation"]
     rest = held.rest
     if rest is not None and not is_static(rest):
@@ -66,10 +61,7 @@ def transpose(eqn, operands, notes) -> Result:
             tuple(held.shape[i] for i in order),
             tuple(held.kept[i] for i in order),
             rest,
-            {
-                pair: Origin(order.index(origin.axis), origin.pure)
-                for pair, origin in held.origins.items()
-            },
+            held.origins_at({axis: i for i, axis in enumerate(order)}),
             held.uniform,
         )
     ]
@@ -77,7 +69,6 @@ def transpose(eqn, operands, notes) -> Result:
 
 def reshape(eqn, operands, notes) -> Result:
     """Runs of axes become other runs: they may join, or split where products allow."""
-    del notes
     if len(operands) > 1 or eqn.params.get("dimensions") is not None:
         return "its shape is not static"
     return _reshaped(operands[0], tuple(eqn.params["new_sizes"]))
@@ -85,7 +76,6 @@ def reshape(eqn, operands, notes) -> Result:
 
 def squeeze(eqn, operands, notes) -> Result:
     """Axes of size one go."""
-    del notes
     (held,), gone = operands, eqn.params["dimensions"]
     return _reshaped(held, tuple(n for i, n in enumerate(held.shape) if i not in gone))
 
@@ -123,12 +113,7 @@ def _reshaped(held, shape) -> Result:
                 rest_shape[moved[i]] = n
         rest = jnp.reshape(rest, rest_shape)
     sizes = [n if k is None else len(k) for n, k in zip(shape, kept, strict=True)]
-    origins = {
-        pair: Origin(moved[origin.axis], origin.pure)
-        for pair, origin in held.origins.items()
-        if origin.axis in moved
-    }
-    data = jnp.reshape(held.data, sizes)
+    data, origins = jnp.reshape(held.data, sizes), held.origins_at(moved)
     return [Held(data, shape, normal(kept, shape), rest, origins, held.uniform)]
 
 
@@ -166,7 +151,6 @@ def _split_indices(kept, before, after):
 
 def concatenate(eqn, operands, notes) -> Result:
     """Arrays one after another; what each keeps is shifted to its place."""
-    del notes
     axis, shape = eqn.params["dimension"], tuple(eqn.outvars[0].aval.shape)
     # A full part has no rest to agree on. None stands for one that is an array.
     rests = {h.rest if is_static(h.rest) else None for h in operands if not h.is_full}
@@ -192,7 +176,6 @@ def concatenate(eqn, operands, notes) -> Result:
 
 def split(eqn, operands, notes) -> Result:
     """The inverse of a concatenation."""
-    del notes
     (held,), axis = operands, eqn.params["axis"]
     if held.is_full:
         parts = eqn.primitive.bind(held.data, **eqn.params)
@@ -215,7 +198,6 @@ def split(eqn, operands, notes) -> Result:
 
 def pad(eqn, operands, notes) -> Result:
     """Padding an axis with the rest itself costs nothing: indices are shifted."""
-    del notes
     held, value = operands
     sides, shape = eqn.params["padding_config"], tuple(eqn.outvars[0].aval.shape)
     padded = [i for i, side in enumerate(sides) if any(side)]
@@ -246,7 +228,6 @@ def pad(eqn, operands, notes) -> Result:
 
 def slice_(eqn, operands, notes) -> Result:
     """A static slice keeps the kept indices that lie in it."""
-    del notes
     (held,), params = operands, eqn.params
     shape = tuple(eqn.outvars[0].aval.shape)
     starts, limits = list(params["start_indices"]), list(params["limit_indices"])
@@ -278,7 +259,6 @@ def gather(eqn, operands, notes) -> Result:
     An index outside the array gives the fill value along the cut axis as well, so the
     rest must be zero if such an index is filled.
     """
-    del notes
     (held, indices), params = operands, dict(eqn.params)
     if held.is_full and indices.is_full:
         return [whole(eqn.primitive.bind(held.data, indices.data, **params))]
@@ -306,7 +286,6 @@ def gather(eqn, operands, notes) -> Result:
 
 def rev(eqn, operands, notes) -> Result:
     """Axes are reversed, and the kept indices with them."""
-    del notes
     (held,), axes = operands, eqn.params["dimensions"]
     if not (held.is_full or is_static(held.rest)):
         return "the rest is not one number"

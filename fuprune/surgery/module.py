@@ -5,7 +5,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from fuprune.surgery.slim import SlimNetwork, Variables
+from fuprune.models.adapt import Variables
+from fuprune.surgery.slim import SlimNetwork
 
 KINDS = {"params": nnx.Param, "batch_stats": nnx.BatchStat}
 
@@ -18,7 +19,7 @@ class SlimModule(nnx.Module):
     """
 
     def __init__(self, slim: SlimNetwork, variables: Variables):
-        """Takes what `slim.compact` returned for an adapted NNX network."""
+        """Takes what `cutting.compact` returned for an adapted NNX network."""
         self.slim = slim
         for collection, tree in variables.items():
             kind = KINDS.get(collection, nnx.Variable)

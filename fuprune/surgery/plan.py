@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_choice
 
 SCOPES = ("global", "layer", "balanced")
 ORDERS = ("highest", "lowest", "random")
@@ -43,12 +43,9 @@ class LayerReport(NamedTuple):
 def total_report(
     plan: PrunePlan, cuttable: Sequence[LayerReport], *costs: int
 ) -> LayerReport:
-    """The row of the whole network.
+    """The row of the whole network, from those of the layers that a plan can cut.
 
-    Args:
-      plan: the channels to keep.
-      cuttable: rows of the layers whose channels a plan can cut.
-      *costs: of the network: parameters before and after, FLOPs before and after.
+    The costs are parameters before and after, and FLOPs before and after.
     """
     before = sum(row.channels_before for row in cuttable)
     after = sum(row.channels_after for row in cuttable)
@@ -134,10 +131,8 @@ def _equal_shares(values, rate: float) -> dict[str, int]:
 def _check_choices(values, rate, scope, order, min_channels):
     if not 0 <= rate < 1:
         raise InputError(f"rate is {rate}, but must be at least 0 and below 1.")
-    if scope not in SCOPES:
-        raise InputError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}.")
-    if order not in ORDERS:
-        raise InputError(f"order is {order!r}, but must be one of {', '.join(ORDERS)}.")
+    check_choice("scope", scope, SCOPES)
+    check_choice("order", order, ORDERS)
     if min_channels < 1:
         raise InputError(
             f"min_channels is {min_channels}, but must be at least 1, as no layer can"

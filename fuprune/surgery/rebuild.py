@@ -21,7 +21,7 @@ from fuprune.models import zoo
 from fuprune.models.brought import BroughtNetwork, Factory, bring
 from fuprune.models.ensemble import Ensemble
 from fuprune.surgery import slim, trace
-from fuprune.surgery.slim import PinnedNetwork, SlimNetwork
+from fuprune.surgery.slim import CutNetwork, PinnedNetwork, SlimNetwork
 
 MAX_DEPTH = 8  # of specs inside each other
 MAX_MEMBERS = 1000  # of an ensemble
@@ -29,7 +29,7 @@ MAX_MEMBERS = 1000  # of an ensemble
 
 def is_known(model: Any) -> bool:
     """Whether `spec` can say what makes the model, or what it is cut from."""
-    while isinstance(model, SlimNetwork | PinnedNetwork | Ensemble):
+    while isinstance(model, CutNetwork | Ensemble):
         model = model.member if isinstance(model, Ensemble) else model.base
     return hasattr(model, "wiring") or isinstance(model, BroughtNetwork)
 
@@ -51,15 +51,11 @@ def spec(model: Any) -> dict[str, Any]:
     if isinstance(model, Ensemble):
         member = spec(model.member)
         return {"member": member, "size": model.size, "vote": model.vote}
-    if isinstance(model, SlimNetwork):
-        return {"base": spec(model.base), **slim.spec(model)}
-    if isinstance(model, PinnedNetwork):
-        cuts = slim.spec(SlimNetwork(model.base, model.cuts, model.input_shape))
-        return {
-            "base": spec(model.base),
-            "input_shape": cuts["input_shape"],
-            "pinned": cuts["cuts"],
-        }
+    if isinstance(model, CutNetwork):
+        kind = "pinned" if isinstance(model, PinnedNetwork) else "cuts"
+        found = slim.spec(model)
+        cuts = {"input_shape": found["input_shape"], kind: found["cuts"]}
+        return {"base": spec(model.base), **cuts}
     raise InputError(
         f"model is a {type(getattr(model, 'module', model)).__name__}, and nothing "
         "says how to make it again; make it with fuprune.bring(factory, "
@@ -165,8 +161,9 @@ def _check_places(cut: SlimNetwork) -> None:
             f"model spec cuts a network for {cut.input_shape} images, but its base is "
             f"for {tuple(said)}."
         )
-    # By shapes alone, so that a crafted spec cannot ask for a huge array.
-    images = jax.ShapeDtypeStruct((1, *cut.input_shape), jnp.float32)
+    # By shapes alone, so that a crafted spec cannot ask for a huge array; two images,
+    # because networks may squeeze a batch of one.
+    images = jax.ShapeDtypeStruct((2, *cut.input_shape), jnp.float32)
     variables = jax.eval_shape(cut.base.init, jax.random.key(0), images)
     pairs, _ = jax.tree_util.tree_flatten_with_path(variables)
     shapes = {trace.names(path): tuple(leaf.shape) for path, leaf in pairs}

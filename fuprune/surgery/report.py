@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 
+from fuprune.models.adapt import Variables
 from fuprune.surgery import cutting, trace
 from fuprune.surgery.plan import LayerReport, PrunePlan, total_report
-from fuprune.surgery.slim import Variables, numbered
+from fuprune.surgery.slim import numbered
 
 
 def plan_report(
     network: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
 ) -> list[LayerReport]:
-    """Returns what a plan does to each layer and, in the last row, to the whole.
+    """`surgery.plan_report`, by tracing.
 
     A layer's parameters are those of its kernel, and its FLOPs those of its products on
     one image. The total counts all parameters, the products of all layers, and the
@@ -30,7 +31,7 @@ def plan_report(
         LayerReport(
             name,
             layer.channels,
-            len(after.get((layer.leaf, layer.axis), range(layer.channels))),
+            len(after.get(layer.pair, range(layer.channels))),
             plan.spared.get(name, 0),
             sizes[0][layer.leaf],
             sizes[1][layer.leaf],

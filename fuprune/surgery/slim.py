@@ -13,15 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuprune.models.adapt import Forwarding, asked_for
+from fuprune.models.adapt import Forwarding, Variables, asked_for
 from fuprune.surgery import trace
 from fuprune.surgery.arrays import cut_array
 from fuprune.surgery.findings import Path, SurgeryError
-from fuprune.surgery.held import in_full, onto
+from fuprune.surgery.held import onto
 from fuprune.surgery.trace import Program
-
-Variables = Mapping[str, Any]
-
 
 # Of each cut variable its path, its whole shape, and (axis, kept indices) pairs.
 PathCuts = tuple[
@@ -59,7 +56,7 @@ class SlimNetwork(CutNetwork):
 
     def init(self, key, images, train: bool = False) -> Variables:
         """Fresh variables: those of the uncut network, cut."""
-        return self.cut(self.base.init(key, images, train=train))
+        return cut_tree(self.cuts, self.base.init(key, images, train=train))
 
     def apply(
         self,
@@ -74,15 +71,8 @@ class SlimNetwork(CutNetwork):
     ) -> Any:
         """Logits [B, U], and the updated collections unless `mutable` is False.
 
-        Args:
-          variables: cut, as `compact` returned them.
-          images: [B, H, W, C].
-          train: whether this is a step of training.
-          mask: [B], nonzero for real examples; passed on if the network takes one.
-          mutable: names of collections to return.
-          rngs: {"dropout": key}.
-          **options: others of the uncut network's `apply`, `capture_intermediates` for
-            one; what they return has the shapes of the masked network.
+        What `options`, those of the uncut network's `apply`, return has the shapes of
+        the masked network: `capture_intermediates` for one.
         """
 
         def call(variables, images, mask, rngs):
@@ -97,27 +87,19 @@ class SlimNetwork(CutNetwork):
 
         arguments = (images, mask, rngs)
         program, numbers = self.trace(call, variables, arguments)
-        results, _ = trace.run(
-            program,
-            jax.tree.leaves(variables),
-            numbers,
-            jax.tree.leaves(arguments),
-        )
+        leaves, others = jax.tree.leaves(variables), jax.tree.leaves(arguments)
+        results, _ = trace.run(program, leaves, numbers, others)
         # With `mutable` the result is the pair (logits, collections): in front of a
         # variable's own path there is its place in the pair.
-        kept = {path: dict(axes) for path, _, axes in self.cuts}
-        leaves = []
+        kept = {path: axes for path, _, axes in self.cuts}
+        laid = []
         for path, held in zip(program.out_paths, results, strict=True):
             # New statistics are cut as the old ones are; everything else is whole.
-            axes = kept.get(path[1:], {}) if mutable is not False else {}
-            wanted = [axes.get(axis) for axis in range(len(held.shape))]
-            wanted = [None if ids is None else np.asarray(ids) for ids in wanted]
-            leaves.append(onto(held, wanted) if axes else in_full(held))
-        return jax.tree.unflatten(program.out_tree, leaves)
-
-    def cut(self, variables: Any, fill: bool = False) -> Any:
-        """Cuts variables of the uncut network, or fills what is dead in them."""
-        return cut_tree(self.cuts, variables, fill)
+            wanted: list[Any] = [None] * len(held.shape)
+            for axis, ids in kept.get(path[1:], ()) if mutable is not False else ():
+                wanted[axis] = np.asarray(ids)
+            laid.append(onto(held, wanted))
+        return jax.tree.unflatten(program.out_tree, laid)
 
     def trace(self, call, variables, arguments) -> tuple[Program, trace.Cuts]:
         """Traces a call of the uncut network; returns also what is cut of it."""
@@ -185,7 +167,7 @@ def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
     return jax.tree_util.tree_map_with_path(cut_leaf, tree)
 
 
-def spec(network: SlimNetwork) -> dict[str, Any]:
+def spec(network: CutNetwork) -> dict[str, Any]:
     """Returns what was cut, fit for JSON; `from_spec` rebuilds it on the base."""
     return {
         "input_shape": list(network.input_shape),
@@ -203,10 +185,7 @@ def spec(network: SlimNetwork) -> dict[str, Any]:
 def from_spec(base: Any, spec: Mapping[str, Any]) -> SlimNetwork:
     """Returns the slim network that a spec describes, checking every value in it.
 
-    Args:
-      base: the uncut network, adapted. A spec is data and holds no code: whoever wrote
-        the network brings it again.
-      spec: what `spec` returned.
+    A spec is data and holds no code: whoever wrote the uncut network brings it again.
     """
     cuts = []
     for entry in spec["cuts"]:

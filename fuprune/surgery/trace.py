@@ -6,7 +6,6 @@ been carried out: a parameter that is applied to a dead channel dies with it, an
 kernel would read of a dead channel is not stored.
 """
 
-import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -47,14 +46,7 @@ Cuts = Mapping[tuple[int, int], np.ndarray]  # (leaf, axis) -> kept indices
 
 
 def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
-    """Runs a jaxpr on held arrays.
-
-    Args:
-      jaxpr: `jax.extend.core.Jaxpr`.
-      constants: the values of its constants.
-      operands: a `Held` for each of its inputs.
-      findings: is told what becomes of the parameters.
-    """
+    """Runs a jaxpr on held arrays; `findings` are told of what parameters become."""
     values: dict[Any, Held] = {}
 
     def read(atom) -> Held:
@@ -88,9 +80,8 @@ def _evaluate(eqn, operands, findings) -> list[Held]:
         results = _run_whole(eqn, operands)
         return _follow_filled(eqn, operands, results, findings)
     findings.handled.clear()
-    results = "there is no rule for it"
-    if name in RULES:
-        results = RULES[name](eqn, operands, findings)
+    rule = RULES.get(name, lambda *_: "there is no rule for it")
+    results = rule(eqn, operands, findings)
     if isinstance(results, str):
         results = _run_noted(eqn, operands, results, findings)
     else:
@@ -114,12 +105,11 @@ def _run_noted(eqn, operands, reason, findings) -> list[Held]:
     missing = sum(sizes) - sum(stored)
     if not missing:
         return _follow_filled(eqn, operands, results, findings)
-    number, share = len(findings.whole), missing / sum(sizes)
-    place = _source(eqn)
+    name, share = eqn.primitive.name, missing / sum(sizes)
     findings.whole.append(
-        Whole(eqn.primitive.name, reason, place, missing, share, [work(eqn)])
+        Whole(name, reason, _source(eqn), missing, share, [work(eqn)])
     )
-    return [h._replace(filled=number) for h in results]
+    return [h._replace(filled=len(findings.whole) - 1) for h in results]
 
 
 def _follow_filled(eqn, operands, results, findings) -> list[Held]:
@@ -137,7 +127,6 @@ def _follow_filled(eqn, operands, results, findings) -> list[Held]:
 
 def work(eqn) -> int:
     """FLOPs of an equation on whole arrays; none if it only moves entries about."""
-    sizes = [math.prod(var.aval.shape) for var in (*eqn.invars, *eqn.outvars)]
     name = eqn.primitive.name
     if name in MOVES:
         return 0
@@ -148,7 +137,7 @@ def work(eqn) -> int:
             return 2 * out * (math.prod(kernel) // kernel[numbers.rhs_spec[0]])
         (_, contracted), _ = eqn.params["dimension_numbers"]
         return 2 * out * math.prod(kernel[axis] for axis in contracted)
-    return max(sizes)
+    return max(math.prod(var.aval.shape) for var in (*eqn.invars, *eqn.outvars))
 
 
 def _run_whole(eqn, operands) -> list[Held]:
@@ -195,7 +184,7 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
     The derivative is a jaxpr as well: it runs on the same indices, with tangents that
     are zero elsewhere.
     """
-    if all(h.is_full for h in operands) and not any(h.origins for h in operands):
+    if all(h.is_full and not h.origins for h in operands):
         return _run_whole(eqn, operands)
     jaxpr, constants = _inner(eqn)
     results = interpret(jaxpr, constants, operands, findings)
@@ -208,13 +197,11 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
     if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals):
         return results
     # The formula is run again below, and what it reads has been noted above.
-    silent = dataclasses.replace(
-        findings, reads={}, layers={}, outputs={}, inputs={}, whole=[]
-    )
+    silent = findings.silent()
 
     @jax.custom_jvp
     def function(*arrays):
-        held = [h._replace(data=a) for h, a in zip(operands, arrays, strict=True)]
+        held = _holding(operands, arrays)
         return [h.data for h in interpret(jaxpr, constants, held, silent)]
 
     @function.defjvp
@@ -223,8 +210,7 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
         rule = jax.make_jaxpr(lambda *pair: jax.jvp(lambda *x: _bind(eqn, x), *pair))(
             avals, avals
         )
-        held = [h._replace(data=a) for h, a in zip(operands, primals, strict=True)]
-        held += [
+        held = _holding(operands, primals) + [
             Held(t, h.shape, h.kept, np.zeros((), t.dtype)[()])
             for h, t in zip(operands, tangents, strict=True)
         ]
@@ -234,8 +220,11 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
         laid = [onto(h, r.kept) for h, r in zip(found, like, strict=True)]
         return laid[: len(results)], laid[len(results) :]
 
-    arrays = function(*(h.data for h in operands))
-    return [h._replace(data=a) for h, a in zip(results, arrays, strict=True)]
+    return _holding(results, function(*(h.data for h in operands)))
+
+
+def _holding(held, arrays) -> list[Held]:
+    return [h._replace(data=array) for h, array in zip(held, arrays, strict=True)]
 
 
 def _custom_vjp(eqn, operands, findings) -> list[Held]:
@@ -244,13 +233,11 @@ def _custom_vjp(eqn, operands, findings) -> list[Held]:
     If the function is elementwise, such as a rounding with a straight-through gradient,
     its formula says which of its results are cut, and they are cut again.
     """
-    if all(h.is_full for h in operands) and not any(h.origins for h in operands):
+    if all(h.is_full and not h.origins for h in operands):
         return _run_whole(eqn, operands)
     jaxpr, constants = _inner(eqn)
     computed = _run_noted(eqn, operands, "its backward pass is its own", findings)
-    silent = dataclasses.replace(
-        findings, reads={}, layers={}, outputs={}, inputs={}, whole=[]
-    )
+    silent = findings.silent()
     held = interpret(jaxpr, constants, operands, silent)
     # What the silent run found about other functions says nothing about the backward
     # pass, which may read any index.
@@ -260,10 +247,9 @@ def _custom_vjp(eqn, operands, findings) -> list[Held]:
         return computed
     for pair, kept in silent.reads.items():
         findings.read(pair, kept)
-    return [
-        h._replace(data=onto(result, h.kept))
-        for h, result in zip(held, computed, strict=True)
-    ]
+    return _holding(
+        held, [onto(c, h.kept) for c, h in zip(computed, held, strict=True)]
+    )
 
 
 def _is_elementwise(jaxpr) -> bool:
@@ -336,13 +322,9 @@ def dead_value(path: Path) -> int:
 def run(
     program: Program, leaves: Sequence[Any], cuts: Cuts, arguments: Sequence[Any]
 ) -> tuple[list[Held], Findings]:
-    """Runs a program on the cut leaves of its variables.
+    """Runs a program on the leaves of its variables, cut along the axes of `cuts`.
 
-    Args:
-      program: of the uncut network.
-      leaves: of the variables, each cut along the axes that `cuts` names.
-      cuts: (leaf, axis) -> kept indices.
-      arguments: leaves of the other arguments, whole.
+    The leaves of the other arguments are whole.
     """
     operands = []
     for number, (leaf, shape) in enumerate(zip(leaves, program.shapes, strict=True)):
@@ -410,11 +392,8 @@ def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, list[Held]]:
         # the others does not stay.
         after = dict(planned)
         for pair, kept in findings.reads.items():
-            if kept is not None:
-                if pair in planned:
-                    kept = np.intersect1d(kept, planned[pair])
-                if pair not in in_vain:
-                    after[pair] = kept
+            if kept is not None and pair not in in_vain:
+                after[pair] = np.intersect1d(kept, planned.get(pair, kept))
         in_vain |= cuts.keys() - after.keys()
         if after.keys() == cuts.keys() and all(same(after[p], cuts[p]) for p in cuts):
             return cuts, results

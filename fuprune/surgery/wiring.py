@@ -14,39 +14,27 @@ import numpy as np
 
 from fuprune.errors import InputError
 from fuprune.models import zoo
+from fuprune.models.adapt import Variables
 from fuprune.models.cost import layer_costs
 from fuprune.surgery.arrays import cut_array
 from fuprune.surgery.plan import LayerReport, PrunePlan, check_kept, total_report
 from fuprune.surgery.trace import dead_value, names
 
-Variables = Mapping[str, Any]
-
 
 def mask(model: nn.Module, variables: Variables, plan: PrunePlan) -> Variables:
-    """Kills the channels a plan does not keep; every shape stays as it is.
-
-    Of a dead channel the filter, the norm's scale and bias, and whatever reads it, are
-    zero; its running mean is 0 and variance 1. The layers make it stay dead under any
-    optimizer, provided that the optimizer's moments are cut too
-    (`cut_optimizer_state`) or fresh.
-    """
+    """`surgery.mask`, for a model of the zoo."""
     return _cut_variables(model, variables, plan, mask_tree)
 
 
 def compact(
     model: nn.Module, variables: Variables, plan: PrunePlan
 ) -> tuple[nn.Module, Variables]:
-    """Removes the channels a plan does not keep.
+    """`surgery.compact`, for a model of the zoo.
 
-    Returns:
-      A model with fewer channels and its variables: in evaluation the same function as
-      the masked ones, and in training the same trajectory. The model's static
-      `channels` remember which channels of the uncut network are left.
+    The model's static `channels` remember which channels of the uncut network are left.
     """
-    return (
-        _compacted(model, plan),
-        _cut_variables(model, variables, plan, compact_tree),
-    )
+    small = _compacted(model, plan)
+    return small, _cut_variables(model, variables, plan, compact_tree)
 
 
 def _cut_variables(model, variables, plan, cut):
@@ -154,22 +142,14 @@ def _axes_to_cut(cuts, path, leaf) -> list[tuple[int, np.ndarray]]:
 
 
 def cut_optimizer_state(
-    model: nn.Module, plan: PrunePlan, opt_state: Any, how: str = "mask"
+    model: nn.Module, plan: PrunePlan, opt_state: Any, how: str
 ) -> Any:
-    """Cuts the moments inside any optax state as the parameters were cut.
+    """`surgery.cut_optimizer_state`, for a model of the zoo.
 
     Every mapping in the state with the model's layers as its keys is cut; counters and
     hyperparameters pass. A state that keeps parameters in another shape is refused.
-
-    Args:
-      model: the model before the cut.
-      plan: the channels to keep.
-      opt_state: state of an optax optimizer of the uncut parameters.
-      how: "mask" or "compact".
     """
-    cutters = {"mask": mask_tree, "compact": compact_tree}
-    if how not in cutters:
-        raise InputError(f"how is {how!r}, but must be one of {', '.join(cutters)}.")
+    cutter = mask_tree if how == "mask" else compact_tree
     layers = set(model.wiring())
     size = sum(cost.parameters for cost in layer_costs(model).values())
     # For its checks: a plan that does not fit is refused even if the state holds no
@@ -181,7 +161,7 @@ def cut_optimizer_state(
 
     def cut_node(node):
         if is_parameters(node):
-            return cutters[how](model, plan, node)
+            return cutter(model, plan, node)
         # As `optax.flatten` keeps them; passed on uncut, they would no longer fit.
         if getattr(node, "size", 0) == size:
             raise InputError(
@@ -198,14 +178,9 @@ def plan_report(
     plan: PrunePlan,
     input_shape: tuple[int, int, int] | None = None,
 ) -> list[LayerReport]:
-    """Returns what a plan does to each layer and, in the last row, to the whole.
+    """`surgery.plan_report`, for a model of the zoo.
 
     Channels of the total are those of the convolutions, which a plan can cut.
-
-    Args:
-      model: the model the plan is for.
-      plan: the channels to keep.
-      input_shape: (H, W, C) of an image; None for the one the model was made for.
     """
     before = layer_costs(model, input_shape)
     after = layer_costs(_compacted(model, plan), input_shape)

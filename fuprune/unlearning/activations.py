@@ -15,7 +15,7 @@ import numpy as np
 from flax import traverse_util
 
 from fuprune.data.preprocess import to_float
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_choice
 from fuprune.federated.aggregate import check_statistics
 from fuprune.federated.client import Preprocess
 from fuprune.federated.cohort import (
@@ -286,10 +286,7 @@ def merge_activations(
       UnlearnError: for `clients` and a single sum, which does not tell clients apart.
       ValueError: for statistics that are not finite, or uploads of different shapes.
     """
-    if weighting not in WEIGHTINGS:
-        raise InputError(
-            f"weighting is {weighting!r}, but must be one of {', '.join(WEIGHTINGS)}."
-        )
+    check_choice("weighting", weighting, WEIGHTINGS)
     if isinstance(uploads, ClassActivations):
         if weighting == "clients":
             raise UnlearnError(
@@ -301,13 +298,12 @@ def merge_activations(
     if not uploads:
         raise InputError("no client's statistics arrived; capture on more clients.")
     _check_alike(uploads)
-    layers = list(uploads[0].total)
     received: list[ClassActivations] = jax.device_get(list(uploads))
     numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
     # Noised counts need not be whole: a class is held if its count is above zero.
     held = numbers.sum(axis=0) > 0  # [U]
     merged = {}
-    for layer in layers:
+    for layer in uploads[0].total:
         totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
         mean = _mean(totals, numbers, weighting).astype(np.float32)
         merged[layer] = np.where(held[:, None], mean, np.float32(np.nan))
@@ -333,18 +329,15 @@ def _mean(totals, numbers, weighting):
 
 def _check_alike(uploads: Sequence[Any]) -> None:
     first = {layer: np.shape(a) for layer, a in uploads[0].total.items()}
+    classes = sorted({shape[0] for shape in first.values()})
     for i, upload in enumerate(uploads):
-        shapes = {layer: np.shape(a) for layer, a in upload.total.items()}
-        if shapes != first:
+        if {layer: np.shape(a) for layer, a in upload.total.items()} != first:
             raise InputError(
                 f"statistics of upload {i} have layers or shapes unlike those of "
                 "upload 0; every client must run the same model."
             )
-        if any(
-            shape[0] != len(np.asarray(upload.num_examples))
-            for shape in shapes.values()
-        ):
+        counted = len(np.asarray(upload.num_examples))
+        if any(number != counted for number in classes):
             raise InputError(
-                f"upload {i} counts {len(np.asarray(upload.num_examples))} classes, "
-                f"but its sums have {sorted({s[0] for s in shapes.values()})}."
+                f"upload {i} counts {counted} classes, but its sums have {classes}."
             )

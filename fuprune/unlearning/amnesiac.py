@@ -39,24 +39,13 @@ def amnesiac(
 
     No client is asked for anything: the server has the history. BatchNorm statistics
     stay as they are until the fine-tuning. A subtracted update takes with it all that
-    it did in later rounds through the server's momentum and weight decay.
+    it did in later rounds through the server's momentum and weight decay, and with an
+    example goes what its client learned of all others. `renormalise` also scales up
+    what the other clients of an affected round added, as if they had been alone in its
+    mean; without it this is plain subtraction, as published.
 
-    Args:
-      model: a Flax module.
-      variables: its variables at the end of the recorded training.
-      data: every client's data, for the fine-tuning.
-      request: what to forget; a tuple of ints is classes. A whole update is
-        subtracted: with an example goes what its client learned of all others.
-      key: of the fine-tuning.
-      fine_tune: see `protocol.FineTune`.
-      history: of the training.
-      renormalise: also scale up what the other clients of an affected round added, as
-        if they had been alone in its mean. False is plain subtraction, as published.
-      head: name of the last layer.
-
-    Returns:
-      The fine-tuned model; the stage `subtracted` is the one before. Notes say how
-      much of the training was undone: where every client holds the class, all of it.
+    The stage `subtracted` is the model before the fine-tuning. Notes say how much of
+    the training was undone: where every client holds the class, all of it.
 
     Raises:
       UnlearnError: without a history, or where the server's step was not linear in

@@ -23,11 +23,7 @@ from fuprune.federated.cohort import (
     for_each_client,
 )
 from fuprune.federated.program import Task
-from fuprune.unlearning.client_sums import (
-    make_client_sum,
-    make_loss_sum,
-    on_server,
-)
+from fuprune.unlearning.client_sums import loss_sum, make_client_sum, on_server
 from fuprune.unlearning.protocol import (
     FineTune,
     UnlearnError,
@@ -73,30 +69,15 @@ def ascent(
     """Raise the loss on the forgotten examples, then fine-tune on the others.
 
     BatchNorm uses its running statistics, which stay as they are: the forgotten images
-    must not leave a trace in them.
-
-    Args:
-      model: any Flax model.
-      variables: its trained variables.
-      data: every client's data. The forgotten examples are read: they are what the
-        ascent is on.
-      request: what to forget; a tuple of ints is classes.
-      key: of the order of batches and the fine-tuning.
-      fine_tune: see `protocol.FineTune`.
-      climb: how far and how fast the loss is raised.
-      reading: how the clients' data are read.
-      head: name of the last layer.
-
-    Returns:
-      The fine-tuned model; the stage `ascended` is the one before.
+    must not leave a trace in them. The stage `ascended` is the model before the
+    fine-tuning.
     """
     if not climb.loss_cap > 0:
         raise InputError(f"loss_cap is {climb.loss_cap}, but must be positive.")
     request = checked(request, data, variables, head)
     forgotten = reading.forgotten(data, request)
-    loss = make_loss_sum(model)
     run_loss = make_client_sum(
-        lambda w, batch: loss(*split_params(w), batch),
+        loss_sum(model),
         chunk=climb.batch_size,
         task=Task("loss_sum", model),
         **reading.sums(model),
@@ -152,11 +133,7 @@ def ascent(
 def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgram:
     """A client's round; `finish` gives `((n_k * parameter change, n_k), ())`.
 
-    Args:
-      model: the network.
-      climb: how far and how fast the loss is raised.
-      max_length: examples of the largest client.
-      preprocess: as in training, without augmentation.
+    `max_length` is that of the largest client; `preprocess` does not augment.
     """
     batch_size, local_epochs = climb.batch_size, climb.local_epochs
     # Whole batches: a slice past the end would be moved back and repeat examples.

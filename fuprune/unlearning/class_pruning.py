@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset, take_clients
-from fuprune.errors import InputError
+from fuprune.errors import check_choice
 from fuprune.surgery import (
     PrunePlan,
     compact,
@@ -179,10 +179,7 @@ def class_pruning(
     Returns:
       The fine-tuned model, with a stage per class cut.
     """
-    if cut.surgery not in SURGERIES:
-        raise InputError(
-            f"surgery is {cut.surgery!r}, but must be one of {', '.join(SURGERIES)}."
-        )
+    check_choice("surgery", cut.surgery, SURGERIES)
     num_classes = num_classes or head_classes(variables, head)
     classes = classes_of(request, num_classes)
     # The last of the four is the fine-tuning's: see `recovery_key`.
@@ -193,18 +190,16 @@ def class_pruning(
         participants = choose_participants(capture_key, data, number)
     # Only its shape is looked at, by networks that are cut by tracing.
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
-    collecting: dict[str, Any] = dict(
+    collect_from = functools.partial(
+        collect,
+        cohort=take_clients(data, participants),
+        num_classes=num_classes,
+        batch_size=cut.batch_size,
         preprocess=reading.preprocess,
         backend=reading.backend,
         mesh=reading.mesh,
-        num_classes=num_classes,
-        batch_size=cut.batch_size,
         clip=protection.clip,
         dense=cut.dense,
-    )
-    cohort = take_clients(data, participants)
-    capture = _make_capture(
-        cohort, example, protection.protect, cut.weighting, collecting
     )
     stages: list[Stage] = []
     notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(variables)}
@@ -215,8 +210,11 @@ def class_pruning(
     for number, target in enumerate(classes):
         if cut.recapture or not stages:
             noise_key = jax.random.fold_in(protect_key, number)
-            activations, sent, facts = capture(model, variables, noise_key)
-            upload_bytes += sent
+            collected = collect_from(model, variables)
+            upload_bytes += collected.upload_bytes
+            # Forward order, by which ties are broken; trees come back in another.
+            layers = layer_names(model, variables, example=example, dense=cut.dense)
+            activations, facts = _merged(collected, layers, cut, protection, noise_key)
             notes |= facts
         seed_key = jax.random.fold_in(plan_key, number)
         # NumPy's generator ranks channels on the host, and takes a number for a seed.
@@ -249,34 +247,29 @@ def class_pruning(
     return result._replace(stages=tuple(stages))
 
 
-def _make_capture(cohort, example, protect: Protect | None, weighting, collecting):
-    """`capture(model, variables, key) -> (A*, bytes sent by one client, notes)`."""
-
-    def capture(model, variables, key):
-        collected = collect(model, variables, cohort, **collecting)
-        seen: Any = collected.uploads if protect is None else protect(collected, key)
-        merged = merge_activations(seen, weighting=weighting)
-        # Forward order, by which ties are broken; trees come back in another.
-        dense = collecting["dense"]
-        names = layer_names(model, variables, example=example, dense=dense)
-        if not names:
-            raise UnlearnError(
-                "the network has no convolution whose channels could be cut; set "
-                "prune.dense to cut the units of its dense layers."
-            )
-        activations = {layer: merged[layer] for layer in names}
-        notes: dict[str, Any] = {
-            "participants": len(collected.clients),
-            "rejected": {str(k): v for k, v in collected.rejected.items()},
-        }
-        absent = np.isnan(next(iter(activations.values()))).any(axis=1)
-        if absent.any():
-            # Behind a protection the server cannot tell the two apart.
-            why = "absent" if protect is None else "suppressed"
-            notes[why] = np.flatnonzero(absent).tolist()
-        return activations, collected.upload_bytes, notes
-
-    return capture
+def _merged(
+    collected: Collected, layers, cut: Cut, protection: Protection, key
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A*, in the order of `layers`, as the server sees it; and notes."""
+    protect = protection.protect
+    seen: Any = collected.uploads if protect is None else protect(collected, key)
+    merged = merge_activations(seen, weighting=cut.weighting)
+    if not layers:
+        raise UnlearnError(
+            "the network has no convolution whose channels could be cut; set "
+            "prune.dense to cut the units of its dense layers."
+        )
+    activations = {layer: merged[layer] for layer in layers}
+    notes: dict[str, Any] = {
+        "participants": len(collected.clients),
+        "rejected": {str(k): v for k, v in collected.rejected.items()},
+    }
+    absent = np.isnan(activations[layers[0]]).any(axis=1)
+    if absent.any():
+        # Behind a protection the server cannot tell the two apart.
+        why = "absent" if protect is None else "suppressed"
+        notes[why] = np.flatnonzero(absent).tolist()
+    return activations, notes
 
 
 def _cut(model, variables, activations, choose, surgery: str, example):

@@ -15,7 +15,12 @@ import numpy as np
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
-from fuprune.federated.client import Batch, Preprocess, gather_batch
+from fuprune.federated.client import (
+    Batch,
+    Preprocess,
+    gather_batch,
+    split_params,
+)
 from fuprune.federated.cohort import (
     Client,
     ClientProgram,
@@ -112,18 +117,31 @@ def on_server(tree):
     return jax.tree.map(jnp.asarray, jax.device_get(tree))
 
 
-def make_loss_sum(model) -> Callable[[Any, Any, Batch], jax.Array]:
-    """`loss(params, state, batch)`: summed cross-entropy in evaluation mode.
+def loss_sum(model) -> BatchSum:
+    """`(variables, batch) ->` summed cross-entropy in evaluation mode.
 
     BatchNorm uses its running statistics, so that examples do not mix and a sum over
     clients is the sum over their pooled images.
     """
 
-    def loss(params, state, batch: Batch):
-        logits = model.apply({"params": params, **state}, batch.images, train=False)
+    def loss(variables, batch: Batch):
+        logits = model.apply(variables, batch.images, train=False)
         return cross_entropy(logits, batch.labels, batch.mask)
 
     return loss
+
+
+def gradient_sum(model) -> BatchSum:
+    """`(variables, batch) ->` the gradient of `loss_sum`, params-shaped."""
+    loss = loss_sum(model)
+
+    def loss_of(params, state, batch: Batch):
+        return loss({"params": params, **state}, batch)
+
+    def gradient(variables, batch: Batch):
+        return jax.grad(loss_of)(*split_params(variables), batch)
+
+    return gradient
 
 
 def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDataset:

@@ -11,19 +11,9 @@ import jax
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
-from fuprune.unlearning.head import (
-    MASKED_LOGIT,
-    head_classes,
-    layer_of,
-    set_rows,
-)
-from fuprune.unlearning.protocol import (
-    FineTune,
-    Stage,
-    UnlearnResult,
-    Variables,
-)
-from fuprune.unlearning.recovery import objective_option, recover
+from fuprune.unlearning.head import MASKED_LOGIT, head_classes, layer_of, set_rows
+from fuprune.unlearning.protocol import FineTune, Stage, UnlearnResult, Variables
+from fuprune.unlearning.recovery import recover
 from fuprune.unlearning.request import ForgetRequest, checked, classes_of
 
 
@@ -43,17 +33,8 @@ def _set_head(
 ) -> UnlearnResult:
     """Set the classes' rows of the head; no data are read and nothing is trained.
 
-    Args:
-      stage: name of the result.
-      kernel: of the classes' columns; None leaves them, and then there must be biases.
-      bias: of the classes.
-      model: any Flax model.
-      variables: its trained variables.
-      data: not read.
-      request: the classes, as a request or a tuple.
-      key: not used.
-      fine_tune: not called.
-      head: name of the last layer.
+    A `kernel` of None leaves the columns, and then there must be biases. `stage` is the
+    name of the result.
     """
     del data, key, fine_tune
     classes = classes_of(request, head_classes(variables, head))
@@ -121,12 +102,13 @@ def prune_then_drop_row(
     dropped: list[Stage] = []
 
     def drop_then_tune(model, variables, data, key, objective=None):
+        del objective  # class_pruning has none
         variables = set_rows(
             variables, classes, kernel=0.0, bias=MASKED_LOGIT, head=head
         )
         # By the closure: class_pruning knows nothing of this stage.
         dropped.append(Stage("dropped", model, variables))
-        return fine_tune(model, variables, data, key, **objective_option(objective))
+        return fine_tune(model, variables, data, key)
 
     classes = classes_of(request, head_classes(variables, head))
     result = class_pruning(

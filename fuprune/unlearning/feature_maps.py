@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.unlearning.activations import convolution_outputs
@@ -37,16 +36,10 @@ def telling_feature_maps(
 ) -> FeatureMaps:
     """Maps of the channels that say most and least about `target`.
 
-    Args:
-      model: the raw model; its layers are those of `scores`.
-      variables: its variables.
-      dataset: images [N, H, W, C] uint8 to choose from, and labels.
-      scores: layer -> [C_l] TF-IDF.
-      target: the class to forget; two of its images come first.
-      prepare: `(key, uint8 images) -> float images`.
-      number: of images.
+    On `number` images of the dataset, two of the class first. `scores`, layer -> [C_l],
+    are the raw model's TF-IDF; `prepare` is `(key, uint8 images) -> float images`.
     """
-    first = prepare(None, jnp.asarray(np.asarray(dataset.images)[:1]))
+    first = prepare(None, np.asarray(dataset.images)[:1])
     layer = _telling_layer(scores, _map_sides(model, variables, first))
     values = np.asarray(scores[layer])
     most, least = int(np.argmax(values)), int(np.argmin(values))
@@ -56,21 +49,15 @@ def telling_feature_maps(
     chosen += [int(np.flatnonzero(labels == u)[0]) for u in others]
     chosen = np.array(chosen[:number])
     images = np.asarray(dataset.images)[chosen]
-    maps = np.asarray(
-        convolution_output(model, variables, prepare(None, jnp.asarray(images)), layer)
-    )
-    maps = np.maximum(maps, 0.0)
-    return FeatureMaps(
-        layer,
-        most,
-        least,
-        {
-            "images": images,
-            "labels": labels[chosen].astype(np.int32),
-            "maps_most": maps[..., most].astype(np.float32),
-            "maps_least": maps[..., least].astype(np.float32),
-        },
-    )
+    output = convolution_output(model, variables, prepare(None, images), layer)
+    maps = np.maximum(output, 0.0)
+    arrays = {
+        "images": images,
+        "labels": labels[chosen].astype(np.int32),
+        "maps_most": maps[..., most].astype(np.float32),
+        "maps_least": maps[..., least].astype(np.float32),
+    }
+    return FeatureMaps(layer, most, least, arrays)
 
 
 def convolution_output(model, variables, images, layer: str) -> Any:

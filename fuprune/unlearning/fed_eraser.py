@@ -20,7 +20,7 @@ held nothing of it count, and if there is none that round is replayed like the o
 """
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset, take_clients
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_choice
 from fuprune.federated.server import FedAlgorithm
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.kept_rounds import KeptRound, check_kept, client_changes
@@ -48,16 +48,16 @@ VARIANTS = ("paper", "released")
 class Replay(NamedTuple):
     """How the kept rounds are replayed, and what the training was like."""
 
-    algorithm: FedAlgorithm  # with `keep_updates=True`, and fewer local epochs
-    epochs: int = 1  # of its clients, `calibration_epochs(r, E)`
+    algorithm: FedAlgorithm  # with `keep_updates=True`, and less local work
     server: ServerStep | None = None  # how the training's server stepped
-    training_epochs: int = 1  # E, of the clients in the training
-    training_batch: int | None = None  # images per client and round of FedSGD
+    # Of clients with lengths [M], the images [M] of a round of the training; None takes
+    # each of theirs once.
+    training_images: Callable[[np.ndarray], np.ndarray] | None = None
     training_rounds: int = 0  # 0: as many as were kept
 
 
 def calibration_epochs(rate: float, local_epochs: int) -> int:
-    """ceil(r E): local epochs of a replayed round."""
+    """ceil(r E): local epochs, or the bound on local steps, of a replayed round."""
     if not 0 < rate <= 1:
         raise InputError(f"rate is {rate}, but must be more than 0 and at most 1.")
     # 0.1 * 10 is 1, which binary fractions may not know.
@@ -81,37 +81,21 @@ def fed_eraser(
 ) -> UnlearnResult:
     """Replay the kept rounds on what remains; nothing is fine-tuned afterwards.
 
-    Args:
-      model: a Flax module.
-      variables: at the end of the training.
-      data: every client's data; only what remains is read.
-      request: what to forget; a tuple of ints is classes.
-      key: of the order of batches.
-      fine_tune: not used.
-      rounds: that were kept, in their order.
-      replay: how those who stay train.
-      variant: `paper`, or `released` for a slip in the code that others uploaded
-        again, where lengths are measured from the next kept model GM_{t+1}, the final
-        one for the last round.
-      calibrate: False adds up the recorded mean updates of those who stay and trains
-        nothing, with the trained model's BatchNorm statistics: the control that shows
-        what the calibration is worth.
-      kept: holds the model after the last replayed round, by the round's place. A
-        replay goes on from what is in it; None keeps none.
-      head: name of the last layer.
+    The variant `released` has a slip of the code that others uploaded again: lengths
+    are measured from the next kept model GM_{t+1}, the final one for the last round.
+    `calibrate=False` adds up the recorded mean updates of those who stay and trains
+    nothing, with the trained model's BatchNorm statistics: the control that shows what
+    the calibration is worth. `kept` holds the model after the last replayed round, by
+    the round's place, and a replay goes on from what is in it.
 
-    Returns:
-      The model after the last kept round. Notes count the images that clients
-      trained on, and those of a retraining with the same cohorts.
+    Notes count the images that clients trained on, and those of a retraining with the
+    same cohorts.
 
     Raises:
       UnlearnError: without kept rounds, or if the replay diverges.
     """
     del fine_tune
-    if variant not in VARIANTS:
-        raise InputError(
-            f"variant is {variant!r}, but must be one of {', '.join(VARIANTS)}."
-        )
+    check_choice("variant", variant, VARIANTS)
     if rounds is None or not len(rounds):
         raise UnlearnError(
             "fed_eraser needs the kept rounds of the training and there are none; "
@@ -131,8 +115,8 @@ def fed_eraser(
         clean = stays & ~tainted[old.clients]
         # Counted for rounds that are already replayed as well: a replay that goes on
         # must report what an uninterrupted one reports.
-        sizes = lengths[old.clients]
-        drawn += int(np.minimum(sizes, replay.training_batch or sizes).sum())
+        count = replay.training_images or np.asarray
+        drawn += int(np.sum(count(lengths[old.clients])))
         if not stays.any():
             skipped += 1
         elif number < done:
@@ -155,10 +139,10 @@ def fed_eraser(
     if not calibrate and "batch_stats" in variables:
         state["batch_stats"] = variables["batch_stats"]
     made = {name: jax.tree.map(jnp.asarray, state[name]) for name in variables}
-    images = int(seen) * replay.epochs
+    images = int(seen)
     total = replay.training_rounds or len(rounds)
     # Rounds that were not kept are taken to have drawn as much as those that were.
-    retraining = round(drawn * replay.training_epochs * total / len(rounds))
+    retraining = round(drawn * total / len(rounds))
     notes = {
         "variant": variant,
         "calibrated": calibrate,
@@ -175,8 +159,8 @@ def fed_eraser(
 
 def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variables):
     """A round's mean change, measured from the next kept model or the final one."""
-    following = [*rounds[number + 1 : number + 2]]
-    after = following[0].variables if following else final
+    is_last = number + 1 == len(rounds)
+    after = final if is_last else rounds[number + 1].variables
     # (CM_t - GM_t) + (GM_t - GM_{t+1}) = CM_t - GM_{t+1}.
     return jax.tree.map(
         lambda change, now, then: change + (now - then),
@@ -186,7 +170,7 @@ def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variabl
 
 
 def _last(kept: Mapping[str, Checkpoint], rounds: Sequence[KeptRound]):
-    """Where a replay starts: `(variables, images of one epoch, rounds done)`."""
+    """Where a replay starts: `(variables, images trained on, rounds done)`."""
     if not kept:
         return dict(rounds[0].variables), 0.0, 0
     name = max(kept)
@@ -202,7 +186,7 @@ def _keep_last(kept: MutableMapping[str, Checkpoint], number, checkpoint) -> Non
 
 
 def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
-    """One calibrated round: `(variables after it, images of one epoch)`."""
+    """One calibrated round: `(variables after it, images trained on)`."""
     before = jax.tree.map(jnp.asarray, state)
     start = replay.algorithm.init(before)
     # The schedule of the learning rate is where it was in the training.
@@ -226,7 +210,7 @@ def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
                 f"the replay of round {kept.round_number + 1} diverged: a value is not "
                 "finite; lower train.learning_rate."
             )
-    return after, float(info.examples)
+    return after, float(info.seen)
 
 
 def calibrated_step(recorded: np.ndarray, direction: np.ndarray) -> np.ndarray:

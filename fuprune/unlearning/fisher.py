@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_choice
 from fuprune.federated.client import split_params
 from fuprune.federated.program import Task
 from fuprune.unlearning.client_sums import (
+    BatchSum,
+    gradient_sum,
     limit_examples,
     make_client_sum,
-    make_loss_sum,
     on_server,
 )
 from fuprune.unlearning.head import fill_rows
@@ -95,30 +96,23 @@ def label_factors(logits):
 def diagonal_fisher(model, variables: Variables, images, mask=None):
     """Sum over images of E_{y ~ p(y|x)} (d log p(y|x) / d w)^2, in evaluation mode.
 
-    Args:
-      model: any Flax model; convolutions, dense layers and norms are the fast case.
-      variables: w, with running statistics.
-      images: [B, H, W, C] float.
-      mask: [B], 0 for padding.
-
-    Returns:
-      A tree like `variables["params"]`.
+    A tree like the parameters, of images [B, H, W, C] with a mask [B] that is 0 for
+    padding. Convolutions, dense layers and norms are the fast case.
     """
     return sum_of_squared_gradients(model, variables, images, label_factors, mask)
+
+
+def fisher_sum(model) -> BatchSum:
+    """`(variables, batch) -> diagonal_fisher`."""
+    return lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask)
 
 
 def make_fisher_sum(
     model, *, chunk: int = 8, reading: Reading = READ_ALL
 ) -> Callable[[Variables, FederatedDataset], tuple[Any, int]]:
-    """`run(variables, data) -> (sum of the diagonal, examples)`, compiled once.
-
-    Args:
-      model: see `diagonal_fisher`.
-      chunk: images at a time, which bounds the memory.
-      reading: how clients' data are read.
-    """
+    """`run(variables, data) -> (sum of the diagonal, examples)`, compiled once."""
     return make_client_sum(
-        lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask),
+        fisher_sum(model),
         chunk=chunk,
         task=Task("fisher_sum", model),
         **reading.sums(model),
@@ -128,13 +122,9 @@ def make_fisher_sum(
 def fisher_information(
     model, variables: Variables, data: FederatedDataset, **options
 ) -> FisherInformation:
-    """The mean diagonal Fisher information over all clients' examples.
+    """The mean diagonal Fisher information over all examples of `data`.
 
-    Args:
-      model: see `diagonal_fisher`.
-      variables: w.
-      data: the examples to use.
-      **options: of `make_fisher_sum`.
+    Options are those of `make_fisher_sum`.
 
     Raises:
       UnlearnError: if there are no examples, or the information is not finite.
@@ -167,23 +157,9 @@ def fisher(
 ) -> UnlearnResult:
     """Add noise where the remaining data allow it, then fine-tune.
 
-    The forgotten examples are not used at all.
-
-    Args:
-      model: any Flax model.
-      variables: its trained variables.
-      data: every client's data; only what remains is read.
-      request: what to forget; a tuple of ints is classes.
-      key: of the noise and the fine-tuning.
-      fine_tune: see `protocol.FineTune`.
-      noise: how much of it which weights get.
-      max_examples: images used over all participants; 0 for all.
-      chunk: images at a time, which bounds the memory.
-      reading: how the participants' data are read.
-      head: name of the last layer.
-
-    Returns:
-      The fine-tuned model; the stage `scrubbed` is the one before.
+    The forgotten examples are not used at all. Of the others at most `max_examples` are
+    used, over all participants (0 for all), `chunk` images at a time, which bounds the
+    memory. The stage `scrubbed` is the model before the fine-tuning.
     """
     _check_noise(noise)
     request = checked(request, data, variables, head)
@@ -196,8 +172,7 @@ def fisher(
     noise_key = jax.random.split(key, 4)[0]
     params, rest = split_params(on_server(variables))
     if noise.variant == "paper":
-        sums = dict(chunk=chunk, **reading.sums(model))
-        gradient = _mean_gradient(model, variables, remaining, sums)
+        gradient = _mean_gradient(model, variables, remaining, chunk, reading)
         upload_bytes += tree_bytes(gradient)
         # The damping bounds the Newton step where F is nearly zero; Eq. 1 has none.
         mean = jax.tree.map(
@@ -215,14 +190,7 @@ def fisher(
         )
     else:
         mean, variance = released_noise(
-            params,
-            information.diagonal,
-            request.classes,
-            alpha=noise.alpha,
-            max_variance=noise.max_variance,
-            # Other requests leave every class in the head.
-            reset_row=noise.reset_row and request.kind == "classes",
-            head=head,
+            params, information.diagonal, request.classes, noise, head
         )
     noised = _add_noise(noise_key, params, information.diagonal, mean, variance)
     _check_finite(noised, "the noised model")
@@ -247,25 +215,21 @@ def fisher(
 
 
 def _check_noise(noise: Noise) -> None:
-    if noise.variant not in VARIANTS:
-        raise InputError(
-            f"variant is {noise.variant!r}, but must be one of {', '.join(VARIANTS)}."
-        )
+    check_choice("variant", noise.variant, VARIANTS)
     for name in ("alpha", "max_variance"):
         value = getattr(noise, name)
         if not (np.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value}, but must be positive.")
 
 
-def _mean_gradient(model, variables, data, sums):
+def _mean_gradient(model, variables, data, chunk: int, reading: Reading):
     """Delta of Eq. 1: the gradient of the mean loss on what remains."""
-    loss = make_loss_sum(model)
-
-    def gradient(w, batch):
-        params, state = split_params(w)
-        return jax.grad(loss)(params, state, batch)
-
-    run = make_client_sum(gradient, task=Task("gradient_sum", model), **sums)
+    run = make_client_sum(
+        gradient_sum(model),
+        chunk=chunk,
+        task=Task("gradient_sum", model),
+        **reading.sums(model),
+    )
     total, num_examples = run(variables, data)
     mean = jax.tree.map(lambda x: x / num_examples, total)
     _check_finite(mean, "the gradient on the remaining data")
@@ -273,28 +237,13 @@ def _mean_gradient(model, variables, data, sums):
 
 
 def released_noise(
-    params,
-    diagonal,
-    classes: tuple[int, ...],
-    *,
-    alpha: float,
-    max_variance: float,
-    reset_row: bool,
-    head: str = "head",
+    params, diagonal, classes: tuple[int, ...], noise: Noise, head: str = "head"
 ):
-    """Mean and variance of each weight's noise in Golatkar et al.'s code.
+    """`(mean, variance)` of each weight's noise in Golatkar et al.'s code.
 
-    Args:
-      params: w.
-      diagonal: of the mean Fisher information, like `params`.
-      classes: to forget.
-      alpha: scale of the variance.
-      max_variance: alpha times the released code's clamp of 1000 on 1 / F.
-      reset_row: whether the classes' row of the head starts from zero.
-      head: name of the last layer.
-
-    Returns:
-      `(mean, variance)`, like `params`.
+    Both are like the parameters, and like the `diagonal` of the mean Fisher
+    information. `noise.max_variance` is alpha times the released code's clamp of 1000
+    on 1 / F. A request without classes leaves every row of the head as it is.
     """
     place = tuple(head.split("/"))
 
@@ -302,8 +251,8 @@ def released_noise(
         in_head = tuple(key.key for key in path[:-1]) == place
         # The clamp comes before the factor, so a weight of the head ends at most at
         # `max_variance`, and one of a norm at ten times that.
-        limit = max_variance / LOUDER if in_head else max_variance
-        variance = jnp.minimum(alpha / (fisher + EPSILON), limit)
+        limit = noise.max_variance / LOUDER if in_head else noise.max_variance
+        variance = jnp.minimum(noise.alpha / (fisher + EPSILON), limit)
         if fisher.ndim > 1:
             # One variance for all weights that read the same place for a unit.
             variance = jnp.mean(variance, axis=-2, keepdims=True)
@@ -311,7 +260,7 @@ def released_noise(
         return variance * LOUDER if in_head or fisher.ndim == 1 else variance
 
     variance = jax.tree_util.tree_map_with_path(variance_of, diagonal)
-    if not reset_row:
+    if not (noise.reset_row and classes):
         return params, variance
     return tuple(
         fill_rows(tree, place, classes, kernel=value, bias=value)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.surgery import observe
@@ -18,23 +17,28 @@ MASKED_LOGIT = -1e3
 def head_name(model, variables: Variables, images) -> str | None:
     """The name of the last dense layer, such as "head" or "block/Dense_0".
 
-    Args:
-      model: of the zoo, where it is "head", or any other, where it is found by tracing.
-      variables: its variables.
-      images: [B, H, W, C], of which only the shape matters.
-
-    Returns:
-      None if the logits do not come from a dense layer.
+    None if the logits do not come from a dense layer. Of the images, [B, H, W, C], only
+    the shape matters.
     """
     if hasattr(model, "wiring"):
         return "head"
-    # By a closure, because `eval_shape` returns shapes and a path is none.
-    found: list[tuple[str, ...] | None] = []
-    jax.eval_shape(
-        lambda v, x: found.append(observe(model, v, x).head), variables, images
-    )
-    (path,) = found
+    path, _ = observed_layers(model, variables, images)
     return None if path is None else "/".join(path)
+
+
+def observed_layers(
+    model, variables: Variables, images
+) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The path of the last dense layer and the names of the others, by tracing."""
+    # By a closure, because `eval_shape` returns shapes, and these are none.
+    found: list[tuple[tuple[str, ...] | None, tuple[str, ...]]] = []
+
+    def look(variables, images):
+        seen = observe(model, variables, images)
+        found.append((seen.head, tuple(seen.outputs)))
+
+    jax.eval_shape(look, variables, images)
+    return found[0]
 
 
 def head_classes(variables: Variables, head: str = "head") -> int:
@@ -69,11 +73,7 @@ def fill_rows(
 ) -> dict[str, Any]:
     """Parameters with one layer's arrays set at the classes' place on their last axis.
 
-    Args:
-      params: of the network; they stay as they are.
-      path: of the layer.
-      classes: whose rows.
-      **values: by the name of the array; a layer may lack some of them.
+    Values go by the name of the array; a layer may lack some of them.
     """
 
     def change(layer):
@@ -81,7 +81,7 @@ def fill_rows(
         filled = {name: np.array(layer[name]) for name in values if name in layer}
         for name, array in filled.items():
             array[..., list(classes)] = values[name]
-        return {**layer, **{name: jnp.asarray(x) for name, x in filled.items()}}
+        return {**layer, **jax.device_put(filled)}
 
     return change_layer(params, path, change)
 

@@ -7,6 +7,7 @@ used it, and beside it how the server made a step of the parts: where that is li
 the effect of a part on the final model can be computed exactly.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,6 +38,10 @@ class ServerStep(NamedTuple):
     weight_decay: float = 0.0
     clip_norm: float = float("inf")  # of each update, before the mean
     obstacle: str = ""  # what makes the step nonlinear, such as "train.optimizer=adam"
+
+    def scale_at(self, step: int) -> float:
+        """The scale of one step, counted from 0."""
+        return float(self.scale(step) if callable(self.scale) else self.scale)
 
 
 class Entry(NamedTuple):
@@ -82,14 +87,10 @@ def record(
 ) -> UpdateHistory:
     """The history with one more round in it.
 
-    Args:
-      history: of the rounds before.
-      info: of the round, from an algorithm made with `keep_updates=True`.
-      cohort: that took part.
-      weights: [M] of the clients in the mean; by default those that the round used,
-        which in FedSGD are the images drawn, not the images held.
-      round_number: by default one more than the last.
-      server: how it stepped, the same in every round; by default it adds the mean.
+    `info` is of an algorithm made with `keep_updates=True`. The clients' weights [M] in
+    the mean are by default those that the round used, which in FedSGD are the images
+    drawn, not the images held; the round's number is by default one more than the last,
+    and the server, which steps alike in every round, adds the mean.
     """
     if info.updates is None:
         raise InputError(
@@ -109,27 +110,15 @@ def record(
     updates, weights, clients = to_host((info.updates, weights, cohort.clients))
     held = _classes_held(cohort)
     total = float(np.sum(weights))
-    scale = server.scale(history.steps) if callable(server.scale) else server.scale
-    new = []
-    for i, weight in enumerate(weights):
-        if weight > 0:
-            share = float(weight) / total
-            contribution = jax.tree.map(
-                lambda x, i=i, part=share * factors[i]: np.asarray(
-                    part * x[i], x.dtype
-                ),
-                updates,
-            )
-            new.append(
-                Entry(
-                    round_number,
-                    int(clients[i]),
-                    share,
-                    held[i],
-                    contribution,
-                    float(scale),
-                )
-            )
+    scale = server.scale_at(history.steps)
+
+    def entry(i: int) -> Entry:
+        share = float(weights[i]) / total
+        part = share * factors[i]
+        contribution = jax.tree.map(lambda x: np.asarray(part * x[i], x.dtype), updates)
+        return Entry(round_number, int(clients[i]), share, held[i], contribution, scale)
+
+    new = [entry(i) for i in np.flatnonzero(np.asarray(weights) > 0).tolist()]
     history = history._replace(
         # A round in which nobody had weight leaves the server where it was.
         steps=history.steps + bool(new),
@@ -146,21 +135,16 @@ def effect_of(history: UpdateHistory, change) -> Any:
 
     The server's step is linear in mean update, parameters and momentum, so that the
     change follows the same recursion from zero. Float64: hundreds of differences add
-    up, and in float32 their rounding would too.
+    up, and in float32 their rounding would too. None if no round changes.
 
     Args:
       history: of the training, without an `obstacle`.
       change: entries of one round, a tuple -> tree like the parameters, or None.
-
-    Returns:
-      A tree like the parameters, float64; None if no round changes.
     """
-    rounds: dict[int, list[Entry]] = {}
-    for entry in history.entries:
-        rounds.setdefault(entry.round_number, []).append(entry)
     gain, trace = None, None
-    for entries in rounds.values():
-        added = change(tuple(entries))
+    for _, of_round in itertools.groupby(history.entries, lambda e: e.round_number):
+        entries = tuple(of_round)
+        added = change(entries)
         # Before the first change the two trainings are the same, momentum included.
         if gain is None and added is None:
             continue

@@ -15,12 +15,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fuprune.data.federated import FederatedDataset
-from fuprune.errors import InputError
+from fuprune.errors import check_choice
 from fuprune.federated.client import split_params
 from fuprune.unlearning.client_sums import (
+    gradient_sum,
     limit_examples,
     make_client_sum,
-    make_loss_sum,
     on_server,
 )
 from fuprune.unlearning.protocol import (
@@ -69,13 +69,9 @@ def conjugate_gradients(
     iterations: int,
     tolerance: float,
 ) -> Solution:
-    """Solve A x = b for a positive definite A given by its products.
+    """Solve A x = b, [P], for a positive definite A given by its products.
 
-    Args:
-      multiply: v [P] -> A v [P].
-      b: [P].
-      iterations: at most.
-      tolerance: relative residual at which to stop.
+    At most so many iterations, down to a relative residual of `tolerance`.
 
     Raises:
       UnlearnError: if A turns out not to be positive definite, a value is not finite,
@@ -139,29 +135,11 @@ def influence(
 
     With N_r examples remaining it solves (I / N_r + damping) x = grad / N_r; for a
     quadratic loss and no damping w + x is the minimum without the forgotten examples.
-    BatchNorm uses its running statistics throughout.
-
-    Args:
-      model: any Flax model.
-      variables: its trained variables.
-      data: every client's data. The forgotten examples are read, for their gradient.
-      request: what to forget; a tuple of ints is classes.
-      key: of the fine-tuning.
-      fine_tune: see `protocol.FineTune`.
-      newton: how the step is solved for.
-      max_examples: remaining images used for I, over all participants; 0 for all.
-      chunk: images at a time.
-      reading: how the participants' data are read.
-      head: name of the last layer.
-
-    Returns:
-      The fine-tuned model; the stage `stepped` is the one before.
+    BatchNorm uses its running statistics throughout. At most `max_examples` remaining
+    images, over all participants (0 for all), are used for I, `chunk` at a time. The
+    stage `stepped` is the model before the fine-tuning.
     """
-    if newton.curvature not in CURVATURES:
-        raise InputError(
-            f"curvature is {newton.curvature!r}, but must be one of "
-            f"{', '.join(CURVATURES)}."
-        )
+    check_choice("curvature", newton.curvature, CURVATURES)
     request = checked(request, data, variables, head)
     sums: dict[str, Any] = dict(chunk=chunk, **reading.sums(model))
     remaining = reading.remaining(data, request)
@@ -172,18 +150,11 @@ def influence(
             "derivative; forget less or let more clients take part "
             "(unlearn.participants)."
         )
-    params, rest = split_params(on_server(variables))
+    variables = on_server(variables)
+    params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)
-    loss = make_loss_sum(model)
-
-    def gradient(context, batch):
-        params, state = context
-        return jax.grad(loss)(params, state, batch)
-
-    run_gradient = make_client_sum(gradient, **sums)
-    total, num_forgotten = run_gradient(
-        (params, rest), reading.forgotten(data, request)
-    )
+    run_gradient = make_client_sum(gradient_sum(model), **sums)
+    total, num_forgotten = run_gradient(variables, reading.forgotten(data, request))
     # By the examples that remain, not by those forgotten: both sides of the system are
     # then in units of the mean loss over what remains.
     b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
@@ -191,8 +162,7 @@ def influence(
         raise UnlearnError(
             "the gradient on the forgotten data is not finite: the model diverged."
         )
-    product = _make_product(model, loss, newton.curvature)
-    run_product = make_client_sum(product, **sums)
+    run_product = make_client_sum(_make_product(model, newton.curvature), **sums)
     # Products are divided by the size of this sample, so they estimate I / N_r also
     # where it is only a part of what remains.
     sample = limit_examples(remaining, max_examples)
@@ -231,18 +201,19 @@ def influence(
     )
 
 
-def _make_product(model, loss, curvature: str):
-    """`(context, batch) -> H v` summed over the batch.
+def _make_product(model, curvature: str):
+    """`((params, state, v), batch) -> H v` summed over the batch.
 
     Reverse mode twice: some layers define their own reverse rule, which forward mode
     cannot pass.
     """
+    gradient = gradient_sum(model)
 
     def hessian(context, batch):
         params, state, vector = context
 
         def slope(params):
-            return _tree_dot(jax.grad(loss)(params, state, batch), vector)
+            return _tree_dot(gradient({"params": params, **state}, batch), vector)
 
         return jax.grad(slope)(params)
 

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from fuprune.errors import InputError
-from fuprune.federated.client import split_params
 from fuprune.federated.server import RoundInfo
 from fuprune.unlearning.history import ServerStep, to_host
 from fuprune.unlearning.protocol import Variables, tree_bytes
@@ -36,11 +35,7 @@ def is_kept(round_number: int, interval: int) -> bool:
 def kept_bytes(variables: Variables, *, rounds: int, interval: int, cohort: int) -> int:
     """Bytes of all kept rounds of a training, known before it starts.
 
-    Args:
-      variables: of the model, or their shapes.
-      rounds: of the training.
-      interval: rounds from one kept round to the next; 0 keeps none.
-      cohort: clients per round.
+    `variables` may be shapes; `cohort` is the number of clients per round.
     """
     if not interval:
         return 0
@@ -89,9 +84,8 @@ def client_changes(
     updates, weights, clients = to_host((info.updates, info.weights, info.clients))
     # Those turned away, or without data, have weight zero, and their rows mean nothing.
     counted = np.flatnonzero(np.asarray(weights) > 0)
-    scale = server.scale(round_number) if callable(server.scale) else server.scale
     # 1 + momentum + momentum^2 + ...: every later round repeats a part of the step.
-    factor = float(scale) / (1.0 - server.momentum)
+    factor = server.scale_at(round_number) / (1.0 - server.momentum)
 
     def moved(update, w):
         update = np.asarray(update)[counted]
@@ -104,10 +98,12 @@ def client_changes(
 
 def check_kept(rounds, variables: Variables) -> None:
     """Raises InputError unless the kept rounds are of a model of these shapes."""
-    shapes = jax.tree.map(np.shape, split_params(variables)[0])
-    for kept in rounds[:1]:
-        if jax.tree.map(np.shape, dict(kept.variables)["params"]) != shapes:
-            raise InputError(
-                "the kept rounds are of another model; use those of the training that "
-                "made this one."
-            )
+    of_model, kept = (
+        jax.tree.map(np.shape, dict(one)["params"])
+        for one in (variables, rounds[0].variables)
+    )
+    if kept != of_model:
+        raise InputError(
+            "the kept rounds are of another model; use those of the training that made "
+            "this one."
+        )

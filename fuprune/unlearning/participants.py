@@ -14,6 +14,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, sample_cohort
 from fuprune.errors import InputError
+from fuprune.unlearning.request import held_classes
 
 
 def choose_participants(
@@ -21,10 +22,7 @@ def choose_participants(
 ) -> tuple[int, ...]:
     """Draws `number` different clients, all equally likely; client ids in their order.
 
-    Args:
-      key: of the draw.
-      data: K clients.
-      number: of participants, 1 to K.
+    Of K clients 1 to K.
     """
     return tuple(
         int(k) for k in jax.device_get(sample_cohort(key, data, number).clients)
@@ -36,19 +34,11 @@ def missing_classes(
     participants: Sequence[int] | None,
     classes: Iterable[int],
 ) -> tuple[int, ...]:
-    """Those of `classes` of which no participant holds an example, in their order.
+    """Those of `classes` of which no participant (None: all) holds an example.
 
     It needs no model: whether a class can be scored is known before any training.
-
-    Args:
-      data: K clients.
-      participants: client ids, or None for all.
-      classes: to look for.
     """
-    chosen = participating(data, participants)
-    labels, rows, lengths = jax.device_get((chosen.labels, chosen.rows, chosen.lengths))
-    real = np.arange(rows.shape[1]) < lengths[:, None]
-    held = set(np.unique(labels[rows[real]]).tolist())
+    held = held_classes(participating(data, participants))
     return tuple(int(u) for u in classes if int(u) not in held)
 
 
@@ -57,11 +47,8 @@ def participating(
 ) -> FederatedDataset:
     """The federation in which every client but the participants holds nothing.
 
-    Shapes, ids and the places of clients on devices stay as they are.
-
-    Args:
-      data: K clients.
-      participants: client ids, or None for all.
+    Shapes, ids and the places of clients on devices stay as they are. Participants are
+    client ids, or None for all.
     """
     if participants is None:
         return data

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.unlearning.secure_summation import SCALE, secure_sum
+from fuprune.unlearning.summation_keys import check_threshold
 
 COUNT_SHARE = 0.1  # of the privacy budget spent on the class counts
 ROUNDING = 1e-9  # a part more than was found is above what rounding can have taken off
@@ -36,14 +37,9 @@ class NoiseScales(NamedTuple):
 
 
 def clip_scale(norms, clip: float):
-    """Factors that bring norms down to at most `clip`.
+    """[B] min(1, C / norm): factors that bring L2 norms [B] down to at most `clip`.
 
-    Args:
-        norms: [B] L2 norms, each over one example's pooled activations of all layers.
-        clip: C.
-
-    Returns:
-        [B] min(1, C / norm).
+    A norm is over one example's pooled activations of all layers.
     """
     # A norm of zero divides only in the branch that is not chosen.
     return jnp.where(norms > clip, clip / norms, 1.0)
@@ -52,13 +48,7 @@ def clip_scale(norms, clip: float):
 def calibrate_gaussian(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """The least Gaussian noise for one (epsilon, delta)-DP release.
 
-    Args:
-        epsilon: above 0.
-        delta: in (0, 1).
-        sensitivity: L2, above 0.
-
-    Returns:
-        The standard deviation, rounded upwards.
+    Its standard deviation, rounded upwards; the sensitivity is in L2.
     """
     # Imported where noise is wanted: loading it takes as long as loading JAX.
     import dp_accounting
@@ -76,15 +66,8 @@ def epsilon_of(
 
     k releases of ratio r are exactly one of ratio sqrt(k) r, even when each is chosen
     after seeing the ones before (Dong et al. 2022), so nothing is lost in composition.
-
-    Args:
-        sigma: standard deviation of each release's noise; 0 costs infinity.
-        delta: in (0, 1).
-        sensitivity: L2, of each release.
-        releases: k; 0 costs nothing.
-
-    Returns:
-        The least epsilon, rounded upwards.
+    The least epsilon, rounded upwards, for noise of deviation `sigma` on releases of
+    this L2 sensitivity; no noise costs infinity, and no release nothing.
     """
     _check_budget(1.0, delta)
     _check_positive("sensitivity", sensitivity)
@@ -127,9 +110,6 @@ def noise_scales(
             noise. One example can then make a row of `min_count` appear or vanish,
             so the noise grows as many times. Suppressing after the noise is free.
         count_share: share of the squared ratio spent on counts.
-
-    Returns:
-        `NoiseScales` of one release.
     """
     _check_positive("clip", clip)
     if not 0 < count_share < 1 or releases < 1:
@@ -155,15 +135,8 @@ def describe_privacy(
 ) -> dict[str, float | int | str]:
     """The accountant's statement for the report, from the noise and not the wish.
 
-    Args:
-        scales: the noise of each release, on the sum.
-        delta: in (0, 1).
-        clip: L2 bound of an example's activations over all layers.
-        releases: how often statistics of the same examples are released.
-        min_count: of `suppress_small`, if clients apply it before the noise.
-
-    Returns:
-        JSON-able: epsilon, delta, the noise, and what neighbours are.
+    JSON-able: epsilon, delta, the noise on the sum of each release, and what neighbours
+    are. Arguments are those of `noise_scales`.
     """
     # They are released together: one part without noise leaves no finite epsilon.
     ratio = math.inf
@@ -192,14 +165,8 @@ def add_noise(statistics, *, key, scales: NoiseScales, num_clients: int = 1):
     uploads reach the sum. If more arrive, the noise is larger than promised; a client
     that leaves its share out, or tells the server what it was, takes it off the rest.
 
-    Args:
-        statistics: `ClassActivations`: total {layer: [U, C_l]}, num_examples [U].
-        key: a JAX key; a client's own, when it adds a share.
-        scales: of the sum.
-        num_clients: 1 for all the noise, or how many clients share it.
-
-    Returns:
-        The same form; values may be negative, and counts are float32.
+    `scales` are of the sum, and the key is a client's own when it adds a share. Of the
+    `ClassActivations` that come back values may be negative, and counts are float32.
     """
     share = 1 / math.sqrt(num_clients)
     counts_key, totals_key = jax.random.split(key)
@@ -221,12 +188,7 @@ def add_noise(statistics, *, key, scales: NoiseScales, num_clients: int = 1):
 def clamp_statistics(statistics):
     """Brings noised statistics back to what can be: it costs no privacy.
 
-    Args:
-        statistics: noised `ClassActivations`.
-
-    Returns:
-        The same form, totals at least 0 and counts at least 1, so that means stay
-        finite.
+    Totals are at least 0 and counts at least 1, so that means stay finite.
     """
     return statistics._replace(
         total={
@@ -241,13 +203,6 @@ def suppress_small(statistics, min_count: float):
 
     A mean over one or two examples is nearly the example. On a client's upload this
     depends on its data, and costs noise (`noise_scales`); on a noised sum it does not.
-
-    Args:
-        statistics: `ClassActivations`: total {layer: [U, C_l]}, num_examples [U].
-        min_count: the least number of examples that is kept.
-
-    Returns:
-        The same form and types.
     """
     counts = jnp.asarray(statistics.num_examples)
     kept = counts >= min_count
@@ -305,12 +260,13 @@ def make_protect(
                 raise TooFewClientsError(
                     "no client's statistics arrived; capture on more clients."
                 )
-            noised = add_noise(_plain_sum(uploads), key=noise_key, scales=scales)
+            total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *uploads)
+            noised = add_noise(total, key=noise_key, scales=scales)
         else:
             if scales is not None:
-                # The default of `secure_sum`: fewer than this never make a sum, so that
-                # every sum carries the promised noise at least.
-                fewest = threshold or len(uploads) // 2 + 1
+                # Fewer than this never make a sum, so that every sum carries the
+                # promised noise at least.
+                fewest = check_threshold(len(uploads), threshold)
                 uploads = [
                     add_noise(
                         upload,
@@ -329,10 +285,6 @@ def make_protect(
         return suppress_small(clamped, min_count) if min_count else clamped
 
     return protect
-
-
-def _plain_sum(uploads):
-    return jax.tree.map(lambda *leaves: sum(map(jnp.asarray, leaves)), *uploads)
 
 
 def _check_budget(epsilon, delta):

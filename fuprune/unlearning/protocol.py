@@ -90,7 +90,21 @@ class UnlearnFn(Protocol):
         fine_tune: FineTune,
         **options: Any,
     ) -> UnlearnResult:
-        """Forget what the request, or the tuple of classes, names."""
+        """Forget what the request names.
+
+        A method's own docstring says what is special about it.
+
+        Args:
+          model: a Flax module, or any other network that `models.adapt` takes.
+          variables: its trained variables.
+          data: every client's data.
+          request: a `ForgetRequest`, or a tuple of ints for classes.
+          key: of all that the method draws, and of the fine-tuning's cohorts and
+            batches.
+          fine_tune: federated training on what remains.
+          **options: of the method. Two are common to several: `reading`, how clients'
+            data are read, and `head`, the name of the last layer.
+        """
         ...
 
 

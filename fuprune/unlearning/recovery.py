@@ -29,33 +29,17 @@ def recover(
 ) -> UnlearnResult:
     """Fine-tune on what remains, which ends a method.
 
-    Args:
-      model: what the method left.
-      variables: its variables.
-      data: every client's data; what remains of them is trained on.
-      request: what to forget.
-      key: the one the method was given.
-      fine_tune: see `protocol.FineTune`.
-      objective: what to minimise in place of the cross-entropy.
-      stage: name under which the result keeps the model as it is now; none if empty.
-      upload_bytes: sent by one client so far.
-      notes: JSON-able facts for the report.
+    The key is the one the method was given. An `objective` is minimised in place of the
+    cross-entropy. Under the name `stage`, if there is one, the result keeps the model
+    as it is before; `upload_bytes` were sent by one client so far.
     """
-    fit = fine_tune(
-        model,
-        variables,
-        remaining(data, request),
-        recovery_key(key),
-        **objective_option(objective),
-    )
+    # Most callers' functions take four arguments.
+    own = {} if objective is None else {"objective": objective}
+    left = remaining(data, request)
+    fit = fine_tune(model, variables, left, recovery_key(key), **own)
     stages = (Stage(stage, model, variables),) if stage else ()
     found = fit.state.variables
     return UnlearnResult(model, found, stages, fit, upload_bytes, notes or {})
-
-
-def objective_option(objective: Any) -> dict[str, Any]:
-    """The keyword for `fine_tune`, or none: most callers' take four arguments."""
-    return {} if objective is None else {"objective": objective}
 
 
 def recovery_key(key: jax.Array) -> jax.Array:

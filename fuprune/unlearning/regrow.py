@@ -17,11 +17,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.models.fresh import init_variables
 from fuprune.surgery import layer_names
-from fuprune.unlearning.protocol import (
-    FineTune,
-    UnlearnResult,
-    Variables,
-)
+from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
 from fuprune.unlearning.request import ForgetRequest, checked
 
@@ -40,18 +36,10 @@ def regrow(
 ) -> UnlearnResult:
     """Give the deepest layers fresh weights, then fine-tune on what remains.
 
-    Args:
-      model: a zoo model, compacted or not.
-      variables: its trained variables.
-      data: every client's data; only what remains is read.
-      request: what to forget; a tuple of ints is classes.
-      key: of the fresh weights and the fine-tuning.
-      fine_tune: see `protocol.FineTune`.
-      share: of the convolutions, counted from the output, that start afresh; every
-        dense layer does too. 1 is retraining with another budget.
-      shrink: the kernels of the layers that stay become `shrink` times the old ones
-        plus `1 - shrink` times fresh ones; 1 leaves them as they are.
-      head: name of the last layer.
+    A `share` of the convolutions, counted from the output, starts afresh, and so does
+    every dense layer; 1 is retraining with another budget. The weights of the layers
+    that stay become `shrink` times the old ones plus `1 - shrink` times fresh ones. The
+    stage `regrown` is the model before the fine-tuning.
     """
     if not 0 <= share <= 1:
         raise InputError(f"share is {share}, but must be in [0, 1].")

@@ -26,7 +26,7 @@ from fuprune.data.federated import (
     keep_classes,
     whole_cohort,
 )
-from fuprune.errors import InputError
+from fuprune.errors import check_choice
 from fuprune.federated.client import gather_batch
 from fuprune.federated.cohort import (
     ClientProgram,
@@ -38,13 +38,9 @@ from fuprune.federated.program import Task
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.participants import participating
-from fuprune.unlearning.protocol import (
-    FineTune,
-    UnlearnResult,
-    Variables,
-)
+from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
 from fuprune.unlearning.reading import READ_ALL, Reading
-from fuprune.unlearning.recovery import objective_option, recovery_key
+from fuprune.unlearning.recovery import recovery_key
 from fuprune.unlearning.request import ForgetRequest, classes_of
 
 ANSWERS = ("nearest", "random")
@@ -65,21 +61,10 @@ def relabel(
 ) -> UnlearnResult:
     """Fine-tune with the forgotten images under the labels of other classes.
 
-    The forgotten images are trained on for the whole fine-tuning.
-
-    Args:
-      model: any Flax model.
-      variables: its trained variables.
-      data: every client's data; the participants' forgotten images are trained on,
-        with new labels, and the other clients' are left out.
-      request: classes to forget, as a request or a tuple.
-      key: of random answers and the fine-tuning.
-      fine_tune: see `protocol.FineTune`.
-      answer: `nearest`, the trained model's best answer among the other classes, or
-        `random`, any of them.
-      batch_size: images at a time when the model is asked.
-      reading: how clients' data are read; its participants relabel.
-      head: name of the last layer.
+    The participants' forgotten images are trained on for the whole fine-tuning; those
+    of other clients are left out. The `answer` is `nearest`, the trained model's best
+    among the other classes, for which it is asked `batch_size` images at a time, or
+    `random`, any of them.
     """
     num_classes = head_classes(variables, head)
     taught, notes = _relabelled(
@@ -114,7 +99,7 @@ def prune_relabel(
 ) -> UnlearnResult:
     """The paper's cut, fine-tuned with the forgotten images under other labels.
 
-    Labels are the answers of the network before the cut. Arguments are those of
+    Labels are the answers of the network before the cut. Options are those of
     `relabel`, and in `pruning` the others of `class_pruning`.
     """
     num_classes = num_classes or head_classes(variables, head)
@@ -132,8 +117,10 @@ def prune_relabel(
     )
 
     def tune_on_everything(model, variables, data, key, objective=None):
-        del data  # what is left without the classes
-        return fine_tune(model, variables, taught, key, **objective_option(objective))
+        # The data are what is left without the classes, and class_pruning has no
+        # objective.
+        del data, objective
+        return fine_tune(model, variables, taught, key)
 
     result = class_pruning(
         model,
@@ -163,10 +150,7 @@ def _relabelled(
     reading: Reading,
 ) -> tuple[FederatedDataset, dict[str, Any]]:
     """The data with new labels for `classes`, and how often each label was given."""
-    if answer not in ANSWERS:
-        raise InputError(
-            f"answer is {answer!r}, but must be one of {', '.join(ANSWERS)}."
-        )
+    check_choice("answer", answer, ANSWERS)
     forgotten = keep_classes(participating(data, reading.participants), classes)
     others = np.setdiff1d(np.arange(num_classes), classes)
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
@@ -183,35 +167,27 @@ def _relabelled(
         )
         cohort = whole_cohort(forgotten)
         shared = Shared(cohort.images, cohort.labels, variables)
-        answers = jax.device_get(run(shared, clients_of(cohort))[1])
+        answers = run(shared, clients_of(cohort))[1]
     else:
-        answers = jax.device_get(
-            jax.random.choice(jax.random.split(key, 4)[0], others, rows.shape)
-        )
+        answers = jax.random.choice(jax.random.split(key, 4)[0], others, rows.shape)
+    answers = jax.device_get(answers)
     # Labels are of the pool, and each image is in one client's row at most: to change
     # the pool is to change the client's own label.
     labels = np.array(jax.device_get(data.labels))
-    for row, length, given in zip(rows, lengths, answers, strict=True):
-        labels[row[:length]] = given[:length]
+    real = np.arange(rows.shape[1]) < lengths[:, None]
+    labels[rows[real]] = answers[real]
     relabelled = data._replace(labels=jax.device_put(labels, data.labels.sharding))
     # What still has the label belongs to clients that do not take part.
     taught = drop_classes(relabelled, classes)
-    counts = np.bincount(
-        [a for n, given in zip(lengths, answers, strict=True) for a in given[:n]],
-        minlength=num_classes,
-    )
+    counts = np.bincount(answers[real], minlength=num_classes)
     return taught, {"new_labels": counts.tolist()}
 
 
 def answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:
     """`finish` gives `((), answers)`: the best of `others` for each image, [size].
 
-    Args:
-      model: the network that is asked.
-      others: the classes that may be answered.
-      size: examples of the largest client.
-      batch_size: images at a time.
-      preprocess: as in training, without augmentation.
+    `size` is the number of the largest client's examples; `preprocess` does not
+    augment.
     """
     # Whole batches, because an update past the end would be moved back and overwrite
     # answers before it.

@@ -62,7 +62,7 @@ def as_request(request: ForgetRequest | Iterable[int]) -> ForgetRequest:
       InputError: nothing is named, or several kinds are.
     """
     if not isinstance(request, ForgetRequest):
-        request = ForgetRequest(classes=_distinct(request))
+        request = ForgetRequest(classes=tuple(request))
     request = ForgetRequest(*(_distinct(names) for names in request))
     kinds = [name for name in KINDS if getattr(request, name)]
     if not kinds:
@@ -215,6 +215,13 @@ def held_examples(data: FederatedDataset) -> np.ndarray:
     return np.unique(rows[np.arange(rows.shape[1]) < lengths[:, None]])
 
 
+def held_classes(data: FederatedDataset) -> set[int]:
+    """Classes of which some client holds an example."""
+    # Of images that somebody holds: the pool keeps those that everybody has dropped.
+    labels = np.asarray(jax.device_get(data.labels))
+    return set(labels[held_examples(data)].tolist())
+
+
 def holders(data: FederatedDataset, request: ForgetRequest) -> tuple[int, ...]:
     """Ids of the clients that hold something of what the request names."""
     named = forgotten(data, request)
@@ -225,11 +232,7 @@ def emptied_classes(
     data: FederatedDataset, request: ForgetRequest | Iterable[int]
 ) -> tuple[int, ...]:
     """Classes of which clients hold examples now, and none once the request is done."""
-    # Of images that somebody holds: the pool keeps those that everybody has dropped.
-    labels = np.asarray(jax.device_get(data.labels))
-    before = np.unique(labels[held_examples(data)])
-    after = np.unique(labels[held_examples(remaining(data, request))])
-    return tuple(np.setdiff1d(before, after).tolist())
+    return tuple(sorted(held_classes(data) - held_classes(remaining(data, request))))
 
 
 def warn_of(data: FederatedDataset, request: ForgetRequest) -> list[str]:

@@ -9,11 +9,7 @@ import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.models.fresh import init_variables
-from fuprune.unlearning.protocol import (
-    FineTune,
-    UnlearnResult,
-    Variables,
-)
+from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
 from fuprune.unlearning.request import ForgetRequest, checked
 
@@ -31,17 +27,9 @@ def retrain(
 ) -> UnlearnResult:
     """Train a new model of the same architecture on what remains.
 
-    For the spread over seeds, call it with several keys.
-
-    Args:
-      model: a Flax module.
-      variables: of the old model; only their shapes are looked at.
-      data: every client's data; only what remains is read.
-      request: what to forget; a tuple of ints is classes.
-      key: of the initialisation and the training.
-      fine_tune: used when `train` is not given.
-      train: like `fine_tune`, with the budget and schedule of a first training.
-      head: name of the last layer.
+    Of the old one only the shapes are looked at. `train` is like `fine_tune`, with the
+    budget and schedule of a first training, and takes its place if given. For the
+    spread over seeds, call it with several keys.
     """
     request = checked(request, data, variables, head)
     init_key = jax.random.split(key, 4)[0]

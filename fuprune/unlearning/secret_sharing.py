@@ -55,11 +55,6 @@ def recover_secret(
 ) -> int:
     """The polynomial's value at zero, by Lagrange's formula.
 
-    Args:
-        shares: of one secret.
-        threshold: how many of them it takes.
-        prime: the field.
-
     Raises:
         TooFewClientsError: there are fewer shares of different holders.
     """

@@ -126,9 +126,6 @@ def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -
         num_clients: n, at least two: the sum of one upload is the upload.
         threshold: t of t-of-n, in [2, n]; n // 2 + 1 by default, above which a server
             cannot ask two halves of the clients for the two kinds of shares.
-
-    Returns:
-        `Setup`.
     """
     threshold = check_threshold(num_clients, threshold)
     clients = range(num_clients)
@@ -154,15 +151,8 @@ def reveal_shares(
     """A client's last message: one share for every owner, never both.
 
     A client answers once for each sum: two answers to different lists of senders would
-    bare an upload.
-
-    Args:
-        held: by owner, from `open_shares`.
-        directory: everybody's public keys.
-        sent: the owners whose upload the server says it has.
-
-    Returns:
-        By owner, a share of the own mask's seed if it sent, of the private key if not.
+    bare an upload. By owner, it is a share of the own mask's seed for those whose
+    upload the server says it has (`sent`), and of the private key for the others.
 
     Raises:
         TooFewClientsError: fewer than the threshold sent, so a sum of few would show.
@@ -192,16 +182,10 @@ def gather_shares(
 
 
 def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
-    """A pytree as whole numbers modulo 2^64.
+    """A pytree of D values as whole numbers modulo 2^64: [D] uint64.
 
-    Args:
-        upload: pytree of arrays, D values in all.
-        num_clients: n; a value may be at most 2^63 / n / scale in size, so that no sum
-            of n of them wraps around.
-        scale: values are rounded to multiples of 1 / scale.
-
-    Returns:
-        [D] uint64.
+    Values are rounded to multiples of 1 / scale, and may be at most 2^63 / n / scale in
+    size, so that no sum of n clients' wraps around.
     """
     values = np.concatenate(
         [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(upload)]
@@ -222,16 +206,7 @@ def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
 
 
 def decode(words: np.ndarray, template, *, scale: float = SCALE):
-    """The pytree that `encode` made numbers of, or a sum of several.
-
-    Args:
-        words: [D] uint64.
-        template: pytree of arrays that gives form, shapes and types.
-        scale: as in `encode`.
-
-    Returns:
-        pytree of arrays like `template`.
-    """
+    """The pytree, like `template`, that `encode` made numbers of, or their sum."""
     values = words.view(np.int64).astype(np.float64) / scale
     leaves, start = [], 0
     for leaf in jax.tree.leaves(template):
@@ -248,15 +223,7 @@ def mask_upload(
 ) -> np.ndarray:
     """What a client sends: y_i = x_i + PRG(b_i) + sum_{j>i} PRG(s_ij) - sum_{j<i} ...
 
-    Args:
-        upload: x_i, a pytree of arrays with D values in all.
-        client: i.
-        keys: the client's own.
-        directory: everybody's public keys.
-        scale: as in `encode`.
-
-    Returns:
-        [D] uint64, uniform on its own.
+    [D] uint64, uniform on its own, of an upload x_i with D values in all.
     """
     num_clients = len(directory.public_keys)
     words = encode(upload, num_clients=num_clients, scale=scale)
@@ -280,15 +247,9 @@ def unmask(
 ) -> np.ndarray:
     """The server's part: adds up what arrived and takes off the masks that remain.
 
-    Args:
-        masked: client -> what it sent, [D] uint64.
-        directory: everybody's public keys.
-        private_key_shares: dropped client -> shares of its private key, by which its
-            half of the pair masks is made up for.
-        self_seed_shares: client that sent -> shares of its own mask's seed.
-
-    Returns:
-        [D] uint64, the sum of the encoded uploads.
+    Of every client that sent [D] uint64 it takes shares of its own mask's seed, and of
+    every dropped one shares of its private key, by which its half of the pair masks is
+    made up for. What remains is the sum of the encoded uploads, [D] uint64.
 
     Raises:
         TooFewClientsError: a secret has too few shares.
@@ -312,17 +273,17 @@ def unmask(
             "give shares for every client."
         )
     _check_enough(len(masked), directory)
-    words = np.zeros_like(next(iter(masked.values())))
-    for sent in masked.values():
-        words = words + sent
-    for shares in self_seed_shares.values():
-        seed = recover_secret(shares, threshold=directory.threshold)
-        # A share's field is larger than a key; the bytes in front are zero.
-        seed = seed.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
-        words = words - _own_mask(seed, len(words))
-    for client, shares in private_key_shares.items():
+
+    def recovered(shares) -> bytes:
         secret = recover_secret(shares, threshold=directory.threshold)
-        private_key = secret.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
+        # A share's field is larger than a key; the bytes in front are zero.
+        return secret.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
+
+    words = np.stack(list(masked.values())).sum(axis=0, dtype=np.uint64)
+    for shares in self_seed_shares.values():
+        words = words - _own_mask(recovered(shares), len(words))
+    for client, shares in private_key_shares.items():
+        private_key = recovered(shares)
         if public_key(private_key) != directory.public_keys[client]:
             raise InputError(
                 f"the shares of client {client}'s key do not give that key, so one of "

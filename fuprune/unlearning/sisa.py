@@ -73,14 +73,10 @@ class Trained(NamedTuple):
 
 
 def slice_rounds(rounds: int, slices: int) -> tuple[int, ...]:
-    """Rounds of each slice: int((i + 1) a) - int(i a) with a = 2 E / (R + 1).
+    """Rounds of each of R slices: int((i + 1) a) - int(i a) with a = 2 E / (R + 1).
 
     Later slices see more clients; together they cost about what E rounds on the whole
     shard cost.
-
-    Args:
-      rounds: E.
-      slices: R.
     """
     average = 2 * rounds / (slices + 1)
     return tuple(int((i + 1) * average) - int(i * average) for i in range(slices))
@@ -108,29 +104,15 @@ def sisa(
     rounds: int = 1,
     sharding: Sharding = FIVE_SHARDS,
     kept: MutableMapping[str, Checkpoint] | None = None,
-    passes: int = 1,
     head: str = "head",
 ) -> UnlearnResult:
     """Train the ensemble on everything, then again where the request is.
 
-    Args:
-      model: a Flax module, of which every shard trains one.
-      variables: of the trained single model; only its head is looked at.
-      data: every client's data.
-      request: what to forget; a tuple of ints is classes.
-      key: of the shards, the initialisations and the trainings.
-      fine_tune: not used: what is retrained is trained as before.
-      train: trains one slice.
-      rounds: E, of a shard as if it had one slice.
-      sharding: how clients are grouped.
-      kept: checkpoints by the hash of what they saw; those that are in it are not
-        trained again, and new ones are put there.
-      passes: over a client's images in a round, for the count of images.
-      head: name of the last layer.
-
-    Returns:
-      The ensemble, with the stages `ensemble`, before forgetting, and `resharded`,
-      after it. Notes say how much was trained again.
+    Every shard trains a network of the model's architecture, slice by slice with
+    `train`, for `rounds`, E, if it had one slice; nothing is fine-tuned. Checkpoints
+    that are in `kept`, by the hash of what they saw, are not trained again, and new
+    ones are put there. The stages are `ensemble`, before forgetting, and `resharded`,
+    after it; notes say how much was trained again.
     """
     del fine_tune
     if train is None:
@@ -161,8 +143,8 @@ def sisa(
         **sharding._asdict(),
         "shards_retrained": sum(map(bool, again_only)),
         "slices_retrained": sum(map(len, again_only)),
-        "images": passes * retrained,
-        "images_of_training": passes * trained,
+        "images": retrained,
+        "images_of_training": trained,
         "share_of_training": retrained / max(trained, 1),
     }
     if notes["slices_retrained"] == sharding.shards * sharding.slices:
@@ -188,14 +170,8 @@ def train_shards(
 ) -> Trained:
     """Train a network for every group of clients, slice by slice.
 
-    Args:
-      model: a Flax module.
-      data: every client's data.
-      groups: clients of each shard, in the order of their slices.
-      schedule: rounds of each slice.
-      train: trains one slice.
-      kept: checkpoints that exist, by hash; grows.
-      key: of the initialisations and the trainings.
+    Clients of a group are in the order of their slices; `schedule` has the rounds of
+    each slice; `kept`, the checkpoints that exist, grows.
     """
     image = jnp.zeros((1, *data.images.shape[1:]))
     rows, lengths = jax.device_get((data.rows, data.lengths))
@@ -237,5 +213,5 @@ def _train_slice(model, variables, data, key, rounds: int, train) -> Checkpoint:
     if not rounds or not np.any(jax.device_get(data.lengths)):
         return Checkpoint(variables, 0)
     fit = train(model, variables, data, key, rounds)
-    images = sum(int(record.metrics["examples"]) for record in fit.history)
+    images = sum(int(record.metrics["images"]) for record in fit.history)
     return Checkpoint(fit.state.variables, images)

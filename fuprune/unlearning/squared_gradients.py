@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fuprune.federated.client import split_params
+
 
 class _Layer(NamedTuple):
     """How the parameters of one module are reached."""
@@ -116,27 +118,20 @@ def _find_layers(model, variables, images) -> dict[Path, _Layer] | None:
         return None
     for path, layer in found.items():
         larger = doubled[path]
+        pairs = list(zip(layer.inputs, larger.inputs, strict=True))
+        follows = [_follows_batch(a, b, batch) for a, b in pairs]
         grows = _follows_batch(layer.output.shape, larger.output.shape, batch)
-        known = all(
-            a == b or _follows_batch(a, b, batch)
-            for a, b in zip(layer.inputs, larger.inputs, strict=True)
-        )
-        first = _follows_batch(layer.inputs[0], larger.inputs[0], batch)
-        if not (grows and known and first):
+        known = all(a == b or f for (a, b), f in zip(pairs, follows, strict=True))
+        if not (grows and known and follows[0]):
             return None
-        batched = tuple(
-            a if _follows_batch(a, b, batch) else None
-            for a, b in zip(layer.inputs, larger.inputs, strict=True)
-        )
-        found[path] = layer._replace(inputs=batched)
+        batched = (a if f else None for a, f in zip(layer.inputs, follows, strict=True))
+        found[path] = layer._replace(inputs=tuple(batched))
     return None if _reads_parameters(model, variables, images, found) else found
 
 
 def _follows_batch(shape, larger, batch: int) -> bool:
     """Whether the first axis, and no other, is the batch's."""
-    if shape is None or larger is None or not shape or len(shape) != len(larger):
-        return False
-    return shape[0] == batch and larger == (2 * batch, *shape[1:])
+    return shape[:1] == (batch,) and larger == (2 * batch, *shape[1:])
 
 
 def _trace_layers(model, variables, images, batch: int) -> dict[Path, _Layer] | None:
@@ -165,11 +160,10 @@ def _trace_layers(model, variables, images, batch: int) -> dict[Path, _Layer] | 
             output = call(*args, **kwargs)
         finally:
             owner = None
-        leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if _is_array(leaf)]
         supported = supported and bool(args) and _is_array(args[0])
         supported = supported and _is_array(output)
         if supported:
-            found[module.path] = _describe(module, args, kwargs, output, leaves)
+            found[module.path] = _describe(module, args, kwargs, output)
         return output
 
     def run(images):
@@ -197,7 +191,7 @@ def _reads_parameters(model, variables, images, layers) -> bool:
 
     The layers' arguments count as results too: a gradient flows back through them.
     """
-    rest = {k: v for k, v in variables.items() if k != "params"}
+    parameters, rest = split_params(variables)
     outputs = {path: layer.output for path, layer in layers.items()}
 
     def without_layers(params, images, outputs):
@@ -215,15 +209,16 @@ def _reads_parameters(model, variables, images, layers) -> bool:
         return logits, arguments
 
     # Read off the program rather than off gradients, which can be zero by chance.
-    jaxpr = jax.make_jaxpr(without_layers)(variables["params"], images, outputs).jaxpr
-    parameters = jaxpr.invars[: len(jax.tree.leaves(variables["params"]))]
+    jaxpr = jax.make_jaxpr(without_layers)(parameters, images, outputs).jaxpr
+    inputs = jaxpr.invars[: len(jax.tree.leaves(parameters))]
     used = [x for equation in jaxpr.eqns for x in equation.invars] + jaxpr.outvars
-    return any(x is parameter for x in used for parameter in parameters)
+    return any(x is parameter for x in used for parameter in inputs)
 
 
-def _describe(module, args, kwargs, output, leaves) -> _Layer:
+def _describe(module, args, kwargs, output) -> _Layer:
     result = jax.ShapeDtypeStruct(output.shape, output.dtype)
-    shapes = tuple(np.shape(leaf) for leaf in leaves)
+    leaves = jax.tree.leaves((args, kwargs))
+    shapes = tuple(leaf.shape for leaf in leaves if _is_array(leaf))
     plain = len(args) == 1 and not kwargs
     if (
         plain
@@ -281,7 +276,7 @@ def _apply(model, variables, images, layers, shifts, copies):
         if layer.kind != "copied":
             inputs[module.path] = args[0]
             return call(*args, **kwargs) + shifts[module.path]
-        state = {k: v for k, v in module.variables.items() if k != "params"}
+        _, state = split_params(module.variables)
         unbound = module.clone(parent=None, name=None)
         leaves, treedef = jax.tree.flatten((args, kwargs))
         arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
@@ -415,22 +410,20 @@ def _exact_dot(left, right):
 
 def _example_by_example(model, variables, images, cotangents_of, mask):
     """For any model: every gradient of one example at a time."""
-    rest = {k: v for k, v in variables.items() if k != "params"}
+    parameters, rest = split_params(variables)
 
     def squares(example, real):
         def logits_of(params):
             return model.apply({"params": params, **rest}, example[None], train=False)
 
-        logits, backward = jax.vjp(logits_of, variables["params"])
+        logits, backward = jax.vjp(logits_of, parameters)
         (gradients,) = jax.vmap(backward)(cotangents_of(logits, real[None]))
         return jax.tree.map(lambda g: _sum_of_squares(g[:, None]), gradients)
 
     def add_example(total, example):
         return jax.tree.map(jnp.add, total, squares(*example)), None
 
-    zeros = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, jnp.float32), variables["params"]
-    )
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), parameters)
     return lax.scan(add_example, zeros, (images, mask))[0]
 
 

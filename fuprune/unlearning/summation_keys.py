@@ -134,14 +134,8 @@ def share_keys(
 ) -> tuple[bytes, ...]:
     """A client's second message: shares of its two secrets, sealed to each holder.
 
-    Args:
-        client: its position in the directory.
-        keys: its own.
-        directory: everybody's public keys.
-        random_bytes: where coefficients come from.
-
-    Returns:
-        By holder, this client included, what only the holder can open.
+    By holder, this client included, what only the holder can open. Coefficients come
+    from `random_bytes`; `client` is the position in the directory.
     """
     check_directory(client, keys, directory)
     number = len(directory.public_keys)
@@ -169,13 +163,7 @@ def share_keys(
 def open_shares(
     client: int, keys: Keys, directory: Directory, sealed: Mapping[int, bytes]
 ) -> dict[int, HeldShares]:
-    """What a client holds for the others, from what they sealed to it.
-
-    Args:
-        client: its position in the directory.
-        keys: its own.
-        directory: everybody's public keys.
-        sealed: by owner.
+    """By owner, what a client holds for the others, from what they sealed to it.
 
     Raises:
         InputError: something was not sealed by its owner to this client in this sum.

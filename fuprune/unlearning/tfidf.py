@@ -8,7 +8,7 @@ over `target` too.
 import jax
 import jax.numpy as jnp
 
-from fuprune.errors import InputError
+from fuprune.errors import check_choice
 
 VARIANTS = ("paper", "released")
 
@@ -46,10 +46,7 @@ def inverse_document_frequency(a, *, variant: str = "paper") -> jax.Array:
     Returns:
       IDF, [C].
     """
-    if variant not in VARIANTS:
-        raise InputError(
-            f"variant is {variant!r}, but must be one of {', '.join(VARIANTS)}."
-        )
+    check_choice("variant", variant, VARIANTS)
     a = jnp.asarray(a)
     # Avg in Eq. 7 runs over the channels of one class; the released code averages one
     # channel over the classes instead.

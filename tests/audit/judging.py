@@ -26,5 +26,5 @@ def judged(values, retrained, *, confidence=0.95, margin=MARGIN, **options):
 
 
 def interval_of(retrained, confidence=0.95, **options):
-    bounds = options.pop("bounds", (None, None))
-    return interval(make_null(draft(retrained, **options)), 1 - confidence, bounds)
+    alone = draft(retrained, **options)
+    return interval(make_null(alone), 1 - confidence, alone.bounds)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.audit.evidence import FAIL
+from fuprune.audit.evidence import CANNOT_TELL, FAIL, PASS
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.outputs import compute_outputs
 from fuprune.audit.request_audit import (
@@ -223,6 +223,39 @@ def test_an_ensemble_is_audited_as_one_model(case):
         jax.nn.log_softmax(single.logits), double.logits, atol=1e-4
     )
     assert double.features.shape[1] == 2 * single.features.shape[1]
+
+
+def test_without_retrained_models_nothing_is_judged_and_nothing_breaks(case):
+    data, raw, _ = case
+    found = audit_request({"nothing": raw}, [], raw, data, jax.random.key(0))
+    assert type(found).from_json(found.to_json()) == found
+    assert {test.kind for test in found.tests} >= {"membership", "accuracy"}
+    assert found.headlines["nothing"].verdict == CANNOT_TELL
+
+
+def test_a_candidate_must_not_have_a_reference_s_name(case):
+    data, raw, retrained = case
+    with pytest.raises(ValueError, match="retrained_0.*name them otherwise"):
+        audit_request({"retrained_0": raw}, retrained, raw, data, jax.random.key(0))
+
+
+def test_the_margin_of_a_pass_is_the_one_asked_for(case):
+    data, raw, retrained = case
+    passed = {
+        margin: sum(
+            test.verdicts["retraining"] == PASS
+            for test in audit_request(
+                {"retraining": retrained[0]},
+                retrained[1:],
+                raw,
+                data,
+                jax.random.key(3),
+                options=AuditOptions(max_examples=500, margin=margin),
+            ).tests
+        )
+        for margin in (0.01, 0.99)
+    }
+    assert passed[0.01] < passed[0.99]
 
 
 def test_kolmogorov_smirnov_of_shifted_samples():

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from fuprune.audit.measurements import Measurements
 from fuprune.audit.probe import Probes, _area_draft
-from fuprune.audit.roc import attack_drafts
+from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import area_error, paired_error, placements
 from fuprune.data.dataset import Dataset
 from tests import reference_audit
@@ -109,9 +109,9 @@ def test_attacks_and_probes_are_given_the_paired_error_of_their_areas():
     }
     retrained = [scores[f"retrained_{i}"] for i in range(3)]
     expected = area_error(*zip(*retrained, strict=True))
-    (attack,), _ = attack_drafts(
+    (attack,) = find_by_attack(
         measured(), "loss", scores, kind="membership", attacker="one"
-    )
+    ).tests
     assert attack.resolution == expected
     place = ("linear", "last")
     found = {

@@ -52,7 +52,9 @@ def test_products_with_padding_are_not_counted(roofline, side, stride):
 @pytest.mark.parametrize("bfloat16", [0.0, 50e9])
 def test_table_takes_shares_of_the_peak(roofline, bfloat16):
     """A layer at half the peak that fills half the step reads 50% twice."""
-    row = {"layer": "a", "what": "forward", "number": 2, "seconds": 0.25}
+    seconds = {"float32": 0.25} | ({"bfloat16": 0.125} if bfloat16 else {})
+    steps = {"float32": 1.0} | ({"bfloat16": 0.4} if bfloat16 else {})
+    row = {"layer": "a", "what": "forward", "number": 2, "seconds": seconds}
     row |= {"flops": 12.5e9, "bytes": 1e9}
     peaks = dict.fromkeys(("multiply_adds", "multiply_adds_by_clock"), [100e9, 200e9])
     text = roofline.table(
@@ -62,10 +64,13 @@ def test_table_takes_shares_of_the_peak(roofline, bfloat16):
             "batch_size": 32,
             "peaks": peaks
             | {"bytes": [10e9, 10e9], "bfloat16_products": [bfloat16, 2 * bfloat16]},
-            "nets": {"net": {"rows": [row], "step_seconds": 1.0}},
+            "nets": {"net": {"rows": [row], "step_seconds": steps}},
         }
     )
-    assert "| a | forward | 2 | 250.00 | 50 | 50% | 4.0 | 50.0% |" in text
+    half = "125.00" if bfloat16 else "-"
+    assert f"| a | forward | 2 | 250.00 | 50 | 50% | 4.0 | 50.0% | {half} |" in text
+    faster = "400.0 ms (2.50x as fast), its kernels alone 250.0 ms (2.00x)"
+    assert (faster in text) == bool(bfloat16)
     assert "its kernels alone 500.0 ms (50%)" in text
     assert ("| products of bfloat16" in text) == bool(bfloat16)
     assert "(25%); convolutions run at 25% of the peak" in text
@@ -74,5 +79,6 @@ def test_table_takes_shares_of_the_peak(roofline, bfloat16):
 @pytest.mark.slow
 def test_everything_is_measured(roofline, tmp_path):
     report = roofline.main(["--smoke", "--output", str(tmp_path / "none.json")])
-    assert all(row["seconds"] > 0 for row in report["nets"]["resnet8"]["rows"])
+    rows = report["nets"]["resnet8"]["rows"]
+    assert all(min(row["seconds"].values()) > 0 for row in rows)
     assert not (tmp_path / "none.json").exists()

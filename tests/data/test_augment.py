@@ -76,3 +76,14 @@ def test_normalise_scales_each_channel():
     result = normalise(images, mean, std)
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, (images / 255 - mean) / std, atol=1e-5)
+
+
+def test_normalise_gives_the_same_bits_on_the_host_and_on_the_device():
+    images = draw_images()
+    mean, std = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)
+    host, device = (
+        normalise(images, mean, std),
+        normalise(jnp.asarray(images), mean, std),
+    )
+    assert isinstance(host, np.ndarray) and isinstance(device, jax.Array)
+    np.testing.assert_array_equal(host, device)

@@ -111,6 +111,11 @@ def test_senseless_classes_are_refused(classes):
         drop_classes(federate(make_dataset(), draw_parts(0)), classes)
 
 
+def test_senseless_classes_that_come_one_by_one_are_named():
+    with pytest.raises(ValueError, match=r"classes are \[0\.5\]"):
+        drop_classes(federate(make_dataset(), draw_parts(0)), iter([0.5]))
+
+
 def test_cohort_has_different_clients_with_their_own_rows():
     data = federate(make_dataset(), draw_parts(0))
     for seed in range(5):

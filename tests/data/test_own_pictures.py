@@ -67,6 +67,17 @@ def test_a_folder_without_splits_sets_every_fifth_aside(tmp_path):
     np.testing.assert_array_equal(load(name, split="test").images, expected.test[0])
 
 
+def test_a_link_that_leads_nowhere_matters_only_as_a_picture(tmp_path):
+    write_folder(tmp_path, *arrays())
+    (tmp_path / "ant" / "notes.txt").symlink_to(tmp_path / "nowhere")
+    name = f"folder:{tmp_path}"
+    assert len(load(name, split="train").labels) == 24
+    (tmp_path / "bee" / "x.png").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DamagedDataError) as error:
+        load(name, split="train")
+    assert_one_line(error, "bee/x.png", "not a readable picture")
+
+
 @pytest.fixture
 def decoded(monkeypatch, tmp_path):
     """Sources of each call that decodes; every set counts as one of many pictures."""

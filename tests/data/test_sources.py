@@ -15,14 +15,9 @@ from fuprune.data import (
     num_classes,
 )
 from tests.data import tiny_sets
+from tests.data.tiny_sets import assert_same
 
 pytestmark = pytest.mark.usefixtures("offline")
-
-
-def assert_same(dataset, expected):
-    np.testing.assert_array_equal(dataset.images, expected.images)
-    np.testing.assert_array_equal(dataset.labels, expected.labels)
-    assert (dataset.images.dtype, dataset.labels.dtype) == (np.uint8, np.int32)
 
 
 def test_digits_are_split_by_class_without_overlap():

@@ -28,6 +28,12 @@ def arrays(number=30, shape=(5, 4, 3), classes=3, seed=0):
     return images, np.arange(number) % classes
 
 
+def assert_same(dataset, expected):
+    np.testing.assert_array_equal(dataset.images, expected.images)
+    np.testing.assert_array_equal(dataset.labels, expected.labels)
+    assert (dataset.images.dtype, dataset.labels.dtype) == (np.uint8, np.int32)
+
+
 def assert_one_line(error, *words):
     text = str(error.value)
     assert "\n" not in text and len(text) < 400, text

@@ -188,8 +188,8 @@ def test_aggregate_compiles_once_however_many_are_rejected():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"rule": "average"}, "'average'; choose one of mean, clipped_mean"),
-        ({"rule": None}, "choose one of mean, clipped_mean"),
+        ({"rule": "average"}, "'average', but must be one of mean, clipped_mean"),
+        ({"rule": None}, "None, but must be one of mean, clipped_mean"),
         ({"rule": "clipped_mean", "clip_norm": 0.0}, "clip_norm is 0.0"),
         ({"rule": "trimmed_mean", "trim": 0.5}, "trim is 0.5"),
         ({"max_update_norm": 0.0}, "max_update_norm is 0.0, .* leave it out"),

@@ -61,6 +61,7 @@ ALGORITHMS = {
     "fed_sgd_full": lambda backend, **o: fed_sgd(
         MODEL, server_optimizer=optax.sgd(0.1), microbatch=8, backend=backend, **o
     ),
+    "local_steps": lambda backend: average(backend, local_steps=3),
     "local_bn": lambda backend: average(backend, bn=LocalBatchNorm(5)),
     "recalibrate": lambda backend: average(backend, bn="recalibrate"),
 }
@@ -87,14 +88,16 @@ def test_every_backend_gives_the_same_rounds(name, data):
         chex.assert_trees_all_close(ends["loop"], ends[backend], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "bn, resolved",
+    "bn, resolved, local_steps",
     [
-        pytest.param(LocalBatchNorm(3), "wide", marks=pytest.mark.slow),
-        pytest.param("aggregate", "shard_map", marks=pytest.mark.slow),
+        (LocalBatchNorm(3), "wide", 0),
+        ("aggregate", "wide", 2),
+        ("aggregate", "shard_map", 0),
     ],
 )
-def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
+def test_clients_side_by_side_train_as_in_turn(bn, resolved, local_steps, monkeypatch):
     """Ragged and empty clients in a group of three; with shards a rest of two, too."""
     model = ResNet(depth=8, num_classes=4, input_shape=(6, 6, 1))
     lengths = [5, 0, 9, 1, 4] if resolved == "shard_map" else [5, 0, 9]
@@ -122,6 +125,7 @@ def test_clients_side_by_side_train_as_in_turn(bn, resolved, monkeypatch):
             model,
             client_optimizer=optax.sgd(0.05, momentum=0.9),
             batch_size=4,
+            local_steps=local_steps,
             backend=backend,
             bn=bn,
             mesh=make_client_mesh(jax.devices()[:1]),
@@ -265,7 +269,7 @@ def test_auto_names_a_backend_and_unknown_names_are_refused():
         found = resolve_backend("auto", platform="tpu", device_count=count)
         assert found == (expected, "wide")
     assert resolve_backend("auto", platform="gpu", device_count=1)[0] == "vmap"
-    with pytest.raises(ValueError, match="'pmap' is unknown; choose one of auto, loop"):
+    with pytest.raises(ValueError, match="'pmap', but must be one of auto, loop"):
         resolve_backend("pmap")
 
 

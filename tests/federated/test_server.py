@@ -48,13 +48,19 @@ def as_arrays(state):
 
 
 @pytest.mark.parametrize("backend", ["loop", "map", "vmap"])
-def test_fed_avg_equals_its_twin(small, backend):
-    """Two epochs of shuffled mini-batches with momentum, weighted by examples."""
+@pytest.mark.parametrize("local_steps", [0, 1, 7, 9])
+def test_fed_avg_equals_its_twin(small, backend, local_steps):
+    """Two epochs of shuffled mini-batches with momentum, weighted by images.
+
+    The clients have 10 and 8 batches: a bound of 7 ends in the second epoch, and one of
+    9 is not reached by the smaller client.
+    """
     dataset, parts, data, variables = small
     algorithm = fed_avg(
         Linear(),
         client_optimizer=optax.sgd(0.3, momentum=0.9),
         local_epochs=2,
+        local_steps=local_steps,
         batch_size=5,
         backend=backend,
     )
@@ -76,10 +82,16 @@ def test_fed_avg_equals_its_twin(small, backend):
         rate=0.3,
         momentum=0.9,
         batches=batches,
+        local_steps=local_steps,
     )
     np.testing.assert_allclose(as_arrays(state)[0], expected[0], atol=2e-5)
     np.testing.assert_allclose(as_arrays(state)[1], expected[1], atol=2e-5)
-    assert int(info.participants) == 2 and float(info.examples) == 40
+    assert int(info.participants) == 2
+    np.testing.assert_array_equal(info.weights, [23, 0, 17])
+    assert float(info.examples) == 40
+    assert int(info.seen) == sum(
+        len(chosen) for order in batches for chosen in order[: local_steps or None]
+    )
 
 
 @pytest.mark.parametrize("backend", ["loop", "map", "vmap"])
@@ -335,7 +347,7 @@ def test_wrong_options_are_refused_with_what_is_allowed():
     """Typos in policies and rules name the alternatives."""
     with pytest.raises(ValueError, match="bn 'average' is unknown; choose one of"):
         fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn="average")
-    with pytest.raises(ValueError, match="choose one of mean"):
+    with pytest.raises(ValueError, match="must be one of mean"):
         fed_avg(
             Linear(),
             client_optimizer=optax.sgd(0.1),

@@ -10,23 +10,16 @@ import pytest
 from flwr.app import Error, Message
 
 from fuprune.data.federated import drop_classes, whole_cohort
+from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.federated.program import ClientProgram, Task
+from fuprune.federated.program import Client, ClientProgram, Task
+from fuprune.flower import tasks
 from fuprune.flower.records import pack, unpack
 from fuprune.flower.roster import GREETINGS, Roster, Timeouts
-from fuprune.flower.settings import read_config
 from fuprune.run import assembly
 from fuprune.run.machine import Runtime
-from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
-
-
-@pytest.fixture(scope="module")
-def setting():
-    config = read_config(CONFIG)
-    model = small_model()
-    variables = assembly.initial_variables(model, jax.random.key(1))
-    return config, federation(config), model, variables
+from tests.flower.small import FakeGrid, remote
 
 
 def one_round(setting, grid, **options):
@@ -39,9 +32,7 @@ def one_round(setting, grid, **options):
         model,
         local._replace(data=data),
         Runtime(None, clients, "xla", 0, 1),
-        learning_rate=0.1,
-        schedule="constant",
-        rounds=1,
+        assembly.Schedule(1, 0.1),
     )
     state = algorithm.init(variables)
     return state, *algorithm.round(state, whole_cohort(data), jax.random.key(2))
@@ -171,6 +162,30 @@ def test_a_request_for_unknown_work_is_answered_with_a_line(setting, tmp_path):
     assert clients.roster.exchange("train", {0: wrong}) == {}
     reply, _ = unpack(grid.seen[-1][1].content)
     assert "\n" not in reply["problem"]
+
+
+@pytest.mark.parametrize(
+    "work, problem",
+    [
+        ({}, None),
+        ({"local_steps": 3}, None),
+        ({"local_steps": -1}, "local_steps is -1, but must be a whole number from 0"),
+        ({"local_steps": [1]}, r"local_steps is \[1\], but must be a whole number"),
+        ({"local_step": 3}, "it takes"),
+        ({"max_length": 3}, "it takes"),
+    ],
+)
+def test_a_request_may_bound_local_steps_and_name_nothing_else(setting, work, problem):
+    config, _, model, _ = setting
+    place = tasks.Setting(config, model, to_float, to_float, 30, 0.1)
+    arguments = {"local_epochs": 2, "batch_size": 8, **work}
+    if problem is not None:
+        with pytest.raises(InputError, match=problem):
+            tasks.make_program("local_sgd", place, arguments)
+        return
+    program = tasks.make_program("local_sgd", place, arguments)
+    client = Client(np.arange(30), np.int32(30), np.int32(0))
+    assert program.num_steps(client) == (3 if work else 8)
 
 
 def test_messages_are_arrays_and_json(setting, tmp_path):

@@ -226,7 +226,7 @@ def test_a_report_says_in_one_sentence_what_its_figures_say(probe, untrained, sa
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"command": "destroy"}, "choose one of train"),
+        ({"command": "destroy"}, "must be one of train"),
         ({"command": "forget"}, "needs an id, and classes or"),
         ({"command": "forget", "classes": "1", "clients": "1", "order": "a"}, "or"),
         ({"clients": "first"}, "clients is 'first'"),
@@ -257,3 +257,10 @@ def test_options_that_need_the_data_in_one_place_are_refused(tmp_path, key):
     text = f"{SMALL} {key}"
     with pytest.raises(InputError, match=key.partition("=")[0]):
         run(FakeGrid(tmp_path, text), read_settings({"config": text}))
+
+
+def test_a_report_counts_the_channels_of_every_class():
+    first = {"cut": {"conv1": [0, 4], "conv2": [1]}}
+    second = {"cut": {"conv1": [2], "conv3": []}}
+    lost = loop.channels_cut([first, second])
+    assert lost == {"conv1": 3, "conv2": 1, "conv3": 0}

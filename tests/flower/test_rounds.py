@@ -24,10 +24,10 @@ def both(config_text, tmp_path):
     clients, stand_in = remote(
         FakeGrid(tmp_path, config_text), config, learning_rate=RATE
     )
-    options = dict(learning_rate=RATE, schedule="constant", rounds=2)
+    schedule = assembly.Schedule(2, RATE)
     made = [
         assembly.make_algorithm(
-            config, model, local._replace(data=data), runtime, **options
+            config, model, local._replace(data=data), runtime, schedule
         )
         for data, runtime in (
             (local.data, Runtime(None, "loop", "xla", 0, 1)),
@@ -42,6 +42,8 @@ def both(config_text, tmp_path):
     "options",
     [
         "train.algorithm=fed_avg",
+        # Of two batches per client and epoch, the first.
+        "train.algorithm=fed_avg train.local_epochs=2 train.local_steps=1",
         pytest.param(
             "train.algorithm=fed_sgd train.bn=recalibrate train.batch_size=0",
             marks=pytest.mark.slow,
@@ -64,7 +66,7 @@ def test_a_round_equals_the_simulators(options, tmp_path):
             key = jax.random.fold_in(jax.random.key(7), number)
             state, info = algorithm.round(state, whole_cohort(data), key)
         assert info.participants == 3 and not np.any(info.rejected)
-        ends.append((state, info.loss, info.examples))
+        ends.append((state, info.loss, info.examples, info.seen))
     chex.assert_trees_all_close(*ends, atol=1e-5)
 
 

@@ -3,7 +3,6 @@
 import json
 
 import chex
-import jax
 import numpy as np
 import pytest
 
@@ -13,24 +12,13 @@ from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.flower import secure
 from fuprune.flower.node import Node
 from fuprune.flower.records import unpack
-from fuprune.flower.settings import read_config
-from fuprune.run import assembly
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secure_summation import encode
-from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
+from tests.flower.small import FakeGrid, remote
 from tests.flower.test_doors import altered
 
 NOTHING = np.zeros(0, np.int32)
-
-
-@pytest.fixture(scope="module")
-def setting():
-    config = read_config(CONFIG)
-    model = small_model()
-    variables = assembly.initial_variables(model, jax.random.key(1))
-    local = federation(config)
-    return config, local, model, variables
 
 
 def gather(setting, backend, data):

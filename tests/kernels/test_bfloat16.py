@@ -1,5 +1,6 @@
 """The kernels on bfloat16: what float32 computes from the same values, rounded once."""
 
+import functools
 import logging
 import os
 import subprocess
@@ -49,14 +50,18 @@ def assert_rounded(actual, expected, lost=1e-5):
         (3, 32, 3, 16, 3, (1, 1)),
         (3, 16, 17, 5, 3, (2, 2)),
         (2, 9, 16, 16, 1, (2, 1)),
-        (4, 2, 256, 256, 3, (1, 1)),  # by matrix products, where float32 multiplies
+        (4, 2, 256, 256, 3, (1, 1)),  # by matrix products in float32
+        (4, 4, 256, 128, 3, (1, 1)),  # the gradient of the kernel, in bfloat16
     ],
 )
+@pytest.mark.parametrize("mixed", [False, True])
 def test_a_convolution_and_its_gradients_are_rounded_once(
-    examples, size, channels, features, kernel, strides
+    examples, size, channels, features, kernel, strides, mixed
 ):
     data = half(random("data", examples, size, size, channels))
     weights = half(random("kernel", kernel, kernel, channels, features))
+    if mixed:  # the same values, in float32
+        weights = weights.astype(jnp.float32)
     padding = ((1, 1), (1, 1)) if kernel == 3 else ((0, 0), (0, 0))
 
     def apply(data, weights):
@@ -72,8 +77,61 @@ def test_a_convolution_and_its_gradients_are_rounded_once(
     expected = reference_kernels.convolve_pullback(
         data, weights, strides, padding, cotangent
     )
-    for actual, wanted in zip(gradients, expected, strict=True):
-        assert_rounded(actual, wanted)
+    assert_rounded(gradients[0], expected[0])
+    if mixed:
+        assert gradients[1].dtype == jnp.float32
+        largest = np.max(np.abs(expected[1]))
+        np.testing.assert_allclose(gradients[1], expected[1], atol=1e-5 * largest)
+    else:
+        assert_rounded(gradients[1], expected[1])
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "rounds"),
+    [(8, 16, True), (4, 256, True), (2, 256, False)],  # 2x2 pixels: read as it lies
+)
+def test_a_float32_kernel_is_rounded_for_bfloat16_data(size, channels, rounds):
+    """On every processor alike, so that their results can be compared."""
+    data = half(random("data", 4, size, size, channels))
+    weights = random("kernel", 3, 3, channels, channels)
+    padding = ((1, 1), (1, 1))
+    output, pull_back = jax.vjp(
+        lambda data: convolution.convolve(
+            data, weights, (1, 1), padding, dimension_numbers=NUMBERS
+        ),
+        data,
+    )
+    cotangent = half(random("cotangent", *output.shape))
+    (gradient,) = pull_back(cotangent)
+    taken, other = weights, half(weights).astype(jnp.float32)
+    if rounds:
+        taken, other = other, taken
+    for actual, expect in (
+        (output, reference_kernels.convolve),
+        (
+            gradient,
+            lambda *problem: reference_kernels.convolve_pullback(*problem, cotangent)[
+                0
+            ],
+        ),
+    ):
+        assert_rounded(actual, expect(data, taken, (1, 1), padding))
+        with pytest.raises(AssertionError):
+            assert_rounded(actual, expect(data, other, (1, 1), padding))
+
+
+def test_an_unusual_convolution_takes_mixed_types_too():
+    data, weights = half(random("data", 2, 8, 8, 4)), random("kernel", 3, 3, 1, 4)
+
+    def grouped(data, weights):
+        return convolution.convolve(
+            data, weights, (1, 1), "SAME", dimension_numbers=NUMBERS,
+            feature_group_count=4,
+        )  # fmt: skip
+
+    output, pull_back = jax.vjp(grouped, data, weights)
+    assert output.dtype == jnp.bfloat16
+    assert [x.dtype for x in pull_back(output)] == [jnp.bfloat16, jnp.float32]
 
 
 def test_problems_with_kernels_of_their_own_equal_one_after_the_other():
@@ -95,11 +153,19 @@ def test_problems_with_kernels_of_their_own_equal_one_after_the_other():
 
 def test_values_pass_unchanged_and_ties_go_to_the_even():
     special = jnp.array([0.0, -0.0, 1.0, 3.0e38, 1e-30, jnp.inf, -jnp.inf, jnp.nan])
-    data = half(special).reshape(1, 1, 8, 1)
-    one = jnp.ones((1, 1, 1, 1), jnp.bfloat16)
-    same = convolution.convolve(data, one, (1, 1), "VALID", dimension_numbers=NUMBERS)
+    # Of two channels, because processors multiply pairs: with an odd number, the last
+    # channel's partner is the next pixel times zero, and infinity times zero is NaN.
+    data = jnp.stack([half(special), jnp.zeros(8, jnp.bfloat16)], -1)[None, None]
+    first = half(jnp.array([1.0, 0.0])).reshape(1, 1, 2, 1)
+    same = convolution.convolve(data, first, (1, 1), "VALID", dimension_numbers=NUMBERS)
     np.testing.assert_array_equal(
-        np.asarray(same, np.float32), np.asarray(data, np.float32)
+        np.asarray(same[..., 0], np.float32), np.asarray(data[..., 0], np.float32)
+    )
+    finite = half(special[:5]).reshape(1, 1, 5, 1)
+    one = jnp.ones((1, 1, 1, 1), jnp.bfloat16)
+    same = convolution.convolve(finite, one, (1, 1), "VALID", dimension_numbers=NUMBERS)
+    np.testing.assert_array_equal(
+        np.asarray(same, np.float32), np.asarray(finite, np.float32)
     )
     # 1 + 2^-8 lies between 1 and 1 + 2^-7, 1 + 3 * 2^-8 between that and 1 + 2^-6.
     pairs = half(jnp.array([[1.0, 2.0**-8], [1 + 2.0**-7, 2.0**-8], [1.0, 2.0**-7]]))
@@ -181,42 +247,53 @@ def test_the_gradient_of_a_norm_is_that_of_the_widened_values(channels, relu):
 
 @pytest.mark.parametrize("name", ["resnet8", "vgg11"])
 def test_a_network_trains_as_it_does_with_xla(name):
-    """Logits, gradients and statistics are as near to float32 as XLA's bfloat16 is."""
-    images = random("images", 8, 32, 32, 3)
+    """Logits, gradients and statistics are as near to float32 as XLA's bfloat16 is.
+
+    XLA rounds what the program rounds: by itself it leaves out some roundings between
+    operations that it joins. Over several networks and batches, because the distance
+    varies between them.
+    """
     labels = jnp.arange(8) % 3
+    init = jax.jit(zoo.create(name, num_classes=3).init)
 
-    def step(dtype, conv):
-        model = zoo.create(name, num_classes=3, dtype=dtype, conv=conv)
-        variables = zoo.create(name, num_classes=3).init(jax.random.key(0), images)
+    @functools.partial(
+        jax.jit,
+        static_argnames="model",
+        compiler_options={"xla_allow_excess_precision": False},
+    )
+    def step(model, variables, images):
+        def loss(params):
+            logits, state = model.apply(
+                variables | {"params": params},
+                images,
+                train=True,
+                mutable=["batch_stats"],
+            )
+            rows = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
+            return -jnp.mean(rows), (logits, state)
 
-        @jax.jit
-        def gradient(params):
-            def loss(params):
-                logits, state = model.apply(
-                    variables | {"params": params},
-                    images,
-                    train=True,
-                    mutable=["batch_stats"],
-                )
-                rows = jnp.take_along_axis(
-                    jax.nn.log_softmax(logits), labels[:, None], 1
-                )
-                return -jnp.mean(rows), (logits, state)
-
-            return jax.value_and_grad(loss, has_aux=True)(params)
-
-        return gradient(variables["params"])
-
-    ours, theirs = step(jnp.bfloat16, "onednn"), step(jnp.bfloat16, "xla")
-    exact = step(jnp.float32, "xla")
-    chex.assert_trees_all_equal_shapes_and_dtypes(ours, exact)
+        return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 
     def distance(a, b):
         pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         squares = [(jnp.sum((x - y) ** 2), jnp.sum(y**2)) for x, y in pairs]
         return float(np.sqrt(sum(x for x, _ in squares) / sum(y for _, y in squares)))
 
-    assert 0 < distance(ours, exact) < 1.2 * distance(theirs, exact)
+    distances = []
+    for seed in range(2):
+        images = random(f"images {seed}", 8, 32, 32, 3)
+        variables = init(jax.random.key(seed), images)
+        ours, theirs, exact = (
+            step(zoo.create(name, num_classes=3, dtype=dtype, conv=conv),
+                 variables, images)
+            for dtype, conv in (
+                (jnp.bfloat16, "onednn"), (jnp.bfloat16, "xla"), (jnp.float32, "xla")
+            )
+        )  # fmt: skip
+        chex.assert_trees_all_equal_shapes_and_dtypes(ours, exact)
+        distances.append((distance(ours, exact), distance(theirs, exact)))
+    ours, theirs = np.mean(distances, axis=0)
+    assert 0 < ours < 1.1 * theirs, distances
 
 
 def test_what_multiplies_is_said_once(caplog):

@@ -364,6 +364,7 @@ def test_fallback_lowerings_are_the_gradients_of_xla():
         "padding": ((1, 0), (1, 1)),
         "data_size": (9, 8),
         "kernel_size": (3, 3),
+        "kernel_dtype": jnp.dtype(jnp.float32),
     }
     output, pullback = jax.vjp(
         lambda d, k: convolution._xla_forward(d, k, **static), data, weights

@@ -1,5 +1,3 @@
-import zlib
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,15 +5,7 @@ import numpy as np
 import pytest
 
 from fuprune.kernels import library, normalisation
-
-needs_library = pytest.mark.skipif(
-    not library.available(), reason=str(library.why_not())
-)
-
-
-def random(name, *shape):
-    generator = np.random.default_rng(zlib.crc32(name.encode()))
-    return jnp.asarray(generator.standard_normal(shape, np.float32))
+from tests.kernels.test_convolution import needs_onednn, random
 
 
 def operands(shape, *, residual, held=None):
@@ -68,7 +58,7 @@ def scattered(channels, held, width):
     }
 
 
-@needs_library
+@needs_onednn
 @pytest.mark.parametrize("channels", [1, 5, 16, 17, 40, 509])
 def test_values_equal_the_definition(channels):
     data, scale, bias, residual = operands((3, 5, 4, channels), residual=True)
@@ -82,7 +72,7 @@ def test_values_equal_the_definition(channels):
     assert_close(actual, jax.tree.map(lambda x: x.astype(np.float32), expected))
 
 
-@needs_library
+@needs_onednn
 @pytest.mark.parametrize(
     ("channels", "held", "width"),
     [(1, 1, 2), (5, 9, 11), (8, 16, 16), (16, 30, 32), (17, 3, 40), (20, 64, 64)],
@@ -105,7 +95,7 @@ def test_channels_go_to_their_places(channels, held, width):
     )
 
 
-@needs_library
+@needs_onednn
 @pytest.mark.parametrize("relu", [True, False])
 def test_channels_are_moved_in_blocks_and_without_a_residual(relu):
     """More pixels than a block has, and not a whole number of blocks."""
@@ -134,7 +124,7 @@ def test_places_that_do_not_fit_are_refused(function, places, width):
         function(data, scale, bias, places=places, width=width)
 
 
-@needs_library
+@needs_onednn
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("mask", [None, MASK])
@@ -146,7 +136,7 @@ def test_gradients_equal_those_of_jax(residual, relu, mask):
     )
 
 
-@needs_library
+@needs_onednn
 @pytest.mark.parametrize("placement", [{}, scattered(5, 6, 8)], ids=["own", "placed"])
 def test_higher_derivatives_equal_those_of_jax(placement):
     held = len(placement.get("residual_places", range(5)))
@@ -171,7 +161,7 @@ def test_higher_derivatives_equal_those_of_jax(placement):
         assert_close(*both(transform, arguments, mask=MASK, **placement))
 
 
-@needs_library
+@needs_onednn
 @pytest.mark.parametrize("axes", [(0, 0, 0, 0), (1, None, None, 2), (0, 1, None, 0)])
 @pytest.mark.parametrize("placement", [{}, scattered(5, 6, 8)], ids=["own", "placed"])
 def test_vmap_of_gradients_equals_that_of_jax(axes, placement):
@@ -189,7 +179,7 @@ def test_vmap_of_gradients_equals_that_of_jax(axes, placement):
     assert_close(*both(mapped, arguments, mask=MASK, **placement))
 
 
-@needs_library
+@needs_onednn
 def test_loops_equal_those_of_jax():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)
 
@@ -206,7 +196,7 @@ def test_loops_equal_those_of_jax():
     assert_close(*both(looped, (data, scale, bias)))
 
 
-@needs_library
+@needs_onednn
 def test_padding_does_not_reach_the_moments():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)
     spoilt = data.at[1].set(jnp.inf)
@@ -217,7 +207,7 @@ def test_padding_does_not_reach_the_moments():
     np.testing.assert_array_equal(one.outputs[0], other.outputs[0])
 
 
-@needs_library
+@needs_onednn
 def test_nothing_but_padding_stays_finite():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)
     nothing = jnp.zeros(3)
@@ -229,7 +219,7 @@ def test_nothing_but_padding_stays_finite():
         chex.assert_tree_all_finite((result, gradients))
 
 
-@needs_library
+@needs_onednn
 def test_nan_is_not_hidden_by_the_relu():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)
     result = normalisation.batch_norm(
@@ -239,7 +229,7 @@ def test_nan_is_not_hidden_by_the_relu():
     assert jnp.isfinite(result.outputs[..., 3]).all()
 
 
-@needs_library
+@needs_onednn
 def test_number_of_threads_does_not_change_one_bit():
     data, scale, bias, residual = operands((16, 32, 32, 17), residual=True)
     gradient = jax.jit(jax.value_and_grad(loss(normalisation.batch_norm), (0, 1, 2, 3)))
@@ -253,7 +243,7 @@ def test_number_of_threads_does_not_change_one_bit():
     chex.assert_trees_all_equal(*results)
 
 
-@needs_library
+@needs_onednn
 def test_the_gradient_is_the_kernel():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)
     gradient = jax.vmap(jax.grad(loss(normalisation.batch_norm)), (0, None, None))

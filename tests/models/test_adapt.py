@@ -1,5 +1,7 @@
 """Networks of every convention train, evaluate and hash like those of the zoo."""
 
+import functools
+
 import chex
 import flax.linen as nn
 import jax
@@ -14,6 +16,9 @@ from fuprune.federated.evaluate import make_evaluator
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.models import zoo
 from fuprune.models.adapt import adapt, variables_of
+from fuprune.models.brought import bring
+from fuprune.models.fresh import init_variables
+from fuprune.surgery import PrunePlan, compact, rebuild
 from tests.tiny import TinyNet, tiny_dataset
 
 IMAGES = np.random.default_rng(0).random((5, 6, 6, 1), np.float32)
@@ -291,6 +296,40 @@ def test_recalibrated_statistics_are_those_of_any_momentum():
     found = state.variables["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose(found["mean"], outputs.mean((0, 1, 2)), atol=1e-5)
     np.testing.assert_allclose(found["var"], outputs.var((0, 1, 2)), rtol=1e-3)
+
+
+class Squeezed(nn.Module):
+    """Drops every axis of length one, that of a batch of one image included."""
+
+    @nn.compact
+    def __call__(self, x):
+        """[B, H, W, 1] -> [B, 4]."""
+        x = nn.Conv(1, (3, 3), name="last")(nn.Conv(3, (3, 3), name="first")(x))
+        return nn.Dense(4)(jnp.mean(jnp.squeeze(x), axis=2))
+
+
+def squeezed(num_classes, input_shape):
+    del num_classes, input_shape
+    return Squeezed()
+
+
+def test_a_network_that_squeezes_a_batch_of_one_is_made_and_rebuilt():
+    network = bring(squeezed, num_classes=4, input_shape=(6, 6, 1))
+    variables = init_variables(network, jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
+    plan = PrunePlan({"first": np.array([0, 2])})
+    small, cut = compact(network, variables, plan)
+    again = rebuild.from_spec(rebuild.spec(small), factory=squeezed)
+    assert again == small and again.apply(cut, IMAGES).shape == (5, 4)
+
+
+def test_fresh_variables_are_made_inside_other_programs_too():
+    model, key, images = Plain(), jax.random.key(0), jnp.asarray(IMAGES)
+    make = functools.partial(init_variables, model)
+    made = make(key, images)
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        made, jax.eval_shape(make, key, images), jax.jit(make)(key, images)
+    )
+    chex.assert_trees_all_close(made, jax.jit(make)(key, images), rtol=1e-6)
 
 
 def test_what_is_no_network_is_refused_in_one_sentence():

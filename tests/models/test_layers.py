@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.models.layers import NUM_GROUPS, Norm, place, wire
+from fuprune.kernels.normalisation import widen
+from fuprune.models.layers import NUM_GROUPS, Norm, places, wire
 from tests.models.drawing import apply_in_training
 
 WIDTH = 16
@@ -158,22 +159,27 @@ def test_norm_keeps_type_of_input_and_float32_statistics():
 
 
 @pytest.mark.parametrize("source", [(0, 3, 4), (1, 3, 4), (9,), (0, 1, 3, 4, 9)])
-def test_place_puts_channels_where_their_ids_are_and_differentiates_both_ways(source):
+def test_widen_puts_channels_where_their_ids_are_and_differentiates_both_ways(source):
     target = (0, 1, 3, 4, 9)
     values = jnp.arange(2.0 * len(source)).reshape(2, -1) + 1.0
-    outputs, pull = jax.vjp(lambda v: place(v, source, target), values)
+    positions = list(places(source, target))
+    assert [target[position] for position in positions] == list(source)
+
+    def wide(values):
+        return widen(values, positions, len(target))
+
+    outputs, pull = jax.vjp(wide, values)
     expected = np.zeros((2, len(target)))
-    positions = [target.index(channel) for channel in source]
     expected[:, positions] = values
     np.testing.assert_array_equal(outputs, expected)
     cotangent = jnp.arange(2.0 * len(target)).reshape(2, -1)
     np.testing.assert_array_equal(pull(cotangent)[0], cotangent[:, positions])
-    _, tangent = jax.jvp(lambda v: place(v, source, target), (values,), (values,))
+    _, tangent = jax.jvp(wide, (values,), (values,))
     np.testing.assert_array_equal(tangent, expected)
 
 
-def test_place_on_its_own_channels_is_free():
-    jaxpr = jax.make_jaxpr(lambda v: place(v, (1, 2), (1, 2)))(jnp.zeros((3, 2)))
+def test_widening_to_the_same_channels_is_free():
+    jaxpr = jax.make_jaxpr(lambda v: widen(v, (0, 1), 2))(jnp.zeros((3, 2)))
     assert not jaxpr.eqns
 
 

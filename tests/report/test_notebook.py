@@ -25,7 +25,7 @@ def shown(value) -> str:
 
 def test_a_record_shows_its_first_screen_and_methods():
     text = shown(make_record())
-    assert "Not audited: nothing here shows that class truck (3) is gone." in text
+    assert "nothing here shows that the model forgot class truck (3)." in text
     assert "Every method, and all that it spent" in text
 
 

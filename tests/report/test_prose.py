@@ -76,9 +76,10 @@ def test_the_headline_counts_its_family_only():
 
 
 def test_a_run_without_an_audit_says_so_first():
-    screen = first_screen(make_record(), None)
-    assert screen.headline.startswith(
-        "Not audited: nothing here shows that class truck"
+    screen = first_screen(make_record(classes=(0, 3)), None)
+    assert screen.headline == (
+        "Not audited: nothing here shows that the model forgot classes airplane (0) "
+        "and truck (3)."
     )
     said = found(screen)
     assert "Run the audit phase" in said["What next?"]
@@ -131,6 +132,8 @@ def test_speed_is_told_in_rounds_and_seconds_with_own_work():
 def test_a_method_that_is_slower_is_not_called_faster():
     assert prose._ratio(0.5, "fewer", "as many") == "2\N{MULTIPLICATION SIGN} as many"
     assert prose._ratio(4.0, "fewer", "as many") == "4\N{MULTIPLICATION SIGN} fewer"
+    assert prose._ratio(1.0, "fewer", "as many") == "as many"
+    assert prose._ratio(0.9999, "fewer", "as many") == "as many"
 
 
 def test_a_target_never_reached_is_said():
@@ -140,6 +143,9 @@ def test_a_target_never_reached_is_said():
     price = answers(record)["At what price?"]
     goal = "retraining's own 85.5% on the test split"
     assert f"It does not reach {goal} within its 20 rounds." in price
+    # A method may do all its training as its own work, in no round.
+    record = record._replace(methods=[late._replace(rounds=0), *record.methods[1:]])
+    assert f"It does not reach {goal}." in answers(record)["At what price?"]
 
 
 def test_a_cheaper_and_better_control_is_named():

@@ -1,6 +1,5 @@
-"""A report names what was to be forgotten: a class, a client, or single images."""
+"""A report names what was to be forgotten: classes, clients, or single images."""
 
-import html
 import re
 
 import pytest
@@ -13,7 +12,7 @@ from fuprune.report.prose import as_text, first_screen
 from fuprune.report.questions import questions_about
 from fuprune.report.tables import methods_table
 from fuprune.run.reading import read_run
-from fuprune.run.record import RequestRow
+from fuprune.run.record import Crossing, RequestRow
 from tests.report.fixture import (
     evidence,
     make_audit,
@@ -22,6 +21,7 @@ from tests.report.fixture import (
     stage_row,
     write_run,
 )
+from tests.report.reading import Page
 
 U_SET, R_SET = "the 40 training images", "the 360 test images, which nobody trained on"
 FAILS = {"fed_eraser": "fail", "fine_tune_only": "fail", "raw": "fail"}
@@ -76,14 +76,18 @@ def pages(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "targets", "title", "them"),
     [
-        ("clients", [3], "Forgetting client 3", "the client's images"),
-        ("clients", [3, 17], "Forgetting clients 3 and 17", "the clients' images"),
+        ("clients", [3], "Forgetting client 3", "the images of client 3"),
+        (
+            "clients",
+            [3, 17],
+            "Forgetting clients 3 and 17",
+            "the images of clients 3 and 17",
+        ),
         ("examples", list(range(40)), "Forgetting 40 examples", "the forgotten images"),
     ],
 )
 def test_a_page_names_what_was_to_be_forgotten(pages, kind, targets, title, them):
-    text = html.unescape(re.sub(r"<style.*?</style>", "", pages(kind, targets)))
-    text = " ".join(re.sub(r"<[^>]*>", " ", text).split())
+    text = Page(pages(kind, targets)).text
     assert title in text
     assert f"Does it behave like a model that never saw {them}?" in text
     assert f"Could somebody still tell that {them} were in training?" in text
@@ -93,16 +97,90 @@ def test_a_page_names_what_was_to_be_forgotten(pages, kind, targets, title, them
     assert "What was cut" not in text
 
 
-def test_a_class_is_asked_for_as_before(tmp_path):
-    text = build(write_run(tmp_path / "run")).read_text()
-    assert "Does it behave like a model that never saw the class?" in text
-    assert "Is the class gone from the answers, and is the rest intact?" in text
+# What audits write of one class, and what a page says where several were forgotten.
+AUDITED = {
+    "How often does the model still recognise the forgotten class?": (
+        "How often does the model still recognise the forgotten classes?"
+    ),
+    "How many training steps until the forgotten class is back?": (
+        "How many training steps until the forgotten classes are back?"
+    ),
+    "How much of the class is back while it is taught again (mean)?": (
+        "How much of the forgotten classes is back while they are taught again (mean)?"
+    ),
+    "How much of the class does a head recover from 2 images of it?": (
+        "How much of the forgotten classes does a head recover from 2 images of each?"
+    ),
+    "In the class that differs most, how far is accuracy from retraining?": (
+        "In the class that differs most, how far is accuracy from retraining?"
+    ),
+}
+
+
+def everything_said(folder, classes):
+    """The words of a page on all kinds of evidence, also those for screen readers."""
+    tests = [
+        evidence(f"test_{n}", FAILS, kind=kind)._replace(question=question)
+        for kind in KINDS
+        for n, question in enumerate(AUDITED)
+    ]
+    how = "4 shadow models, unlearned by fine-tuning without the class"
+    areas = {"raw": {"linear": [0.5, 0.9]}}
+    probe = {"layers": ["stem", "conv1"], "classifiers": ["linear"], "areas": areas}
+    made = make_audit(classes=classes)
+    audit = made._replace(
+        tests=[*made.tests, tests[0]._replace(notes=[how]), *tests[1:]],
+        detail=made.detail | {"probe": probe},
+    )
+    record = make_record(classes=classes)
+    masked = Crossing("raw_masked", 0.85, 5, 1.0, 1, 1)
+    rows = [row._replace(crossings=[*row.crossings, masked]) for row in record.methods]
+    write_run(folder, record._replace(methods=rows), audit)
+    page = Page(build(folder).read_text())
+    labels = [given.get("aria-label", "") for _, given in page.elements]
+    return " ".join([page.text, *labels])
+
+
+@pytest.mark.parametrize(
+    ("classes", "them", "others"),
+    [
+        ((3,), "the forgotten class", "the (?:forgotten )?classes(?! as)"),
+        ((0, 3), "the forgotten classes", "the (?:forgotten )?class(?! that differs)"),
+    ],
+)
+def test_a_page_speaks_of_as_many_classes_as_were_forgotten(
+    tmp_path, classes, them, others
+):
+    text = everything_said(tmp_path / "run", classes)
+    assert f"Does it behave like a model that never saw {them}?" in text
+    assert f"retrained from scratch without {them}," in text
+    assert f"Does the model still recognise {them}, and is the rest intact?" in text
     assert "What was cut, and what did it see?" in text
+    assert "the raw model with the" in text
+    assert "unlearned by fine-tuning without the" in text
+    for written, plural in AUDITED.items():
+        assert (plural if len(classes) > 1 else written) in text
+    # Accuracies are spread "over the classes as" retraining spreads them.
+    assert not re.findall(rf".{{0,40}}\b{others}\b.{{0,40}}", text)
+
+
+def test_only_the_class_whose_channels_are_drawn_is_red(tmp_path):
+    folder = write_run(tmp_path / "run", make_record(classes=(0, 3)))
+    page = Page(build(folder).read_text())
+    # The pictures are of classes 3, 0 and 1; the channels are of the first class cut.
+    drawn = [given for given in page.all("th") if given.get("class") == "forgotten"]
+    assert len(drawn) == 1
+
+
+def test_examples_are_counted_in_the_headline():
+    screen = first_screen(record_of("examples", list(range(40))), audit_of())
+    assert "never saw the 40 examples: it fails" in screen.headline
+    assert "Do not call the 40 examples forgotten" in as_text(screen)
 
 
 def test_the_first_screen_of_a_client_is_about_its_images():
     text = as_text(first_screen(record_of("clients", [3]), audit_of()))
-    assert "can be told from a model that never saw client 3" in text
+    assert "can be told from a model that never saw the images of client 3" in text
     assert f"On {U_SET}, fed eraser is right on 55.0% (1 seed)" in text
     assert "on 40 forgotten images and 300 of the same classes that nobody" in text
     # 0.55 is nearer to retraining's 0.6 than fine-tuning alone comes.
@@ -139,8 +217,10 @@ def test_joined_runs_say_who_left(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("request_kind", "kinds"), [("classes", KINDS), ("clients", REQUEST_KINDS)]
+    ("record", "kinds"),
+    [(make_record(), KINDS), (record_of("clients", [3]), REQUEST_KINDS)],
+    ids=["classes", "clients"],
 )
-def test_every_kind_of_evidence_has_its_question(request_kind, kinds):
-    asked = questions_about(request_kind, "the class")
+def test_every_kind_of_evidence_has_its_question(record, kinds):
+    asked = questions_about(record)
     assert set(kinds) <= {kind for question in asked for kind in question.kinds}

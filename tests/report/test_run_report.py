@@ -9,7 +9,7 @@ import pytest
 from fuprune import typed_json
 from fuprune.report import build
 from fuprune.report.figures import recovery_curves
-from fuprune.run.record import CurveRow
+from fuprune.run.record import CurveRow, RequestRow
 from tests.report.fixture import make_audit, make_record, write_maps, write_run
 from tests.report.reading import Page
 
@@ -189,11 +189,11 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
         },
     }
     page = page_of(write_run(tmp_path / "run", audit=make_audit(detail=detail)))
-    assert "The class, taught again" in page.text
+    assert "Accuracy on forgotten test images (mean over all settings)." in page.text
     assert "With forgotten images only, 10 per class" in page.text
     assert "(learning rates 0.01 and 0.03)" in page.text
-    assert "The class inside, by depth: linear probe" in page.text
-    assert "The class inside, by depth: nearest neighbours" in page.text
+    assert "Recognised inside, by depth: linear probe" in page.text
+    assert "Recognised inside, by depth: nearest neighbours" in page.text
 
 
 FILES = ("results.json", "metrics.jsonl", "audit.json", "feature_maps.npz")
@@ -290,3 +290,21 @@ def test_a_field_of_another_type_is_a_file_that_does_not_parse(tmp_path, field, 
     plain = typed_json.to_plain(make_record()) | {field: value}
     (directory / "results.json").write_text(json.dumps(plain))
     assert f"results.json.{field}" in page_of(directory).text
+
+
+STAGE, CUT = make_record().stages[0], make_record().cuts["class_pruning"][0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"request": RequestRow("nobody", [3], "", "")}, "a request for 'nobody'"),
+        ({"classes": [3, 99]}, "classes [3, 99] of 4 to forget"),
+        ({"stages": [STAGE, STAGE._replace(per_class=[0.5])]}, "different numbers of"),
+        ({"cuts": {"a": [CUT._replace(channels={"stem": [0]})]}}, "scores are not"),
+    ],
+)
+def test_a_record_that_no_run_writes_does_not_parse(tmp_path, changed, said):
+    directory = write_run(tmp_path / "run", make_record()._replace(**changed))
+    text = page_of(directory).text
+    assert "results.json does not parse: " in text and said in text

@@ -70,6 +70,6 @@ def test_points_of_the_privacy_curve_count_if_they_are_tuned(tmp_path):
 def test_a_short_retraining_warms_up_in_a_tenth_of_its_rounds(training, short):
     config = config_lib.default()
     config.fine_tune.rounds, config.train.warmup_rounds = 50, training
-    budget = agenda.make_budget(config, "short")
-    assert (budget.rounds, budget.schedule) == (50, "warmup_cosine")
-    assert budget.warmup == short
+    schedule = agenda.make_budget(config, "short").schedule
+    assert (schedule.rounds, schedule.kind) == (50, "warmup_cosine")
+    assert schedule.warmup == short

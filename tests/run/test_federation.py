@@ -6,13 +6,14 @@ import optax
 import pytest
 
 from fuprune import config as configuration
+from fuprune.config.keys import KEYS
 from fuprune.data import normalisation, sources
 from fuprune.data.federated import sample_cohort
 from fuprune.errors import FupruneError
 from fuprune.federated.server import fed_avg
 from fuprune.models import zoo
 from fuprune.run import machine
-from fuprune.run.federation import PARTITIONS, make_federation
+from fuprune.run.federation import make_federation
 from tests.tiny import TinyNet, tiny_variables
 
 RUNTIME = machine.Runtime(None, "map", "xla", 0, 1)
@@ -60,7 +61,7 @@ def numbers_by_client(federation):
     ]
 
 
-@pytest.mark.parametrize("kind", PARTITIONS)
+@pytest.mark.parametrize("kind", KEYS["partition.kind"].allowed.choices)
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_every_image_trains_or_validates_once(own, kind, share, tmp_path):
     listed = "\n".join(" ".join(map(str, range(k, NUMBER, 6))) for k in range(6))

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from fuprune.run import files, logs, progress
+from fuprune.run.reading import empty_record
+from fuprune.run.record import Provenance, RequestRow
 
 
 class Clock:
@@ -107,8 +109,8 @@ def test_log_without_a_path_discards():
 
 def test_timings_hold_images_per_second(tmp_path):
     path = tmp_path / "timings.jsonl"
-    with logs.TimingsLog(path) as log:
-        log.record("pretrain", 3, 0.5, images=100)
+    with logs.MetricsLog(path) as log:
+        log.append(logs.round_clock("pretrain", 3, 0.5, images=100))
     assert files.read_rows(path) == [
         {"phase": "pretrain", "round": 3, "seconds": 0.5, "images_per_second": 200.0}
     ]
@@ -239,6 +241,21 @@ def test_terminal_table_shows_markup_as_it_is():
 
 def test_empty_table_is_harmless():
     progress.print_table([], stream=io.StringIO())
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "words"),
+    [
+        ("classes", [9], "class 9"),
+        ("classes", [0, 9], "classes 0, 9"),
+        ("clients", [1, 4], "clients 1, 4"),
+        ("examples", list(range(40)), "40 examples"),
+    ],
+)
+def test_tables_at_the_end_name_what_was_forgotten(kind, targets, words, capsys):
+    record = empty_record(Provenance({}, {}, "", [], ""))
+    progress.show_record(record._replace(request=RequestRow(kind, targets, "", "")))
+    assert f"Accuracy by stage, forgetting {words}\n" in capsys.readouterr().out
 
 
 HOLDER = """

@@ -29,7 +29,7 @@ EMPTY = RunRecord(
     Provenance({}, {}, "", [], "cpu"),
     "digits",
     {},
-    [9],
+    [0],
     [],
     "validation",
     [],
@@ -130,6 +130,14 @@ def test_choices_are_read_from_the_split_they_were_made_on():
     assert row.judged("r_accuracy") == 0.5
     assert CurveRow("pretrain", 1, {"r_accuracy": 0.9}).judged("r_accuracy") == 0.9
     assert CurveRow("pretrain", 1, {"loss": 0.9}).judged("r_accuracy") is None
+
+
+def test_images_that_a_round_counted_go_before_examples_times_passes():
+    """The last row is as runs wrote them before rounds counted images."""
+    values = ({"examples": 40.0, "images": 9.0}, {"examples": 40.0})
+    curves = [CurveRow("unlearn/cut", n + 1, row) for n, row in enumerate(values)]
+    (row,) = record_of([outcome("cut", rounds=2)], curves, passes=3).methods
+    assert row.images == 9 + 3 * 40
 
 
 @given(

@@ -33,8 +33,8 @@ def test_clients_are_forgotten_with_all_their_images(own):
     assert federation.request == ForgetRequest(clients=(1, 4))
     assert numbers_of(federation.forgotten) == sorted(held[1] + held[4])
     row = requests.describe_sets(federation.request, 16, 9)
-    assert row["u_set"] == "the 16 training images of clients 1, 4"
-    assert row["r_set"] == "the 9 test images, which nobody trained on"
+    assert row.u_set == "the 16 training images of clients 1, 4"
+    assert row.r_set == "the 9 test images, which nobody trained on"
 
 
 @pytest.mark.parametrize("limit", [0, 10])

@@ -12,10 +12,10 @@ def test_seeds_share_an_algorithm(monkeypatch):
     )
     made = {}
 
-    def algorithm(model="net", objective=None, **changed):
-        options = {"rounds": 20, "learning_rate": 0.1} | changed
+    def algorithm(model="net", objective=None, rounds=20):
+        schedule = assembly.Schedule(rounds, 0.1)
         return assembly.shared_algorithm(
-            made, "config", model, "data", "runtime", objective=objective, **options
+            made, "config", model, "data", "runtime", schedule, objective=objective
         )
 
     first = algorithm()

@@ -4,7 +4,7 @@ None is of the zoo, and none knows of surgery. `NETWORKS` maps names to `Case`s.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+
+from fuprune.models.adapt import adapt
 
 CLASSES = 5
 INPUT_SHAPE = (16, 16, 3)
@@ -287,6 +289,15 @@ NETWORKS = {
     ),
     "flax_resnet50": Case(partial(resnet50, 4)),
 }
+
+
+@cache  # those who use one share what is compiled
+def adapted(name: str, shallow: bool = False) -> Any:
+    """A network of the table, or its shallow form if it has one."""
+    case = NETWORKS[name]
+    made = (case.shallow or case.make)() if shallow else case.make()
+    # Of an NNX module the class, which can be initialised afresh.
+    return adapt(type(made) if isinstance(made, nnx.Module) else made)
 
 
 def variables_of(network: Any, shape=INPUT_SHAPE, seed: int = 0) -> Any:

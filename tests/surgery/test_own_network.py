@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from flax import nnx
 
 import fuprune
 from fuprune.audit import AuditData, AuditOptions, RelearnOptions, ShadowOptions
@@ -87,7 +86,7 @@ def run(name, model, variables, data, num_classes, **more):
         state = trainer.init(variables)
         after, info = trainer.round(state, fuprune.whole_cohort(data), KEY)
         given["rounds"] = [keep_round(0, variables, info)]
-        given["replay"] = Replay(trainer, epochs=1, training_epochs=1)
+        given["replay"] = Replay(trainer)
         variables = after.variables
     if name == "sisa":
         given |= {"train": train_slice, "rounds": 2, "shards": 2, "slices": 2}
@@ -164,19 +163,6 @@ def test_both_surgeries_fine_tune_alike(surgery):
     assert np.isfinite(logits).all()
 
 
-@functools.cache  # methods share what is compiled
-def adapted(name, shallow=False):
-    case = networks.NETWORKS[name]
-    made = (case.shallow or case.make)() if shallow else case.make()
-    if isinstance(made, nnx.Module):
-        made = functools.partial(_make, type(made))
-    return adapt(made)
-
-
-def _make(kind, rngs):
-    return kind(rngs=rngs)
-
-
 CONTRACT = [
     "projection_resnet",
     "densenet",
@@ -220,7 +206,7 @@ def test_every_method_runs_on_a_network_of_somebody_else(method):
 @pytest.mark.parametrize("method", list(METHODS))
 @pytest.mark.parametrize("name", CONTRACT)
 def test_every_method_runs_on_every_network(name, method):
-    network = adapted(name, shallow=True)
+    network = networks.adapted(name, shallow=True)
     data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
     variables = networks.variables_of(network)
     dense = networks.NETWORKS[name].dense
@@ -274,7 +260,7 @@ def test_a_cut_network_of_somebody_else_is_audited():
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", CONTRACT)
 def test_every_kind_of_audit_takes_every_network(name):
-    network = adapted(name, shallow=True)
+    network = networks.adapted(name, shallow=True)
     variables = networks.variables_of(network)
     report = audited(network, variables, networks.INPUT_SHAPE, networks.CLASSES, None)
     assert report.candidates == ["cut"]
@@ -320,7 +306,7 @@ def test_units_of_dense_layers_are_cut_if_asked_for():
 
 
 def test_hidden_units_of_a_vision_transformer_are_cut_if_asked_for():
-    network = adapted("vit")
+    network = networks.adapted("vit")
     data = small_federation(networks.INPUT_SHAPE, networks.CLASSES, 20)
     variables = networks.variables_of(network)
     result = METHODS["class_pruning"](

@@ -14,6 +14,7 @@ from flax import nnx
 from fuprune import export, surgery
 from fuprune.models.adapt import adapt
 from fuprune.surgery import PrunePlan, cutting, trace
+from fuprune.surgery.slim import cut_tree
 from tests.surgery import networks
 
 FAST = ("mobilenet", "vit")
@@ -21,17 +22,9 @@ FAST = ("mobilenet", "vit")
 
 def bring(name):
     """A network, adapted, its variables, and a few images."""
-    made = networks.NETWORKS[name].make()
-    if isinstance(made, nnx.Module):
-        kind = type(made)
-        made = functools.partial(_make, kind)
-    network = adapt(made)
+    network = networks.adapted(name)
     images = np.random.default_rng(1).normal(size=(4, *networks.INPUT_SHAPE))
     return network, networks.variables_of(network), jnp.asarray(images, jnp.float32)
-
-
-def _make(kind, rngs):
-    return kind(rngs=rngs)
 
 
 def plan_for(layers, seed=0, share=0.6):
@@ -100,8 +93,8 @@ def check(name, tolerance=2e-6, dtype=jnp.float32):
     value, new, gradients = loss_and_gradients(network, images)(masked)
     slim_value, slim_new, slim_gradients = loss_and_gradients(small, images)(cut)
     close(slim_value, value)
-    close(slim_new, small.cut(new))
-    close(slim_gradients, small.cut({"params": gradients})["params"])
+    close(slim_new, cut_tree(small.cuts, new))
+    close(slim_gradients, cut_tree(small.cuts, {"params": gradients})["params"])
 
     sizes = [
         sum(x.size for x in jax.tree.leaves(v["params"])) for v in (cut, variables)
@@ -303,7 +296,7 @@ def test_straight_through_rounding_and_nearest_pixels_stay_slim():
         for net, values in ((small, cut), (network, masked))
     ]
     assert_close(steps[0][0], steps[1][0])
-    gradients = small.cut({"params": steps[1][2]})["params"]
+    gradients = cut_tree(small.cuts, {"params": steps[1][2]})["params"]
     assert_close(steps[0][2], gradients)
     assert np.abs(gradients["kernel_8"]).max() > 1e-4
     assert cut["params"]["kernel_6"].shape == (3, 3, 3, 2)
@@ -351,6 +344,17 @@ def test_hidden_units_are_offered_and_what_writes_to_a_stream_is_not():
     layers = surgery.trace_layers(network, variables, images, dense=True)
     dense = [name for name, layer in layers.items() if layer.kind == "dense"]
     assert dense == ["Dense_0", "Dense_2"]
+
+
+def test_a_last_kernel_of_any_name_is_observed_as_the_head():
+    def flat(variables, images):
+        x = jnp.tanh(images.reshape(images.shape[0], -1) @ variables["params"]["a"])
+        return x @ variables["params"]["b"]
+
+    variables = {"params": {"a": jnp.ones((12, 4)), "b": jnp.ones((4, 5))}}
+    seen = surgery.observe(flat, variables, jnp.ones((2, 2, 2, 3)))
+    assert list(seen.outputs) == ["a"] and seen.features.shape == (2, 4)
+    np.testing.assert_array_equal(seen.head_logits, seen.logits)
 
 
 def test_hidden_units_before_a_flattened_map_are_offered():

@@ -63,7 +63,9 @@ def check_structure(name, plan):
     model, shapes, numbers = network(name)
     traced, relative = cutting.plan_cuts(model, shapes, plan)
     small, wired = surgery.compact(model, numbers, plan)
-    jax.tree.map(np.testing.assert_array_equal, traced.cut(numbers), wired)
+    jax.tree.map(
+        np.testing.assert_array_equal, slim.cut_tree(traced.cuts, numbers), wired
+    )
     jax.tree.map(
         np.testing.assert_array_equal,
         slim.cut_tree(relative, numbers, fill=True),

@@ -122,14 +122,14 @@ def make_fine_tune(rounds=1, optimizer=None):
     return functools.partial(make_train(optimizer), rounds=rounds)
 
 
-def make_train(optimizer=None):
+def make_train(optimizer=None, **work):
     """Real federated rounds, as many as asked for, compiled once for each model."""
-    algorithms = {}
+    algorithms, optimizer = {}, optimizer or optax.sgd(0.05)
 
     def train(model, variables, data, key, rounds):
         if model not in algorithms:
             algorithms[model] = fed_avg(
-                model, client_optimizer=optimizer or optax.sgd(0.05), batch_size=8
+                model, client_optimizer=optimizer, batch_size=8, **work
             )
         algorithm = algorithms[model]
         state = algorithm.init(variables)

@@ -11,6 +11,7 @@ import pytest
 
 from fuprune.data.federated import federate, take_clients
 from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.local_work import count_images
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning.fed_eraser import Replay, calibrated_step, calibration_epochs
 from fuprune.unlearning.history import ServerStep
@@ -28,13 +29,14 @@ KEEP = Aggregation(keep_updates=True)
 
 
 @functools.cache
-def averaging(model, epochs):
+def averaging(model, epochs, batch_size=16, local_steps=0):
     """Full-batch local descent, which has no order of batches to agree on."""
     return fed_avg(
         model,
         client_optimizer=optax.sgd(RATE),
         local_epochs=epochs,
-        batch_size=16,
+        local_steps=local_steps,
+        batch_size=batch_size,
         aggregation=KEEP,
     )
 
@@ -67,10 +69,14 @@ def trained(federation):
     return train(averaging(LINEAR, EPOCHS), initial(LINEAR), data, COHORTS)
 
 
+def four_epochs(lengths):
+    return EPOCHS * lengths
+
+
 def erase(trained, data, request, name="fed_eraser", rate=0.5, **options):
     variables, kept = trained
     epochs = calibration_epochs(rate, EPOCHS)
-    replay = Replay(averaging(LINEAR, epochs), epochs, training_epochs=EPOCHS)
+    replay = Replay(averaging(LINEAR, epochs), training_images=four_epochs)
     return METHODS[name](
         LINEAR,
         variables,
@@ -193,7 +199,7 @@ def test_cost_is_the_fraction_of_epochs_in_the_fraction_of_rounds(
     trained = train(averaging(LINEAR, EPOCHS), initial(LINEAR), data, cohorts, 2)
     epochs = calibration_epochs(rate, EPOCHS)
     replay = Replay(
-        averaging(LINEAR, epochs), epochs, training_epochs=EPOCHS, training_rounds=6
+        averaging(LINEAR, epochs), training_images=four_epochs, training_rounds=6
     )
     result = erase(trained, data, ForgetRequest(clients=(2,)), replay=replay)
     assert result.notes["kept_rounds"] == 3
@@ -201,6 +207,23 @@ def test_cost_is_the_fraction_of_epochs_in_the_fraction_of_rounds(
     assert result.notes["images"] == 2 * 32 * epochs
     assert result.notes["images_of_retraining"] == 6 * 32 * EPOCHS
     assert result.notes["share_of_retraining"] <= share
+
+
+def test_images_of_bounded_rounds_are_those_that_the_steps_saw(federation):
+    """Eight images in batches of 3: four steps see them once and three more."""
+    _, data = federation
+    algorithm = averaging(LINEAR, EPOCHS, batch_size=3, local_steps=4)
+    trained = train(algorithm, initial(LINEAR), data, [(0, 1, 2, 3, 4)] * 3)
+    replay = Replay(
+        averaging(LINEAR, 2, batch_size=3, local_steps=2),
+        training_images=functools.partial(
+            count_images, batch_size=3, local_epochs=EPOCHS, local_steps=4
+        ),
+    )
+    result = erase(trained, data, ForgetRequest(clients=(2,)), replay=replay)
+    # Four clients stay; the first kept round trains nobody.
+    assert result.notes["images"] == 2 * 4 * 6
+    assert result.notes["images_of_retraining"] == 3 * 4 * (8 + 3)
 
 
 def test_every_kind_is_replayed_without_its_data(federation, trained):

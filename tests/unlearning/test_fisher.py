@@ -9,6 +9,7 @@ import pytest
 from fuprune.data.federated import drop_classes, federate
 from fuprune.surgery import PrunePlan, mask
 from fuprune.unlearning.fisher import (
+    Noise,
     diagonal_fisher,
     fisher_information,
     label_factors,
@@ -175,9 +176,7 @@ def test_released_noise_is_that_of_the_released_code(reset_row):
         to_jax(params),
         to_jax(diagonal),
         (2,),
-        alpha=3e-6,
-        max_variance=3e-3,
-        reset_row=reset_row,
+        Noise(alpha=3e-6, max_variance=3e-3, reset_row=reset_row),
     )
     for path, _ in jax.tree_util.tree_leaves_with_path(params):
         names = [key.key for key in path]
