@@ -252,6 +252,7 @@ def table(report) -> str:
         for row in net["rows"]
     ]
     peak, bandwidth = peaks["multiply_adds"][0], peaks["bytes"][0]
+    images = report["batch_size"]
     lines = [
         f"{report['date']}, {machine['cores']} cores of {machine['cpu']}, load"
         f" {machine['load_before']:.1f} before and {machine['load_after']:.1f} after;"
@@ -298,7 +299,11 @@ def table(report) -> str:
             f" {1e3 * kernels:.1f} ms ({kernels / step:.0%}), the roofline (each kernel"
             f" at the peak of products or of memory) {1e3 * least:.1f} ms"
             f" ({least / step:.0%}); convolutions run at"
-            f" {flops / step / peak:.0%} of the peak over the whole step.",
+            f" {flops / step / peak:.0%} of the peak over the whole step. One core"
+            f" trains {images / step:.0f} images/s so; the network's products alone"
+            f" would allow {images * peak / flops:.0f} at the peak, and"
+            f" {images * max(rates) / flops:.0f} at the rate of oneDNN's best"
+            " convolution.",
         ]
         if half_step := net["step_seconds"].get("bfloat16"):
             half_kernels = _sum_of_kernels(net, "bfloat16")

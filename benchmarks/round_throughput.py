@@ -47,10 +47,10 @@ class Entry(NamedTuple):
 
 
 def entries(flops: float) -> list[Entry]:
-    """Every contender, the ceiling first."""
+    """Every contender, the matrix product first."""
     ours = "fuprune_rounds.py"
     result = [
-        Entry("ceiling", "pytorch", "gemm.py", (f"--flops={flops}",)),
+        Entry("matrix product", "pytorch", "gemm.py", (f"--flops={flops}",)),
         Entry("fuprune auto", "", ours),
     ]
     for layout, name in (("contiguous_format", "NCHW"), ("channels_last", "NHWC")):

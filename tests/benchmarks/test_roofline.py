@@ -74,6 +74,9 @@ def test_table_takes_shares_of_the_peak(roofline, bfloat16):
     assert "its kernels alone 500.0 ms (50%)" in text
     assert ("| products of bfloat16" in text) == bool(bfloat16)
     assert "(25%); convolutions run at 25% of the peak" in text
+    # 32 images of 25 GFLOP in all: in a second, at 100 and at 50 GFLOP/s.
+    assert "trains 32 images/s so; the network's products alone would allow 128" in text
+    assert "at the peak, and 64 at the rate of oneDNN's best convolution" in text
 
 
 @pytest.mark.slow

@@ -84,7 +84,12 @@ def test_every_backend_and_peer_is_a_contender(modules):
     entries = round_throughput.entries(1.0)
     names = [entry.name + entry.net_suffix for entry in entries]
     assert len(set(names)) == len(names)
-    for wanted in ("ceiling", "PyTorch NHWC", "Flower JAX", "FedJAX without norm"):
+    for wanted in (
+        "matrix product",
+        "PyTorch NHWC",
+        "Flower JAX",
+        "FedJAX without norm",
+    ):
         assert wanted in names
     assert sum(name.endswith(("xla", "onednn")) for name in names) == 8
     for entry in entries:
