@@ -7,13 +7,13 @@ Paper: Table 1 for ResNet20, with its 100 clients and all images, but 10 clients
 Command: python -m fuprune.main --config configs/cifar10_bias_cpu.py:0.45
   The argument is q: 0.1 is IID, 1.0 gives a client one class.
   With q = 1, BatchNorm in training sees one class per batch, and ten clients hold six
-  or seven of the classes between them: that way a network stays at chance (11.9%
-  after 60 rounds). So this setting has group norm (Hsieh et al. 2020, The Non-IID
-  Data Quagmire) and FedSGD with all hundred clients and 8 images each per round, by
+  or seven of the classes between them, so a network stays at chance (11.9% after 60
+  rounds). Therefore this setting has group norm (Hsieh et al. 2020, The Non-IID Data
+  Quagmire) and FedSGD with all hundred clients and 8 images each per round. It uses
   Adam, because SGD with momentum hardly moved this network at a rate of 0.1. All
-  hundred clients send statistics, and Fisher information is of as many images as in
-  the other settings. FedAvg learns there, too, with four local steps instead of an
-  epoch and Adam at the server; docs/results_tables.md has the command.
+  hundred clients send statistics, and the Fisher information uses as many images as in
+  the other settings. In trials FedAvg learned there, too, with four local steps instead
+  of an epoch and Adam at the server; docs/results_tables.md has the command.
 Cost: 270,000 images to pre-train and 243,000 to retrain; with q = 1, 280,000 each.
 Expected: docs/results.md says what came out.
 """

@@ -5,10 +5,10 @@ Paper: Figure 3 and Tables 2, 4 and 5, with smaller rounds. Kept: 100 clients, 2
   Changed: 16 images per client and round instead of 128, 1,750 rounds instead of 2,000,
   and a warm-up to a peak learning rate of 0.25 before the cosine, for a run this short:
   many small rounds learn more from as many images than few large ones.
-  Fine-tuning has a tenth of retraining's rounds, from a quarter of the peak along a
-  cosine (the peak itself undoes the network before it mends it), and does not stop at
-  its target, so that every method gets the same budget. Added: `relabel`, after
-  Boundary Shrink (Chen et al. 2023), and `retrain_short`, the control of the budget.
+  Fine-tuning has a tenth of retraining's rounds and starts at a quarter of the peak
+  along a cosine; docs/prize.md has larger rates. It does not stop at its target, so
+  that every method gets the same budget. Added: `relabel`, after Boundary Shrink (Chen
+  et al. 2023), and `retrain_short`, the control of the budget.
 Command: python -m fuprune.main --config configs/cifar10_resnet_cpu.py
   Table 3: --config.unlearn.classes=0,9
   Scores compared by layer or by share: --config.prune.scope=layer, or balanced
@@ -19,8 +19,8 @@ Cost: 700,000 images (1,750 rounds x 25 clients x 16, 15.6 passes over the data)
   the extra `onednn`, about 360 images per second on two cores that have AVX2 only; two
   runs with a core each have 260 each, or 445 with AVX-512, 26 minutes per model.
   `--config.runtime.dtype=bfloat16` is 1.7 times as fast on AMD's processors with
-  avx512_bf16, and should be on others with AMX; elsewhere it is about as fast as
-  float32.
+  avx512_bf16 and should help on processors with AMX, which is not measured; elsewhere
+  it is 0.8 to 1.1 times as fast.
 Expected: docs/results.md says what came out.
 """
 

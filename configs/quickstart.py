@@ -2,21 +2,22 @@
 
 The clients train on 20 images per class (22, of which validation takes 2), so that the
 network memorises them and membership tests can see something. With all images of this
-set, they could not; `--config.data.limit=0` takes all.
+set they could not; `--config.data.limit=0` takes all.
 
-The pruning rate of 0.3 was chosen after 0.1 left part of the class on this seed: the
-outcome illustrates the tools and is no evidence for the method.
+The pruning rate of 0.3 was chosen after 0.1 had left part of the class with this seed.
+So the outcome illustrates the tools and is no evidence for the method.
 
 Paper: none of its tables; the same method on data that comes with a dependency (8x8
   pixels, ten classes, a test set of 355 images).
 Command: make quickstart
   or python -m fuprune.main --config configs/quickstart.py --workdir runs/quickstart
-Cost: 48 to 68 s on two cores with AVX-512, nothing compiled before (five runs). (An
-  earlier version: 1 min 19 s on two without AVX-512, and with
-  `runtime.compilation=full` 1 min 33 s on the same machine.)
-Expected (seed 0): class 9 from 88.9% to 0% and the others from 85.0% to 87.8% (five
-  retrained models: 85.6% to 89.0%); 18 of 68 tests can see a difference; the
-  headline does not tell pruning from retraining; mask_logit and fine_tune_only fail.
+Cost: 48 to 68 s on two cores with AVX-512 if nothing was compiled before (five runs).
+  An earlier version took 1 min 19 s on two cores without AVX-512, and 1 min 33 s there
+  with `runtime.compilation=full`.
+Expected (seed 0, on one machine; another gives numbers a point or two away): class 9
+  from 88.9% to 0% and the others from 85.0% to 87.8% (five retrained models: 85.6% to
+  89.0%); 18 of 68 tests can see a difference; the headline does not tell pruning from
+  retraining; mask_logit and fine_tune_only fail.
 """
 
 from fuprune import config as config_lib

@@ -10,10 +10,10 @@
                          one of N processes of the same run
   --version, --help      (python -m fuprune.main is the same command)
 
-Without --config it runs the quickstart, minutes on a CPU with a few of scikit-learn's
-digits, or with all images of the data set that --config.data.name chooses. The same
-command again continues where the last one stopped. Bad input is one line and exit
-code 2; FUPRUNE_TRACEBACK=1 shows where it was refused.
+Without --config it runs the quickstart: a few of scikit-learn's digits, minutes on a
+CPU. With --config.data.name it takes all images of another dataset. The same command
+again continues where the last one stopped. Bad input ends in one line and exit code 2;
+FUPRUNE_TRACEBACK=1 shows where it was refused.
 """
 
 import errno
