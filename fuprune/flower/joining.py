@@ -52,7 +52,6 @@ def _check_config(config) -> None:
         ("privacy.epsilon", config.privacy.epsilon, (0.0,)),
         ("privacy.min_count", config.privacy.min_count, (0,)),
         ("relabel.answer", config.relabel.answer, ("nearest",)),
-        ("fine_tune.distill_weight", config.fine_tune.distill_weight, (0.0,)),
     ):
         if value not in allowed:
             choices = " or ".join(map(str, allowed))

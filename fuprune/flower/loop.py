@@ -22,6 +22,7 @@ from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Step, iterate
 from fuprune.files import write_whole
 from fuprune.flower import ledger
@@ -199,12 +200,26 @@ def _run_method(
     session = session._replace(federation=federation)
     budget = make_budget(config, method.budget)
     unit = str(folder.relative_to(session.workdir) / "fine_tune")
+    taught = None
+    if method.budget == "fine_tune":
+        session, taught = _with_teacher(session, model, variables)
+
+    def tune(model, variables, data, key, objective=None) -> FitResult:
+        if objective is not None:
+            raise InputError(
+                "a method with an objective of its own does not run over a federation."
+            )
+        parameters = f"{count_parameters(variables):,}"
+        _LOGGER.info("a model of %s parameters goes out", parameters)
+        return _fit(
+            session, unit, model, variables, data, budget, key=key, objective=taught
+        )
+
     resumed = _interrupted(session, unit)
     if resumed is not None:
         # The cut, or whatever came before, is done: only its fine-tuning is left.
-        model, start, data, key = resumed
-        fit = _fit(session, unit, model, start, data, budget, key=key)
-        return (model, fit.state.variables), {"resumed": True}
+        fit = tune(*resumed)
+        return (resumed[0], fit.state.variables), {"resumed": True}
     options = assembly.method_options(
         config,
         settings.method,
@@ -216,16 +231,6 @@ def _run_method(
         options |= _replay_options(session, model, variables)
     for handled_by_clients in ("protect", "privacy", "clip"):
         options.pop(handled_by_clients, None)
-
-    def tune(model, variables, data, key, objective=None) -> FitResult:
-        if objective is not None:
-            raise InputError(
-                "distillation sends a second network with every request, which the "
-                "federation does not do; set fine_tune.distill_weight=0."
-            )
-        parameters = f"{count_parameters(variables):,}"
-        _LOGGER.info("a model of %s parameters goes out", parameters)
-        return _fit(session, unit, model, variables, data, budget, key=key)
 
     result = method(
         model,
@@ -243,6 +248,22 @@ def _run_method(
         "cut": channels_cut(notes.get("cuts", [])),
     }
     return (result.model, result.variables), facts
+
+
+def _with_teacher(
+    session: Session, model, variables
+) -> tuple[Session, Objective | None]:
+    """The session whose clients learn from a trained model, and what they minimise.
+
+    They have no teacher unless the config wants one.
+    """
+    classes = session.settings.classes
+    taught = assembly.fine_tune_objective(session.config, model, variables, classes)
+    if taught is None:
+        return session, None
+    teacher = {"spec": rebuild.spec(model), "masked_classes": list(classes)}
+    clients = session.clients.under(teacher=teacher)
+    return session._replace(clients=clients), taught
 
 
 def channels_cut(cuts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -274,6 +295,7 @@ def _fit(
     budget,
     *,
     key,
+    objective: Objective | None = None,
     interval: int = 0,
 ) -> FitResult:
     """Trains from where the unit was left; every round is on disk before the next.
@@ -289,6 +311,7 @@ def _fit(
         session.federation._replace(data=data),
         _runtime(session, clients),
         schedule,
+        objective=objective,
         keep_updates=interval > 0,
     )
     state = algorithm.init(variables)

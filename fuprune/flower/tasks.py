@@ -16,7 +16,7 @@ from fuprune.federated.client import (
     local_sgd,
     local_statistics,
 )
-from fuprune.federated.objective import classification
+from fuprune.federated.objective import Objective
 from fuprune.federated.program import ClientProgram
 from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.activations import activations_program
@@ -35,6 +35,7 @@ class Setting(NamedTuple):
     prepare_training: Callable  # the same with augmentation, if it is on
     max_length: int  # examples of the largest client
     learning_rate: float
+    objective: Objective  # of training; a teacher's arrays come with the model
 
 
 class Maker(NamedTuple):
@@ -53,7 +54,7 @@ def _local_sgd(setting: Setting, *, batch_size, **work) -> ClientProgram:
         batch_size=batch_size,
         max_length=setting.max_length,
         preprocess=setting.prepare_training,
-        objective=classification(setting.config.train.label_smoothing),
+        objective=setting.objective,
         **work,
     )
 
@@ -65,7 +66,7 @@ def _local_gradient(setting: Setting, *, batch_size, microbatch) -> ClientProgra
         microbatch=microbatch,
         max_length=setting.max_length,
         preprocess=setting.prepare_training,
-        objective=classification(setting.config.train.label_smoothing),
+        objective=setting.objective,
     )
 
 

@@ -39,6 +39,9 @@ class Terms(NamedTuple):
     learning_rate: float = 0.0  # the clients' peak
     secure: bool = False  # class statistics are summed under masks
     order: str | None = None  # the forget order that is being carried out
+    # `spec` and `masked_classes` of fine-tuning's teacher, whose arrays are part of the
+    # objective and travel with the model.
+    teacher: Mapping[str, Any] | None = None
 
 
 class RemoteClients:
@@ -117,6 +120,7 @@ class RemoteClients:
                 "std": list(terms.std),
                 "learning_rate": terms.learning_rate,
                 "max_length": max(self.roster.examples.values(), default=1),
+                "teacher": terms.teacher,
             },
         }
 
@@ -126,7 +130,24 @@ class RemoteClients:
         row = np.asarray(clients.row)[i][: int(clients.length[i])]
         header = self._header(_spec(task.model), np.asarray(shared.labels)[row])
         header |= {"task": task.name, "arguments": dict(task.arguments)}
-        return header, _context_for(shared.context, int(clients.client_id[i]))
+        context = shared.context
+        if isinstance(context, TrainContext):
+            context = self._context_for(context, int(clients.client_id[i]))
+        return header, _on_host(context)
+
+    def _context_for(self, context: TrainContext, client: int) -> TrainContext:
+        """What one client gets to see: of statistics kept by client, its own."""
+        if jax.tree.leaves(context.objective) and self.terms.teacher is None:
+            raise InputError(
+                "this objective has arrays of its own, and remote clients know no "
+                "other than a teacher's; use fine_tune.distill_weight."
+            )
+        variables = dict(context.variables)
+        if context.client_stats is not None:
+            variables["batch_stats"] = jax.tree.map(
+                lambda x: x[client], context.client_stats
+            )
+        return context._replace(variables=variables, client_stats=None)
 
     def _requests(self, task, shared: Shared, clients: Client):
         """By id, header and arrays for those of the cohort who hold anything."""
@@ -256,25 +277,6 @@ def _nonsense(like):
     # An integer has no value that says it is none; the NaN beside it does.
     value = np.nan if np.issubdtype(like.dtype, np.floating) else 0
     return np.full(like.shape, value, like.dtype)
-
-
-def _context_for(context: Any, client: int) -> Any:
-    """What one client gets to see: of statistics kept by client, its own."""
-    if not isinstance(context, TrainContext):
-        return _on_host(context)
-    if jax.tree.leaves(context.objective):
-        raise InputError(
-            "this objective has arrays of its own, which the federation does not send; "
-            "set fine_tune.distill_weight=0."
-        )
-    variables = dict(context.variables)
-    if context.client_stats is not None:
-        variables["batch_stats"] = jax.tree.map(
-            lambda x: x[client], context.client_stats
-        )
-    return _on_host(
-        context._replace(variables=variables, client_stats=None, objective=())
-    )
 
 
 def _on_host(tree: Any) -> Any:

@@ -20,11 +20,13 @@ from fuprune.data.preprocess import make_preprocessing
 from fuprune.errors import InputError
 from fuprune.federated.cohort import for_one_client
 from fuprune.federated.evaluate import make_evaluator
+from fuprune.federated.objective import Objective, classification
 from fuprune.federated.program import Client, Shared
 from fuprune.flower import node as nodes
 from fuprune.flower import secure, tasks
 from fuprune.flower.node import Node
 from fuprune.flower.records import digest
+from fuprune.run import assembly
 from fuprune.surgery import rebuild
 
 Answer = tuple[dict[str, Any], Any]
@@ -160,4 +162,20 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
         *make_preprocessing(mean, std, shape, augment=config.train.augment),
         longest,
         float(settings["learning_rate"]),
+        _objective(config, settings.get("teacher")),
     )
+
+
+def _objective(config, teacher: Any) -> Objective:
+    """What training minimises: the labels, and a teacher's answers if there is one."""
+    if teacher is None:
+        return classification(config.train.label_smoothing)
+    try:
+        model = rebuild.from_spec(teacher["spec"])
+        masked = tuple(int(u) for u in teacher["masked_classes"])
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            "the request's teacher cannot be read; it is of another version."
+        ) from error
+    # Its variables arrive as arrays of the request, not here.
+    return assembly.distil_from(config, model, None, masked)

@@ -174,9 +174,14 @@ def make_algorithm(
 
 def fine_tune_objective(config, teacher, variables, classes) -> Objective | None:
     """What fine-tuning minimises if the trained model is its teacher; else None."""
-    tuning = config.fine_tune
-    if not tuning.distill_weight:
+    if not config.fine_tune.distill_weight:
         return None
+    return distil_from(config, teacher, variables, classes)
+
+
+def distil_from(config, teacher, variables, classes) -> Objective:
+    """The objective of a student of `teacher`, which has no say about `classes`."""
+    tuning = config.fine_tune
     return distillation(
         teacher,
         variables,

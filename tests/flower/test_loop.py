@@ -1,5 +1,6 @@
 """The server's loop over the real ClientApp: train, forget, resume, refuse."""
 
+import functools
 import json
 import shutil
 
@@ -116,6 +117,7 @@ def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
     chex.assert_trees_all_equal(*ends)
 
 
+TEACHER = "fine_tune.distill_weight=0.9"
 # What an order of each kind names to the app, and to a simulation.
 NAMED = {
     "classes": {"classes": "3"},
@@ -137,17 +139,30 @@ def simulated_request(kind, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "kind"),
+    ("method", "kind", "more"),
     [
-        *((method, "classes") for method in METHODS if method not in loop.UNAVAILABLE),
-        *((method, "clients") for method in ("retrain_short", "ascent", "fed_eraser")),
-        *((method, "examples") for method in ("fine_tune_only", "ascent", "fisher")),
+        *(
+            (method, "classes", "")
+            for method in METHODS
+            if method not in loop.UNAVAILABLE
+        ),
+        *(
+            (method, "clients", "")
+            for method in ("retrain_short", "ascent", "fed_eraser")
+        ),
+        *(
+            (method, "examples", "")
+            for method in ("fine_tune_only", "ascent", "fisher")
+        ),
+        *((method, "classes", TEACHER) for method in ("relabel", "class_pruning")),
+        ("retrain_short", "classes", TEACHER),  # which has no teacher all the same
     ],
 )
-def test_methods_end_where_the_simulator_ends(place, method, kind):
+def test_methods_end_where_the_simulator_ends(place, method, kind, more):
     """The same trained model, key and options; clients here, or behind messages."""
-    wanted = order(place / "server", method, **NAMED[kind])
-    grid = FakeGrid(place, SMALL)
+    text = f"{SMALL} {more}"
+    wanted = order(place / "server", method, **NAMED[kind], config=text)
+    grid = FakeGrid(place, text)
     session = loop.open_session(join_clients(grid, wanted), wanted)
     model, variables = loop.current_model(session)
     report = loop.forget(session)
@@ -169,13 +184,17 @@ def test_methods_end_where_the_simulator_ends(place, method, kind):
         options["rounds"] = kept_files.RoundFiles(kept, variables)
         options["replay"] = assembly.make_replay(config, model, local, runtime)
     budget = loop.make_budget(config, METHODS[method].budget)
+    taught = None
+    if METHODS[method].budget == "fine_tune":
+        taught = assembly.fine_tune_objective(config, model, variables, (3,))
+    fit = functools.partial(loop._fit, here, "x", budget=budget, objective=taught)
     result = METHODS[method](
         model,
         variables,
         local.data,
         request,
         key=jax.random.fold_in(session.key, loop.seed_of("order o-1")),
-        fine_tune=lambda m, w, d, k: loop._fit(here, "x", m, w, d, budget, key=k),
+        fine_tune=lambda m, w, d, k: fit(m, w, d, key=k),
         **options,
     )
     chex.assert_trees_all_close(remote[1], result.variables, atol=1e-5)
@@ -250,7 +269,6 @@ def test_settings_that_make_no_sense_are_refused(given, match):
         "privacy.epsilon=1",
         "data.normalise=central",
         "relabel.answer=random",
-        "fine_tune.distill_weight=0.5",
     ],
 )
 def test_options_that_need_the_data_in_one_place_are_refused(tmp_path, key):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import whole_cohort
+from fuprune.errors import InputError
 from fuprune.flower.settings import read_config
 from fuprune.run import assembly
 from fuprune.run.machine import Runtime
+from fuprune.surgery import compact, layer_names, make_plan, rebuild
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.class_pruning import server_proc
 from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
@@ -16,18 +18,23 @@ from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
 RATE = 0.1
 
 
-def both(config_text, tmp_path):
+def both(config_text, tmp_path, objective=None, **terms):
     """The simulator's algorithm and data, and the same with clients behind a grid."""
     config = read_config(config_text)
     local = federation(config)
     model = small_model()
     clients, stand_in = remote(
-        FakeGrid(tmp_path, config_text), config, learning_rate=RATE
+        FakeGrid(tmp_path, config_text), config, learning_rate=RATE, **terms
     )
     schedule = assembly.Schedule(2, RATE)
     made = [
         assembly.make_algorithm(
-            config, model, local._replace(data=data), runtime, schedule
+            config,
+            model,
+            local._replace(data=data),
+            runtime,
+            schedule,
+            objective=objective,
         )
         for data, runtime in (
             (local.data, Runtime(None, "loop", "xla", 0, 1)),
@@ -59,6 +66,40 @@ def both(config_text, tmp_path):
 )
 def test_a_round_equals_the_simulators(options, tmp_path):
     algorithms, pools, variables, _, _ = both(f"{CONFIG} {options}", tmp_path)
+    chex.assert_trees_all_close(*two_rounds(algorithms, pools, variables), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fed_avg", pytest.param("fed_sgd", marks=pytest.mark.slow)]
+)
+def test_a_teacher_travels_with_the_model(algorithm, tmp_path):
+    text = (
+        f"{CONFIG} train.algorithm={algorithm} fine_tune.distill_weight=0.9 "
+        "fine_tune.distill_temperature=2"
+    )
+    # Not the student's own network: one that was cut before.
+    whole = small_model()
+    fresh = assembly.initial_variables(whole, jax.random.key(3))
+    layer = layer_names(whole)[0]
+    plan = make_plan({layer: np.arange(16.0)}, 0.25)
+    teacher, variables = compact(whole, fresh, plan)
+    masked = (3, 7)
+    objective = assembly.fine_tune_objective(
+        read_config(text), teacher, variables, masked
+    )
+    sent = {"spec": rebuild.spec(teacher), "masked_classes": list(masked)}
+    taught = both(text, tmp_path / "taught", objective, teacher=sent)
+    ends = two_rounds(*taught[:3])
+    chex.assert_trees_all_close(*ends, atol=1e-5)
+    alone = two_rounds(*both(text, tmp_path / "alone")[:3])
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(ends[1], alone[1], atol=1e-3)
+    with pytest.raises(InputError, match="no other than a teacher"):
+        two_rounds(*both(text, tmp_path / "untold", objective)[:3])
+
+
+def two_rounds(algorithms, pools, variables):
+    """State and measures after two rounds of each algorithm, with the same keys."""
     ends = []
     for algorithm, data in zip(algorithms, pools, strict=True):
         state = algorithm.init(variables)
@@ -67,7 +108,7 @@ def test_a_round_equals_the_simulators(options, tmp_path):
             state, info = algorithm.round(state, whole_cohort(data), key)
         assert info.participants == 3 and not np.any(info.rejected)
         ends.append((state, info.loss, info.examples, info.seen))
-    chex.assert_trees_all_close(*ends, atol=1e-5)
+    return ends
 
 
 def test_a_cut_equals_the_simulators(tmp_path):
