@@ -333,6 +333,9 @@ def _make_algorithm(
         # After the server's step, by the model that the statistics are for.
         if moments is not None and state.variables.get("batch_stats"):
             context = context._replace(variables=state.variables)
+            # A client that was turned away has no say here, either.
+            lengths = jnp.where(info.weights > 0, clients.length, 0)
+            clients = clients._replace(length=lengths)
             sums, _ = moments(shared._replace(context=context), clients)
             state = restate(state, *sums)
         return state, info
