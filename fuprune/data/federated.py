@@ -263,6 +263,11 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
             f"A cohort of {size} was asked for, but there are {data.num_clients} "
             f"clients: give a size from 1 to {data.num_clients}."
         )
+    if not data.num_members:
+        raise InputError(
+            f"A cohort of {size} was asked for, but all {data.num_clients} clients "
+            "have left: keep one or more."
+        )
     size = min(size, data.num_members)
     rows, lengths, clients = _draw(key, data.rows, data.lengths, size, data.members)
     return Cohort(data.images, data.labels, rows, lengths, clients)
