@@ -348,6 +348,15 @@ def spoiled(sent):
     return sent._replace(loss_sum=sent.loss_sum * jnp.nan)
 
 
+def test_statistics_of_more_clients_than_are_kept_are_refused(small):
+    _, _, data, variables = small
+    algorithm = fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn=LocalBatchNorm(2))
+    with pytest.raises(ValueError, match="Client 2 .* num_clients=3 or more"):
+        algorithm.round(
+            algorithm.init(variables), whole_cohort(data), jax.random.key(0)
+        )
+
+
 def test_fit_stops_at_its_target(small):
     """Rounds to target is the first round at or above it."""
     _, _, data, variables = small
