@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.data.preprocess import Preprocess
-from fuprune.federated.local_work import count_steps, local_work
+from fuprune.federated.local_work import count_batches, count_steps, local_work
 from fuprune.federated.objective import Objective, classification
 from fuprune.federated.program import Client, ClientProgram, Shared, Task
 from fuprune.models.wide import apply_together, clients_together
@@ -176,9 +176,6 @@ def local_sgd(
         for make in (make_loss, make_loss_together)
     )
 
-    def batches(client):
-        return (client.length + batch_size - 1) // batch_size
-
     def init(shared, client):
         orders = jax.vmap(lambda k: shuffled_positions(k, client.length, padded))(
             jax.random.split(own_key(shared, client), local_epochs)
@@ -188,7 +185,8 @@ def local_sgd(
         return params, state, optimizer.init(params), orders, (zero, zero, zero)
 
     def batch_at(shared, client, orders, i):
-        epoch, j = i // batches(client), i % batches(client)
+        batches = count_batches(client.length, batch_size)
+        epoch, j = i // batches, i % batches
         places = j * batch_size + jnp.arange(batch_size)
         # A last batch is filled up from the start of the same shuffled order; adding
         # the length marks those as padding.
@@ -276,7 +274,7 @@ def local_gradient(
     grad = jax.value_and_grad(summed_loss, has_aux=True)
 
     def num_steps(client):
-        return (_drawn(client, take) + piece - 1) // piece
+        return count_batches(_drawn(client, take), piece)
 
     def init(shared, client):
         order = shuffled_positions(own_key(shared, client), client.length, padded)
@@ -363,7 +361,7 @@ def local_statistics(
         return carry, ()
 
     def num_steps(client):
-        return (client.length + batch_size - 1) // batch_size
+        return count_batches(client.length, batch_size)
 
     task = Task("local_statistics", model, {"batch_size": batch_size})
     return ClientProgram(num_steps, init, step, finish, task=task)
