@@ -12,8 +12,10 @@ from flax import linen as nn
 from flax import nnx
 
 from fuprune import export, surgery
+from fuprune.errors import InputError
+from fuprune.models import brought
 from fuprune.models.adapt import adapt
-from fuprune.surgery import PrunePlan, cutting, trace
+from fuprune.surgery import PrunePlan, cutting, rebuild, trace
 from fuprune.surgery.slim import cut_tree
 from tests.surgery import networks
 
@@ -424,15 +426,19 @@ def test_no_gradient_of_a_slim_network_scatters(train):
     assert "scatter" not in jax.jit(jax.grad(squares)).lower(cut).as_text()
 
 
+def make_small(num_classes, input_shape):
+    return Small()
+
+
 def test_spec_rebuilds_a_slim_network_on_its_base():
-    network, variables = small_network()
+    network = brought.bring(make_small, num_classes=5, input_shape=(8, 8, 3))
     plan = PrunePlan({"first": np.array([0, 2, 5])})
-    small, _ = surgery.compact(network, variables, plan, example=IMAGES)
-    record = json.loads(json.dumps(surgery.spec(small)))
-    assert surgery.from_spec(network, record) == small
+    small, _ = surgery.compact(network, small_network()[1], plan, example=IMAGES)
+    record = json.loads(json.dumps(rebuild.spec(small)))
+    assert rebuild.from_spec(record, factory=make_small) == small
     record["cuts"][0]["axes"] = {"0": [99]}
-    with pytest.raises(surgery.SurgeryError, match="99"):
-        surgery.from_spec(network, record)
+    with pytest.raises(InputError, match="99"):
+        rebuild.from_spec(record, factory=make_small)
 
 
 def test_slim_network_is_exported_for_any_batch(tmp_path):
