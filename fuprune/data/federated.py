@@ -150,16 +150,8 @@ def _select(
         raise InputError(f"classes are {chosen.tolist()}, but a class is an integer.")
     if chosen.size and chosen.min() < 0:
         raise InputError(f"Class {chosen.min()} is negative: classes count from 0.")
-    chosen = chosen.astype(np.int32)
-    rows, lengths = _select_rows(data.rows, data.lengths, data.labels, chosen, keep)
-    return data._replace(rows=rows, lengths=lengths)
-
-
-@functools.partial(jax.jit, static_argnames="keep")
-def _select_rows(
-    rows: jax.Array, lengths: jax.Array, labels: jax.Array, chosen, keep: bool
-) -> tuple[jax.Array, jax.Array]:
-    return _compress_rows(rows, lengths, jnp.isin(labels, chosen) == keep)
+    named = jnp.isin(data.labels, chosen.astype(np.int32))
+    return _restricted(data, named == keep)
 
 
 def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
@@ -262,6 +254,11 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
         raise InputError(
             f"A cohort of {size} was asked for, but there are {data.num_clients} "
             f"clients: give a size from 1 to {data.num_clients}."
+        )
+    if not data.num_members:
+        raise InputError(
+            f"A cohort of {size} was asked for, but all {data.num_clients} clients "
+            "have left: keep one or more."
         )
     size = min(size, data.num_members)
     rows, lengths, clients = _draw(key, data.rows, data.lengths, size, data.members)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.data.preprocess import Preprocess
-from fuprune.federated.local_work import count_steps, local_work
+from fuprune.federated.local_work import count_batches, count_steps, local_work
 from fuprune.federated.objective import Objective, classification
 from fuprune.federated.program import Client, ClientProgram, Shared, Task
 from fuprune.models.wide import apply_together, clients_together
@@ -55,6 +55,11 @@ def shuffled_positions(key, length, size: int):
     noise = jax.random.uniform(key, (size,))
     noise = jnp.where(jnp.arange(size) < length, noise, 2.0)
     return jnp.argsort(noise).astype(jnp.int32)
+
+
+def own_key(shared: Shared, client: Client) -> jax.Array:
+    """The client's key in this round, whoever else is in the cohort."""
+    return jax.random.fold_in(shared.context.key, client.client_id)
 
 
 def gather_batch(
@@ -171,30 +176,25 @@ def local_sgd(
         for make in (make_loss, make_loss_together)
     )
 
-    def batches(client):
-        return (client.length + batch_size - 1) // batch_size
-
     def init(shared, client):
-        context = shared.context
-        key = jax.random.fold_in(context.key, client.client_id)
         orders = jax.vmap(lambda k: shuffled_positions(k, client.length, padded))(
-            jax.random.split(key, local_epochs)
+            jax.random.split(own_key(shared, client), local_epochs)
         )
-        params, state = split_params(_with_local_stats(context, client))
+        params, state = split_params(_with_local_stats(shared.context, client))
         zero = jnp.zeros(())
         return params, state, optimizer.init(params), orders, (zero, zero, zero)
 
     def batch_at(shared, client, orders, i):
-        epoch, j = i // batches(client), i % batches(client)
+        batches = count_batches(client.length, batch_size)
+        epoch, j = i // batches, i % batches
         places = j * batch_size + jnp.arange(batch_size)
         # A last batch is filled up from the start of the same shuffled order; adding
         # the length marks those as padding.
         length = jnp.maximum(client.length, 1)
         positions = orders[epoch, places % length] + length * (places >= length)
-        key = jax.random.fold_in(shared.context.key, client.client_id)
         # `init` split the same key into `local_epochs`: the numbers of steps begin
         # beyond.
-        key = jax.random.fold_in(key, local_epochs + 1 + i)
+        key = jax.random.fold_in(own_key(shared, client), local_epochs + 1 + i)
         return gather_batch(shared, client, positions, preprocess, key)
 
     def advance(shared, carry, batch, grads, losses):
@@ -273,37 +273,21 @@ def local_gradient(
 
     grad = jax.value_and_grad(summed_loss, has_aux=True)
 
-    def used(client):
-        """How many examples this round takes from the client."""
-        return client.length - (client.length - take) * (client.length > take)
-
     def num_steps(client):
-        return (used(client) + piece - 1) // piece
+        return count_batches(_drawn(client, take), piece)
 
     def init(shared, client):
-        context = shared.context
-        key = jax.random.fold_in(context.key, client.client_id)
-        order = shuffled_positions(key, client.length, padded)
-        params, state = split_params(_with_local_stats(context, client))
+        order = shuffled_positions(own_key(shared, client), client.length, padded)
+        params, state = split_params(_with_local_stats(shared.context, client))
         zeros = jax.tree.map(jnp.zeros_like, params)
         stats = jax.tree.map(jnp.zeros_like, state.get("batch_stats", {}))
         zero = jnp.zeros(())
         return zeros, stats, order, (zero, zero, zero)
 
-    def piece_of(shared, client, order, i):
-        places = i * piece + jnp.arange(piece)
-        # Places past the examples drawn for this round are padding, which goes round
-        # the examples drawn again.
-        drawn = jnp.maximum(used(client), 1)
-        positions = order[places % drawn] + client.length * (places >= drawn)
-        key = jax.random.fold_in(shared.context.key, client.client_id)
-        key = jax.random.fold_in(key, 1 + i)
-        return gather_batch(shared, client, positions, preprocess, key)
-
     def step(shared, client, carry, i):
         grads, stats, order, (loss_sum, correct, seen) = carry
         params, state = split_params(_with_local_stats(shared.context, client))
-        batch = piece_of(shared, client, order, i)
+        batch = drawn_piece(shared, client, order, i, take, piece, preprocess)
         (_, (loss, hits, state)), g = grad(
             params, state, batch, shared.context.objective
         )
@@ -327,6 +311,25 @@ def local_gradient(
     arguments = dict(batch_size=batch_size, microbatch=microbatch)
     task = Task("local_gradient", model, arguments)
     return ClientProgram(num_steps, init, step, finish, task=task)
+
+
+def drawn_piece(
+    shared: Shared, client: Client, order, i, take: int, piece: int, preprocess
+) -> Batch:
+    """Piece `i`, of `piece` examples, of the first `take` in the client's `order`.
+
+    Places past those examples are padding, which goes round them again.
+    """
+    places = i * piece + jnp.arange(piece)
+    drawn = jnp.maximum(_drawn(client, take), 1)
+    positions = order[places % drawn] + client.length * (places >= drawn)
+    key = jax.random.fold_in(own_key(shared, client), 1 + i)
+    return gather_batch(shared, client, positions, preprocess, key)
+
+
+def _drawn(client: Client, take: int):
+    """How many examples a round that draws `take` has of the client."""
+    return client.length - (client.length - take) * (client.length > take)
 
 
 def local_statistics(
@@ -358,7 +361,7 @@ def local_statistics(
         return carry, ()
 
     def num_steps(client):
-        return (client.length + batch_size - 1) // batch_size
+        return count_batches(client.length, batch_size)
 
     task = Task("local_statistics", model, {"batch_size": batch_size})
     return ClientProgram(num_steps, init, step, finish, task=task)

@@ -37,7 +37,7 @@ def local_work(*, local_epochs: int = 1, local_steps: int = 0) -> LocalWork:
 
 def count_steps(length, *, batch_size: int, local_epochs: int, local_steps: int = 0):
     """Steps of a client with `length` images: E ceil(n / B), or K if that is fewer."""
-    steps = local_epochs * _batches(length, batch_size)
+    steps = local_epochs * count_batches(length, batch_size)
     if not local_steps:
         return steps
     # By operators only, which work on traced and on NumPy integers.
@@ -52,11 +52,12 @@ def count_images(length, *, batch_size: int, local_epochs: int, local_steps: int
         local_epochs=local_epochs,
         local_steps=local_steps,
     )
-    batches = _batches(length, batch_size)
+    batches = count_batches(length, batch_size)
     epochs = steps // (batches + (batches == 0))
     # Only the last batch of an epoch is smaller, and it ends a whole one.
     return epochs * length + (steps - epochs * batches) * batch_size
 
 
-def _batches(length, batch_size: int):
+def count_batches(length, batch_size: int):
+    """Batches that `length` images make, the last one perhaps smaller."""
     return (length + batch_size - 1) // batch_size

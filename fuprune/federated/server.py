@@ -315,6 +315,8 @@ def _make_algorithm(
         return ServerState(dict(variables), opt_state, jnp.zeros((), jnp.int32), local)
 
     def round_(state: ServerState, cohort, key) -> tuple[ServerState, RoundInfo]:
+        if isinstance(bn, LocalBatchNorm):
+            _check_ids(cohort.clients, bn.num_clients)
         train, moments = programs(cohort.rows.shape[1])
         if spread is not None:
             state = on_mesh(state, spread)
@@ -333,6 +335,9 @@ def _make_algorithm(
         # After the server's step, by the model that the statistics are for.
         if moments is not None and state.variables.get("batch_stats"):
             context = context._replace(variables=state.variables)
+            # A client that was turned away has no say here, either.
+            lengths = jnp.where(info.weights > 0, clients.length, 0)
+            clients = clients._replace(length=lengths)
             sums, _ = moments(shared._replace(context=context), clients)
             state = restate(state, *sums)
         return state, info
@@ -350,6 +355,16 @@ def _check_policy(bn) -> None:
         raise InputError(
             f"bn {bn!r} is unknown; choose one of {', '.join(POLICIES)} or "
             "LocalBatchNorm(num_clients=...)."
+        )
+
+
+def _check_ids(clients, num_clients: int) -> None:
+    # JAX would read the last client's statistics for such an id, and write nothing.
+    last = max(jax.device_get(clients).tolist(), default=0)
+    if last >= num_clients:
+        raise InputError(
+            f"Client {last} takes part, but LocalBatchNorm keeps the statistics of "
+            f"{num_clients}: pass num_clients={last + 1} or more."
         )
 
 

@@ -15,8 +15,9 @@ from fuprune.data.preprocess import Preprocess
 from fuprune.federated.aggregate import Aggregation, admit
 from fuprune.federated.client import (
     ClientUpdate,
-    gather_batch,
+    drawn_piece,
     make_loss,
+    own_key,
     shuffled_positions,
     split_params,
 )
@@ -56,8 +57,7 @@ def receive_uploads(
 
     def receive(shared, client, sent):
         if aggregation.fault is not None:
-            key = jax.random.fold_in(shared.context.key, client.client_id)
-            key = jax.random.fold_in(key, 7)
+            key = jax.random.fold_in(own_key(shared, client), 7)
             sent = aggregation.fault(sent, client.client_id, key)
         accepted = _is_acceptable(sent, client, aggregation.max_update_norm)
         weight = jnp.where(accepted, sent.num_examples, 0.0)
@@ -116,10 +116,9 @@ def fuse_gradients(
     loss_fn = make_loss(model, objective)
 
     def draw(shared, client):
-        key = jax.random.fold_in(shared.context.key, client.client_id)
-        order = shuffled_positions(key, client.length, client.row.shape[0])[:take]
-        key = jax.random.fold_in(key, 1)
-        return gather_batch(shared, client, order, preprocess, key)
+        size = client.row.shape[0]
+        order = shuffled_positions(own_key(shared, client), client.length, size)
+        return drawn_piece(shared, client, order, 0, take, take, preprocess)
 
     def batched(shared, clients):
         params, state = split_params(shared.context.variables)

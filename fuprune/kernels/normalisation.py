@@ -36,21 +36,6 @@ def implementation(name: str) -> Callable[..., Normalised]:
     return library.choose(name, batch_norm, batch_norm_in_jax)
 
 
-def batch_norm_in_jax(
-    inputs, scale, bias, mask=None, residual=None, *, relu=False, epsilon=1e-5,
-    places=None, residual_places=None, width=None,
-) -> Normalised:  # fmt: skip
-    """What `batch_norm` computes, written in JAX."""
-    width = inputs.shape[-1] if width is None else int(width)
-    places = _checked(inputs, places, width)
-    if residual is not None:
-        residual_places = _checked(residual, residual_places, width)
-    mean, variance = moments(inputs, mask)
-    outputs = normalise(inputs, mean, variance, scale, bias, epsilon)
-    outputs = combine(outputs, residual, relu, places, residual_places, width)
-    return Normalised(outputs, mean, variance)
-
-
 def batch_norm(
     inputs: jax.Array,
     scale: jax.Array,
@@ -63,6 +48,7 @@ def batch_norm(
     places: Sequence[int] | None = None,
     residual_places: Sequence[int] | None = None,
     width: int | None = None,
+    kernels: bool = True,
 ) -> Normalised:
     """Normalises by the batch's own moments, adds a residual, applies ReLU.
 
@@ -73,7 +59,8 @@ def batch_norm(
       scale: [C].
       bias: [C].
       mask: [N], nonzero for the examples that enter the moments; None if all do. If
-        none does, the mean is 0 and the variance 1, so that nothing overflows.
+        none does, the mean is 0 and the variance 1, so that nothing overflows. Without
+        kernels it may be [N, C].
       residual: [N, H, W, R], added after the norm, or None.
       relu: whether a ReLU follows.
       epsilon: added to the variance.
@@ -82,26 +69,29 @@ def batch_norm(
       residual_places: where the R channels of the residual go in the result,
         increasing; by default channel i goes to i.
       width: channels of the result, by default C.
+      kernels: whether a kernel computes it where there is one for such inputs.
     """
     width = inputs.shape[-1] if width is None else int(width)
     places = _checked(inputs, places, width)
     if residual is not None:
         residual_places = _checked(residual, residual_places, width)
-    operands = [inputs, scale, bias, *([] if residual is None else [residual])]
-    if (
-        inputs.dtype not in library.DTYPES
-        or any(operand.dtype != inputs.dtype for operand in operands[3:])
-        or not (scale.dtype == bias.dtype == jnp.float32)
-        or inputs.ndim != 4
-        or inputs.size == 0
-    ):
-        return batch_norm_in_jax(
-            inputs, scale, bias, mask, residual, relu=relu, epsilon=epsilon,
-            places=places, residual_places=residual_places, width=width,
-        )  # fmt: skip
+    others = () if residual is None else (residual,)
+    covered = (
+        kernels
+        and inputs.dtype in library.DTYPES
+        and all(other.dtype == inputs.dtype for other in others)
+        and scale.dtype == bias.dtype == jnp.float32
+        and inputs.ndim == 4
+        and inputs.size > 0
+    )
+    if not covered:
+        mean, variance = moments(inputs, mask)
+        outputs = normalise(inputs, mean, variance, scale, bias, epsilon)
+        outputs = combine(outputs, residual, relu, places, residual_places, width)
+        return Normalised(outputs, mean, variance)
     # The mask is data, not a parameter: the primitives have no gradient for it.
     weight = jax.lax.stop_gradient(_weight(inputs, mask))
-    operands = library.vary_alike(inputs, scale, bias, weight, *operands[3:])
+    operands = library.vary_alike(inputs, scale, bias, weight, *others)
     results = _forward_p.bind(
         *(jax.lax.expand_dims(operand, (0,)) for operand in operands),
         relu=bool(relu),
@@ -111,6 +101,9 @@ def batch_norm(
         width=width,
     )
     return Normalised(*(jax.lax.squeeze(result, (0,)) for result in results))
+
+
+batch_norm_in_jax = functools.partial(batch_norm, kernels=False)
 
 
 def _checked(values, places, width) -> tuple[int, ...]:

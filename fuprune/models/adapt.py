@@ -195,14 +195,16 @@ class NNXNetwork:
     def apply(
         self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
     ):
-        """Logits [B, U], and {"batch_stats": ...} unless `mutable` is False."""
+        """Logits [B, U], and its statistics, if any, unless `mutable` is False."""
         module = self.module(variables, rngs=rngs)
         module.train() if train else module.eval()
         logits = module(images, **self.convention.arguments(train, mask))
         if mutable is False:
             return logits
+        # Without statistics nothing, as Flax does: a loop over steps needs its state to
+        # keep one structure.
         found = variables_of(module)
-        return logits, {"batch_stats": found.get("batch_stats", {})}
+        return logits, {name: found[name] for name in ("batch_stats",) if name in found}
 
     def module(self, variables, *, rngs=None) -> nnx.Module:
         """The NNX module that holds these variables."""

@@ -9,7 +9,6 @@ layers are inside the program.
 
 import dataclasses
 import functools
-import hashlib
 import importlib.util
 import re
 from typing import Any
@@ -27,25 +26,15 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _KNOWN_CALLS = ("@shape_assertion(",)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class ExportedNetwork:
-    """A network read from a file of programs, in the form `models.adapt` describes."""
+    """A network read from a file of programs, in the form `models.adapt` describes.
+
+    It is compared and hashed by its programs, of which Python keeps the hashes.
+    """
 
     evaluation: bytes  # serialised (variables, images) -> logits
     training: bytes | None  # (variables, images, key data) -> logits, new statistics
-
-    @functools.cached_property
-    def _digest(self) -> bytes:
-        parts = (self.evaluation, self.training or b"")
-        return b"".join(hashlib.sha256(part).digest() for part in parts)
-
-    def __eq__(self, other) -> bool:
-        """By the programs."""
-        return isinstance(other, ExportedNetwork) and self._digest == other._digest
-
-    def __hash__(self) -> int:
-        """By the programs; a network is static under jit."""
-        return hash(self._digest)
 
     @functools.cached_property
     def _evaluate(self):

@@ -195,6 +195,8 @@ def moving_average(running, moment, some):
     A batch of nothing but padding has no statistics to record.
     """
     recorded = BATCH_NORM_MOMENTUM * running + (1 - BATCH_NORM_MOMENTUM) * moment
+    # A moment of float64 data must not widen what a loop over batches carries.
+    recorded = recorded.astype(running.dtype)
     return recorded if some is True else jnp.where(some, recorded, running)
 
 

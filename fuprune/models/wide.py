@@ -9,13 +9,12 @@ wider, fewer clients stand together.
 
 import operator
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fuprune.kernels.convolution import implementation
-from fuprune.kernels.normalisation import moments, normalise, widen
+from fuprune.kernels.normalisation import batch_norm_in_jax
 from fuprune.models.layers import (
     NORM_EPSILON,
     moving_average,
@@ -58,27 +57,33 @@ def apply_together(model: ResNet, variables, images, mask):
     # Padding that comes alone is normalised by itself, as in `layers.Norm`.
     some = jnp.any(mask != 0, axis=1)
     real = jnp.where(some[:, None], mask != 0, True)
-    moments = {layer: [] for layer in wires if layer != "head"}
+    moments = {layer: [] for layer in wires if layer != "head"}  # mean, variance
     readers = {first for first, _, _ in model.blocks()}  # of the residual stream
 
-    def layer(name, parts, residual=None, held=(), onto=()):
+    def layer(name, parts, residual=None, held=(), onto=None):
         """One layer on `{(first client, last + 1): [B, H, W, N * C]}`."""
+        outputs = wires[name].outputs
+        onto = outputs if onto is None else onto
         if name in readers:  # the wider the layer, the fewer clients fill the lanes
-            parts = _split(parts, max(1, LANES // len(wires[name].outputs)))
+            parts = _split(parts, max(1, LANES // len(outputs)))
         results = {}
         for (start, stop), values in parts.items():
-            here = operator.itemgetter(slice(start, stop))
+            here, together = operator.itemgetter(slice(start, stop)), stop - start
             own = jax.tree.map(here, params[name])
-            values = _convolve(model, name, values, own["conv"]["kernel"])
-            values, found = _normalise(values, own["norm"], here(real))
+            scale, bias, _ = without_dead_channels(**own["norm"])
+            results[start, stop], *found = batch_norm_in_jax(
+                _convolve(model, name, values, own["conv"]["kernel"]),
+                scale.reshape(-1),
+                bias.reshape(-1),
+                jnp.repeat(here(real).T, len(outputs), axis=1),  # [B, N * C]
+                None if residual is None else _part(residual, start, stop),
+                relu=True,
+                epsilon=NORM_EPSILON,
+                places=_side_by_side(outputs, onto, together),
+                residual_places=_side_by_side(held, onto, together),
+                width=together * len(onto),
+            )
             moments[name].append(found)
-            if residual is not None:
-                stream = _part(residual, start, stop)
-                stream = _place(stream, held, onto, stop - start)
-                values = stream + _place(
-                    values, wires[name].outputs, onto, stop - start
-                )
-            results[start, stop] = nn.relu(values)
         return results
 
     number = images.shape[0]
@@ -135,29 +140,18 @@ def _convolve(model, layer, values, kernels):
     )
 
 
-def _normalise(inputs, norm, real):
-    """`layers.Norm` on merged channels; norm's leaves [N, C], real [N, B] bool."""
-    number, channels = norm["scale"].shape
-    scale, bias, _ = without_dead_channels(norm["scale"], norm["bias"])
-    scale, bias = scale.reshape(-1), bias.reshape(-1)
-    chosen = jnp.repeat(real.T, channels, axis=1)  # [B, N * C]
-    mean, variance = moments(inputs, chosen)
-    outputs = normalise(inputs, mean, variance, scale, bias, NORM_EPSILON)
-    shape = (number, channels)
-    return outputs, {"mean": mean.reshape(shape), "var": variance.reshape(shape)}
-
-
 def _recorded(running, found, some):
     """Running moments [N, C] after a batch; those of clients without one stay."""
-    found = jax.tree.map(lambda *x: jnp.concatenate(x), *found)
+    mean, variance = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
     return jax.tree.map(
-        lambda old, new: moving_average(old, new, some[:, None]), running, found
+        lambda old, new: moving_average(old, new.reshape(old.shape), some[:, None]),
+        running,
+        {"mean": mean, "var": variance},
     )
 
 
-def _place(values, source, target, number):
-    """Each client's channels, with ids `source`, where `target` has them."""
+def _side_by_side(source, target, number) -> list[int]:
+    """Where each client's channels, with ids `source`, go among those of `target`."""
     # Places of different clients must not meet: each has a range of its own.
     starts = np.arange(number)[:, None] * len(target)
-    merged = (starts + places(source, target)).ravel().tolist()
-    return widen(values, merged, number * len(target))
+    return (starts + places(source, target)).ravel().tolist()

@@ -28,8 +28,6 @@ from fuprune.surgery.plan import PrunePlan as PrunePlan
 from fuprune.surgery.plan import make_plan as make_plan
 from fuprune.surgery.slim import PinnedNetwork as PinnedNetwork
 from fuprune.surgery.slim import SlimNetwork as SlimNetwork
-from fuprune.surgery.slim import from_spec as from_spec
-from fuprune.surgery.slim import spec as spec
 from fuprune.surgery.wiring import compact_tree as compact_tree
 from fuprune.surgery.wiring import mask_tree as mask_tree
 

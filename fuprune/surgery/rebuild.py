@@ -11,6 +11,8 @@ A spec is one of
 It is data and never code: a factory that it names is used only if the caller gives it.
 """
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +22,7 @@ from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.brought import BroughtNetwork, Factory, bring
 from fuprune.models.ensemble import Ensemble
-from fuprune.surgery import slim, trace
+from fuprune.surgery import trace
 from fuprune.surgery.slim import CutNetwork, PinnedNetwork, SlimNetwork
 
 MAX_DEPTH = 8  # of specs inside each other
@@ -52,10 +54,17 @@ def spec(model: Any) -> dict[str, Any]:
         member = spec(model.member)
         return {"member": member, "size": model.size, "vote": model.vote}
     if isinstance(model, CutNetwork):
+        cuts = [
+            {
+                "path": list(path),
+                "shape": list(shape),
+                "axes": {str(axis): list(ids) for axis, ids in axes},
+            }
+            for path, shape, axes in model.cuts
+        ]
         kind = "pinned" if isinstance(model, PinnedNetwork) else "cuts"
-        found = slim.spec(model)
-        cuts = {"input_shape": found["input_shape"], kind: found["cuts"]}
-        return {"base": spec(model.base), **cuts}
+        shape = list(model.input_shape)
+        return {"base": spec(model.base), "input_shape": shape, kind: cuts}
     raise InputError(
         f"model is a {type(getattr(model, 'module', model)).__name__}, and nothing "
         "says how to make it again; make it with fuprune.bring(factory, "
@@ -86,55 +95,79 @@ def from_spec(
 def _from_spec(spec, factory, conv, dtype, depth):
     if depth > MAX_DEPTH:
         raise InputError(f"model spec is nested deeper than {MAX_DEPTH} levels.")
-    if isinstance(spec, dict) and "factory" in spec:
+
+    def inner(spec):
+        return _from_spec(spec, factory, conv, dtype, depth + 1)
+
+    keys = spec if isinstance(spec, dict) else ()
+    if "factory" in keys:
         return _brought(spec, factory)
-    if isinstance(spec, dict) and "member" in spec:
-        return _ensemble(spec, factory, conv, dtype, depth)
-    if not isinstance(spec, dict) or "base" not in spec:
-        return zoo.from_spec(spec, conv=conv, dtype=dtype)
-    kind = "pinned" if "pinned" in spec else "cuts"
-    if sorted(spec) != sorted(("base", "input_shape", kind)):
+    if "member" in keys:
+        return _ensemble(spec, inner)
+    if "base" in keys:
+        return _cut(spec, inner)
+    return zoo.from_spec(spec, conv=conv, dtype=dtype)
+
+
+def _check_keys(spec: dict, *keys: str) -> None:
+    if sorted(spec) != sorted(keys):
         raise InputError(
-            f"model spec has {sorted(spec)}, but must have base, input_shape and cuts."
+            f"model spec has {sorted(spec)}, but must have {', '.join(keys[:-1])} and "
+            f"{keys[-1]}."
         )
-    base = _from_spec(spec["base"], factory, conv, dtype, depth + 1)
+
+
+def _cut(spec, inner: Callable) -> CutNetwork:
+    kind = "pinned" if "pinned" in spec else "cuts"
+    _check_keys(spec, "base", "input_shape", kind)
+    base = inner(spec["base"])
     try:
-        cut = slim.from_spec(
-            base, {"input_shape": spec["input_shape"], "cuts": spec[kind]}
-        )
+        cuts = tuple(_cuts_of_variable(entry) for entry in spec[kind])
+        input_shape = tuple(int(n) for n in spec["input_shape"])
+    except InputError:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             f"model spec has {kind} that cannot be read: {type(error).__name__}."
         ) from error
+    network = PinnedNetwork if kind == "pinned" else SlimNetwork
+    cut = network(base, cuts, input_shape)
     _check_places(cut)
-    if kind == "cuts":
-        return cut
-    return PinnedNetwork(cut.base, cut.cuts, cut.input_shape)
+    return cut
 
 
-def _ensemble(spec, factory, conv, dtype, depth) -> Ensemble:
-    if sorted(spec) != ["member", "size", "vote"]:
-        raise InputError(
-            f"model spec has {sorted(spec)}, but must have member, size and vote."
-        )
+def _cuts_of_variable(entry):
+    """An entry of `PathCuts` from its form in JSON."""
+    shape, axes = tuple(int(n) for n in entry["shape"]), []
+    for name, ids in entry["axes"].items():
+        axis, ids = int(name), tuple(int(i) for i in ids)
+        # Everything here takes kept indices to increase; disorder would give wrong
+        # numbers rather than an error.
+        increasing = all(a < b for a, b in itertools.pairwise(ids))
+        inside = 0 <= axis < len(shape) and ids and ids[0] >= 0
+        if not (inside and increasing and ids[-1] < shape[axis]):
+            raise InputError(
+                f"model spec keeps {list(ids)} along axis {axis} of"
+                f" {'/'.join(map(str, entry['path']))}, which has shape"
+                f" {list(shape)}; allowed: increasing indices inside it."
+            )
+        axes.append((axis, ids))
+    return tuple(map(str, entry["path"])), shape, tuple(axes)
+
+
+def _ensemble(spec, inner: Callable) -> Ensemble:
+    _check_keys(spec, "member", "size", "vote")
     size = zoo.integer(spec["size"], "size")
     if not 1 <= size <= MAX_MEMBERS or not isinstance(spec["vote"], str):
         raise InputError(
             f"model spec has size {size} and vote {spec['vote']!r:.80}, but must have "
             f"1 to {MAX_MEMBERS} members and a word."
         )
-    member = _from_spec(spec["member"], factory, conv, dtype, depth + 1)
-    return Ensemble(member, size, spec["vote"])
+    return Ensemble(inner(spec["member"]), size, spec["vote"])
 
 
 def _brought(spec, factory) -> BroughtNetwork:
-    if sorted(spec) != ["factory", "input_shape", "num_classes"]:
-        raise InputError(
-            f"model spec has {sorted(spec)}, but must have factory, num_classes and "
-            "input_shape."
-        )
+    _check_keys(spec, "factory", "num_classes", "input_shape")
     named = spec["factory"]
     if not isinstance(named, str):
         raise InputError(f"model spec has factory {named!r:.80}, but must name one.")
@@ -153,7 +186,7 @@ def _brought(spec, factory) -> BroughtNetwork:
     )
 
 
-def _check_places(cut: SlimNetwork) -> None:
+def _check_places(cut: CutNetwork) -> None:
     """Refuses cuts of variables that the uncut network does not have."""
     said = getattr(cut.base, "input_shape", cut.input_shape)
     if tuple(said) != cut.input_shape:

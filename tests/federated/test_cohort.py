@@ -1,6 +1,7 @@
 """Every backend is the same round; nothing depends on who else is in the cohort."""
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,13 +169,30 @@ def test_groups_of_clients_end_as_clients_in_turn():
     chex.assert_trees_all_close(in_turn, side_by_side, rtol=1e-6)
 
 
-def test_fused_and_separate_gradients_agree(data):
+class Maskless(nn.Module):
+    """A norm that normalises by whole batches, padding included."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        """[B, H, W, 1] -> [B, 4]."""
+        x = nn.BatchNorm(use_running_average=not train)(nn.Conv(3, (3, 3))(images))
+        return nn.Dense(4)(jnp.mean(nn.relu(x), axis=(1, 2)))
+
+
+@pytest.mark.parametrize("model", [MODEL, Maskless()], ids=["masked", "maskless"])
+def test_fused_and_separate_gradients_agree(data, model):
     """The one-big-batch form of FedSGD is the mean of the clients' gradients."""
-    states = []
+    states, variables = [], tiny_variables(model)
     for fused in (True, False):
-        algorithm = gradient("vmap", fused=fused)
+        algorithm = fed_sgd(
+            model,
+            server_optimizer=optax.sgd(0.1, momentum=0.9),
+            batch_size=10,
+            backend="vmap",
+            fused=fused,
+        )
         state, _ = algorithm.round(
-            algorithm.init(tiny_variables(MODEL)), whole_cohort(data), jax.random.key(0)
+            algorithm.init(variables), whole_cohort(data), jax.random.key(0)
         )
         states.append(state)
     chex.assert_trees_all_close(*states, rtol=1e-4, atol=1e-5)

@@ -325,6 +325,38 @@ def test_recalibrated_statistics_are_the_datas_own():
     np.testing.assert_allclose(stats["var"], outputs.var((0, 1, 2)), rtol=1e-4)
 
 
+def test_recalibration_takes_nothing_from_clients_that_were_turned_away():
+    """Nor does a round in which all were change the statistics."""
+    data = federate(tiny_dataset(64), [np.arange(0, 20), np.arange(20, 64)])
+    model, cohort = TinyNet(deep=False), whole_cohort(data)
+    options = dict(client_optimizer=optax.sgd(0.0), batch_size=16, bn="recalibrate")
+    plain = fed_avg(model, **options)
+    start = plain.init(tiny_variables(model))
+    alone = cohort._replace(lengths=cohort.lengths.at[0].set(0))
+    expected, _ = plain.round(start, alone, jax.random.key(0))
+    for fault, end in (
+        (poison("nan"), expected),
+        (lambda sent, *_: spoiled(sent), start),
+    ):
+        strict = fed_avg(model, aggregation=Aggregation(fault=fault), **options)
+        state, _ = strict.round(start, cohort, jax.random.key(0))
+        chex.assert_trees_all_close(state, end, rtol=1e-6)
+
+
+def spoiled(sent):
+    """What any client sends, with a loss that is no number."""
+    return sent._replace(loss_sum=sent.loss_sum * jnp.nan)
+
+
+def test_statistics_of_more_clients_than_are_kept_are_refused(small):
+    _, _, data, variables = small
+    algorithm = fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn=LocalBatchNorm(2))
+    with pytest.raises(ValueError, match="Client 2 .* num_clients=3 or more"):
+        algorithm.round(
+            algorithm.init(variables), whole_cohort(data), jax.random.key(0)
+        )
+
+
 def test_fit_stops_at_its_target(small):
     """Rounds to target is the first round at or above it."""
     _, _, data, variables = small

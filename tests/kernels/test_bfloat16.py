@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fuprune.kernels import convolution, library, normalisation
 from fuprune.models import zoo
 from tests import reference_kernels
-from tests.kernels.test_convolution import NUMBERS, random
+from tests.kernels.test_convolution import NUMBERS, layer, random
 from tests.kernels.test_normalisation import operands, scattered
 
 pytestmark = pytest.mark.skipif(not library.available(), reason=str(library.why_not()))
@@ -64,11 +64,7 @@ def test_a_convolution_and_its_gradients_are_rounded_once(
         weights = weights.astype(jnp.float32)
     padding = ((1, 1), (1, 1)) if kernel == 3 else ((0, 0), (0, 0))
 
-    def apply(data, weights):
-        return convolution.convolve(
-            data, weights, strides, padding, dimension_numbers=NUMBERS
-        )
-
+    apply = layer(convolution.convolve, strides, padding)
     assert "fuprune_conv_forward" in str(jax.make_jaxpr(apply)(data, weights))
     output, pull_back = jax.vjp(apply, data, weights)
     assert_rounded(output, reference_kernels.convolve(data, weights, strides, padding))
@@ -95,12 +91,8 @@ def test_a_float32_kernel_is_rounded_for_bfloat16_data(size, channels, rounds):
     data = half(random("data", 4, size, size, channels))
     weights = random("kernel", 3, 3, channels, channels)
     padding = ((1, 1), (1, 1))
-    output, pull_back = jax.vjp(
-        lambda data: convolution.convolve(
-            data, weights, (1, 1), padding, dimension_numbers=NUMBERS
-        ),
-        data,
-    )
+    apply = layer(convolution.convolve, padding=padding)
+    output, pull_back = jax.vjp(lambda data: apply(data, weights), data)
     cotangent = half(random("cotangent", *output.shape))
     (gradient,) = pull_back(cotangent)
     taken, other = weights, half(weights).astype(jnp.float32)
@@ -139,9 +131,7 @@ def test_problems_with_kernels_of_their_own_equal_one_after_the_other():
     weights = half(random("kernel", 3, 3, 3, 5, 7))
 
     def loss(data, weights):
-        outputs = convolution.convolve(
-            data, weights, (1, 1), "SAME", dimension_numbers=NUMBERS
-        )
+        outputs = layer(convolution.convolve)(data, weights)
         return jnp.sum(jnp.sin(outputs.astype(jnp.float32)))
 
     gradient = jax.grad(loss, (0, 1))
@@ -157,22 +147,21 @@ def test_values_pass_unchanged_and_ties_go_to_the_even():
     # channel's partner is the next pixel times zero, and infinity times zero is NaN.
     data = jnp.stack([half(special), jnp.zeros(8, jnp.bfloat16)], -1)[None, None]
     first = half(jnp.array([1.0, 0.0])).reshape(1, 1, 2, 1)
-    same = convolution.convolve(data, first, (1, 1), "VALID", dimension_numbers=NUMBERS)
+    apply = layer(convolution.convolve, padding="VALID")
+    same = apply(data, first)
     np.testing.assert_array_equal(
         np.asarray(same[..., 0], np.float32), np.asarray(data[..., 0], np.float32)
     )
     finite = half(special[:5]).reshape(1, 1, 5, 1)
     one = jnp.ones((1, 1, 1, 1), jnp.bfloat16)
-    same = convolution.convolve(finite, one, (1, 1), "VALID", dimension_numbers=NUMBERS)
+    same = apply(finite, one)
     np.testing.assert_array_equal(
         np.asarray(same, np.float32), np.asarray(finite, np.float32)
     )
     # 1 + 2^-8 lies between 1 and 1 + 2^-7, 1 + 3 * 2^-8 between that and 1 + 2^-6.
     pairs = half(jnp.array([[1.0, 2.0**-8], [1 + 2.0**-7, 2.0**-8], [1.0, 2.0**-7]]))
     both = jnp.ones((1, 1, 2, 1), jnp.bfloat16)
-    sums = convolution.convolve(
-        pairs.reshape(1, 1, 3, 2), both, (1, 1), "VALID", dimension_numbers=NUMBERS
-    )
+    sums = apply(pairs.reshape(1, 1, 3, 2), both)
     expected = [1.0, 1 + 2.0**-6, 1 + 2.0**-7]
     np.testing.assert_array_equal(np.asarray(sums, np.float32).ravel(), expected)
 
@@ -301,12 +290,7 @@ def test_what_multiplies_is_said_once(caplog):
     library.notice_slow_bfloat16.cache_clear()
     with caplog.at_level(logging.WARNING):
         for stride in (1, 2):
-            apply = jax.jit(
-                lambda data, weights, stride=stride: convolution.convolve(
-                    data, weights, (stride,) * 2, "SAME", dimension_numbers=NUMBERS
-                )
-            )
-            apply(data, weights)
+            jax.jit(layer(convolution.convolve, (stride, stride)))(data, weights)
     notices = [
         line for line in caplog.messages if "no fast products of bfloat16" in line
     ]
@@ -317,11 +301,10 @@ def test_a_processor_without_bfloat16_computes_the_same():
     """oneDNN is told to leave new instructions alone, in a process of its own."""
     program = (
         "import jax, numpy as np; from fuprune.kernels import convolution, library\n"
-        "from tests.kernels.test_convolution import NUMBERS, random\n"
+        "from tests.kernels.test_convolution import layer, random\n"
         "data, weights = (random(n, *s).astype('bfloat16') for n, s in"
         " (('data', (2, 8, 8, 16)), ('kernel', (3, 3, 16, 16))))\n"
-        "output = convolution.convolve(data, weights, (1, 1), 'SAME',"
-        " dimension_numbers=NUMBERS)\n"
+        "output = layer(convolution.convolve)(data, weights)\n"
         "assert not library.multiplies_bfloat16()\n"
         "print(float(np.abs(np.asarray(output, np.float64)).sum()))"
     )

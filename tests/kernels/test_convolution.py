@@ -29,10 +29,10 @@ def random(name, *shape):
 
 
 def assert_close(actual, expected, tolerance=TOLERANCE):
-    """Compares trees relative to each leaf's largest entry."""
+    """Compares trees relative to each leaf's largest entry, zeros to 1e-6."""
 
     def compare(a, b):
-        scale = float(jnp.max(jnp.abs(b)))
+        scale = float(jnp.max(jnp.abs(b))) or 1e-6
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
 
     chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)

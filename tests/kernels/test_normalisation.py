@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fuprune.kernels import library, normalisation
-from tests.kernels.test_convolution import needs_onednn, random
+from tests.kernels.test_convolution import assert_close, needs_onednn, random
 
 
 def operands(shape, *, residual, held=None):
@@ -27,15 +27,6 @@ def loss(batch_norm, *, mask=None, relu=True, **placement):
         )
 
     return apply
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    def compare(a, b):
-        scale = max(float(jnp.max(jnp.abs(b))), 1e-6)
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
-
-    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
-    jax.tree.map(compare, actual, expected)
 
 
 def both(transform, arguments, **options):

@@ -93,6 +93,18 @@ class Modern(nnx.Module):
         return self.head(self.dropout(jax.nn.relu(x.reshape(len(x), -1))))
 
 
+class ModernPlain(nnx.Module):
+    """NNX, with nothing but parameters."""
+
+    def __init__(self, *, rngs):
+        """Build the layer."""
+        self.head = nnx.Linear(36, 4, rngs=rngs)
+
+    def __call__(self, x):
+        """[B, H, W, 1] -> [B, 4]."""
+        return self.head(x.reshape(len(x), -1))
+
+
 def linear(variables, images):
     """A pure function."""
     params = variables["params"]
@@ -111,6 +123,7 @@ NETWORKS = {
     "deterministic": lambda: adapt(Deterministic()),
     "masked": lambda: adapt(Masked()),
     "nnx": lambda: adapt(Modern),
+    "nnx_plain": lambda: adapt(ModernPlain),
     "function": lambda: adapt(linear, init=linear_init),
     "zoo": lambda: adapt(TinyNet()),
 }

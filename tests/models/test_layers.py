@@ -52,6 +52,18 @@ def test_batch_norm_follows_its_definition_and_records_statistics():
     np.testing.assert_allclose(stats["var"], 0.9 * 2.0 + 0.1 * variance, rtol=1e-5)
 
 
+def test_running_statistics_keep_their_type_under_wider_inputs():
+    """Local steps are a loop, which carries them from one batch to the next."""
+    norm, variables = make_norm("batch")
+    with jax.enable_x64(True):
+        inputs = np.asarray(draw_inputs(), np.float64)
+        outputs, update = norm.apply(
+            variables, inputs, train=True, mutable=["batch_stats"]
+        )
+    assert outputs.dtype == np.float64
+    chex.assert_trees_all_equal_dtypes(update["batch_stats"], variables["batch_stats"])
+
+
 def test_batch_norm_evaluates_with_running_statistics():
     norm, variables = make_norm("batch")
     inputs = draw_inputs()

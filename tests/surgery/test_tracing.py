@@ -12,8 +12,10 @@ from flax import linen as nn
 from flax import nnx
 
 from fuprune import export, surgery
+from fuprune.errors import InputError
+from fuprune.models import brought
 from fuprune.models.adapt import adapt
-from fuprune.surgery import PrunePlan, cutting, trace
+from fuprune.surgery import PrunePlan, cutting, rebuild, trace
 from fuprune.surgery.slim import cut_tree
 from tests.surgery import networks
 
@@ -387,6 +389,26 @@ def test_nnx_goes_in_and_out():
     assert len(jax.tree.leaves(state))
 
 
+class NNXPlain(nnx.Module):
+    """A convolution and a head, and nothing but parameters."""
+
+    def __init__(self, rngs):
+        self.stem = nnx.Conv(3, 6, (3, 3), rngs=rngs)
+        self.head = nnx.Linear(6, 5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(jnp.mean(nnx.relu(self.stem(x)), axis=(1, 2)))
+
+
+def test_a_slim_nnx_module_without_statistics_trains():
+    module, images = NNXPlain(nnx.Rngs(0)), jnp.asarray(IMAGES)
+    plan = PrunePlan({"stem": np.array([0, 2, 5])})
+    small, _ = surgery.compact(module, None, plan, example=images)
+    masked = surgery.mask(module, None, plan, example=images)
+    small.train()
+    np.testing.assert_allclose(small(images), masked(images), atol=1e-6)
+
+
 def test_a_slim_nnx_module_is_captured_cut_again_saved_and_exported(tmp_path):
     images = jnp.asarray(IMAGES)
     plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})
@@ -424,15 +446,19 @@ def test_no_gradient_of_a_slim_network_scatters(train):
     assert "scatter" not in jax.jit(jax.grad(squares)).lower(cut).as_text()
 
 
+def make_small(num_classes, input_shape):
+    return Small()
+
+
 def test_spec_rebuilds_a_slim_network_on_its_base():
-    network, variables = small_network()
+    network = brought.bring(make_small, num_classes=5, input_shape=(8, 8, 3))
     plan = PrunePlan({"first": np.array([0, 2, 5])})
-    small, _ = surgery.compact(network, variables, plan, example=IMAGES)
-    record = json.loads(json.dumps(surgery.spec(small)))
-    assert surgery.from_spec(network, record) == small
+    small, _ = surgery.compact(network, small_network()[1], plan, example=IMAGES)
+    record = json.loads(json.dumps(rebuild.spec(small)))
+    assert rebuild.from_spec(record, factory=make_small) == small
     record["cuts"][0]["axes"] = {"0": [99]}
-    with pytest.raises(surgery.SurgeryError, match="99"):
-        surgery.from_spec(network, record)
+    with pytest.raises(InputError, match="99"):
+        rebuild.from_spec(record, factory=make_small)
 
 
 def test_slim_network_is_exported_for_any_batch(tmp_path):
