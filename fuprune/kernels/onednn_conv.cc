@@ -89,10 +89,12 @@ class Workspace {
   ~Workspace() { std::free(base_); }
   void* Get(size_t bytes) {
     if (bytes > size_) {
+      const size_t wanted = (bytes + 4095) / 4096 * 4096;
       std::free(base_);
-      size_ = (bytes + 4095) / 4096 * 4096;
-      base_ = std::aligned_alloc(4096, size_);
+      size_ = 0;
+      base_ = std::aligned_alloc(4096, wanted);
       if (base_ == nullptr) throw std::bad_alloc();
+      size_ = wanted;
     }
     return base_;
   }
