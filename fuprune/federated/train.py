@@ -80,7 +80,7 @@ def iterate(
       start: rounds already done.
       evaluate: variables -> metrics, merged into the record.
       evaluate_every: rounds between evaluations, or a function that says whether a
-        round is evaluated; the last round always is.
+        round is evaluated; the last round always is, and with 0 no other.
       dropout_rate: probability that a selected client does not answer.
       min_participants: fewer accepted clients than this and the round is repeated with
         another cohort, its result thrown away.
@@ -89,9 +89,12 @@ def iterate(
     Raises:
       TooFewClientsError: when every attempt at a round had too few clients.
     """
-    is_due = evaluate_every
-    if not callable(is_due):
-        is_due = lambda number: number % evaluate_every == 0  # noqa: E731
+
+    def is_due(number: int) -> bool:
+        if callable(evaluate_every):
+            return evaluate_every(number)
+        return evaluate_every > 0 and number % evaluate_every == 0
+
     for number in range(start + 1, rounds + 1):
         round_key = jax.random.fold_in(key, number)
         turned_away: set[int] = set()

@@ -219,6 +219,27 @@ def test_too_few_usable_clients_stop_the_run_with_a_reason(small):
         next(steps)
 
 
+@pytest.mark.parametrize(
+    ("every", "evaluated"),
+    [(0, [4]), (3, [3, 4]), (lambda number: number == 1, [1, 4])],
+)
+def test_the_last_round_is_evaluated_and_others_as_asked(small, every, evaluated):
+    _, _, data, variables = small
+    algorithm = fed_avg(Linear(), client_optimizer=optax.sgd(0.1), batch_size=5)
+    result = fit(
+        algorithm,
+        algorithm.init(variables),
+        data,
+        key=jax.random.key(0),
+        cohort_size=3,
+        rounds=4,
+        evaluate=lambda variables: {"accuracy": 1.0},
+        evaluate_every=every,
+    )
+    seen = [r.round_number for r in result.history if "accuracy" in r.metrics]
+    assert seen == evaluated
+
+
 def test_ninety_percent_dropout_is_survived():
     """Most clients never answer; training still gets there."""
     dataset = tiny_dataset(400)
