@@ -9,6 +9,7 @@ same run again.
 import collections
 import json
 import logging
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from fuprune.flower.audit import (
     measure_untrained,
     write_report,
 )
+from fuprune.flower.joining import server_folder
 from fuprune.flower.progress import log_messages, log_round
 from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
@@ -38,7 +40,7 @@ from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.agenda import make_budget
-from fuprune.run.files import seed_of
+from fuprune.run.files import lock_workdir, seed_of
 from fuprune.run.machine import Runtime
 from fuprune.run.training import KEPT_ROUNDS
 from fuprune.surgery import rebuild
@@ -49,6 +51,7 @@ from fuprune.unlearning.request import ForgetRequest
 _LOGGER = logging.getLogger(__name__)
 
 BEFORE_FILE = "before.json"  # of an order: what the model showed
+START_FILE = "start.json"  # of an order: which model it starts from
 # Methods that need more than clients' uploads, and what that is.
 UNAVAILABLE = {
     "influence": "it takes one message to every client for each step of a linear "
@@ -60,7 +63,16 @@ UNAVAILABLE = {
 
 
 def train(session: Session) -> None:
-    """Trains the network of the config on what clients may be asked for."""
+    """Trains the network of the config on what clients may be asked for.
+
+    Raises:
+      InputError: an order was carried out on what was trained here before.
+    """
+    if _current(session) not in (None, "train/model"):
+        raise InputError(
+            f"the model in {session.workdir} has forgotten by order, and training would "
+            "bring back the one before it; choose another workdir."
+        )
     config = session.config
     model: Any = assembly.make_model(config, session.federation, _runtime(session))
     variables = assembly.initial_variables(
@@ -109,7 +121,8 @@ def forget(session: Session) -> Path:
     check_served(method, _request(session, wanted))
     order = ledger.open_order(session.workdir, wanted)
     roster.orders = ledger.read(session.workdir)
-    folder = session.workdir / "orders" / ledger.folder_name(name)
+    unit = f"orders/{ledger.folder_name(name)}"
+    folder = session.workdir / unit
     started = time.time()
     if order.closed:
         if (folder / "report.md").exists():
@@ -119,13 +132,18 @@ def forget(session: Session) -> Path:
         # The server was killed when all was done but for the report.
         made = checkpoint.load(folder / "model")
         return _report(session, order, folder, made, {"resumed": True})
-    with ledger.sending(session.workdir, name, roster):
-        model, variables = current_model(session)
-        _keep_before(session, order, folder, model, variables)
-    clients = session.clients.under(order=name)
-    ordered = session._replace(clients=clients)
-    result, facts = _run_method(ordered, order, method, model, variables, folder)
-    _publish(session, f"orders/{ledger.folder_name(name)}", *result)
+    if _current(session) == f"{unit}/model":
+        # The server was killed when the model was handed out and the order still open.
+        result, facts = current_model(session), {"resumed": True}
+    else:
+        _begin(session, folder)
+        with ledger.sending(session.workdir, name, roster):
+            model, variables = current_model(session)
+            _keep_before(session, order, folder, model, variables)
+        clients = session.clients.under(order=name)
+        ordered = session._replace(clients=clients)
+        result, facts = _run_method(ordered, order, method, model, variables, folder)
+        _publish(session, unit, *result)
     roster.orders = ledger.close_order(session.workdir, name)
     seconds = round(time.time() - started, 1)
     return _report(session, order, folder, result, {**facts, "seconds": seconds})
@@ -153,6 +171,16 @@ def _report(
         roster=roster,
         facts=facts,
     )
+
+
+def _begin(session: Session, folder: Path) -> None:
+    """Notes which model an order starts from, and drops what it made from another."""
+    file, place = folder / START_FILE, _current(session)
+    if file.exists() and json.loads(file.read_text("utf-8"))["model"] != place:
+        # Another order was carried out since this one was interrupted: what there is of
+        # this one still knows what that one forgot.
+        shutil.rmtree(folder)
+    write_whole(file, json.dumps({"model": place}) + "\n")
 
 
 def _keep_before(session: Session, order: ledger.Entry, folder: Path, *model) -> None:
@@ -389,14 +417,19 @@ def current_model(session: Session) -> tuple[Any, Any]:
     Raises:
       InputError: nothing has been trained there.
     """
-    file = session.workdir / "current.json"
-    if not file.exists():
+    place = _current(session)
+    if place is None:
         raise InputError(
             f"there is no trained model in {session.workdir}; run with "
             'command="train" first.'
         )
-    place = json.loads(file.read_text("utf-8"))["model"]
     return checkpoint.load(session.workdir / place)
+
+
+def _current(session: Session) -> str | None:
+    """Where in the workdir the newest model is, as `_publish` named it."""
+    file = session.workdir / "current.json"
+    return json.loads(file.read_text("utf-8"))["model"] if file.exists() else None
 
 
 def _publish(session: Session, unit: str, model, variables) -> None:
@@ -432,12 +465,16 @@ def run(roster: Roster, settings: Settings) -> None:
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    session = open_session(roster, settings)
-    try:
-        done = RUNS[settings.command](session)
-    finally:
-        ledger.confirm(session.workdir, session.clients.roster)
-        log_messages(session.workdir, session.clients.roster)
+    workdir = server_folder(settings)
+    # A second server would write the same book of orders, models and checkpoints.
+    with lock_workdir(workdir):
+        roster.orders = ledger.read(workdir)
+        session = open_session(roster, settings)
+        try:
+            done = RUNS[settings.command](session)
+        finally:
+            ledger.confirm(workdir, roster)
+            log_messages(workdir, roster)
     if done is not None:
         print(Path(done).read_text("utf-8"))
         print(f"report: {done}")
