@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fuprune.report import formats, judgement, paper_numbers, roles, tables
+from fuprune.report import figures, formats, judgement, paper_numbers, roles, tables
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
@@ -136,6 +136,20 @@ def raw_stages(group: Group) -> list[StageRow]:
             seed = None if loaded else queries.setting(run.record, "seed")
             found.setdefault(seed, stage)
     return list(found.values())
+
+
+def recovery_curves(group: Group) -> dict[str, list[list[tuple[float, float]]]]:
+    """By method, the R-set accuracy of each of its models over rounds."""
+    found: dict[tuple, list[tuple[float, float]]] = {}
+    for run in group.runs:
+        seed = queries.setting(run.record, "seed")
+        # As in `_models`: what two parts of an experiment both trained counts once.
+        for unit, points in figures.recovery_curves(run.curves).items():
+            found.setdefault((seed, unit), points)
+    methods: dict[str, list[list[tuple[float, float]]]] = {}
+    for (_, unit), points in found.items():
+        methods.setdefault(roles.family(unit), []).append(points)
+    return methods
 
 
 def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
