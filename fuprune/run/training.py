@@ -396,8 +396,10 @@ def _restore(this: Run, unit: str, model, state, store, params):
     if restored is None:
         return None
     start, tree, saved = restored
-    # Rows after the checkpoint belong to rounds that will be trained again.
-    this.metrics.truncate_to(saved["metrics_offset"])
+    # Rows after the checkpoint belong to rounds that will be trained again, unless a
+    # unit has finished since: this one was taken up late, or its outcome was deleted.
+    finished = files.end_of_finished(this.workdir)
+    this.metrics.truncate_to(max(saved["metrics_offset"], finished))
     if store is not None:
         kept = this.workdir / "history"
         store = checkpoint.load_history(kept, params, round_number=start)
