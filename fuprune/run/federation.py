@@ -69,13 +69,16 @@ def make_federation(config, runtime: Runtime) -> Federation:
     whole = config.runtime.pool == "whole"
     check_memory(train, parts, runtime, whole=whole)
     data = place_federation(train, parts, runtime, whole=whole)
-    placed = requests.image_numbers(data, parts, numbers.labels)
-    request = requests.make_request(config, data, placed)
-    places = requests.forgotten_places(request, data, parts)
+    places = requests.pool_places(data, parts)
+    counted = np.where(places < 0, -1, numbers.labels[places])
+    request = requests.make_request(config, data, counted)
+    gone = requests.forgotten_images(request, data, places)
     if config.audit.backdoor:
-        train = backdoor.plant(train, places, config.audit.backdoor, config.seed)
+        train = backdoor.plant(train, gone, config.audit.backdoor, config.seed)
         data = place_federation(train, parts, runtime, whole=whole)
-    mean, std = _statistics(config, train, parts, request, data)
+    # What the run will forget has no part in the colours that clients sum up.
+    left = [part[~np.isin(part, gone)] for part in map(np.asarray, parts)]
+    mean, std = _statistics(config, train, left, request.classes)
     prepared = make_preprocessing(
         mean, std, train.images.shape[1:], augment=config.train.augment
     )
@@ -89,7 +92,7 @@ def make_federation(config, runtime: Runtime) -> Federation:
         prepare=prepared.evaluation,
         prepare_training=prepared.training,
         request=request,
-        forgotten=Dataset(train.images[places], train.labels[places]),
+        forgotten=Dataset(train.images[gone], train.labels[gone]),
     )
 
 
@@ -127,20 +130,17 @@ _DRAWN = {
 }
 
 
-def _statistics(
-    config, train: Dataset, parts, request: ForgetRequest, data: FederatedDataset
-) -> normalisation.Statistics:
-    """Mean and deviation of the colours, from where `data.normalise` says."""
+def _statistics(config, train: Dataset, parts, classes) -> normalisation.Statistics:
+    """Mean and deviation of the colours, from where `data.normalise` says.
+
+    Sums over clients are those of `parts`, without `classes`.
+    """
     kind, channels = config.data.normalise, train.images.shape[-1]
     if kind == "constants":
         return normalisation.constant_statistics(config.data.name, channels)
     if kind == "central":  # all training images in one place, as no federation has
         return normalisation.channel_statistics(train.images)
-    # Sums over clients, without what the run will forget.
     uploads = normalisation.channel_sums(
-        train.images,
-        requests.without_request(parts, request, data),
-        labels=train.labels,
-        without_classes=request.classes,
+        train.images, parts, labels=train.labels, without_classes=classes
     )
     return normalisation.statistics_of_sums(uploads)
