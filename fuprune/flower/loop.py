@@ -22,7 +22,7 @@ from fuprune import typed_json
 from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.train import FitResult, Step, iterate
 from fuprune.files import write_whole
 from fuprune.flower import ledger
@@ -42,7 +42,6 @@ from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.agenda import make_budget
 from fuprune.run.files import lock_workdir, seed_of
 from fuprune.run.machine import Runtime
-from fuprune.run.training import KEPT_ROUNDS
 from fuprune.surgery import rebuild
 from fuprune.unlearning.kept_rounds import is_kept, keep_round
 from fuprune.unlearning.methods import METHODS, check_served, select
@@ -70,8 +69,8 @@ def train(session: Session) -> None:
     """
     if _current(session) not in (None, "train/model"):
         raise InputError(
-            f"the model in {session.workdir} has forgotten by order, and training would "
-            "bring back the one before it; choose another workdir."
+            f"the model in {session.workdir} has forgotten by order, and training "
+            "would bring back the one before it; choose another workdir."
         )
     config = session.config
     model: Any = assembly.make_model(config, session.federation, _runtime(session))
@@ -234,11 +233,7 @@ def _run_method(
         fit = _fit(session, unit, model, start, data, budget, key=key)
         return (model, fit.state.variables), {"resumed": True}
     options = assembly.method_options(
-        config,
-        settings.method,
-        federation,
-        _runtime(session),
-        classes=settings.classes,
+        config, settings.method, federation, _runtime(session)
     )
     if "replay" in method.options:
         options |= _replay_options(session, model, variables)
@@ -286,7 +281,9 @@ def _replay_options(session: Session, model, variables) -> dict[str, Any]:
     rate = session.config.train.learning_rate
     clients = session.clients.under(learning_rate=float(rate))
     return {
-        "rounds": kept_files.RoundFiles(session.workdir / KEPT_ROUNDS, variables),
+        "rounds": kept_files.RoundFiles(
+            session.workdir / kept_files.KEPT_ROUNDS, variables
+        ),
         "replay": assembly.make_replay(
             session.config, model, session.federation, _runtime(session, clients)
         ),
@@ -327,7 +324,7 @@ def _fit(
         _LOGGER.info("%s goes on after round %d", unit, start)
     else:
         _save(folder, 0, state, model, data, key)
-    evaluate = _evaluator(session, model)
+    evaluate = session.federation.evaluator(model, session.federation.test)
     steps = iterate(
         algorithm,
         state,
@@ -346,7 +343,7 @@ def _fit(
             server = assembly.server_step(config)
             # `state` is still the one before the round, from which the clients started.
             kept = keep_round(before, state.variables, step.info, server)
-            kept_files.save_round(session.workdir / KEPT_ROUNDS, kept)
+            kept_files.save_round(session.workdir / kept_files.KEPT_ROUNDS, kept)
         state = step.state
         _save(folder, step.record.round_number, state, model, data, key)
         history.append(step.record)
@@ -439,17 +436,9 @@ def _publish(session: Session, unit: str, model, variables) -> None:
     write_whole(session.workdir / "current.json", current)
 
 
-def _evaluator(session: Session, model):
-    return make_evaluator(
-        model,
-        session.federation.test,
-        num_classes=session.federation.num_classes,
-        preprocess=session.federation.prepare,
-    )
-
-
 def _evaluate(session: Session, model, variables) -> Evaluation:
-    return _evaluator(session, model)(variables)
+    federation = session.federation
+    return federation.evaluator(model, federation.test)(variables)
 
 
 def _runtime(session: Session, clients: RemoteClients | None = None) -> Runtime:

@@ -150,7 +150,6 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
     model = assembly.make_model(config, federation, machine)
-    agenda.check_methods(config, federation)
     if config.train.history_interval:
         initial = functools.partial(assembly.initial_variables, model)
         shapes = jax.eval_shape(initial, jax.random.key(0))
@@ -184,7 +183,6 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             provenance,
             machine,
             federation,
-            federation.request,
             jax.random.key(config.seed),
             metrics,
             timings,
@@ -230,7 +228,7 @@ def _run_phases(this: Run) -> RunRecord | None:
         f"workdir {this.workdir}"
     )
     if "unlearn" in wanted:
-        for line in agenda.describe_absences(config, this.federation, this.classes):
+        for line in agenda.describe_absences(config, this.federation):
             this.progress.note(f"Warning: {line}")
     record = None
     if "pretrain" in wanted:
@@ -286,7 +284,7 @@ def _write_record(this: Run) -> RunRecord | None:
         provenance=this.provenance,
         dataset=config.data.name,
         model=rebuild.spec(assembly.make_model(config, this.federation, this.runtime)),
-        classes=list(this.request.classes),
+        classes=list(this.classes),
         request=requests.describe_sets(
             this.request,
             len(this.federation.forgotten.labels),

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from fuprune.config import ConfigError
 from fuprune.data import backdoor, normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocessing
+from fuprune.federated.evaluate import make_evaluator
 from fuprune.run import requests
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.request import ForgetRequest
@@ -35,6 +37,16 @@ class Federation(NamedTuple):
     request: ForgetRequest = ForgetRequest()  # what the run forgets
     # Training images of the clients or examples that it names; none for classes.
     forgotten: Dataset = NO_IMAGES
+
+    def evaluator(self, model, split: Dataset, mesh: Mesh | None = None):
+        """`evaluate(variables)` of a model on one of the splits."""
+        return make_evaluator(
+            model,
+            split,
+            num_classes=self.num_classes,
+            preprocess=self.prepare,
+            mesh=mesh,
+        )
 
 
 def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray | slice:

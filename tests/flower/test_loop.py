@@ -216,7 +216,7 @@ def test_methods_end_where_the_simulator_ends(place, method, kind):
         workdir=place / "simulated",
         clients=Here(),
     )
-    options = assembly.method_options(config, method, local, runtime, (3,))
+    options = assembly.method_options(config, method, local, runtime)
     if "replay" in METHODS[method].options:
         kept = place / "server" / "kept_rounds"
         options["rounds"] = kept_files.RoundFiles(kept, variables)
