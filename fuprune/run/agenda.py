@@ -89,6 +89,12 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
     return Budget(schedules[name], is_due, target, metric="r_accuracy", stops=stops)
 
 
+def is_audit_due(config, workdir: Path) -> bool:
+    """Whether the audit is asked for and not finished in the workdir."""
+    wanted = "audit" in configuration.phases(config)
+    return wanted and not files.path_of(workdir, "audit").exists()
+
+
 def rounds_left(config, workdir: Path) -> int:
     """The most rounds that the units which are not finished in the workdir train."""
     wanted, rounds = configuration.phases(config), {}

@@ -91,8 +91,7 @@ def run(
     """
     configuration.validate(config)
     workdir = Path(workdir)
-    to_audit = "audit" in configuration.phases(config)
-    if to_audit and not files.path_of(workdir, "audit").exists():
+    if agenda.is_audit_due(config, workdir):
         # Here, where a compiler may be at work on the kernels, it costs no time.
         import_classifiers()
     machine = runtime.start(
@@ -154,7 +153,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
         initial = functools.partial(assembly.initial_variables, model)
         shapes = jax.eval_shape(initial, jax.random.key(0))
         kept_files.check_room(config, shapes, workdir)
-    if "audit" in configuration.phases(config):
+    if agenda.is_audit_due(config, workdir):
         names = [unit.name for unit in agenda.unlearn_units(config)]
         models.check(config, model, names)
     main = machine.is_main
