@@ -103,7 +103,7 @@ def forget(session: Session) -> Path:
     Raises:
       InputError: the order, its classes or its method cannot be.
     """
-    settings, name = session.settings, session.settings.order
+    settings, name = session.settings, session.settings.order.order
     method = METHODS[select((settings.method,))[0]]
     if settings.method in UNAVAILABLE:
         raise InputError(
@@ -112,7 +112,7 @@ def forget(session: Session) -> Path:
         )
     roster = session.clients.roster
     wanted = ledger.check_entry(
-        ledger.Entry(name, settings.classes, settings.clients, settings.examples),
+        settings.order,
         session.federation.num_classes,
         session.config.partition.clients,
         roster.examples,
@@ -255,7 +255,7 @@ def _run_method(
         variables,
         data,
         request,
-        key=jax.random.fold_in(session.key, seed_of(f"order {settings.order}")),
+        key=jax.random.fold_in(session.key, seed_of(f"order {order.order}")),
         fine_tune=tune,
         **options,
     )
