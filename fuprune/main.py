@@ -30,8 +30,7 @@ from absl import flags
 from fuprune import __version__
 from fuprune import config as config_lib
 from fuprune.errors import FupruneError, UsageError
-from fuprune.run import config_loading, early_build, workdir
-from fuprune.run.memory import limit_arenas
+from fuprune.run import config_loading, startup
 
 # The machine's fault; any other OSError is a bug.
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -49,7 +48,7 @@ class Command(NamedTuple):
 
 def run() -> None:
     """Runs the command line of this process, and exits."""
-    limit_arenas()
+    startup.limit_arenas()
     try:
         code = main(sys.argv)
         sys.stdout.flush()
@@ -80,8 +79,8 @@ def main(argv: Sequence[str]) -> int:
             print(f"fuprune {__version__}")
         else:
             command = parse(argv)
-            workdir.make_workdir(command.workdir)
-            early_build.start(command.config)
+            startup.make_workdir(command.workdir)
+            startup.start_build(command.config)
             from fuprune.run.experiment import run as run_experiment
 
             run_experiment(**command._asdict())

@@ -66,9 +66,8 @@ def _hello(header, tree, node: Node) -> Answer:
     }
     if not header.get("normalise"):
         return said, None
-    usable = nodes.usable(
-        node, nodes.read_orders(node.folder), range(int(node.labels.max()) + 1), None
-    )
+    classes = range(int(node.labels.max(initial=-1)) + 1)  # none without images
+    usable = nodes.usable(node, nodes.read_orders(node.folder), classes, None)
     from fuprune.data.normalisation import channel_sums
 
     return said, channel_sums(node.images, [usable])[0]

@@ -131,8 +131,9 @@ def _make_node_key(path: Path) -> None:
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
+    # In this order: a kill in between leaves no private half, and both are made again.
     write_whole(path.with_suffix(".pub"), public + b"\n")
+    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
 
 
 def _write_pair(folder: Path, name: str, key, certificate: x509.Certificate) -> None:

@@ -9,6 +9,7 @@ same run again.
 import collections
 import json
 import logging
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from fuprune import typed_json
 from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Step, iterate
 from fuprune.files import write_whole
@@ -32,6 +33,7 @@ from fuprune.flower.audit import (
     measure_untrained,
     write_report,
 )
+from fuprune.flower.joining import server_folder
 from fuprune.flower.progress import log_messages, log_round
 from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
@@ -39,9 +41,8 @@ from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.agenda import make_budget
-from fuprune.run.files import seed_of
+from fuprune.run.files import lock_workdir, seed_of
 from fuprune.run.machine import Runtime
-from fuprune.run.training import KEPT_ROUNDS
 from fuprune.surgery import rebuild
 from fuprune.unlearning.kept_rounds import is_kept, keep_round
 from fuprune.unlearning.methods import METHODS, check_served, select
@@ -50,6 +51,7 @@ from fuprune.unlearning.request import ForgetRequest
 _LOGGER = logging.getLogger(__name__)
 
 BEFORE_FILE = "before.json"  # of an order: what the model showed
+START_FILE = "start.json"  # of an order: which model it starts from
 # Methods that need more than clients' uploads, and what that is.
 UNAVAILABLE = {
     "influence": "it takes one message to every client for each step of a linear "
@@ -61,7 +63,16 @@ UNAVAILABLE = {
 
 
 def train(session: Session) -> None:
-    """Trains the network of the config on what clients may be asked for."""
+    """Trains the network of the config on what clients may be asked for.
+
+    Raises:
+      InputError: an order was carried out on what was trained here before.
+    """
+    if _current(session) not in (None, "train/model"):
+        raise InputError(
+            f"the model in {session.workdir} has forgotten by order, and training "
+            "would bring back the one before it; choose another workdir."
+        )
     config = session.config
     model: Any = assembly.make_model(config, session.federation, _runtime(session))
     variables = assembly.initial_variables(
@@ -93,7 +104,7 @@ def forget(session: Session) -> Path:
     Raises:
       InputError: the order, its classes or its method cannot be.
     """
-    settings, name = session.settings, session.settings.order
+    settings, name = session.settings, session.settings.order.order
     method = METHODS[select((settings.method,))[0]]
     if settings.method in UNAVAILABLE:
         raise InputError(
@@ -102,7 +113,7 @@ def forget(session: Session) -> Path:
         )
     roster = session.clients.roster
     wanted = ledger.check_entry(
-        ledger.Entry(name, settings.classes, settings.clients, settings.examples),
+        settings.order,
         session.federation.num_classes,
         session.config.partition.clients,
         roster.examples,
@@ -110,7 +121,8 @@ def forget(session: Session) -> Path:
     check_served(method, _request(session, wanted))
     order = ledger.open_order(session.workdir, wanted)
     roster.orders = ledger.read(session.workdir)
-    folder = session.workdir / "orders" / ledger.folder_name(name)
+    unit = f"orders/{ledger.folder_name(name)}"
+    folder = session.workdir / unit
     started = time.time()
     if order.closed:
         if (folder / "report.md").exists():
@@ -120,13 +132,18 @@ def forget(session: Session) -> Path:
         # The server was killed when all was done but for the report.
         made = checkpoint.load(folder / "model")
         return _report(session, order, folder, made, {"resumed": True})
-    with ledger.sending(session.workdir, name, roster):
-        model, variables = current_model(session)
-        _keep_before(session, order, folder, model, variables)
-    clients = session.clients.under(order=name)
-    ordered = session._replace(clients=clients)
-    result, facts = _run_method(ordered, order, method, model, variables, folder)
-    _publish(session, f"orders/{ledger.folder_name(name)}", *result)
+    if _current(session) == f"{unit}/model":
+        # The server was killed when the model was handed out and the order still open.
+        result, facts = current_model(session), {"resumed": True}
+    else:
+        _begin(session, folder)
+        with ledger.sending(session.workdir, name, roster):
+            model, variables = current_model(session)
+            _keep_before(session, order, folder, model, variables)
+        clients = session.clients.under(order=name)
+        ordered = session._replace(clients=clients)
+        result, facts = _run_method(ordered, order, method, model, variables, folder)
+        _publish(session, unit, *result)
     roster.orders = ledger.close_order(session.workdir, name)
     seconds = round(time.time() - started, 1)
     return _report(session, order, folder, result, {**facts, "seconds": seconds})
@@ -154,6 +171,16 @@ def _report(
         roster=roster,
         facts=facts,
     )
+
+
+def _begin(session: Session, folder: Path) -> None:
+    """Notes which model an order starts from, and drops what it made from another."""
+    file, place = folder / START_FILE, _current(session)
+    if file.exists() and json.loads(file.read_text("utf-8"))["model"] != place:
+        # Another order was carried out since this one was interrupted: what there is of
+        # this one still knows what that one forgot.
+        shutil.rmtree(folder)
+    write_whole(file, json.dumps({"model": place}) + "\n")
 
 
 def _keep_before(session: Session, order: ledger.Entry, folder: Path, *model) -> None:
@@ -221,11 +248,7 @@ def _run_method(
         fit = tune(*resumed)
         return (resumed[0], fit.state.variables), {"resumed": True}
     options = assembly.method_options(
-        config,
-        settings.method,
-        federation,
-        _runtime(session),
-        classes=settings.classes,
+        config, settings.method, federation, _runtime(session)
     )
     if "replay" in method.options:
         options |= _replay_options(session, model, variables)
@@ -237,7 +260,7 @@ def _run_method(
         variables,
         data,
         request,
-        key=jax.random.fold_in(session.key, seed_of(f"order {settings.order}")),
+        key=jax.random.fold_in(session.key, seed_of(f"order {order.order}")),
         fine_tune=tune,
         **options,
     )
@@ -257,7 +280,7 @@ def _with_teacher(
 
     They have no teacher unless the config wants one.
     """
-    classes = session.settings.classes
+    classes = session.federation.request.classes
     taught = assembly.fine_tune_objective(session.config, model, variables, classes)
     if taught is None:
         return session, None
@@ -279,7 +302,9 @@ def _replay_options(session: Session, model, variables) -> dict[str, Any]:
     rate = session.config.train.learning_rate
     clients = session.clients.under(learning_rate=float(rate))
     return {
-        "rounds": kept_files.RoundFiles(session.workdir / KEPT_ROUNDS, variables),
+        "rounds": kept_files.RoundFiles(
+            session.workdir / kept_files.KEPT_ROUNDS, variables
+        ),
         "replay": assembly.make_replay(
             session.config, model, session.federation, _runtime(session, clients)
         ),
@@ -322,7 +347,7 @@ def _fit(
         _LOGGER.info("%s goes on after round %d", unit, start)
     else:
         _save(folder, 0, state, model, data, key)
-    evaluate = _evaluator(session, model)
+    evaluate = session.federation.evaluator(model, session.federation.test)
     steps = iterate(
         algorithm,
         state,
@@ -341,7 +366,7 @@ def _fit(
             server = assembly.server_step(config)
             # `state` is still the one before the round, from which the clients started.
             kept = keep_round(before, state.variables, step.info, server)
-            kept_files.save_round(session.workdir / KEPT_ROUNDS, kept)
+            kept_files.save_round(session.workdir / kept_files.KEPT_ROUNDS, kept)
         state = step.state
         _save(folder, step.record.round_number, state, model, data, key)
         history.append(step.record)
@@ -412,14 +437,19 @@ def current_model(session: Session) -> tuple[Any, Any]:
     Raises:
       InputError: nothing has been trained there.
     """
-    file = session.workdir / "current.json"
-    if not file.exists():
+    place = _current(session)
+    if place is None:
         raise InputError(
             f"there is no trained model in {session.workdir}; run with "
             'command="train" first.'
         )
-    place = json.loads(file.read_text("utf-8"))["model"]
     return checkpoint.load(session.workdir / place)
+
+
+def _current(session: Session) -> str | None:
+    """Where in the workdir the newest model is, as `_publish` named it."""
+    file = session.workdir / "current.json"
+    return json.loads(file.read_text("utf-8"))["model"] if file.exists() else None
 
 
 def _publish(session: Session, unit: str, model, variables) -> None:
@@ -429,17 +459,9 @@ def _publish(session: Session, unit: str, model, variables) -> None:
     write_whole(session.workdir / "current.json", current)
 
 
-def _evaluator(session: Session, model):
-    return make_evaluator(
-        model,
-        session.federation.test,
-        num_classes=session.federation.num_classes,
-        preprocess=session.federation.prepare,
-    )
-
-
 def _evaluate(session: Session, model, variables) -> Evaluation:
-    return _evaluator(session, model)(variables)
+    federation = session.federation
+    return federation.evaluator(model, federation.test)(variables)
 
 
 def _runtime(session: Session, clients: RemoteClients | None = None) -> Runtime:
@@ -455,12 +477,16 @@ def run(roster: Roster, settings: Settings) -> None:
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    session = open_session(roster, settings)
-    try:
-        done = RUNS[settings.command](session)
-    finally:
-        ledger.confirm(session.workdir, session.clients.roster)
-        log_messages(session.workdir, session.clients.roster)
+    workdir = server_folder(settings)
+    # A second server would write the same book of orders, models and checkpoints.
+    with lock_workdir(workdir):
+        roster.orders = ledger.read(workdir)
+        session = open_session(roster, settings)
+        try:
+            done = RUNS[settings.command](session)
+        finally:
+            ledger.confirm(workdir, roster)
+            log_messages(workdir, roster)
     if done is not None:
         print(Path(done).read_text("utf-8"))
         print(f"report: {done}")

@@ -93,6 +93,10 @@ def log_orders(folder: Path, received: Sequence[Any]) -> dict[str, Order]:
         # Two processes of one client may receive the same order.
         fcntl.flock(file, fcntl.LOCK_EX)
         known = read_orders(folder)
+        file.seek(0)
+        # Half a line that a kill left behind must not take the next one with it.
+        if (logged := file.read()) and not logged.endswith("\n"):
+            file.write("\n")
         for order in new:
             if _adds(order, known.get(order.order)):
                 row = {**order._asdict(), "received": round(time.time(), 3)}

@@ -108,8 +108,11 @@ class Roster:
         `kind` is Flower's message type.
         """
         nodes = {k: self._node_of[k] for k in requests if k in self._node_of}
-        replies = self._send(kind, {nodes[k]: requests[k] for k in nodes})
-        return {k: replies[n] for k, n in nodes.items() if n in replies}
+        answered = self._send(kind, {nodes[k]: requests[k] for k in nodes})
+        replies = {k: answered[n] for k, n in nodes.items() if n in answered}
+        for client, (header, _) in replies.items():
+            self._note(kind, client, header)
+        return replies
 
     def _greet(self, nodes: Sequence[int]) -> None:
         asked = {"normalise": self.normalise}
@@ -128,7 +131,10 @@ class Roster:
                 continue
             self._node_of[client] = node
             self.examples[client] = header["examples"]
-            if isinstance(sums, np.ndarray) and sums.dtype == np.int64:
+            self._note("query.hello", client, header)
+            size = 2 * header["shape"][-1] + 1
+            told = isinstance(sums, np.ndarray) and sums.dtype == np.int64
+            if told and sums.shape == (size,):
                 self.channel_sums[client] = sums
 
     def _check_greeting(self, client: Any, header) -> str | None:
@@ -140,8 +146,11 @@ class Roster:
             )
         if type(examples) is not int or not 0 <= examples < 2**31:
             return f"it says that it has {examples!r:.40} images"
-        if not isinstance(shape, list) or self.shape not in (None, tuple(shape)):
-            return f"its images are {shape!r:.80}, and others' are {self.shape}"
+        formed = isinstance(shape, list) and len(shape) == 3
+        if not formed or not all(type(size) is int and size >= 0 for size in shape):
+            return f"its images are {shape!r:.80}, and must be [height, width, colours]"
+        if self.shape not in (None, tuple(shape)):
+            return f"its images are {shape}, and others' are {self.shape}"
         holder = self._node_of.get(client)
         if holder is not None and holder in set(self.grid.get_node_ids()):
             return f"client {client} is there already, as node {holder}"
@@ -185,7 +194,6 @@ class Roster:
             if found is None:
                 _LOGGER.warning("%s: node %d: %s", kind, node, problem)
                 continue
-            self._note(kind, found[0])
             replies[node] = found
         for node in expected.keys() - replies.keys():
             _LOGGER.warning("%s: no usable answer from node %d", kind, node)
@@ -224,13 +232,12 @@ class Roster:
             return "it worked on another model than the one that was sent", None
         return "", (header, tree)
 
-    def _note(self, kind: str, header) -> None:
-        client, seconds = header.get("client"), header.get("cpu_seconds")
-        if type(client) is not int:
-            return
+    def _note(self, kind: str, client: int, header) -> None:
+        """Notes what a client says of its log and its time, under its own id alone."""
         for field, kept in (("orders", self.confirmed), ("closed", self.closed)):
             names = header.get(field)
             if isinstance(names, list):
-                kept[client] = {n for n in names if n in self.orders}
+                kept[client] = {name for name in self.orders if name in names}
+        seconds = header.get("cpu_seconds")
         if isinstance(seconds, int | float):
             self.cpu_seconds.append((kind, client, float(seconds)))

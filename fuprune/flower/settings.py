@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.errors import InputError, check_choice
+from fuprune.flower.ledger import Entry
 from fuprune.flower.roster import Timeouts
 from fuprune.run.config_loading import apply_overrides, load_config, split_overrides
 
@@ -24,10 +25,7 @@ class Settings(NamedTuple):
     command: str  # one of COMMANDS
     workdir: str
     config: Any  # fuprune's
-    order: str  # id of the forget order
-    classes: tuple[int, ...]  # to forget
-    clients: tuple[int, ...]  # who leave
-    examples: tuple[tuple[int, int], ...]  # (client, position in its own data)
+    order: Entry  # to forget; it names nothing in a run that does something else
     method: str
     min_clients: int
     timeouts: Timeouts
@@ -62,25 +60,24 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
     command = str(run_config.get("command", "train"))
     check_choice("command", command, COMMANDS)
     config = read_config(str(run_config.get("config", "")))
-    classes, clients = (_numbers(run_config, name) for name in ("classes", "clients"))
-    examples = _pairs(run_config, "examples")
-    order = str(run_config.get("order", ""))
-    kinds = sum(map(bool, (classes, clients, examples)))
-    if command == "forget" and not (kinds == 1 and order):
+    order = Entry(
+        str(run_config.get("order", "")),
+        _numbers(run_config, "classes"),
+        _numbers(run_config, "clients"),
+        _pairs(run_config, "examples"),
+    )
+    if command == "forget" and not (len(order.kinds) == 1 and order.order):
         raise InputError(
             "a forget order needs an id, and classes or clients or examples; write "
             '-c \'command="forget" classes="3" order="2026-001"\'.'
         )
-    if classes:
-        config.unlearn.classes = classes
+    if order.classes:
+        config.unlearn.classes = order.classes
     return Settings(
         command,
         str(run_config.get("workdir", "runs/federation")),
         config,
         order,
-        classes,
-        clients,
-        examples,
         str(run_config.get("method", "class_pruning")),
         _positive(run_config, "min-clients", 2),
         Timeouts(

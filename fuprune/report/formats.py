@@ -113,6 +113,5 @@ def spread(values: Sequence[float]) -> str:
 
 def shorten(value: str, limit: int = 160) -> str:
     """Cuts a long text from a file, saying that it was cut."""
-    return (
-        value if len(value) <= limit else value[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
-    )
+    short = value[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return value if len(value) <= limit else short

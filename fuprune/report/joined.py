@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fuprune.report import formats, judgement, paper_numbers, roles, tables
+from fuprune.report import figures, formats, judgement, paper_numbers, roles, tables
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
@@ -138,6 +138,17 @@ def raw_stages(group: Group) -> list[StageRow]:
     return list(found.values())
 
 
+def recovery_curves(group: Group) -> dict[str, list[list[tuple[float, float]]]]:
+    """By method, the R-set accuracy of each of its models over rounds."""
+    found: dict[str, dict[tuple, list[tuple[float, float]]]] = {}
+    for run in group.runs:
+        seed = queries.setting(run.record, "seed")
+        for unit, points in figures.recovery_curves(run.curves).items():
+            # What two parts of an experiment both trained counts once, as in `_models`.
+            found.setdefault(roles.family(unit), {}).setdefault((seed, unit), points)
+    return {method: list(models.values()) for method, models in found.items()}
+
+
 def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
     """The models after one cut (0 is the first class's, -1 the last's), per seed."""
     return [
@@ -176,7 +187,7 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
                     *tables.reached_cells(found)[:2],
                     *tables.reached_cells(reached(group, roles.RETRAIN, target))[:2],
                     tables.reached_cells(reached(group, "retrain_short", target))[0],
-                    *(cell(ratio, formats.times(ratio)) for ratio in ratios),
+                    *tables.ratio_cells(ratios),
                     cell(_paper_speedup(group)),
                 )
             )
@@ -186,16 +197,10 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
         (
             *in_words("Experiment", "Method", "Target"),
             Column("R-set"),
-            *(
-                Column(cost, group=whose)
-                for whose in ("Ours", "Retraining")
-                for cost in ("rounds", "time")
-            ),
-            Column("rounds", group="Short retraining"),
-            *(
-                Column(cost, group="Times less than retraining")
-                for cost in ("rounds", "time", "images", "upload")
-            ),
+            *tables.cost_columns("Ours")[:2],
+            *tables.cost_columns("Retraining")[:2],
+            *tables.cost_columns("Short retraining")[:1],
+            *tables.cost_columns("Times less than retraining"),
             Column("Paper's speed-up"),
         ),
         rows,

@@ -149,10 +149,7 @@ def _gaps(table: Table) -> Markup | None:
 
 def _recovery(group: Group) -> Markup | None:
     """Figure 3 of one group: each method's mean over its seeds."""
-    methods: dict[str, list[list[tuple[float, float]]]] = {}
-    for run in group.runs:
-        for unit, points in figures.recovery_curves(run.curves).items():
-            methods.setdefault(roles.family(unit), []).append(points)
+    methods = joined.recovery_curves(group)
     styles = roles.styles(methods, group.tested)
     series = []
     for name, curves in methods.items():

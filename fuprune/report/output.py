@@ -9,21 +9,6 @@ from fuprune.report import table_forms
 from fuprune.report.table_forms import Table
 
 
-def report_folder(workdir: Path) -> Path:
-    """The path of `workdir/report`, links resolved.
-
-    Raises:
-      InputError: `report` is a link out of the run.
-    """
-    folder = workdir.resolve() / "report"
-    if folder.resolve() != folder:
-        raise InputError(
-            f"{str(folder)!r} is a link to {str(folder.resolve())!r}, outside the run; "
-            "remove the link."
-        )
-    return folder
-
-
 def write_report(
     folder: Path, html: str, heading: Iterable[str], tables: Iterable[Table]
 ) -> Path:

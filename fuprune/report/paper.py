@@ -103,7 +103,7 @@ def _stage_cells(group: Group, cuts: Sequence[int]) -> list[Cell] | None:
 def _stages_and_speedup(group: Group, method: str) -> list[Cell] | None:
     accuracies = _stage_cells(group, [0, -1])
     ratio = joined.speedup(group, method, "retrained")[0]
-    return accuracies and [*accuracies, cell(ratio, formats.times(ratio))]
+    return accuracies and [*accuracies, *tables.ratio_cells([ratio])]
 
 
 def _attack(group: Group, method: str) -> list[Cell] | None:

@@ -394,13 +394,14 @@ def _next(
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
     # An audit may compare with models that other runs retrained (audit.reference).
     references = judgement.retrained_models(audit) if audit is not None else 0
-    if not references and not queries.rows_of(record, roles.RETRAIN):
+    own = queries.rows_of(record, roles.RETRAIN)
+    if not (own or references or queries.setting(record, "audit.reference")):
         yield "Add retrain to unlearn.methods: everything is measured against it."
     elif audit is not None and references < RECOMMENDED_SEEDS:
-        yield (
-            f"Set --config.unlearn.retrain_seeds={RECOMMENDED_SEEDS}: more retrained "
-            "models make smaller differences visible."
-        )
+        more = f"Set --config.unlearn.retrain_seeds={RECOMMENDED_SEEDS}"
+        if not own:
+            more = "Name more runs with retrained models in audit.reference"
+        yield f"{more}: more retrained models make smaller differences visible."
     if record.methods and not _controls(record):
         named = "mask_logit" if record.request.kind == "classes" else "retrain_short"
         yield (

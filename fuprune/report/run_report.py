@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fuprune.errors import InputError
 from fuprune.report import (
     audit_figures,
     figures,
@@ -41,7 +42,12 @@ def build(workdir: str | Path) -> Path:
       InputError: the directory is not a run, or its `report` leads elsewhere.
     """
     run = read_run(workdir)
-    folder = output.report_folder(Path(workdir))
+    folder = Path(workdir).resolve() / "report"
+    if folder.resolve() != folder:
+        raise InputError(
+            f"{str(folder)!r} is a link to {str(folder.resolve())!r}, outside the run; "
+            "remove the link."
+        )
     made = _tables(run)
     return output.write_report(
         folder, html_page(run, made), _markdown(run), made.values()

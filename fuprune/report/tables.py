@@ -32,7 +32,13 @@ PRIVACY_FIELDS = (
     ("fine_tuned_r_accuracy", "R-set, fine-tuned"),
     ("fine_tuned_u_accuracy", "U-set, fine-tuned"),
 )
-COST_FORMATS = (formats.number, formats.seconds, formats.count, formats.size)
+# The titles of `speed.COSTS`, and how each is written.
+_SPENT = {
+    "rounds": formats.number,
+    "time": formats.seconds,
+    "images": formats.count,
+    "upload": formats.size,
+}
 
 
 def methods_table(record: RunRecord) -> Table | None:
@@ -165,10 +171,9 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
             (
                 cell(method, roles.method_words(method), _tint(method == tested)),
                 *reached_cells(found),
-                *(cell(ratio, formats.times(ratio)) for ratio in faster),
+                *ratio_cells(faster),
             )
         )
-    costs = ("rounds", "time", "images", "upload")
     return table_of(
         f"speed_{target}",
         f"Speed to {roles.reworded(record, speed.TARGETS[target])}: "
@@ -176,8 +181,8 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
         f"{record.chosen_on or 'test'} split",
         (
             *in_words("Method"),
-            *(Column(cost, group="Spent until then") for cost in costs),
-            *(Column(cost, group="Times less than retraining") for cost in costs),
+            *cost_columns("Spent until then"),
+            *cost_columns("Times less than retraining"),
         ),
         rows,
         "Mean over seeds, on one evaluation grid that starts at round 0. Time is own "
@@ -187,6 +192,16 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
     )
 
 
+def cost_columns(group: str) -> list[Column]:
+    """The columns of `speed.COSTS`, under one heading."""
+    return [Column(title, group=group) for title in _SPENT]
+
+
+def ratio_cells(ratios: Iterable[float | None]) -> list[Cell]:
+    """Speed-ups, such as those of `speed.speedups`."""
+    return [cell(ratio, formats.times(ratio)) for ratio in ratios]
+
+
 def reached_cells(found: speed.Reached | None) -> list[Cell]:
     """Rounds, time, images and bytes until a target; seeds that were late are said."""
     if found is None:
@@ -194,7 +209,8 @@ def reached_cells(found: speed.Reached | None) -> list[Cell]:
     if found.rounds is None:
         return [cell(None, "not reached"), *[cell(None)] * (len(speed.COSTS) - 1)]
     values = [getattr(found, cost) for cost in speed.COSTS]
-    made = [cell(v, write(v)) for v, write in zip(values, COST_FORMATS, strict=True)]
+    written = zip(values, _SPENT.values(), strict=True)
+    made = [cell(value, write(value)) for value, write in written]
     if found.late:
         late = f"{made[0].text} ({found.late} of {found.seeds} not reached)"
         made[0] = made[0]._replace(text=late)

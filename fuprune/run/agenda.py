@@ -12,7 +12,7 @@ from fuprune.run import assembly, files
 from fuprune.run.assembly import Schedule
 from fuprune.run.federation import Federation
 from fuprune.run.training import Budget
-from fuprune.unlearning.methods import METHODS, check_served
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.participants import missing_classes
 from fuprune.unlearning.request import warn_of
 
@@ -89,6 +89,12 @@ def make_budget(config, name: str, target: float | None = None) -> Budget:
     return Budget(schedules[name], is_due, target, metric="r_accuracy", stops=stops)
 
 
+def is_audit_due(config, workdir: Path) -> bool:
+    """Whether the audit is asked for and not finished in the workdir."""
+    wanted = "audit" in configuration.phases(config)
+    return wanted and not files.path_of(workdir, "audit").exists()
+
+
 def rounds_left(config, workdir: Path) -> int:
     """The most rounds that the units which are not finished in the workdir train."""
     wanted, rounds = configuration.phases(config), {}
@@ -110,20 +116,15 @@ def rounds_left(config, workdir: Path) -> int:
     )
 
 
-def check_methods(config, federation: Federation) -> None:
-    """Raises InputError if a method does not serve the kind of request."""
-    for name in configuration.methods(config):
-        check_served(METHODS[name], federation.request)
-
-
-def describe_absences(config, federation: Federation, classes) -> list[str]:
+def describe_absences(config, federation: Federation) -> list[str]:
     """What a request means beyond its words, and methods without a class to read."""
-    lines = warn_of(federation.data, federation.request)
+    data, request = federation.data, federation.request
+    lines = warn_of(data, request)
     for method in configuration.methods(config):
         if not METHODS[method].reads_forgotten:
             continue
         chosen = assembly.participants(config, method, federation)
-        absent = missing_classes(federation.data, chosen, classes)
+        absent = missing_classes(data, chosen, request.classes)
         if absent:
             lines.append(
                 f"{method} will have nothing to read: none of its participants holds "

@@ -349,7 +349,7 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
 
 
 def method_options(
-    config, method: str, federation: Federation, runtime: Runtime, classes
+    config, method: str, federation: Federation, runtime: Runtime
 ) -> dict[str, Any]:
     """Keyword options of an unlearning method: its sections of the config, and more."""
     wanted = METHODS[method]
@@ -361,7 +361,7 @@ def method_options(
     )
     for section in wanted.sections:
         if section == "privacy":
-            options |= _privacy_options(config, classes)
+            options |= _privacy_options(config, federation.request.classes)
         else:
             options |= config[section].to_dict()
     options["participants"] = participants(config, method, federation)
@@ -394,13 +394,11 @@ def _privacy_options(config, classes) -> dict[str, Any]:
 
 
 def privacy_curve_options(
-    config, federation: Federation, runtime: Runtime, classes
+    config, federation: Federation, runtime: Runtime
 ) -> dict[str, Any]:
     """Keyword options of `private_cut`, epsilon aside, from the config."""
     privacy = config.privacy
-    options = method_options(
-        config, "prune_random", federation, runtime, classes=classes
-    )
+    options = method_options(config, "prune_random", federation, runtime)
     options |= dict(
         order=config.prune.order,
         delta=privacy.delta,
@@ -408,7 +406,7 @@ def privacy_curve_options(
         secure=privacy.secure_sum,
         min_count=privacy.min_count,
     )
-    if len(classes) == 1:
+    if len(federation.request.classes) == 1:
         # The same function as the compacted net, and one program for every epsilon.
         options["surgery"] = "mask"
     return options

@@ -23,7 +23,6 @@ import numpy as np
 from fuprune import export
 from fuprune.errors import FupruneError, InputError, MissingFileError
 from fuprune.files import UNFINISHED, write_whole
-from fuprune.unlearning.history import UpdateHistory, as_arrays, from_arrays
 
 MODEL_FILE = "model.safetensors"
 _LOGGER = logging.getLogger(__name__)
@@ -112,17 +111,14 @@ def restore(
     record = _read(directory, step, spec=_orbax_args().JsonRestore()).spec
     target = make_target(record["spec"])
     _check_fits(_shapes(target), record["arrays"], directory / str(step))
-    empty = {name: _empty(leaf) for name, leaf in _flatten(target).items()}
-    arrays = {}
-    if empty:
+    leaves, arrays = _flatten(target), {}
+    if leaves:
+        empty = {name: _empty(leaf) for name, leaf in leaves.items()}
         arrays = _read(
             directory, step, state=_orbax_args().StandardRestore(empty)
         ).state
-    leaves, structure = jax.tree.flatten(target)
-    restored = [
-        _from_host(arrays[name], leaf)
-        for name, leaf in zip(_flatten(target), leaves, strict=True)
-    ]
+    restored = [_from_host(arrays[name], leaf) for name, leaf in leaves.items()]
+    structure = jax.tree.structure(target)
     return step, jax.tree.unflatten(structure, restored), record["spec"]
 
 
@@ -182,42 +178,17 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
     return export.load_safetensors(file, **options)
 
 
-def save_history(
-    folder: Path, round_number: int, history: UpdateHistory, *, keep: int
-) -> None:
-    """Saves the updates recorded until a round, and keeps the newest `keep` files.
-
-    There is one file per checkpoint, so that a resumed run goes on with exactly what
-    the checkpoint's round had recorded.
-    """
-    write_whole(
-        folder / f"{round_number:08d}.npz",
-        lambda file: np.savez(file, **as_arrays(history)),  # type: ignore[arg-type]
-    )
-    for old in sorted(folder.glob("[0-9]*.npz"))[:-keep]:
-        old.unlink()
-
-
-def load_history(folder: Path, params: Any, *, round_number: int | None = None):
-    """The recorded updates of a round, or the newest; None if there are none."""
-    found = sorted(folder.glob("[0-9]*.npz")) if folder.is_dir() else []
-    if round_number is not None:
-        found = [path for path in found if path.stem == f"{round_number:08d}"]
-    if not found:
-        return None
-    with np.load(found[-1], allow_pickle=False) as arrays:
-        return from_arrays(dict(arrays), params)
-
-
 def _flatten(tree) -> dict[str, Any]:
     """Leaves by path: orbax then sees one dictionary, whatever NamedTuples it was."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
+    return {
+        jax.tree_util.keystr(path): leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        for path, leaf in pairs
+    }
 
 
 def _is_key(leaf) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _to_host(leaf) -> np.ndarray:
@@ -227,33 +198,25 @@ def _to_host(leaf) -> np.ndarray:
 
 
 def _from_host(array: np.ndarray, like):
-    if _is_key(like):
-        data = jax.numpy.asarray(array)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(_a_key(like)))
-    return array
-
-
-def _a_key(like):
-    """An array of like's key type: `key_impl` does not take a ShapeDtypeStruct."""
-    return like if isinstance(like, jax.Array) else jax.numpy.empty((), like.dtype)
+    if not _is_key(like):
+        return array
+    # `key_impl` takes an array of keys, not the ShapeDtypeStruct of one.
+    implementation = jax.random.key_impl(jax.numpy.empty((), like.dtype))
+    return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=implementation)
 
 
 def _empty(leaf) -> np.ndarray:
     if _is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
-    elif not hasattr(leaf, "dtype"):
-        leaf = np.asarray(leaf)
     return np.zeros(leaf.shape, leaf.dtype)
 
 
 def _shapes(tree) -> dict[str, str]:
     """Shape and type of each leaf, as in float32[3,3,16,16]."""
-    table = {}
-    for name, leaf in _flatten(tree).items():
-        if not hasattr(leaf, "dtype"):
-            leaf = np.asarray(leaf)
-        table[name] = f"{leaf.dtype}{list(leaf.shape)}".replace(" ", "")
-    return table
+    return {
+        name: f"{leaf.dtype}{list(leaf.shape)}".replace(" ", "")
+        for name, leaf in _flatten(tree).items()
+    }
 
 
 def _check_fits(wanted: Mapping[str, str], saved: Mapping[str, str], where) -> None:

@@ -91,8 +91,7 @@ def run(
     """
     configuration.validate(config)
     workdir = Path(workdir)
-    to_audit = "audit" in configuration.phases(config)
-    if to_audit and not files.path_of(workdir, "audit").exists():
+    if agenda.is_audit_due(config, workdir):
         # Here, where a compiler may be at work on the kernels, it costs no time.
         import_classifiers()
     machine = runtime.start(
@@ -150,12 +149,11 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
     model = assembly.make_model(config, federation, machine)
-    agenda.check_methods(config, federation)
     if config.train.history_interval:
         initial = functools.partial(assembly.initial_variables, model)
         shapes = jax.eval_shape(initial, jax.random.key(0))
         kept_files.check_room(config, shapes, workdir)
-    if "audit" in configuration.phases(config):
+    if agenda.is_audit_due(config, workdir):
         names = [unit.name for unit in agenda.unlearn_units(config)]
         models.check(config, model, names)
     main = machine.is_main
@@ -184,7 +182,6 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             provenance,
             machine,
             federation,
-            federation.request,
             jax.random.key(config.seed),
             metrics,
             timings,
@@ -230,7 +227,7 @@ def _run_phases(this: Run) -> RunRecord | None:
         f"workdir {this.workdir}"
     )
     if "unlearn" in wanted:
-        for line in agenda.describe_absences(config, this.federation, this.classes):
+        for line in agenda.describe_absences(config, this.federation):
             this.progress.note(f"Warning: {line}")
     record = None
     if "pretrain" in wanted:
@@ -286,7 +283,7 @@ def _write_record(this: Run) -> RunRecord | None:
         provenance=this.provenance,
         dataset=config.data.name,
         model=rebuild.spec(assembly.make_model(config, this.federation, this.runtime)),
-        classes=list(this.request.classes),
+        classes=list(this.classes),
         request=requests.describe_sets(
             this.request,
             len(this.federation.forgotten.labels),

@@ -3,7 +3,6 @@
 It is written beside results.json, whose row says which channels they are.
 """
 
-import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,9 +28,9 @@ class PictureArrays(NamedTuple):
 
 def write_feature_maps(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes the fields of `PictureArrays`, whole or not at all."""
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    write_whole(directory / FILE, buffer.getvalue())
+    write_whole(
+        directory / FILE, lambda file: np.savez(file, allow_pickle=False, **arrays)
+    )
 
 
 def read_feature_maps(directory: Path) -> PictureArrays:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from fuprune.config import ConfigError
 from fuprune.data import backdoor, normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocessing
+from fuprune.federated.evaluate import make_evaluator
 from fuprune.run import requests
 from fuprune.run.machine import Runtime, check_memory, place_federation
 from fuprune.unlearning.request import ForgetRequest
@@ -35,6 +37,16 @@ class Federation(NamedTuple):
     request: ForgetRequest = ForgetRequest()  # what the run forgets
     # Training images of the clients or examples that it names; none for classes.
     forgotten: Dataset = NO_IMAGES
+
+    def evaluator(self, model, split: Dataset, mesh: Mesh | None = None):
+        """`evaluate(variables)` of a model on one of the splits."""
+        return make_evaluator(
+            model,
+            split,
+            num_classes=self.num_classes,
+            preprocess=self.prepare,
+            mesh=mesh,
+        )
 
 
 def first_of_each_class(labels: np.ndarray, limit: int) -> np.ndarray | slice:
@@ -69,13 +81,16 @@ def make_federation(config, runtime: Runtime) -> Federation:
     whole = config.runtime.pool == "whole"
     check_memory(train, parts, runtime, whole=whole)
     data = place_federation(train, parts, runtime, whole=whole)
-    placed = requests.image_numbers(data, parts, numbers.labels)
-    request = requests.make_request(config, data, placed)
-    places = requests.forgotten_places(request, data, parts)
+    places = requests.pool_places(data, parts)
+    counted = np.where(places < 0, -1, numbers.labels[places])
+    request = requests.make_request(config, data, counted)
+    gone = requests.forgotten_images(request, data, places)
     if config.audit.backdoor:
-        train = backdoor.plant(train, places, config.audit.backdoor, config.seed)
+        train = backdoor.plant(train, gone, config.audit.backdoor, config.seed)
         data = place_federation(train, parts, runtime, whole=whole)
-    mean, std = _statistics(config, train, parts, request, data)
+    # What the run will forget has no part in the colours that clients sum up.
+    left = [part[~np.isin(part, gone)] for part in map(np.asarray, parts)]
+    mean, std = _statistics(config, train, left, request.classes)
     prepared = make_preprocessing(
         mean, std, train.images.shape[1:], augment=config.train.augment
     )
@@ -89,7 +104,7 @@ def make_federation(config, runtime: Runtime) -> Federation:
         prepare=prepared.evaluation,
         prepare_training=prepared.training,
         request=request,
-        forgotten=Dataset(train.images[places], train.labels[places]),
+        forgotten=Dataset(train.images[gone], train.labels[gone]),
     )
 
 
@@ -127,20 +142,17 @@ _DRAWN = {
 }
 
 
-def _statistics(
-    config, train: Dataset, parts, request: ForgetRequest, data: FederatedDataset
-) -> normalisation.Statistics:
-    """Mean and deviation of the colours, from where `data.normalise` says."""
+def _statistics(config, train: Dataset, parts, classes) -> normalisation.Statistics:
+    """Mean and deviation of the colours, from where `data.normalise` says.
+
+    Sums over clients are those of `parts`, without `classes`.
+    """
     kind, channels = config.data.normalise, train.images.shape[-1]
     if kind == "constants":
         return normalisation.constant_statistics(config.data.name, channels)
     if kind == "central":  # all training images in one place, as no federation has
         return normalisation.channel_statistics(train.images)
-    # Sums over clients, without what the run will forget.
     uploads = normalisation.channel_sums(
-        train.images,
-        requests.without_request(parts, request, data),
-        labels=train.labels,
-        without_classes=request.classes,
+        train.images, parts, labels=train.labels, without_classes=classes
     )
     return normalisation.statistics_of_sums(uploads)

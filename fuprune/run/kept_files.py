@@ -1,4 +1,4 @@
-"""What unlearning keeps on disk: rounds of a training, and methods' checkpoints.
+"""What unlearning keeps on disk: updates, rounds of a training, methods' checkpoints.
 
 One file per round or slice, written whole or not at all and read when it is needed, so
 that memory holds one at a time. A resumed training writes the same rounds again.
@@ -16,8 +16,12 @@ from fuprune.config import ConfigError
 from fuprune.files import write_whole
 from fuprune.run import processes
 from fuprune.run.checkpoint import DiskFullError
+from fuprune.unlearning.history import UpdateHistory, as_arrays, from_arrays
 from fuprune.unlearning.kept_rounds import KeptRound, kept_bytes
 from fuprune.unlearning.protocol import Checkpoint
+
+# Folders in the workdir.
+HISTORY, KEPT_ROUNDS = "history", "kept_rounds"
 
 
 def check_room(config, variables, folder: Path) -> int:
@@ -48,7 +52,7 @@ def check_room(config, variables, folder: Path) -> int:
     place = next(path for path in (whole, *whole.parents) if path.exists())
     free = shutil.disk_usage(place).free
     # A run that continues has written a part of them already.
-    written = sum(path.stat().st_size for path in folder.glob("kept_rounds/*.npz"))
+    written = sum(path.stat().st_size for path in folder.glob(f"{KEPT_ROUNDS}/*.npz"))
     if needed - written > free:
         raise ConfigError(
             f"{said}, but {place} has {free} left; raise it, or free some."
@@ -61,7 +65,7 @@ class RoundFiles(Sequence):
 
     def __init__(self, folder: Path, variables: Any):
         """Finds the files; `variables` gives the structure of the trees in them."""
-        self._paths = sorted(folder.glob("[0-9]*.npz")) if folder.is_dir() else []
+        self._paths = _numbered(folder)
         self._like = dict(variables)
 
     def __len__(self) -> int:
@@ -79,6 +83,30 @@ class RoundFiles(Sequence):
         variables = _tree(found, "variables", self._like)
         changes = _tree(found, "changes", self._like["params"])
         return KeptRound(int(found["round"]), variables, found["clients"], changes)
+
+
+def save_history(folder: Path, number: int, history: UpdateHistory, keep: int) -> None:
+    """Writes the updates recorded until a round, and keeps the newest `keep` files.
+
+    There is one file per checkpoint, so that a resumed run goes on with exactly what
+    the checkpoint's round had recorded.
+    """
+    _write(folder / f"{number:08d}.npz", as_arrays(history))
+    for old in _numbered(folder)[:-keep]:
+        old.unlink()
+
+
+def load_history(folder: Path, params: Any, *, number: int | None = None):
+    """The recorded updates of a round, or the newest; None if there are none."""
+    found = _numbered(folder)
+    if number is not None:
+        found = [path for path in found if path.stem == f"{number:08d}"]
+    return from_arrays(_read(found[-1]), params) if found else None
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """The files of a folder that are called by a round, in order; none without it."""
+    return sorted(folder.glob("[0-9]*.npz"))
 
 
 def save_round(folder: Path, kept: KeptRound) -> None:

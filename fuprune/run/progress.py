@@ -316,11 +316,12 @@ def show_record(record: RunRecord) -> None:
         ],
         title=f"Accuracy by stage, forgetting {describe_request(request)}",
     )
-    print_table(
-        [_method_cells(row) for row in record.methods],
-        title="Methods; rounds until R-set accuracy on the "
-        f"{record.chosen_on} split first reaches each target",
-    )
+    if record.methods:
+        print_table(
+            [_method_cells(row) for row in record.methods],
+            title="Methods; rounds until R-set accuracy on the "
+            f"{record.chosen_on} split first reaches each target",
+        )
 
 
 def _method_cells(row: MethodRow) -> dict[str, Any]:

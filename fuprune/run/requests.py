@@ -85,38 +85,25 @@ def read_examples(path: str) -> np.ndarray:
     return np.unique(np.asarray([int(word[:18]) for word in words], np.int64))
 
 
-def image_numbers(
-    data: FederatedDataset, parts: Sequence[np.ndarray], numbers: np.ndarray
-) -> np.ndarray:
-    """The number of each image of the pool in the training split; [N] int64.
+def pool_places(data: FederatedDataset, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Which image each place of the pool holds, as `parts` count them; [N] int64.
 
-    The pool may be in another order than the images were when `parts` indexed them and
-    `numbers` counted them.
+    The pool may be in another order than the images that `parts` indexed; -1 is a place
+    without an image.
     """
     rows = np.asarray(jax.device_get(data.rows))
     found = np.full(data.labels.shape[0], -1, np.int64)
     for row, part in zip(rows, parts, strict=True):
-        found[row[: len(part)]] = numbers[np.asarray(part, np.int64)]
+        found[row[: len(part)]] = part
     return found
 
 
-def without_request(
-    parts: Sequence[np.ndarray], request: ForgetRequest, data: FederatedDataset
-) -> list[np.ndarray]:
-    """The clients' parts less the clients or examples that a request names."""
-    rows = np.asarray(jax.device_get(data.rows))
-    left = []
-    for client, part in enumerate(parts):
-        goes = np.isin(rows[client, : len(part)], request.examples)
-        leaves = client in request.clients
-        left.append(part[:0] if leaves else np.asarray(part)[~goes])
-    return left
-
-
-def forgotten_places(
-    request: ForgetRequest, data: FederatedDataset, parts: Sequence[np.ndarray]
+def forgotten_images(
+    request: ForgetRequest, data: FederatedDataset, places: np.ndarray
 ) -> np.ndarray:
-    """Where the training images are that a request for clients or examples names.
+    """The training images that a request for clients or examples names.
+
+    `places` are those of the pool, as `pool_places` gives them.
 
     Returns:
       [F] increasing indices that `parts` count by; none for a request of classes.
@@ -125,13 +112,8 @@ def forgotten_places(
         return np.zeros(0, np.int64)
     named = forgotten(data, request)
     rows, lengths = jax.device_get((named.rows, named.lengths))
-    whole = jax.device_get(data.rows)
-    chosen = [
-        np.asarray(part)[np.isin(whole[k, : len(part)], rows[k, : lengths[k]])]
-        for k, part in enumerate(parts)
-        if lengths[k]
-    ]
-    return np.sort(np.concatenate(chosen)).astype(np.int64)
+    held = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+    return np.sort(places[np.concatenate(held)])
 
 
 def describe_sets(request: ForgetRequest, images: int, tested: int) -> RequestRow:

@@ -60,7 +60,7 @@ def _make(
     this: Run, model: Any, method: str, head: Mapping[str, str], options: AuditOptions
 ) -> UnlearnShadow:
     settings = assembly.method_options(
-        this.config, method, this.federation, this.runtime, classes=this.classes
+        this.config, method, this.federation, this.runtime
     )
     # A federation of one client has no others to draw from or to spread.
     settings |= {"participants": None, "backend": "loop", "mesh": None, **head}

@@ -18,7 +18,7 @@ from fuprune.config import ConfigError
 from fuprune.data.dataset import Dataset
 from fuprune.errors import FupruneError, InputError
 from fuprune.federated.cohort import resolve_backend
-from fuprune.federated.evaluate import Evaluation, make_evaluator
+from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.objective import Objective
 from fuprune.federated.server import FedAlgorithm
 from fuprune.federated.train import FitResult, Record, iterate, reached
@@ -42,7 +42,6 @@ from fuprune.unlearning.kept_rounds import is_kept, keep_round
 from fuprune.unlearning.protocol import Stage
 from fuprune.unlearning.request import ForgetRequest
 
-KEPT_ROUNDS = "kept_rounds"  # folder in the workdir
 Outcome = TypeVar("Outcome")
 OnRow = Callable[[Mapping[str, Any]], None]
 
@@ -59,7 +58,6 @@ class Run(NamedTuple):
     provenance: Provenance
     runtime: runtime.Runtime
     federation: Federation
-    request: ForgetRequest
     key: jax.Array
     metrics: logs.MetricsLog
     timings: logs.MetricsLog  # clocks, which are never the same twice
@@ -67,6 +65,11 @@ class Run(NamedTuple):
     progress: progress.Progress
     stop: threading.Event
     algorithms: dict[Hashable, FedAlgorithm]  # made so far, by what they are made for
+
+    @property
+    def request(self) -> ForgetRequest:
+        """What the run forgets."""
+        return self.federation.request
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -216,13 +219,8 @@ def _accuracies(evaluation: Evaluation, classes) -> dict[str, float | None]:
 
 
 def _evaluator(this: Run, model, split: Dataset):
-    return make_evaluator(
-        model,
-        split,
-        num_classes=this.federation.num_classes,
-        preprocess=this.federation.prepare,
-        mesh=this.runtime.mesh if backend_of(this) == "shard_map" else None,
-    )
+    mesh = this.runtime.mesh if backend_of(this) == "shard_map" else None
+    return this.federation.evaluator(model, split, mesh)
 
 
 def backend_of(this: Run) -> str:
@@ -317,7 +315,7 @@ def train_unit(
                 # started.
                 kept = keep_round(number - 1, state.variables, step.info, server)
                 if this.runtime.is_main:
-                    kept_files.save_round(this.workdir / KEPT_ROUNDS, kept)
+                    kept_files.save_round(this.workdir / kept_files.KEPT_ROUNDS, kept)
             state = step.state
             if store is not None:
                 store = update_history.record(
@@ -365,8 +363,8 @@ def _save(this: Run, unit: str, model, number, state, first_reached, store) -> N
     keep = this.config.train.checkpoint_keep
     if store is not None and this.runtime.is_main:
         # One more than checkpoints, because these are written first.
-        kept = this.workdir / "history"
-        checkpoint.save_history(kept, number, store, keep=keep + 1)
+        kept = this.workdir / kept_files.HISTORY
+        kept_files.save_history(kept, number, store, keep=keep + 1)
     checkpoint.save(
         _folder(this, unit),
         number,
@@ -396,11 +394,13 @@ def _restore(this: Run, unit: str, model, state, store, params):
     if restored is None:
         return None
     start, tree, saved = restored
-    # Rows after the checkpoint belong to rounds that will be trained again.
-    this.metrics.truncate_to(saved["metrics_offset"])
+    # Rows after the checkpoint belong to rounds that will be trained again, unless a
+    # unit has finished since: this one was taken up late, or its outcome was deleted.
+    finished = files.end_of_finished(this.workdir)
+    this.metrics.truncate_to(max(saved["metrics_offset"], finished))
     if store is not None:
-        kept = this.workdir / "history"
-        store = checkpoint.load_history(kept, params, round_number=start)
+        kept = this.workdir / kept_files.HISTORY
+        store = kept_files.load_history(kept, params, number=start)
         if store is None:
             raise FupruneError(
                 f"the recorded updates of round {start} are missing in {kept}; "

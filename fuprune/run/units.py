@@ -33,7 +33,6 @@ from fuprune.run.record import (
 )
 from fuprune.run.shadows import shadow_methods
 from fuprune.run.training import (
-    KEPT_ROUNDS,
     Budget,
     Run,
     append_row,
@@ -178,15 +177,15 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     method, budget = unit.method, METHODS[unit.method].budget
     model, variables = models.load_saved(this, "raw", "pretrain")
     options = assembly.method_options(
-        this.config, method, this.federation, this.runtime, classes=this.classes
+        this.config, method, this.federation, this.runtime
     )
     if "head" in METHODS[method].options:
         options |= _head(model, variables)
     if "history" in METHODS[method].options:
-        kept = this.workdir / "history"
-        options["history"] = checkpoint.load_history(kept, variables["params"])
+        kept = this.workdir / kept_files.HISTORY
+        options["history"] = kept_files.load_history(kept, variables["params"])
     if "replay" in METHODS[method].options:
-        kept = this.workdir / KEPT_ROUNDS
+        kept = this.workdir / kept_files.KEPT_ROUNDS
         options["rounds"] = kept_files.RoundFiles(kept, variables)
         options["replay"] = assembly.make_replay(
             this.config, model, this.federation, this.runtime
@@ -338,9 +337,7 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         this.classes,
         key=_method_key(this, 0),
         epsilon=epsilon,
-        **assembly.privacy_curve_options(
-            config, this.federation, this.runtime, this.classes
-        ),
+        **assembly.privacy_curve_options(config, this.federation, this.runtime),
     )
     after = measure(this, name, Stage("pruned", cut.model, cut.variables))
     tuned = None

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from fuprune.flower import certificates
 from fuprune.flower.certificates import main, make_certificates
 
 
@@ -43,6 +44,24 @@ def test_running_it_again_keeps_what_there_is(tmp_path, capsys):
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert before.items() <= after.items() and "node-1" in after
     assert str(tmp_path) in capsys.readouterr().out
+
+
+def test_a_key_that_a_kill_left_without_its_public_half_is_made_again(
+    tmp_path, monkeypatch
+):
+    def die(path, *content, **options):
+        write_whole(path, *content, **options)
+        if path.name.startswith("node-"):
+            raise KeyboardInterrupt
+
+    write_whole = certificates.write_whole
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(certificates, "write_whole", die)
+        make_certificates(tmp_path, hosts=["localhost"], nodes=1)
+    make_certificates(tmp_path, hosts=["localhost"], nodes=1)
+    private = load_ssh_private_key((tmp_path / "node-0").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "node-0.pub").read_bytes())
+    assert private.public_key() == public
 
 
 @pytest.mark.parametrize("flags", [["--days", "0"], ["--host", "höst"]])

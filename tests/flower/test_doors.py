@@ -15,6 +15,7 @@ from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.program import Client, ClientProgram, Task
 from fuprune.flower import tasks
+from fuprune.flower.ledger import Entry
 from fuprune.flower.records import pack, unpack
 from fuprune.flower.roster import GREETINGS, Roster, Timeouts
 from fuprune.run import assembly
@@ -144,6 +145,51 @@ def test_a_client_that_comes_back_as_another_node_is_the_same_client(tmp_path):
     assert roster.refresh() == [0, 2]
     grid.nodes[205] = 1
     assert roster.refresh() == [0, 1, 2]
+
+
+def test_a_client_confirms_orders_for_nobody_else(tmp_path):
+    """Not in a greeting under another's id, nor in an answer that names another."""
+
+    def claim(client, message, reply):
+        def change(header, tree):
+            header = {**header, "orders": ["a"]} if client == 1 else header
+            return {**header, "client": 0, "closed": [["a"], "a"]}, tree
+
+        return altered(reply, message, change) if client else reply
+
+    grid = FakeGrid(tmp_path, clients=1, meddle=claim)
+    roster = Roster(grid, 3, Timeouts(5, 1, 0.01))
+    roster.wait_for(1)
+    roster.orders = {"a": Entry("a", (1,))}
+    grid.nodes[101] = 1
+    assert roster.refresh() == [0] and not roster.confirmed.get(0)
+    grid.meddle = None
+    grid.nodes[102] = 2
+    assert roster.refresh() == [0, 2] and roster.confirmed[2] == {"a"}
+    grid.meddle = claim
+    roster.exchange("query.forget", {2: ({"order": "a"}, None)})
+    assert roster.closed[2] == {"a"} and not roster.closed.get(0)
+
+
+@pytest.mark.parametrize(
+    "said", [{"shape": ["wide"]}, {"shape": [8, 8]}, {"examples": -1}]
+)
+def test_a_client_that_describes_its_images_wrongly_is_left_out(tmp_path, said):
+    def boast(client, message, reply):
+        return altered(reply, message, lambda h, t: ({**h, **said}, t))
+
+    roster = Roster(FakeGrid(tmp_path, meddle=boast), 3, Timeouts(5, 1, 0.01))
+    assert roster.refresh() == [] and roster.shape is None
+
+
+def test_sums_of_colours_of_another_form_are_not_taken(tmp_path):
+    def longer(client, message, reply):
+        change = (lambda h, t: (h, np.zeros(9, np.int64))) if client else (lambda *x: x)
+        return altered(reply, message, change)
+
+    grid = FakeGrid(tmp_path, meddle=longer)
+    roster = Roster(grid, 3, Timeouts(5, 1, 0.01), normalise=True)
+    assert roster.refresh() == [0, 1, 2] and list(roster.channel_sums) == [0]
 
 
 def test_programs_without_a_task_are_refused_in_one_line(setting, tmp_path):

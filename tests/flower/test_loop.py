@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from fuprune.errors import InputError
-from fuprune.flower import loop
+from fuprune.flower import ledger, loop
 from fuprune.flower.audit import verdict
 from fuprune.flower.joining import join_clients
 from fuprune.flower.records import unpack
 from fuprune.flower.settings import read_config, read_settings
 from fuprune.run import assembly, checkpoint, kept_files
+from fuprune.run.files import WorkdirBusyError, lock_workdir
 from fuprune.run.machine import Runtime
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest
@@ -91,9 +92,6 @@ def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
 
 @pytest.mark.slow
 def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
-    class KilledError(Exception):
-        pass
-
     def kill(client, message, reply):
         header, _ = unpack(message.content)
         if header.get("task") == "local_sgd":
@@ -115,6 +113,61 @@ def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
         for p in (place, straight)
     ]
     chex.assert_trees_all_equal(*ends)
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_an_order_that_was_carried_out_is_not_carried_out_again(place, monkeypatch):
+    """The server is killed when the model is handed out and the book not yet closed."""
+    wanted = order(place / "server", "mask_logit")
+
+    def die(*_):
+        raise KilledError
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(ledger, "close_order", die)
+        run(FakeGrid(place, SMALL), wanted)
+    monkeypatch.setattr(loop, "_run_method", die)
+    run(FakeGrid(place, SMALL), wanted)
+    (row,) = json.loads((place / "server" / "orders.json").read_text())
+    assert row["closed"] and list((place / "server").glob("orders/*/report.md"))
+
+
+def test_an_interrupted_order_starts_from_what_another_one_left(place):
+    """Its fine-tuning would otherwise end in a model that knows the other's class."""
+
+    def die(client, message, reply):
+        if unpack(message.content)[0].get("task") == "local_sgd":
+            raise KilledError
+        return reply
+
+    server = place / "server"
+    first = order(server, "fine_tune_only")
+    with pytest.raises(KilledError):
+        run(FakeGrid(place, SMALL, meddle=die), first)
+    run(FakeGrid(place, SMALL), order(server, "mask_logit", "o-2", classes="5"))
+    other = json.loads((server / "current.json").read_text())["model"]
+    run(FakeGrid(place, SMALL), first)
+    (begun,) = server.glob("orders/o-1-*/start.json")
+    assert json.loads(begun.read_text())["model"] == other
+    bias = checkpoint.load(begun.parent / "model")[1]["params"]["head"]["bias"]
+    assert bias[5] < -500 and np.all(np.delete(bias, 5) > -500)
+
+
+def test_training_does_not_bring_back_what_an_order_forgot(place):
+    run(FakeGrid(place, SMALL), settings(place / "server", "train"))  # it is done
+    run(FakeGrid(place, SMALL), order(place / "server", "mask_logit"))
+    current = (place / "server" / "current.json").read_text()
+    with pytest.raises(InputError, match="choose another workdir"):
+        run(FakeGrid(place, SMALL), settings(place / "server", "train"))
+    assert (place / "server" / "current.json").read_text() == current
+
+
+def test_two_servers_do_not_share_a_workdir(place):
+    with lock_workdir(place / "server"), pytest.raises(WorkdirBusyError):
+        run(FakeGrid(place, SMALL), settings(place / "server", "evaluate"))
 
 
 TEACHER = "fine_tune.distill_weight=0.9"
@@ -178,7 +231,7 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
         workdir=place / "simulated",
         clients=Here(),
     )
-    options = assembly.method_options(config, method, local, runtime, (3,))
+    options = assembly.method_options(config, method, local, runtime)
     if "replay" in METHODS[method].options:
         kept = place / "server" / "kept_rounds"
         options["rounds"] = kept_files.RoundFiles(kept, variables)

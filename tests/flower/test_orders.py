@@ -62,6 +62,15 @@ def test_a_line_that_was_cut_short_loses_nothing_else(tmp_path):
     with open(tmp_path / "orders.jsonl", "a") as file:
         file.write('{"order": "b", "cla')
     assert sorted(read_orders(tmp_path)) == ["a"]
+    # The next order starts a line of its own, or it would be lost with the cut one.
+    assert sorted(log_orders(tmp_path, [row("c", 2)])) == ["a", "c"]
+
+
+def test_a_client_without_images_tells_sums_of_no_colours(tmp_path):
+    header = {"protocol": PROTOCOL, "request": "r1", "normalise": True}
+    reply, sums = answer("query.hello", header, None, make_node(tmp_path, ()))
+    assert reply["problem"] is None and reply["examples"] == 0
+    assert sums.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ import pytest
 from fuprune.report import join, joined, paper, paper_numbers
 from fuprune.report.__main__ import main
 from fuprune.run.reading import Run
-from tests.report.fixture import evidence, make_audit, make_record, write_run
+from tests.report.fixture import (
+    evidence,
+    make_audit,
+    make_curves,
+    make_record,
+    write_run,
+)
 from tests.report.reading import Page
 
 CIFAR10 = [f"kind {n}" for n in range(10)]
@@ -58,14 +64,16 @@ def test_parts_of_an_experiment_are_one_and_count_each_model_once():
     """As when machines share retraining: the same raw model, and one seed in both."""
     parts = [("class_pruning", "retrain"), ("retrain", "retrain_seed2")]
     runs = [
-        Run(f"part{n}", cifar10(methods=methods), [], {}, None, None, ())
-        for n, methods in enumerate(parts)
+        Run(f"part{n}", record, make_curves(record), {}, None, None, ())
+        for n, record in enumerate(cifar10(methods=methods) for methods in parts)
     ]
     (group,) = joined.group_runs(runs)
     counted = {
         row[1].value: row[-2].value for row in joined.methods_table([group]).rows
     }
     assert counted == {"class_pruning": 1, "retrain": 2}
+    drawn = {name: len(found) for name, found in joined.recovery_curves(group).items()}
+    assert drawn == {"class_pruning": 1, "retrain": 2}
     assert len(joined.raw_stages(group)) == 1
     assert len(joined.cut_stages(group, "class_pruning", 0)) == 1
     other = runs[0]._replace(name="other", record=cifar10(bias=0.45))

@@ -185,7 +185,14 @@ def test_few_seeds_and_missing_retraining_are_next_steps():
     assert "Add controls" in bare["What next?"]
     assert "This run retrained nothing" in bare["At what price?"]
     # Other runs' models, which the audit compares with, are retraining, too.
-    assert "Add retrain" not in answers(record)["What next?"]
+    others = answers(record)["What next?"]
+    assert "Add retrain" not in others and "retrain_seeds" not in others
+    assert "more runs with retrained models in audit.reference" in others
+    # Also before there is an audit.
+    config = {**record.provenance.config, "audit": {"reference": "runs/b"}}
+    named = record._replace(provenance=record.provenance._replace(config=config))
+    unaudited = found(first_screen(named, None))["What next?"]
+    assert "Run the audit phase" in unaudited and "Add retrain" not in unaudited
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def options(config, method, request=ForgetRequest(classes=(1,))):  # noqa: B008
         data=ONE_CLASS_EACH, num_classes=4, prepare=jnp.asarray, request=request
     )
     machine = SimpleNamespace(backend="map", mesh=None)
-    return assembly.method_options(config, method, federation, machine, classes=(1,))
+    return assembly.method_options(config, method, federation, machine)
 
 
 def make_config(**values):
@@ -68,11 +68,14 @@ def test_options_are_those_of_the_methods_sections():
 def test_a_class_that_no_participant_holds_is_told_before_training():
     config = make_config(**{"unlearn.participants": 1})
     config.unlearn.methods = "class_pruning,fisher,retrain,influence"
-    request = ForgetRequest(classes=(0,))
-    federation = SimpleNamespace(data=ONE_CLASS_EACH, request=request)
-    (client,) = assembly.participants(config, "class_pruning", federation)
+
+    def forgetting(class_id):
+        request = ForgetRequest(classes=(class_id,))
+        return SimpleNamespace(data=ONE_CLASS_EACH, request=request)
+
+    (client,) = assembly.participants(config, "class_pruning", forgetting(0))
     held = client % 4
-    assert agenda.describe_absences(config, federation, (held,)) == []
-    lines = agenda.describe_absences(config, federation, ((held + 1) % 4,))
+    assert agenda.describe_absences(config, forgetting(held)) == []
+    lines = agenda.describe_absences(config, forgetting((held + 1) % 4))
     assert [line.split()[0] for line in lines] == ["class_pruning", "influence"]
     assert all("raise unlearn.participants" in line for line in lines)

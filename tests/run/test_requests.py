@@ -113,7 +113,7 @@ def test_the_only_holder_of_a_class_is_told_before_training(own, tmp_path):
     }
     config = settings(own, **{"unlearn__methods": "retrain", **IID, **values})
     federation = make_federation(config, RUNTIME)
-    (line,) = agenda.describe_absences(config, federation, ())
+    (line,) = agenda.describe_absences(config, federation)
     assert "client 1 alone holds every example of class 1" in line
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from fuprune import typed_json
 from fuprune.config import ConfigError
-from fuprune.run import experiment, files, machine
+from fuprune.run import agenda, experiment, files, machine
 from fuprune.run.record import AuditOutcome
 from tests.settings import quickstart
 
@@ -27,6 +27,17 @@ def test_what_only_the_audit_reads_may_change_until_there_is_one(begun):
     files.finish(begun, "audit", AuditOutcome(0), offset=0)
     with pytest.raises(ConfigError, match="another value of audit.tests;"):
         files.refuse_other_config(begun, config)
+
+
+def test_a_finished_audit_asks_for_no_models_again(begun):
+    """The runs that audit.reference named may be gone by then."""
+    config = quickstart()
+    config.phases = "pretrain,unlearn,report"
+    assert not agenda.is_audit_due(config, begun)
+    config.phases = "all"
+    assert agenda.is_audit_due(config, begun)
+    files.finish(begun, "audit", AuditOutcome(0), offset=0)
+    assert not agenda.is_audit_due(config, begun)
 
 
 @pytest.mark.parametrize("key", ["audit.backdoor", "train.rounds", "fine_tune.rounds"])
