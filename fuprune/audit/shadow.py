@@ -19,7 +19,6 @@ from fuprune.audit.measurements import (
     Measurements,
     Notify,
     Shadows,
-    by_role,
 )
 from fuprune.audit.membership import log_probabilities, score_logits
 from fuprune.audit.options import AuditOptions
@@ -31,7 +30,7 @@ from fuprune.audit.outputs import (
 )
 from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.sampling import generator_of, paired_error
-from fuprune.audit.spread import ANGULAR, Draft
+from fuprune.audit.spread import ANGULAR, by_role, draft
 from fuprune.audit.training import batch_rows, init_state, next_state
 from fuprune.data.dataset import Dataset, concatenated
 from fuprune.errors import InputError
@@ -70,10 +69,10 @@ def find_shadow(
     attack = fit_attack(shadows.logits, shadows.pool.labels, shadows.members)
     scores = score_logits(measurements, functools.partial(attack_scores, attack))
     rates = {name: success_rate(*one) for name, one in scores.items()}
-    _, retrained = by_role(measurements, scores)
-    success = Draft(
+    _, retrained = by_role(scores)
+    success = draft(
         "shadow_success_rate",
-        *by_role(measurements, rates),
+        rates,
         kind="shadow",
         question=(
             "How often is an attacker with shadow models right about whether an image "

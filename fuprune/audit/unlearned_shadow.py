@@ -54,8 +54,9 @@ def find_unlearned_shadow(
 
     def attack(name, judged, models, how, family) -> None:
         # Every attack is turned on the raw model as well: it is the positive control.
-        told = {name: measurements.judged[name] for name in (*judged, RAW)}
-        attacked = measurements._replace(judged=told)
+        told = (*judged, RAW, *measurements.retrained)
+        outputs = {name: measurements.outputs[name] for name in told}
+        attacked = measurements._replace(outputs=outputs)
         findings = find_by_attack(
             attacked,
             name,

@@ -19,8 +19,6 @@ from fuprune.audit.measurements import (
     Findings,
     Measurements,
     Notify,
-    by_role,
-    every_model,
 )
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
@@ -31,7 +29,7 @@ from fuprune.audit.outputs import (
     with_forgotten_columns_reset,
 )
 from fuprune.audit.side_by_side import in_pairs
-from fuprune.audit.spread import Draft
+from fuprune.audit.spread import Draft, draft
 from fuprune.surgery import SlimNetwork
 
 _DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
@@ -45,9 +43,9 @@ def find_weights(
     notify("distance in weight space")
     models = {
         name: _without_forgotten_columns(measurements, model)
-        for name, model in every_model(measurements)
+        for name, model in measurements.models.items()
     }
-    retrained = [name for name in models if name not in measurements.judged]
+    retrained = measurements.retrained
     chosen = np.flatnonzero(~measurements.forgotten_test)[: options.weights.max_images]
     images, labels = (part[chosen] for part in measurements.test)
 
@@ -95,7 +93,6 @@ def find_weights(
             ends.append(("retrained", numbers, "retrained models", RAW, []))
         tests += [
             _draft(
-                measurements,
                 f"{quantity}_to_{end}",
                 numbers,
                 f"How {words} to {whose}?",
@@ -129,7 +126,6 @@ def _without_forgotten_columns(measurements: Measurements, model: Model) -> Mode
 
 
 def _draft(
-    measurements: Measurements,
     name: str,
     numbers: dict[str, float | None],
     question: str,
@@ -144,9 +140,9 @@ def _draft(
             *notes,
             f"other shapes or channels, so not comparable: {', '.join(missing)}",
         ]
-    return Draft(
+    return draft(
         name,
-        *by_role(measurements, numbers),
+        numbers,
         kind="weights",
         question=question,
         unit=unit,
