@@ -118,8 +118,8 @@ def amnesiac(
         subtracted,
         data,
         request,
-        key=key,
-        fine_tune=fine_tune,
+        key,
+        fine_tune,
         stage="subtracted",
         notes=notes,
     )

@@ -221,19 +221,20 @@ def class_pruning(
         seed_key = jax.random.fold_in(plan_key, number)
         # NumPy's generator ranks channels on the host, and takes a number for a seed.
         seed = int(jax.random.randint(seed_key, (), 0, 2**30))
-        choose = functools.partial(
-            server_proc,
-            target=target,
-            rate=rate,
+        live = _live_channels(kernels, activations)
+        decision = server_proc(
+            {layer: a[:, live[layer]] for layer, a in activations.items()},
+            target,
+            rate,
             scope=cut.scope,
             order=cut.order,
             min_channels=cut.min_channels,
             idf=cut.idf,
             seed=seed,
         )
-        live = _live_channels(kernels, activations)
-        model, variables, activations, described = _cut(
-            model, variables, activations, live, choose, cut.surgery, example
+        described = _describe(model, variables, live, decision, example)
+        model, variables, activations = _cut(
+            model, variables, activations, live, decision.plan, cut.surgery, example
         )
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
@@ -242,8 +243,8 @@ def class_pruning(
         variables,
         data,
         ForgetRequest(classes),
-        key=key,
-        fine_tune=fine_tune,
+        key,
+        fine_tune,
         upload_bytes=upload_bytes,
         notes=notes,
     )
@@ -305,20 +306,17 @@ def _live_channels(kernels, activations) -> dict[str, np.ndarray]:
     return live
 
 
-def _cut(model, variables, activations, live, choose, surgery: str, example):
-    """One cut: `(model, variables, activations of what is left, its description)`."""
-    decision = choose({layer: a[:, live[layer]] for layer, a in activations.items()})
-    described = _describe(model, variables, live, decision, example)
+def _cut(model, variables, activations, live, plan: PrunePlan, surgery: str, example):
+    """One cut of live channels: `(model, variables, activations of what is left)`."""
     # Of the whole network: what earlier cuts killed is not among the live channels.
     plan = PrunePlan(
-        {layer: live[layer][kept] for layer, kept in decision.plan.keep.items()},
-        decision.plan.spared,
+        {layer: live[layer][kept] for layer, kept in plan.keep.items()}, plan.spared
     )
     if surgery == "mask":
         masked = mask(model, variables, plan, example=example)
         # Zeros alone would not stay zeros under an optimizer.
         model = pin(model, variables, plan, example=example)
-        return model, masked, activations, described
+        return model, masked, activations
     held = kept_channels(model, variables, example=example)
     model, variables = compact(model, variables, plan, example=example)
     left = kept_channels(model, variables, example=example)
@@ -327,7 +325,7 @@ def _cut(model, variables, activations, live, choose, surgery: str, example):
         layer: a[:, np.isin(held[layer], left[layer])]
         for layer, a in activations.items()
     }
-    return model, variables, activations, described
+    return model, variables, activations
 
 
 def _describe(model, variables, live, decision, example) -> dict[str, Any]:
