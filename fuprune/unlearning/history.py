@@ -106,7 +106,7 @@ def record(
     factors = np.ones(len(weights))
     if np.isfinite(server.clip_norm):
         norms = np.asarray(to_host(update_norms(info.updates)), np.float64)
-        factors = np.where(norms > server.clip_norm, server.clip_norm / norms, 1.0)
+        factors = server.clip_norm / np.maximum(norms, server.clip_norm)
     updates, weights, clients = to_host((info.updates, weights, cohort.clients))
     held = _classes_held(cohort)
     total = float(np.sum(weights))
