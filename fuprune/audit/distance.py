@@ -20,7 +20,7 @@ from fuprune.audit.measurements import (
 from fuprune.audit.membership import log_probabilities
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import by_role, draft
+from fuprune.audit.spread import by_role, draft, is_retrained
 
 
 def find_distance(
@@ -65,12 +65,17 @@ def find_distance(
         )
         for name, model in measurements.outputs.items()
     }
-    judged, _ = by_role(layers)
-    if all(judged.values()):
+    # A model of other layers has no result; a lone retrained one has no other to face.
+    gaps = {
+        name: 1.0 - float(np.mean(list(values.values()))) if values else None
+        for name, values in layers.items()
+        if values or not is_retrained(name)
+    }
+    if any(layers.values()):
         tests.append(
             draft(
                 "cka_distance",
-                {name: _mean_gap(values) for name, values in layers.items() if values},
+                gaps,
                 kind="distance",
                 question=(
                     "How unlike retraining are the layers' activations on forgotten "
@@ -92,10 +97,6 @@ def _mean_by_layer(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
         layer: float(np.mean([table[layer] for table in tables])) for layer in common
     }
-
-
-def _mean_gap(by_layer: Mapping[str, float]) -> float:
-    return 1.0 - float(np.mean(list(by_layer.values())))
 
 
 def jensen_shannon(logits, other_logits) -> np.ndarray:
