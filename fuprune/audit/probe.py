@@ -230,7 +230,10 @@ def held_out_scores(
             # Nothing to learn from; these images tie at a score of 0.
             if len(set(forgotten[fitted])) < 2:
                 continue
-            model = _make_classifier(classifier, options, seed)
+            # A vote among all images where there are fewer than neighbours to ask.
+            fewest = min(options.neighbours, len(fitted))
+            voters = options._replace(neighbours=fewest)
+            model = _make_classifier(classifier, voters, seed)
             model.fit(features[fitted], forgotten[fitted])
             scores[scored] = model.predict_proba(features[scored])[:, 1]
     return scores
