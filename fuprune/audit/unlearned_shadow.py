@@ -49,10 +49,10 @@ def find_unlearned_shadow(
         return Findings([])
     methods = options.shadow.unlearn
     candidates = [name for name in measurements.judged if name != RAW]
-    others, notes = [], []
+    others, failures = [], []
     found = []
 
-    def attack(name, judged, models, how, family) -> None:
+    def attack(name, judged, models, how, family, notes=()) -> None:
         # Every attack is turned on the raw model as well: it is the positive control.
         told = (*judged, RAW, *measurements.retrained)
         outputs = {name: measurements.outputs[name] for name in told}
@@ -80,7 +80,7 @@ def find_unlearned_shadow(
             # What a method cannot do for a shadow model, it need not have left undone
             # for the model under test: that one is judged, with the stand-in.
             others += names
-            notes.append(f"{names[0]} could not be run on shadow models: {error}")
+            failures.append(f"{names[0]} could not be run on shadow models: {error}")
             continue
         test = f"unlearned_shadow_{names[0]}"
         attack(test, names, models, "the method itself", HEADLINE)
@@ -88,7 +88,7 @@ def find_unlearned_shadow(
         notify(f"unlearning shadow models, {', '.join(others) or RAW}")
         models = unlearned(shadows, make_fine_tuning(measurements, options), key)
         how = "fine-tuning without the class"
-        attack("unlearned_shadow", others, models, how, FURTHER)
+        attack("unlearned_shadow", others, models, how, FURTHER, failures)
     return gather(found)
 
 
