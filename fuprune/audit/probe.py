@@ -219,6 +219,9 @@ def held_out_scores(
     features = np.asarray(features, np.float64)
     forgotten = np.asarray(forgotten)
     scores = np.zeros(len(features))
+    # No class has an image for every fold: nothing can be held out, so that all tie.
+    if np.unique(labels, return_counts=True)[1].max() < options.folds:
+        return scores
     folds = StratifiedKFold(options.folds, shuffle=True, random_state=seed)
     # Problems this small lose far more to BLAS threads than they gain.
     with _threads().limit(limits=1), warnings.catch_warnings():
