@@ -30,7 +30,6 @@ from fuprune.audit.outputs import (
     with_forgotten_columns_reset,
 )
 from fuprune.audit.sampling import generator_of
-from fuprune.audit.side_by_side import in_pairs
 from fuprune.audit.spread import (
     ANGULAR,
     LOGARITHMIC,
@@ -39,7 +38,7 @@ from fuprune.audit.spread import (
     draft,
     draft_rate,
 )
-from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
+from fuprune.audit.training import batch_rows, in_pairs, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 

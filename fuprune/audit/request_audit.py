@@ -188,7 +188,7 @@ def find_losses(measurements: Measurements) -> list[Draft]:
     """The distribution of losses on the forgotten images against retraining's."""
     labels = measurements.forgotten.labels
 
-    def distance_between(model: ModelOutputs, other: ModelOutputs) -> float:
+    def apart(model: ModelOutputs, other: ModelOutputs) -> float:
         return kolmogorov_smirnov(
             loss_score(model.forgotten.logits, labels),
             loss_score(other.forgotten.logits, labels),
@@ -198,7 +198,7 @@ def find_losses(measurements: Measurements) -> list[Draft]:
         return []
     return _distance(
         "loss_distribution",
-        to_retraining(measurements, distance_between),
+        to_retraining(measurements, apart),
         kind="losses",
         question=(
             "How far is the distribution of losses on the forgotten images from "

@@ -20,7 +20,7 @@ from fuprune.audit.measurements import (
     Notify,
     Shadows,
 )
-from fuprune.audit.membership import log_probabilities, score_logits
+from fuprune.audit.membership import log_probabilities, loss_score, score_logits
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.outputs import (
     Head,
@@ -357,7 +357,7 @@ def attack_features(logits, labels) -> np.ndarray:
     """
     log_p = np.maximum(log_probabilities(logits), FLOOR)
     labels = np.asarray(labels)
-    own = log_p[np.arange(len(log_p)), labels]
+    own = np.maximum(loss_score(logits, labels), FLOOR)
     top = -np.sort(-log_p, axis=-1)[:, :TOP]
     right = log_p.argmax(axis=-1) == labels
     return np.concatenate(

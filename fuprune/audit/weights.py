@@ -28,8 +28,8 @@ from fuprune.audit.outputs import (
     find_head,
     with_forgotten_columns_reset,
 )
-from fuprune.audit.side_by_side import in_pairs
 from fuprune.audit.spread import Draft, draft
+from fuprune.audit.training import in_pairs
 from fuprune.surgery import SlimNetwork
 
 _DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
@@ -84,24 +84,13 @@ def find_weights(
         ("loss_barrier", "high is the barrier of loss on the way", "nats", barrier),
     ):
         to_raw = {name: number(name, RAW) for name in models}
-        # What it is measured to: the numbers, in words, the control, and notes.
-        ends: list[tuple[str, dict[str, float | None], str, str | None, list[str]]] = [
-            ("raw", to_raw, "the raw model", None, [_DESCENT])
-        ]
+        question = f"How {words} to the raw model?"
+        tests.append(_draft(f"{quantity}_to_raw", to_raw, question, unit, None))
         if retrained:
             numbers = {name: mean_to(retrained, name, number) for name in models}
-            ends.append(("retrained", numbers, "retrained models", RAW, []))
-        tests += [
-            _draft(
-                f"{quantity}_to_{end}",
-                numbers,
-                f"How {words} to {whose}?",
-                unit,
-                control=control,
-                notes=notes,
-            )
-            for end, numbers, whose, control, notes in ends
-        ]
+            question = f"How {words} to retrained models?"
+            name = f"{quantity}_to_retrained"
+            tests.append(_draft(name, numbers, question, unit, RAW))
     return Findings(tests)
 
 
@@ -130,16 +119,15 @@ def _draft(
     numbers: dict[str, float | None],
     question: str,
     unit: str,
-    *,
     control: str | None,
-    notes: list[str],
 ) -> Draft:
+    """A test of distances to retrained models or, without a control, to the raw one."""
+    notes = [_DESCENT] if control is None else []
     missing = [model for model, value in numbers.items() if value is None]
     if missing:
-        notes = [
-            *notes,
-            f"other shapes or channels, so not comparable: {', '.join(missing)}",
-        ]
+        notes.append(
+            f"other shapes or channels, so not comparable: {', '.join(missing)}"
+        )
     return draft(
         name,
         numbers,
