@@ -143,7 +143,8 @@ def test_arrays_give_the_same_history_back(federation):
     arrays = history.as_arrays(store)
     assert all(isinstance(a, np.ndarray) and a.dtype != object for a in arrays.values())
     back = history.from_arrays(arrays, variables["params"])
-    assert back.momentum == 0.9 and back.nesterov and back.obstacle == "adam"
+    step = back.server
+    assert step.momentum == 0.9 and step.nesterov and step.obstacle == "adam"
     assert [e.scale for e in back.entries] == [-1.0] * 3 + [-2.0] * 3
     assert back._replace(entries=()) == store._replace(entries=())
     for old, new in zip(store.entries, back.entries, strict=True):
