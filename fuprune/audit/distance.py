@@ -11,12 +11,7 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, HEADLINE, WORSE
-from fuprune.audit.measurements import (
-    Findings,
-    Measurements,
-    Notify,
-    to_retraining,
-)
+from fuprune.audit.measurements import Findings, Measurements, Notify, to_retraining
 from fuprune.audit.membership import log_probabilities
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error

@@ -21,11 +21,7 @@ from fuprune.audit.measurements import (
     Notify,
     gather,
 )
-from fuprune.audit.membership import (
-    logit_confidence,
-    score_targets,
-    target_confidence,
-)
+from fuprune.audit.membership import logit_confidence, score_targets, target_confidence
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.spread import by_role

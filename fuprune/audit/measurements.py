@@ -225,6 +225,15 @@ def _on_device(name: str, model: Model) -> Model:
     return network, jax.device_put(dict(variables))
 
 
+def logits_of(
+    measurements: Measurements, model: Model, images: np.ndarray, options: AuditOptions
+) -> np.ndarray:
+    """`[N, U]` of one more model, or of a measured one on other images."""
+    size = options.batch_size
+    outputs = compute_outputs(*model, images, measurements.preprocess, batch_size=size)
+    return outputs.logits
+
+
 def each(
     measurements: Measurements, number: Callable[[ModelOutputs], Any]
 ) -> dict[str, Any]:

@@ -76,8 +76,7 @@ def target_confidence(measurements: Measurements, model: ModelOutputs) -> np.nda
 
 
 def score_targets(
-    measurements: Measurements,
-    score: Callable[[np.ndarray, ModelOutputs], np.ndarray],
+    measurements: Measurements, score: Callable[[np.ndarray, ModelOutputs], np.ndarray]
 ) -> dict[str, Scores]:
     """For every model, an attack's scores of members and of non-members.
 

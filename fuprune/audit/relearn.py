@@ -15,12 +15,7 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import BETTER, FURTHER, HEADLINE, TWO_SIDED
-from fuprune.audit.measurements import (
-    RAW,
-    Findings,
-    Measurements,
-    Notify,
-)
+from fuprune.audit.measurements import RAW, Findings, Measurements, Notify
 from fuprune.audit.options import AuditOptions, Model, RelearnOptions
 from fuprune.audit.outputs import (
     Head,
@@ -30,14 +25,7 @@ from fuprune.audit.outputs import (
     with_forgotten_columns_reset,
 )
 from fuprune.audit.sampling import generator_of
-from fuprune.audit.spread import (
-    ANGULAR,
-    LOGARITHMIC,
-    Draft,
-    by_role,
-    draft,
-    draft_rate,
-)
+from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft, by_role, draft, draft_rate
 from fuprune.audit.training import batch_rows, in_pairs, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError

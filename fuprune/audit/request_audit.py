@@ -29,12 +29,12 @@ from fuprune.audit.measurements import (
     ModelOutputs,
     Notify,
     each,
+    logits_of,
     measure,
     to_retraining,
 )
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import compute_outputs
 from fuprune.audit.sampling import generator_of, paired_error
 from fuprune.audit.spread import Draft, by_role, draft, draft_rate
 from fuprune.audit.weights import distance_between, mean_to
@@ -282,9 +282,7 @@ def find_backdoor(
     images = data.backdoor.images[: options.max_examples]
 
     def hits(model: Model) -> np.ndarray:
-        logits = compute_outputs(
-            *model, images, data.preprocess, batch_size=options.batch_size
-        ).logits
+        logits = logits_of(measurements, model, images, options)
         return np.argmax(logits, axis=-1) == data.target
 
     found = {name: hits(model) for name, model in measurements.models.items()}

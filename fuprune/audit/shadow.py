@@ -19,15 +19,11 @@ from fuprune.audit.measurements import (
     Measurements,
     Notify,
     Shadows,
+    logits_of,
 )
 from fuprune.audit.membership import log_probabilities, loss_score, score_logits
 from fuprune.audit.options import AuditOptions
-from fuprune.audit.outputs import (
-    Head,
-    Variables,
-    compute_outputs,
-    find_head,
-)
+from fuprune.audit.outputs import Head, Variables, find_head
 from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.sampling import generator_of, paired_error
 from fuprune.audit.spread import ANGULAR, by_role, draft
@@ -114,8 +110,7 @@ def _success_error(scores: list[Scores]) -> float:
     members, non_members = zip(*scores, strict=True)
     return 0.5 * float(
         np.hypot(
-            paired_error(np.stack(members) > 0),
-            paired_error(np.stack(non_members) > 0),
+            paired_error(np.stack(members) > 0), paired_error(np.stack(non_members) > 0)
         )
     )
 
@@ -135,9 +130,7 @@ def train_shadows(
     pool = concatenated([measurements.forgotten, measurements.test, retained])
     member_key, train_key = jax.random.split(key)
     members = balanced_members(
-        generator_of(member_key),
-        options.shadow.models,
-        len(pool.labels),
+        generator_of(member_key), options.shadow.models, len(pool.labels)
     )
     module, raw = measurements.models["raw"]
     models = [
@@ -162,15 +155,7 @@ def train_shadows(
     targets = np.concatenate(
         [np.arange(split), split + np.flatnonzero(measurements.forgotten_test)]
     )
-    logits = [
-        compute_outputs(
-            *model,
-            pool.images,
-            measurements.preprocess,
-            batch_size=options.batch_size,
-        ).logits
-        for model in models
-    ]
+    logits = [logits_of(measurements, m, pool.images, options) for m in models]
     return Shadows(models, pool, members, np.stack(logits), targets)
 
 

@@ -25,9 +25,10 @@ from fuprune.audit.measurements import (
     Notify,
     Shadows,
     gather,
+    logits_of,
 )
 from fuprune.audit.options import AuditOptions, Model, UnlearnShadow
-from fuprune.audit.outputs import Variables, compute_outputs, find_head
+from fuprune.audit.outputs import Variables, find_head
 from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import generator_of
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
@@ -118,15 +119,8 @@ def _scores(
     shadows = measurements.shadows
     assert shadows is not None
     images = shadows.pool.images[shadows.targets]
-    logits = np.stack(
-        [
-            compute_outputs(
-                *model, images, measurements.preprocess, batch_size=options.batch_size
-            ).logits
-            for model in models
-        ]
-    )
-    return attack_online(measurements, logits)
+    logits = [logits_of(measurements, model, images, options) for model in models]
+    return attack_online(measurements, np.stack(logits))
 
 
 def make_fine_tuning(

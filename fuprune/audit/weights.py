@@ -14,20 +14,10 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import TWO_SIDED
-from fuprune.audit.measurements import (
-    RAW,
-    Findings,
-    Measurements,
-    Notify,
-)
+from fuprune.audit.measurements import RAW, Findings, Measurements, Notify, logits_of
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import (
-    Variables,
-    compute_outputs,
-    find_head,
-    with_forgotten_columns_reset,
-)
+from fuprune.audit.outputs import Variables, find_head, with_forgotten_columns_reset
 from fuprune.audit.spread import Draft, draft
 from fuprune.audit.training import in_pairs
 from fuprune.surgery import SlimNetwork
@@ -50,9 +40,7 @@ def find_weights(
     images, labels = (part[chosen] for part in measurements.test)
 
     def loss(model: Model) -> float:
-        logits = compute_outputs(
-            *model, images, measurements.preprocess, batch_size=options.batch_size
-        ).logits
+        logits = logits_of(measurements, model, images, options)
         return float(-loss_score(logits, labels).mean())
 
     losses = {name: loss(model) for name, model in models.items()}
@@ -187,11 +175,7 @@ def _norm(tree: Any) -> float:
 
 
 def loss_barrier(
-    model: Model,
-    other: Model,
-    loss,
-    ends: tuple[float, float],
-    points: int,
+    model: Model, other: Model, loss, ends: tuple[float, float], points: int
 ) -> float:
     """How far the loss between two models rises above the line between their losses.
 
