@@ -19,12 +19,11 @@ from fuprune.audit.measurements import (
     ModelOutputs,
     Notify,
     each,
-    everyone,
     to_retraining,
 )
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import generator_of
-from fuprune.audit.spread import Draft, draft_rate
+from fuprune.audit.spread import Draft, by_role, draft, draft_rate
 from fuprune.federated.evaluate import Evaluation
 from fuprune.typed_json import to_plain
 
@@ -38,6 +37,7 @@ def find_accuracy(
     """U-set and R-set accuracy, and Table 5's distances of class-wise accuracy."""
     notify("accuracy")
     forgotten = measurements.forgotten_test
+    hits = each(measurements, lambda m: _hits(measurements, m))
     tests = []
     for name, question, higher_is, chosen in (
         (
@@ -53,14 +53,10 @@ def find_accuracy(
             ~forgotten,
         ),
     ):
-        values, retrained = each(
-            measurements, lambda m, at=chosen: _hits(measurements, m)[at]
-        )
         tests.append(
             draft_rate(
                 name,
-                values,
-                retrained,
+                {model: right[chosen] for model, right in hits.items()},
                 kind="accuracy",
                 question=question,
                 higher_is=higher_is,
@@ -68,10 +64,9 @@ def find_accuracy(
                 positive_control="raw" if higher_is == WORSE else None,
             )
         )
-    evaluations = {
-        name: Evaluation(_confusions(measurements, model), float("nan"))
-        for name, model in everyone(measurements)
-    }
+    evaluations = each(
+        measurements, lambda m: Evaluation(_confusions(measurements, m), float("nan"))
+    )
     if measurements.retrained:
         tests += _class_distances(measurements, options, key)
     detail = {
@@ -104,6 +99,7 @@ def _class_distances(
         answered = labels[_hits(measurements, model)]
         return np.bincount(answered, minlength=measurements.num_classes)
 
+    _, retrained = by_role(each(measurements, right))
     generator = generator_of(key)
     tests = []
     for name, statistic, question, unit in (
@@ -120,24 +116,24 @@ def _class_distances(
             "fraction",
         ),
     ):
-        values, others = to_retraining(
+        distances = to_retraining(
             measurements,
             lambda m, other, s=statistic: s(right(m), right(other), per_class),
         )
         noise = sampling_excess(
             statistic,
-            [right(model) for model in measurements.retrained],
+            retrained,
             per_class,
             generator=generator,
             confidence=options.confidence,
         )
+        _, others = by_role(distances)
         # An error that puts the interval's end at that quantile.
         beyond = noise - float(np.mean(others)) if others else 0.0
         tests.append(
-            Draft(
+            draft(
                 name,
-                values,
-                others,
+                distances,
                 kind="accuracy",
                 question=question,
                 unit=unit,

@@ -23,7 +23,7 @@ from fuprune.audit.membership import score_targets, target_confidence
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import Draft
+from fuprune.audit.spread import by_role, draft
 
 
 def find_difference(
@@ -37,7 +37,7 @@ def find_difference(
     """
     del options, key
     notify("attack with the model before and after")
-    before = target_confidence(measurements, measurements.judged[RAW])
+    before = target_confidence(measurements, measurements.outputs[RAW])
     return find_by_attack(
         measurements,
         "difference",
@@ -66,17 +66,16 @@ def find_interpolated(
         return target_confidence(measurements, model)[:split]
 
     # Only training images: the share is of what was learned from them.
-    inside = confidence(measurements.judged[RAW])
-    values, others = to_retraining(
+    inside = confidence(measurements.outputs[RAW])
+    terms = to_retraining(
         measurements,
         lambda model, other: interpolation_terms(
             confidence(model), inside, confidence(other)
         ),
     )
-    test = Draft(
+    test = draft(
         "interpolated_share",
-        {name: float(one.sum()) for name, one in values.items()},
-        [float(one.sum()) for one in others],
+        {name: float(of_model.sum()) for name, of_model in terms.items()},
         kind="interpolated",
         question=(
             "What share of the raw model's confidence on forgotten training images is "
@@ -85,7 +84,7 @@ def find_interpolated(
         unit="fraction",
         higher_is=TWO_SIDED,
         # The share is a sum over images, so its error is that of a mean, times N.
-        resolution=split * paired_error(others, added=0.0),
+        resolution=split * paired_error(by_role(terms)[1], added=0.0),
     )
     return Findings([test])
 

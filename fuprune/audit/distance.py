@@ -11,18 +11,11 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, HEADLINE, WORSE
-from fuprune.audit.measurements import (
-    Findings,
-    Measurements,
-    Notify,
-    by_role,
-    everyone,
-    to_retraining,
-)
+from fuprune.audit.measurements import Findings, Measurements, Notify, to_retraining
 from fuprune.audit.membership import log_probabilities
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import Draft
+from fuprune.audit.spread import by_role, draft, is_retrained
 
 
 def find_distance(
@@ -33,15 +26,14 @@ def find_distance(
     notify("distance to retraining")
     tests = []
     for name, (function, measure, unit) in DISTANCES.items():
-        values, others = to_retraining(
+        distances = to_retraining(
             measurements,
             lambda m, other, f=function: f(m.forgotten.logits, other.forgotten.logits),
         )
         tests.append(
-            Draft(
+            draft(
                 name,
-                {model: float(np.mean(one)) for model, one in values.items()},
-                [float(np.mean(one)) for one in others],
+                {model: float(np.mean(one)) for model, one in distances.items()},
                 kind="distance",
                 question=(
                     "How far are the answers on forgotten images from retraining "
@@ -50,7 +42,7 @@ def find_distance(
                 unit=unit,
                 higher_is=WORSE,
                 family=HEADLINE if name == "jensen_shannon" else FURTHER,
-                resolution=paired_error(others, added=0.0),
+                resolution=paired_error(by_role(distances)[1], added=0.0),
                 bounds=(0.0, math.inf),
                 leave_one_out=True,
             )
@@ -58,20 +50,27 @@ def find_distance(
     layers = {
         name: _mean_by_layer(
             [
-                cka_by_layer(model.forgotten.activations, other.forgotten.activations)
+                cka_by_layer(
+                    model.forgotten.activations,
+                    measurements.outputs[other].forgotten.activations,
+                )
                 for other in measurements.retrained
-                if other is not model
+                if other != name
             ]
         )
-        for name, model in everyone(measurements)
+        for name, model in measurements.outputs.items()
     }
-    judged, others = by_role(measurements, layers)
-    if all(judged.values()):
+    # A model of other layers has no result; a lone retrained one has no other to face.
+    gaps = {
+        name: 1.0 - float(np.mean(list(values.values()))) if values else None
+        for name, values in layers.items()
+        if values or not is_retrained(name)
+    }
+    if any(layers.values()):
         tests.append(
-            Draft(
+            draft(
                 "cka_distance",
-                {name: _mean_gap(values) for name, values in judged.items()},
-                [_mean_gap(values) for values in others if values],
+                gaps,
                 kind="distance",
                 question=(
                     "How unlike retraining are the layers' activations on forgotten "
@@ -93,10 +92,6 @@ def _mean_by_layer(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
         layer: float(np.mean([table[layer] for table in tables])) for layer in common
     }
-
-
-def _mean_gap(by_layer: Mapping[str, float]) -> float:
-    return 1.0 - float(np.mean(list(by_layer.values())))
 
 
 def jensen_shannon(logits, other_logits) -> np.ndarray:

@@ -21,13 +21,10 @@ from fuprune.audit.measurements import (
     Notify,
     gather,
 )
-from fuprune.audit.membership import (
-    logit_confidence,
-    score_targets,
-    target_confidence,
-)
+from fuprune.audit.membership import logit_confidence, score_targets, target_confidence
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import Scores, find_by_attack
+from fuprune.audit.spread import by_role
 from fuprune.errors import InputError
 
 # With fewer references than this, Carlini et al. pool the variance over all images.
@@ -89,14 +86,13 @@ def _attack_offline(measurements: Measurements) -> dict[str, Scores]:
     the scores are the mean over all choices of n - 1: with more references than the
     retrained models have, its attack would be the sharper one for that reason alone.
     """
+    _, retrained = by_role(measurements.outputs)
 
     def score(own: np.ndarray, model: ModelOutputs) -> np.ndarray:
         others = [
-            target_confidence(measurements, m)
-            for m in measurements.retrained
-            if m is not model
+            target_confidence(measurements, m) for m in retrained if m is not model
         ]
-        return mean_offline_scores(own, others, len(measurements.retrained) - 1)
+        return mean_offline_scores(own, others, len(retrained) - 1)
 
     return score_targets(measurements, score)
 

@@ -5,7 +5,7 @@ Distances to retraining are taken to every retrained model and averaged; a retra
 model's own distance leaves itself out.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,7 +14,7 @@ import numpy as np
 
 from fuprune.audit.options import AuditOptions, Model
 from fuprune.audit.outputs import Outputs, compute_outputs, forward, layer_names
-from fuprune.audit.spread import Draft
+from fuprune.audit.spread import Draft, by_role, is_retrained
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 from fuprune.models.adapt import adapt
@@ -71,11 +71,10 @@ class Shadows(NamedTuple):
 class Measurements(NamedTuple):
     """All models with their outputs on the same images, and the images."""
 
-    judged: dict[str, ModelOutputs]  # the candidates, in order, and "raw"
-    retrained: list[ModelOutputs]
+    # The candidates in order, "raw", and "retrained_0", "retrained_1", and so on.
+    outputs: dict[str, ModelOutputs]
+    models: dict[str, Model]  # the same names
     random_init: ModelOutputs
-    models: dict[str, Model]  # the same names as `judged`
-    retrained_models: list[Model]
     train: Dataset  # all training images
     forgotten: Dataset  # [F] training images of the forgotten classes, looked at
     test: Dataset  # [T] test images, looked at
@@ -88,6 +87,16 @@ class Measurements(NamedTuple):
     probes: Callable[[], Any] | None = None  # waits for those that were begun
 
     @property
+    def judged(self) -> list[str]:
+        """Names of the candidates, in order, and "raw"."""
+        return list(by_role(self.outputs)[0])
+
+    @property
+    def retrained(self) -> list[str]:
+        """Names of the retrained models."""
+        return [name for name in self.outputs if is_retrained(name)]
+
+    @property
     def forgotten_test(self) -> np.ndarray:
         """`[T]` bool: the test images of forgotten classes."""
         return np.isin(self.test.labels, self.classes)
@@ -98,7 +107,7 @@ Notify = Callable[[str], None]
 
 def is_reserved(name: str) -> bool:
     """Whether the report uses a name for a reference, so that no candidate may."""
-    return name in (RAW, RANDOM) or name.startswith("retrained")
+    return name in (RAW, RANDOM) or is_retrained(name)
 
 
 def measure(
@@ -136,9 +145,9 @@ def measure(
             "name them otherwise"
         )
     test = data.test
-    given = {**candidates, RAW: raw}
+    references = {f"retrained_{i}": model for i, model in enumerate(retrained)}
+    given = {**candidates, RAW: raw, **references}
     models = {name: _on_device(name, model) for name, model in given.items()}
-    references = [_on_device("retrained", model) for model in retrained]
     network, variables = models[RAW]
     sample = jax.device_put(data.preprocess(test.images[:1]))
     highest = int(max(forgotten.labels.max(), test.labels.max()))
@@ -172,18 +181,15 @@ def measure(
     broken = [name for name, found in answers.items() if not _sane(found)]
     if RAW in broken:
         raise InputError("the raw model answers with NaN; give one that was trained")
-    seen = [outputs(f"retrained_{i}", m) for i, m in enumerate(references)]
-    if not all(_sane(found) for found in seen):
+    if any(is_retrained(name) for name in broken):
         raise InputError(
             "a retrained model answers with NaN, so it is no reference; leave it out"
         )
     fresh = (network, fresh_variables(network, variables, key, sample))
     return Measurements(
-        judged={name: found for name, found in answers.items() if name not in broken},
-        retrained=seen,
-        random_init=outputs(RANDOM, fresh),
+        outputs={name: found for name, found in answers.items() if name not in broken},
         models={name: model for name, model in models.items() if name not in broken},
-        retrained_models=references,
+        random_init=outputs(RANDOM, fresh),
         train=data.train,
         forgotten=forgotten,
         test=test,
@@ -219,51 +225,34 @@ def _on_device(name: str, model: Model) -> Model:
     return network, jax.device_put(dict(variables))
 
 
-def each(measurements: Measurements, number: Callable[[ModelOutputs], Any]):
-    """`number` of every judged and of every retrained model."""
-    return (
-        {name: number(model) for name, model in measurements.judged.items()},
-        [number(model) for model in measurements.retrained],
-    )
+def logits_of(
+    measurements: Measurements, model: Model, images: np.ndarray, options: AuditOptions
+) -> np.ndarray:
+    """`[N, U]` of one more model, or of a measured one on other images."""
+    size = options.batch_size
+    outputs = compute_outputs(*model, images, measurements.preprocess, batch_size=size)
+    return outputs.logits
+
+
+def each(
+    measurements: Measurements, number: Callable[[ModelOutputs], Any]
+) -> dict[str, Any]:
+    """`number` of every model, by name."""
+    return {name: number(model) for name, model in measurements.outputs.items()}
 
 
 def to_retraining(
     measurements: Measurements, number: Callable[[ModelOutputs, ModelOutputs], Any]
-):
-    """The mean of `number` over the retrained models, each of them leaving itself out.
+) -> dict[str, Any]:
+    """For every model, the mean of `number` over the retrained ones but itself.
 
-    So both sides are means of distances between a model and independent retrainings.
-    `number` may give an array; means are taken entry by entry.
+    So all are means of distances between a model and independent retrainings; a model
+    has none if there is no other retrained one. `number` may give an array; means are
+    taken entry by entry.
     """
-
-    def mean(model: ModelOutputs):
-        others = [m for m in measurements.retrained if m is not model]
-        return np.mean([number(model, other) for other in others], axis=0)
-
-    judged = {name: mean(model) for name, model in measurements.judged.items()}
-    if len(measurements.retrained) < 2:
-        return judged, []
-    return judged, [mean(model) for model in measurements.retrained]
-
-
-def everyone(measurements: Measurements) -> Iterator[tuple[str, ModelOutputs]]:
-    """Every model with its name: the judged, then retrained_0, retrained_1, ..."""
-    yield from measurements.judged.items()
-    for i, model in enumerate(measurements.retrained):
-        yield f"retrained_{i}", model
-
-
-def every_model(measurements: Measurements) -> Iterator[tuple[str, Model]]:
-    """The modules and variables behind `everyone`."""
-    yield from measurements.models.items()
-    for i, model in enumerate(measurements.retrained_models):
-        yield f"retrained_{i}", model
-
-
-def by_role(measurements: Measurements, numbers: Mapping[str, Any]):
-    """Splits numbers, named as in `everyone`, into judged and retrained models'."""
-    retrained = [f"retrained_{i}" for i in range(len(measurements.retrained))]
-    return (
-        {name: numbers[name] for name in measurements.judged},
-        [numbers[name] for name in retrained],
-    )
+    found = {}
+    for name, model in measurements.outputs.items():
+        others = [measurements.outputs[o] for o in measurements.retrained if o != name]
+        if others:
+            found[name] = np.mean([number(model, other) for other in others], axis=0)
+    return found

@@ -16,7 +16,7 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
-    everyone,
+    each,
 )
 from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import Scores, find_by_attack
@@ -55,13 +55,13 @@ def score_logits(
     Members are the forgotten training images, non-members the forgotten test images.
     """
     forgotten = measurements.forgotten_test
-    return {
-        name: (
+    return each(
+        measurements,
+        lambda model: (
             score(model.forgotten.logits, measurements.forgotten.labels),
             score(model.test.logits[forgotten], measurements.test.labels[forgotten]),
-        )
-        for name, model in everyone(measurements)
-    }
+        ),
+    )
 
 
 def target_confidence(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
@@ -76,8 +76,7 @@ def target_confidence(measurements: Measurements, model: ModelOutputs) -> np.nda
 
 
 def score_targets(
-    measurements: Measurements,
-    score: Callable[[np.ndarray, ModelOutputs], np.ndarray],
+    measurements: Measurements, score: Callable[[np.ndarray, ModelOutputs], np.ndarray]
 ) -> dict[str, Scores]:
     """For every model, an attack's scores of members and of non-members.
 
@@ -90,14 +89,15 @@ def score_targets(
       score: (the model's `target_confidence` `[F + T']`, the model) -> `[F + T']`.
     """
     split = len(measurements.forgotten.labels)
-    found = {}
-    for name, model in everyone(measurements):
+
+    def scores_of(model: ModelOutputs) -> Scores:
         confidence = target_confidence(measurements, model)
         scores = score(confidence, model)
         if np.ptp(confidence) == 0:
             scores = np.zeros_like(scores)
-        found[name] = (scores[:split], scores[split:])
-    return found
+        return scores[:split], scores[split:]
+
+    return each(measurements, scores_of)
 
 
 def log_probabilities(logits) -> np.ndarray:

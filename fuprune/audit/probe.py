@@ -23,12 +23,10 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
-    by_role,
-    everyone,
 )
 from fuprune.audit.options import AuditOptions, ProbeOptions
 from fuprune.audit.sampling import generator_of, placement_error, placements
-from fuprune.audit.spread import ANGULAR, Draft, draft_rate
+from fuprune.audit.spread import ANGULAR, Draft, by_role, draft_rate
 from fuprune.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,13 +73,10 @@ def find_probe(
     for name, task in tasks.items():
         notify(f"probes, {name}")
         found[name] = beside[name] if beside else probe(task)
-    names = [*measurements.judged, RANDOM]
-    judged = measurements._replace(judged=dict.fromkeys(names))
     classifiers = options.probe.classifiers
     every = [(c, layer) for c in classifiers for layer in layers]
     tests = [
         _area_draft(
-            judged,
             found,
             "probe_auc",
             every,
@@ -89,12 +84,11 @@ def find_probe(
             "(AUC, mean over depths and classifiers)?",
             HEADLINE,
         ),
-        _few_shot_draft(judged, found, options.probe),
+        _few_shot_draft(found, options.probe),
     ]
     for classifier in classifiers:
         tests.append(
             _area_draft(
-                judged,
                 found,
                 f"probe_{classifier}_auc",
                 [(classifier, layer) for layer in layers],
@@ -106,7 +100,6 @@ def find_probe(
     for classifier, layer in every:
         tests.append(
             _area_draft(
-                judged,
                 found,
                 f"probe_{classifier}_auc_at_{layer}",
                 [(classifier, layer)],
@@ -172,7 +165,7 @@ def make_tasks(
     # One seed for the folds, starts and draws of every model: only features differ.
     seed = int(generator.integers(2**31))
     rows = _chosen_images(measurements, options.probe.max_images, seed)
-    everybody = {**dict(everyone(measurements)), RANDOM: measurements.random_init}
+    everybody = {**measurements.outputs, RANDOM: measurements.random_init}
     layers = _layers(measurements, list(everybody.values()), options.probe.depths)
     labels, classes = measurements.test.labels[rows], measurements.classes
     tasks = {}
@@ -226,6 +219,9 @@ def held_out_scores(
     features = np.asarray(features, np.float64)
     forgotten = np.asarray(forgotten)
     scores = np.zeros(len(features))
+    # No class has an image for every fold: nothing can be held out, so that all tie.
+    if np.unique(labels, return_counts=True)[1].max() < options.folds:
+        return scores
     folds = StratifiedKFold(options.folds, shuffle=True, random_state=seed)
     # Problems this small lose far more to BLAS threads than they gain.
     with _threads().limit(limits=1), warnings.catch_warnings():
@@ -237,7 +233,10 @@ def held_out_scores(
             # Nothing to learn from; these images tie at a score of 0.
             if len(set(forgotten[fitted])) < 2:
                 continue
-            model = _make_classifier(classifier, options, seed)
+            # A vote among all images where there are fewer than neighbours to ask.
+            fewest = min(options.neighbours, len(fitted))
+            voters = options._replace(neighbours=fewest)
+            model = _make_classifier(classifier, voters, seed)
             model.fit(features[fitted], forgotten[fitted])
             scores[scored] = model.predict_proba(features[scored])[:, 1]
     return scores
@@ -324,7 +323,6 @@ def few_shot_recognition(
 
 
 def _area_draft(
-    measurements: Measurements,
     found: dict[str, Probes],
     name: str,
     places: Sequence[tuple[str, str]],
@@ -338,31 +336,23 @@ def _area_draft(
         return np.mean(members, axis=0), np.mean(others, axis=0)
 
     pairs = {model: mean_placements(probes) for model, probes in found.items()}
-    values, retrained = by_role(measurements, pairs)
     return draft_rate(
         name,
-        {model: members for model, (members, _) in values.items()},
-        [members for members, _ in retrained],
-        resolution=placement_error(retrained),
+        {model: members for model, (members, _) in pairs.items()},
+        resolution=placement_error(by_role(pairs)[1]),
         **_FIELDS,
         question=question,
         family=family,
     )
 
 
-def _few_shot_draft(
-    measurements: Measurements, found: dict[str, Probes], options: ProbeOptions
-) -> Draft:
+def _few_shot_draft(found: dict[str, Probes], options: ProbeOptions) -> Draft:
     shares = {name: probes.few_shot for name, probes in found.items()}
     # Images that every draw happened to teach have no share.
     known = ~np.isnan(np.stack(list(shares.values()))).any(axis=0)
-    values, retrained = by_role(
-        measurements, {name: share[known] for name, share in shares.items()}
-    )
     return draft_rate(
         "probe_few_shot_accuracy",
-        values,
-        retrained,
+        {name: share[known] for name, share in shares.items()},
         **_FIELDS,
         question=(
             f"How much of the class does a head recover from {options.shots} images of "

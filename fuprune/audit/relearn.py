@@ -15,14 +15,7 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import BETTER, FURTHER, HEADLINE, TWO_SIDED
-from fuprune.audit.measurements import (
-    RAW,
-    Findings,
-    Measurements,
-    Notify,
-    by_role,
-    every_model,
-)
+from fuprune.audit.measurements import RAW, Findings, Measurements, Notify
 from fuprune.audit.options import AuditOptions, Model, RelearnOptions
 from fuprune.audit.outputs import (
     Head,
@@ -32,9 +25,8 @@ from fuprune.audit.outputs import (
     with_forgotten_columns_reset,
 )
 from fuprune.audit.sampling import generator_of
-from fuprune.audit.side_by_side import in_pairs
-from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft, draft_rate
-from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
+from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft, by_role, draft, draft_rate
+from fuprune.audit.training import batch_rows, in_pairs, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 
@@ -126,14 +118,14 @@ def find_relearn(
             for setting in settings
         }
 
-    models = dict(every_model(measurements))
+    models = measurements.models
     found = in_pairs(taught, models.keys(), models.values())
     curves = dict(zip(models, found, strict=True))
     # Back means a share of what the raw model had, not a fixed accuracy.
-    answers = measurements.judged[RAW].test.logits.argmax(axis=-1)
+    answers = measurements.outputs[RAW].test.logits.argmax(axis=-1)
     right = (answers == measurements.test.labels)[measurements.forgotten_test]
     level = asked.level * float(right.mean())
-    tests = _drafts(measurements, curves, settings, asked, level)
+    tests = _drafts(curves, settings, asked, level)
     return Findings(tests, {"relearn": _detail(curves, settings, level)})
 
 
@@ -276,20 +268,15 @@ def _recognised(
 
 
 def _drafts(
-    measurements: Measurements,
     curves: Mapping[str, Mapping[Setting, Curve]],
     settings: Sequence[Setting],
     options: RelearnOptions,
     level: float,
 ) -> list[Draft]:
-    def draft(name, question, by_image, family=FURTHER) -> Draft:
-        values, retrained = by_role(
-            measurements, {model: by_image(curves[model]) for model in curves}
-        )
+    def rate_of(name, question, by_image, family=FURTHER) -> Draft:
         return draft_rate(
             name,
-            values,
-            retrained,
+            {model: by_image(curves[model]) for model in curves},
             kind="relearn",
             question=question,
             higher_is=TWO_SIDED,
@@ -303,7 +290,7 @@ def _drafts(
         return np.mean([of_model[s].area_by_image() for s in taught], axis=0)
 
     tests = [
-        draft(
+        rate_of(
             "relearn_area",
             "How much of the class is back while it is taught again (mean accuracy "
             "over steps and settings)?",
@@ -314,7 +301,7 @@ def _drafts(
     for step in options.fixed_steps:
         if step <= options.steps:
             tests.append(
-                draft(
+                rate_of(
                     f"relearn_accuracy_at_{step}",
                     f"How much of the class is back after {step} steps (mean over "
                     "settings)?",
@@ -323,14 +310,14 @@ def _drafts(
             )
     for setting in settings:
         tests.append(
-            draft(
+            rate_of(
                 f"relearn_area_{setting.name}",
                 f"How much is back with {setting.images_per_class} images per class, "
                 f"{_WORDS[setting.images]}, at a rate of {setting.learning_rate:g}?",
                 lambda m, s=setting: m[s].area_by_image(),
             )
         )
-    return [*tests, _steps_draft(measurements, curves, settings, options, level)]
+    return [*tests, _steps_draft(curves, settings, options, level)]
 
 
 def _teaching(settings: Sequence[Setting]) -> list[Setting]:
@@ -350,7 +337,6 @@ _WORDS = {
 
 
 def _steps_draft(
-    measurements: Measurements,
     curves: Mapping[str, Mapping[Setting, Curve]],
     settings: Sequence[Setting],
     options: RelearnOptions,
@@ -360,7 +346,6 @@ def _steps_draft(
     # The setting with the most images, of all classes if that was asked for.
     setting = max(settings, key=lambda s: (s.images == "all", s.images_per_class))
     steps = {model: of[setting].steps_to(level) for model, of in curves.items()}
-    values, retrained = by_role(measurements, steps)
     late = [model for model, step in steps.items() if step is None]
     notes = [
         f"back means {level:.3f} accuracy on the forgotten test images; with "
@@ -368,12 +353,10 @@ def _steps_draft(
     ]
     if late:
         notes.append(f"not back within {options.steps} steps: {', '.join(late)}")
-    known = [step for step in retrained if step is not None]
-    return Draft(
+    return draft(
         "relearn_steps",
         # A model that is back before the first step took less than one look.
-        {model: None if s is None else max(s, 1) for model, s in values.items()},
-        [None if step is None else max(step, 1) for step in retrained],
+        {model: None if s is None else max(s, 1) for model, s in steps.items()},
         kind="relearn",
         question="How many training steps until the forgotten class is back?",
         unit="steps",
@@ -383,7 +366,7 @@ def _steps_draft(
         scale=LOGARITHMIC,
         undecidable=(
             None
-            if len(known) == len(retrained)
+            if None not in by_role(steps)[1]
             else "not all retrained models are back when the steps are over, so how "
             "long they take is not known"
         ),

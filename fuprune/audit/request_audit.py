@@ -28,17 +28,15 @@ from fuprune.audit.measurements import (
     Measurements,
     ModelOutputs,
     Notify,
-    by_role,
     each,
-    every_model,
+    logits_of,
     measure,
     to_retraining,
 )
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import compute_outputs
 from fuprune.audit.sampling import generator_of, paired_error
-from fuprune.audit.spread import Draft, draft_rate
+from fuprune.audit.spread import Draft, by_role, draft, draft_rate
 from fuprune.audit.weights import distance_between, mean_to
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
@@ -108,14 +106,14 @@ def audit_request(
     )
     asked = [kind for kind in SHARED if options.kinds is None or kind in options.kinds]
     found = find_kinds(asked, measurements, options, key, notify)
-    drafts = [_about_images(draft) for draft in found.tests]
+    drafts = [_about_images(test) for test in found.tests]
     # They come with every request: there are no keys of their own to ask for them.
     for find in (find_accuracy, find_losses, find_influence, find_weights):
         drafts += find(measurements)
     if data.backdoor is not None:
         drafts += find_backdoor(measurements, data, options)
     settings = {
-        "kinds": sorted({draft.kind for draft in drafts}),
+        "kinds": sorted({test.kind for test in drafts}),
         "retrained_models": len(measurements.retrained),
         "forgotten_training_images": len(forgotten.labels),
         "test_images": len(held_out.labels),
@@ -159,13 +157,13 @@ def _some(data: Dataset, most: int, generator: np.random.Generator) -> Dataset:
     return Dataset(np.asarray(data.images)[rows], np.asarray(data.labels)[rows])
 
 
-def _about_images(draft: Draft) -> Draft:
+def _about_images(test: Draft) -> Draft:
     """The same test in words that fit: nothing here is about a class."""
-    question = draft.question.replace(
+    question = test.question.replace(
         "tell training from test images of the forgotten class",
         "tell the forgotten images from ones that nobody trained on",
     )
-    return draft._replace(question=question)
+    return test._replace(question=question)
 
 
 def find_accuracy(measurements: Measurements) -> list[Draft]:
@@ -177,7 +175,7 @@ def find_accuracy(measurements: Measurements) -> list[Draft]:
 
     test = draft_rate(
         "forgotten_accuracy",
-        *each(measurements, right),
+        each(measurements, right),
         kind="accuracy",
         question="How many of the forgotten images does the model answer correctly?",
         higher_is=TWO_SIDED,
@@ -190,7 +188,7 @@ def find_losses(measurements: Measurements) -> list[Draft]:
     """The distribution of losses on the forgotten images against retraining's."""
     labels = measurements.forgotten.labels
 
-    def distance_between(model: ModelOutputs, other: ModelOutputs) -> float:
+    def apart(model: ModelOutputs, other: ModelOutputs) -> float:
         return kolmogorov_smirnov(
             loss_score(model.forgotten.logits, labels),
             loss_score(other.forgotten.logits, labels),
@@ -200,7 +198,7 @@ def find_losses(measurements: Measurements) -> list[Draft]:
         return []
     return _distance(
         "loss_distribution",
-        *to_retraining(measurements, distance_between),
+        to_retraining(measurements, apart),
         kind="losses",
         question=(
             "How far is the distribution of losses on the forgotten images from "
@@ -238,13 +236,13 @@ def find_influence(measurements: Measurements) -> list[Draft]:
     def advantage(pair) -> float:
         return float(pair[0].mean() - pair[1].mean())
 
-    judged, others = each(measurements, likelihoods)
+    found = each(measurements, likelihoods)
     # Forgotten and held-out images are drawn apart, so their errors add in squares.
-    errors = [paired_error(part, added=0.0) for part in zip(*others, strict=True)]
-    test = Draft(
+    parts = zip(*by_role(found)[1], strict=True)
+    errors = [paired_error(part, added=0.0) for part in parts]
+    test = draft(
         "influence_on_predictions",
-        {name: advantage(pair) for name, pair in judged.items()},
-        [advantage(pair) for pair in others],
+        {name: advantage(pair) for name, pair in found.items()},
         kind="influence",
         question=(
             "By how many nats is the model surer of the forgotten images' labels than "
@@ -259,8 +257,7 @@ def find_influence(measurements: Measurements) -> list[Draft]:
 
 def find_weights(measurements: Measurements) -> list[Draft]:
     """Distance in weight space to retrained models of the same shape."""
-    models = dict(every_model(measurements))
-    retrained = [name for name in models if name not in measurements.judged]
+    models, retrained = measurements.models, measurements.retrained
     if len(retrained) < 2:
         return []
 
@@ -270,7 +267,7 @@ def find_weights(measurements: Measurements) -> list[Draft]:
     numbers = {name: mean_to(retrained, name, number) for name in models}
     return _distance(
         "weight_distance_to_retrained",
-        *by_role(measurements, numbers),
+        numbers,
         kind="weights",
         question="How far are the weights from those of retrained models?",
         bounds=(0.0, math.inf),
@@ -285,15 +282,13 @@ def find_backdoor(
     images = data.backdoor.images[: options.max_examples]
 
     def hits(model: Model) -> np.ndarray:
-        logits = compute_outputs(
-            *model, images, data.preprocess, batch_size=options.batch_size
-        ).logits
+        logits = logits_of(measurements, model, images, options)
         return np.argmax(logits, axis=-1) == data.target
 
-    found = {name: hits(model) for name, model in every_model(measurements)}
+    found = {name: hits(model) for name, model in measurements.models.items()}
     test = draft_rate(
         "backdoor_success",
-        *by_role(measurements, found),
+        found,
         kind="backdoor",
         question=(
             "How often does the planted trigger make the model answer "
@@ -306,7 +301,7 @@ def find_backdoor(
     return [test]
 
 
-def _distance(name: str, judged, retrained, **fields) -> list[Draft]:
+def _distance(name: str, numbers, **fields) -> list[Draft]:
     """A test of mean distances to retrained models, which leave themselves out."""
     common: dict[str, Any] = dict(higher_is=WORSE, unit="distance", leave_one_out=True)
-    return [Draft(name, judged, retrained, **common, **fields)]
+    return [draft(name, numbers, **common, **fields)]

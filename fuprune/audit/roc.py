@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, TWO_SIDED, WORSE
-from fuprune.audit.measurements import Findings, Measurements, by_role
+from fuprune.audit.measurements import Findings, Measurements
 from fuprune.audit.sampling import area_error, paired_error
-from fuprune.audit.spread import ANGULAR, Draft
+from fuprune.audit.spread import ANGULAR, by_role, draft
 from fuprune.errors import InputError
 from fuprune.typed_json import to_plain
 
@@ -117,22 +117,17 @@ def find_by_attack(
         model: None if is_constant(one) else roc_curve(*one)
         for model, one in scores.items()
     }
-    told = {n: o for n, o in measurements.judged.items() if n in scores}
-    roles = measurements._replace(judged=told)
 
-    def numbers(number: Callable[[Roc], float]):
-        return by_role(
-            roles,
-            {m: None if roc is None else number(roc) for m, roc in rocs.items()},
-        )
+    def numbers(number: Callable[[Roc], float]) -> dict[str, float | None]:
+        return {m: None if roc is None else number(roc) for m, roc in rocs.items()}
 
-    _, retrained = by_role(roles, scores)
+    _, retrained = by_role(scores)
     useful = [one for one in retrained if not is_constant(one)]
     error = area_error(*zip(*useful, strict=True)) if useful else 0.0
     tests = [
-        Draft(
+        draft(
             f"{name}_auc",
-            *numbers(area_under),
+            numbers(area_under),
             kind=kind,
             question=(
                 f"How well does {attacker} tell training from test images of the "
@@ -155,9 +150,9 @@ def find_by_attack(
         # Non-members set the threshold, and their share above it has an error as well.
         alarms = rate * (1 - rate) / non_members
         tests.append(
-            Draft(
+            draft(
                 f"{name}_tpr_at_{percent}_percent",
-                *numbers(lambda roc, r=rate: true_positives_at(roc, r)),
+                numbers(lambda roc, r=rate: true_positives_at(roc, r)),
                 kind=kind,
                 question=(
                     f"How many training images does {attacker} find at {percent}% "

@@ -19,19 +19,14 @@ from fuprune.audit.measurements import (
     Measurements,
     Notify,
     Shadows,
-    by_role,
+    logits_of,
 )
-from fuprune.audit.membership import log_probabilities, score_logits
+from fuprune.audit.membership import log_probabilities, loss_score, score_logits
 from fuprune.audit.options import AuditOptions
-from fuprune.audit.outputs import (
-    Head,
-    Variables,
-    compute_outputs,
-    find_head,
-)
+from fuprune.audit.outputs import Head, Variables, find_head
 from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.sampling import generator_of, paired_error
-from fuprune.audit.spread import ANGULAR, Draft
+from fuprune.audit.spread import ANGULAR, by_role, draft
 from fuprune.audit.training import batch_rows, init_state, next_state
 from fuprune.data.dataset import Dataset, concatenated
 from fuprune.errors import InputError
@@ -70,10 +65,10 @@ def find_shadow(
     attack = fit_attack(shadows.logits, shadows.pool.labels, shadows.members)
     scores = score_logits(measurements, functools.partial(attack_scores, attack))
     rates = {name: success_rate(*one) for name, one in scores.items()}
-    _, retrained = by_role(measurements, scores)
-    success = Draft(
+    _, retrained = by_role(scores)
+    success = draft(
         "shadow_success_rate",
-        *by_role(measurements, rates),
+        rates,
         kind="shadow",
         question=(
             "How often is an attacker with shadow models right about whether an image "
@@ -115,8 +110,7 @@ def _success_error(scores: list[Scores]) -> float:
     members, non_members = zip(*scores, strict=True)
     return 0.5 * float(
         np.hypot(
-            paired_error(np.stack(members) > 0),
-            paired_error(np.stack(non_members) > 0),
+            paired_error(np.stack(members) > 0), paired_error(np.stack(non_members) > 0)
         )
     )
 
@@ -136,9 +130,7 @@ def train_shadows(
     pool = concatenated([measurements.forgotten, measurements.test, retained])
     member_key, train_key = jax.random.split(key)
     members = balanced_members(
-        generator_of(member_key),
-        options.shadow.models,
-        len(pool.labels),
+        generator_of(member_key), options.shadow.models, len(pool.labels)
     )
     module, raw = measurements.models["raw"]
     models = [
@@ -163,15 +155,7 @@ def train_shadows(
     targets = np.concatenate(
         [np.arange(split), split + np.flatnonzero(measurements.forgotten_test)]
     )
-    logits = [
-        compute_outputs(
-            *model,
-            pool.images,
-            measurements.preprocess,
-            batch_size=options.batch_size,
-        ).logits
-        for model in models
-    ]
+    logits = [logits_of(measurements, m, pool.images, options) for m in models]
     return Shadows(models, pool, members, np.stack(logits), targets)
 
 
@@ -358,7 +342,7 @@ def attack_features(logits, labels) -> np.ndarray:
     """
     log_p = np.maximum(log_probabilities(logits), FLOOR)
     labels = np.asarray(labels)
-    own = log_p[np.arange(len(log_p)), labels]
+    own = np.maximum(loss_score(logits, labels), FLOOR)
     top = -np.sort(-log_p, axis=-1)[:, :TOP]
     right = log_p.argmax(axis=-1) == labels
     return np.concatenate(

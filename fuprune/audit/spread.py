@@ -8,7 +8,7 @@ each other what they know of it (`moderate`), and the rest is an allowance.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy import special
@@ -44,6 +44,8 @@ ALLOWANCES = {
 FURTHER_ALLOWANCE = 1.45
 # How many seeds' worth the other tests of a family say about the spread of one.
 LENT_FREEDOM = 3
+
+Number = TypeVar("Number")
 
 LINEAR = "linear"
 # Rates spread less near 0 and 1; on the scale of arcsin(sqrt(rate)) they spread alike.
@@ -92,29 +94,37 @@ class Draft(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def draft_rate(
-    name: str,
-    values: Mapping[str, np.ndarray],
-    retrained: Sequence[np.ndarray],
-    **fields: Any,
-) -> Draft:
+def is_retrained(name: str) -> bool:
+    """Whether a model is one of the retrained ones, by its name."""
+    return name.startswith("retrained")
+
+
+def by_role(numbers: Mapping[str, Number]) -> tuple[dict[str, Number], list[Number]]:
+    """Splits what there is of every model into the judged and the retrained ones'."""
+    return (
+        {name: number for name, number in numbers.items() if not is_retrained(name)},
+        [number for name, number in numbers.items() if is_retrained(name)],
+    )
+
+
+def draft(name: str, numbers: Mapping[str, float | None], **fields: Any) -> Draft:
+    """The test of one number of every model; `fields` are the draft's."""
+    return Draft(name, *by_role(numbers), **fields)
+
+
+def draft_rate(name: str, per_image: Mapping[str, np.ndarray], **fields: Any) -> Draft:
     """The test of a mean over images of numbers between 0 and 1, such as an accuracy.
 
     Every model has `[N]` numbers, one per image; without images the test has no result.
     `fields` are the draft's; `resolution` is `paired_error` unless it is among them.
     """
-
-    def mean(numbers: np.ndarray) -> float | None:
-        return float(np.mean(numbers)) if len(numbers) else None
-
     if "resolution" not in fields:
-        fields["resolution"] = paired_error(retrained)
-    return Draft(
-        name,
-        {model: mean(numbers) for model, numbers in values.items()},
-        [mean(numbers) for numbers in retrained],
-        **{"bounds": (0.0, 1.0), "is_rate": True, **fields},
-    )
+        fields["resolution"] = paired_error(by_role(per_image)[1])
+    means = {
+        model: float(np.mean(numbers)) if len(numbers) else None
+        for model, numbers in per_image.items()
+    }
+    return draft(name, means, **{"bounds": (0.0, 1.0), "is_rate": True, **fields})
 
 
 class Null(NamedTuple):

@@ -25,9 +25,10 @@ from fuprune.audit.measurements import (
     Notify,
     Shadows,
     gather,
+    logits_of,
 )
 from fuprune.audit.options import AuditOptions, Model, UnlearnShadow
-from fuprune.audit.outputs import Variables, compute_outputs, find_head
+from fuprune.audit.outputs import Variables, find_head
 from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import generator_of
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
@@ -49,13 +50,14 @@ def find_unlearned_shadow(
         return Findings([])
     methods = options.shadow.unlearn
     candidates = [name for name in measurements.judged if name != RAW]
-    others, notes = [], []
+    others, failures = [], []
     found = []
 
-    def attack(name, judged, models, how, family) -> None:
+    def attack(name, judged, models, how, family, notes=()) -> None:
         # Every attack is turned on the raw model as well: it is the positive control.
-        told = {name: measurements.judged[name] for name in (*judged, RAW)}
-        attacked = measurements._replace(judged=told)
+        told = (*judged, RAW, *measurements.retrained)
+        outputs = {name: measurements.outputs[name] for name in told}
+        attacked = measurements._replace(outputs=outputs)
         findings = find_by_attack(
             attacked,
             name,
@@ -79,7 +81,7 @@ def find_unlearned_shadow(
             # What a method cannot do for a shadow model, it need not have left undone
             # for the model under test: that one is judged, with the stand-in.
             others += names
-            notes.append(f"{names[0]} could not be run on shadow models: {error}")
+            failures.append(f"{names[0]} could not be run on shadow models: {error}")
             continue
         test = f"unlearned_shadow_{names[0]}"
         attack(test, names, models, "the method itself", HEADLINE)
@@ -87,7 +89,7 @@ def find_unlearned_shadow(
         notify(f"unlearning shadow models, {', '.join(others) or RAW}")
         models = unlearned(shadows, make_fine_tuning(measurements, options), key)
         how = "fine-tuning without the class"
-        attack("unlearned_shadow", others, models, how, FURTHER)
+        attack("unlearned_shadow", others, models, how, FURTHER, failures)
     return gather(found)
 
 
@@ -117,15 +119,8 @@ def _scores(
     shadows = measurements.shadows
     assert shadows is not None
     images = shadows.pool.images[shadows.targets]
-    logits = np.stack(
-        [
-            compute_outputs(
-                *model, images, measurements.preprocess, batch_size=options.batch_size
-            ).logits
-            for model in models
-        ]
-    )
-    return attack_online(measurements, logits)
+    logits = [logits_of(measurements, model, images, options) for model in models]
+    return attack_online(measurements, np.stack(logits))
 
 
 def make_fine_tuning(

@@ -14,24 +14,12 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import TWO_SIDED
-from fuprune.audit.measurements import (
-    RAW,
-    Findings,
-    Measurements,
-    Notify,
-    by_role,
-    every_model,
-)
+from fuprune.audit.measurements import RAW, Findings, Measurements, Notify, logits_of
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.outputs import (
-    Variables,
-    compute_outputs,
-    find_head,
-    with_forgotten_columns_reset,
-)
-from fuprune.audit.side_by_side import in_pairs
-from fuprune.audit.spread import Draft
+from fuprune.audit.outputs import Variables, find_head, with_forgotten_columns_reset
+from fuprune.audit.spread import Draft, draft
+from fuprune.audit.training import in_pairs
 from fuprune.surgery import SlimNetwork
 
 _DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
@@ -45,16 +33,14 @@ def find_weights(
     notify("distance in weight space")
     models = {
         name: _without_forgotten_columns(measurements, model)
-        for name, model in every_model(measurements)
+        for name, model in measurements.models.items()
     }
-    retrained = [name for name in models if name not in measurements.judged]
+    retrained = measurements.retrained
     chosen = np.flatnonzero(~measurements.forgotten_test)[: options.weights.max_images]
     images, labels = (part[chosen] for part in measurements.test)
 
     def loss(model: Model) -> float:
-        logits = compute_outputs(
-            *model, images, measurements.preprocess, batch_size=options.batch_size
-        ).logits
+        logits = logits_of(measurements, model, images, options)
         return float(-loss_score(logits, labels).mean())
 
     losses = {name: loss(model) for name, model in models.items()}
@@ -86,25 +72,13 @@ def find_weights(
         ("loss_barrier", "high is the barrier of loss on the way", "nats", barrier),
     ):
         to_raw = {name: number(name, RAW) for name in models}
-        # What it is measured to: the numbers, in words, the control, and notes.
-        ends: list[tuple[str, dict[str, float | None], str, str | None, list[str]]] = [
-            ("raw", to_raw, "the raw model", None, [_DESCENT])
-        ]
+        question = f"How {words} to the raw model?"
+        tests.append(_draft(f"{quantity}_to_raw", to_raw, question, unit, None))
         if retrained:
             numbers = {name: mean_to(retrained, name, number) for name in models}
-            ends.append(("retrained", numbers, "retrained models", RAW, []))
-        tests += [
-            _draft(
-                measurements,
-                f"{quantity}_to_{end}",
-                numbers,
-                f"How {words} to {whose}?",
-                unit,
-                control=control,
-                notes=notes,
-            )
-            for end, numbers, whose, control, notes in ends
-        ]
+            question = f"How {words} to retrained models?"
+            name = f"{quantity}_to_retrained"
+            tests.append(_draft(name, numbers, question, unit, RAW))
     return Findings(tests)
 
 
@@ -129,24 +103,22 @@ def _without_forgotten_columns(measurements: Measurements, model: Model) -> Mode
 
 
 def _draft(
-    measurements: Measurements,
     name: str,
     numbers: dict[str, float | None],
     question: str,
     unit: str,
-    *,
     control: str | None,
-    notes: list[str],
 ) -> Draft:
+    """A test of distances to retrained models or, without a control, to the raw one."""
+    notes = [_DESCENT] if control is None else []
     missing = [model for model, value in numbers.items() if value is None]
     if missing:
-        notes = [
-            *notes,
-            f"other shapes or channels, so not comparable: {', '.join(missing)}",
-        ]
-    return Draft(
+        notes.append(
+            f"other shapes or channels, so not comparable: {', '.join(missing)}"
+        )
+    return draft(
         name,
-        *by_role(measurements, numbers),
+        numbers,
         kind="weights",
         question=question,
         unit=unit,
@@ -203,11 +175,7 @@ def _norm(tree: Any) -> float:
 
 
 def loss_barrier(
-    model: Model,
-    other: Model,
-    loss,
-    ends: tuple[float, float],
-    points: int,
+    model: Model, other: Model, loss, ends: tuple[float, float], points: int
 ) -> float:
     """How far the loss between two models rises above the line between their losses.
 

@@ -47,7 +47,7 @@ def pin(
     model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
 ) -> PinnedNetwork:
     """`surgery.pin`, by tracing."""
-    network = adapt(model)
+    network = _unpinned(adapt(model))
     slim, relative = plan_cuts(network, variables, plan, example)
     return PinnedNetwork(network, relative, slim.input_shape)
 
@@ -174,6 +174,7 @@ def program_of(
     network: Any, variables: Variables, example: Any = None
 ) -> tuple[Program, trace.Cuts]:
     """Returns the evaluation of an adapted network, uncut, and what is cut of it."""
+    network = _unpinned(network)
     images = _example(network, variables, example)
     slim = network
     if not isinstance(network, SlimNetwork):
@@ -183,6 +184,11 @@ def program_of(
         return slim.base.apply(variables, images, train=False)
 
     return slim.trace(call, variables, (images,))
+
+
+def _unpinned(network: Any) -> Any:
+    """The network that a pinned one pins; dead channels are dead in its variables."""
+    return network.base if isinstance(network, PinnedNetwork) else network
 
 
 def layers_of(program: Program, cuts: trace.Cuts) -> dict[str, Layer]:
@@ -248,6 +254,7 @@ def plan_cuts(
     network: Any, variables: Variables, plan: PrunePlan, example: Any = None
 ) -> tuple[SlimNetwork, PathCuts]:
     """Returns the slim network, and its cuts as positions in these variables."""
+    network = _unpinned(network)
     program, before = program_of(network, variables, example)
     whole, findings = trace.examine(program, before)
     layers = _layers(program, before, findings)

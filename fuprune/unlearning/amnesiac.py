@@ -13,12 +13,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.history import UpdateHistory, effect_of
-from fuprune.unlearning.protocol import (
-    FineTune,
-    UnlearnError,
-    UnlearnResult,
-    Variables,
-)
+from fuprune.unlearning.protocol import FineTune, UnlearnError, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
 from fuprune.unlearning.request import ForgetRequest, checked, holders
 
@@ -57,9 +52,9 @@ def amnesiac(
             "amnesiac needs the recorded updates of the training and there are none; "
             "train with train.history_bytes above 0."
         )
-    if history.obstacle:
+    if obstacle := history.server.obstacle:
         raise UnlearnError(
-            f"amnesiac cannot subtract what a client added under {history.obstacle}, "
+            f"amnesiac cannot subtract what a client added under {obstacle}, "
             "because the server's step is not a sum over clients there; train with "
             "train.aggregation=mean or clipped_mean and sgd on the server."
         )
@@ -118,8 +113,8 @@ def amnesiac(
         subtracted,
         data,
         request,
-        key=key,
-        fine_tune=fine_tune,
+        key,
+        fine_tune,
         stage="subtracted",
         notes=notes,
     )

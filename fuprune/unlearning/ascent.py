@@ -16,12 +16,7 @@ import optax
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch, shuffled_positions, split_params
-from fuprune.federated.cohort import (
-    ClientProgram,
-    Shared,
-    clients_of,
-    for_each_client,
-)
+from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
 from fuprune.federated.program import Task
 from fuprune.unlearning.client_sums import loss_sum, make_client_sum, on_server
 from fuprune.unlearning.protocol import (
@@ -122,8 +117,8 @@ def ascent(
         ascended,
         data,
         request,
-        key=key,
-        fine_tune=fine_tune,
+        key,
+        fine_tune,
         stage="ascended",
         upload_bytes=tree_bytes(params) * done,
         notes=notes,

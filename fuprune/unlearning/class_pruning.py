@@ -24,6 +24,7 @@ from fuprune.surgery import (
     mask,
     pin,
     plan_report,
+    trace_layers,
 )
 from fuprune.unlearning.activations import (
     ClassActivations,
@@ -31,7 +32,7 @@ from fuprune.unlearning.activations import (
     collect,
     merge_activations,
 )
-from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.head import head_classes, layer_of
 from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -208,29 +209,32 @@ def class_pruning(
     upload_bytes = 0
     activations: dict[str, Any] = {}
     for number, target in enumerate(classes):
+        kernels = _kernels(model, variables, example, cut.dense)
         if cut.recapture or not stages:
             noise_key = jax.random.fold_in(protect_key, number)
             collected = collect_from(model, variables)
             upload_bytes += collected.upload_bytes
-            # Forward order, by which ties are broken; trees come back in another.
-            layers = layer_names(model, variables, example=example, dense=cut.dense)
-            activations, facts = _merged(collected, layers, cut, protection, noise_key)
+            activations, facts = _merged(
+                collected, tuple(kernels), cut, protection, noise_key
+            )
             notes |= facts
         seed_key = jax.random.fold_in(plan_key, number)
         # NumPy's generator ranks channels on the host, and takes a number for a seed.
         seed = int(jax.random.randint(seed_key, (), 0, 2**30))
-        choose = functools.partial(
-            server_proc,
-            target=target,
-            rate=rate,
+        live = _live_channels(kernels, activations)
+        decision = server_proc(
+            {layer: a[:, live[layer]] for layer, a in activations.items()},
+            target,
+            rate,
             scope=cut.scope,
             order=cut.order,
             min_channels=cut.min_channels,
             idf=cut.idf,
             seed=seed,
         )
-        model, variables, activations, described = _cut(
-            model, variables, activations, choose, cut.surgery, example
+        described = _describe(model, variables, live, decision, example)
+        model, variables, activations = _cut(
+            model, variables, activations, live, decision.plan, cut.surgery, example
         )
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
@@ -239,8 +243,8 @@ def class_pruning(
         variables,
         data,
         ForgetRequest(classes),
-        key=key,
-        fine_tune=fine_tune,
+        key,
+        fine_tune,
         upload_bytes=upload_bytes,
         notes=notes,
     )
@@ -272,22 +276,47 @@ def _merged(
     return activations, notes
 
 
-def _cut(model, variables, activations, choose, surgery: str, example):
-    """One cut: `(model, variables, activations of what is left, its description)`."""
-    # A channel that an earlier cut zeroed no longer exists. If it were counted, it
-    # would take a part of R, of Eq. 7's mean and of min_channels.
-    live = _live_channels(variables, activations)
-    decision = choose({layer: a[:, live[layer]] for layer, a in activations.items()})
-    described = _describe(model, variables, live, decision, example)
+def _kernels(model, variables, example, dense: bool) -> dict[str, np.ndarray]:
+    """Filters of the layers that can be cut, channels last: layer -> [..., C_l].
+
+    In forward order, by which ties are broken; trees come back in another.
+    """
+    if hasattr(model, "wiring"):
+        params = variables["params"]
+        modules = ((n, layer_of(params, n.split("/"))) for n in layer_names(model))
+        return {name: np.asarray(m.get("conv", m)["kernel"]) for name, m in modules}
+    # A network that somebody else wrote may call its kernels anything, and have the
+    # channels on any axis.
+    layers = trace_layers(model, variables, example, dense=dense)
+    leaves = jax.device_get(jax.tree.leaves(variables))
+    return {n: np.moveaxis(leaves[x.leaf], x.axis, -1) for n, x in layers.items()}
+
+
+def _live_channels(kernels, activations) -> dict[str, np.ndarray]:
+    """Positions of the channels whose filter is not zero throughout, by layer.
+
+    A channel that an earlier cut zeroed no longer exists. If it were counted, it would
+    take a part of R, of Eq. 7's mean and of min_channels.
+    """
+    live = {}
+    for layer, a in activations.items():
+        alive = np.any(kernels[layer] != 0, axis=tuple(range(kernels[layer].ndim - 1)))
+        # No layer may be empty, so one that is dead throughout counts as whole.
+        live[layer] = np.flatnonzero(alive) if alive.any() else np.arange(a.shape[1])
+    return live
+
+
+def _cut(model, variables, activations, live, plan: PrunePlan, surgery: str, example):
+    """One cut of live channels: `(model, variables, activations of what is left)`."""
+    # Of the whole network: what earlier cuts killed is not among the live channels.
     plan = PrunePlan(
-        {layer: live[layer][kept] for layer, kept in decision.plan.keep.items()},
-        decision.plan.spared,
+        {layer: live[layer][kept] for layer, kept in plan.keep.items()}, plan.spared
     )
     if surgery == "mask":
         masked = mask(model, variables, plan, example=example)
         # Zeros alone would not stay zeros under an optimizer.
         model = pin(model, variables, plan, example=example)
-        return model, masked, activations, described
+        return model, masked, activations
     held = kept_channels(model, variables, example=example)
     model, variables = compact(model, variables, plan, example=example)
     left = kept_channels(model, variables, example=example)
@@ -296,23 +325,7 @@ def _cut(model, variables, activations, choose, surgery: str, example):
         layer: a[:, np.isin(held[layer], left[layer])]
         for layer, a in activations.items()
     }
-    return model, variables, activations, described
-
-
-def _live_channels(variables: Variables, activations) -> dict[str, np.ndarray]:
-    """Positions of the channels whose filter is not zero throughout, by layer."""
-    live = {}
-    for layer, a in activations.items():
-        module = variables["params"]
-        for name in layer.split("/"):
-            module = module[name]
-        if isinstance(module, Mapping):
-            module = module.get("conv", module)["kernel"]
-        kernel = np.asarray(jax.device_get(module))
-        alive = np.any(kernel != 0, axis=tuple(range(kernel.ndim - 1)))
-        # No layer may be empty, so one that is dead throughout counts as whole.
-        live[layer] = np.flatnonzero(alive) if alive.any() else np.arange(a.shape[1])
-    return live
+    return model, variables, activations
 
 
 def _describe(model, variables, live, decision, example) -> dict[str, Any]:

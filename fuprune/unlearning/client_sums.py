@@ -15,12 +15,7 @@ import numpy as np
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
-from fuprune.federated.client import (
-    Batch,
-    Preprocess,
-    gather_batch,
-    split_params,
-)
+from fuprune.federated.client import Batch, Preprocess, gather_batch, split_params
 from fuprune.federated.cohort import (
     Client,
     ClientProgram,

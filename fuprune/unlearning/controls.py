@@ -66,7 +66,7 @@ def fine_tune_only(
 ) -> UnlearnResult:
     """Fine-tune the trained model on what remains, and do nothing else."""
     request = checked(request, data, variables, head)
-    return recover(model, variables, data, request, key=key, fine_tune=fine_tune)
+    return recover(model, variables, data, request, key, fine_tune)
 
 
 def _prune_in_order(

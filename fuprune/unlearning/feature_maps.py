@@ -40,7 +40,11 @@ def telling_feature_maps(
     are the raw model's TF-IDF; `prepare` is `(key, uint8 images) -> float images`.
     """
     first = prepare(None, np.asarray(dataset.images)[:1])
-    layer = _telling_layer(scores, _map_sides(model, variables, first))
+    # Sizes of the maps, without computing any.
+    shapes = jax.eval_shape(
+        lambda v, x: convolution_outputs(model, v, x), variables, first
+    )
+    layer = _telling_layer(scores, {name: x.shape[1] for name, x in shapes.items()})
     values = np.asarray(scores[layer])
     most, least = int(np.argmax(values)), int(np.argmin(values))
     labels = np.asarray(dataset.labels)
@@ -65,14 +69,6 @@ def convolution_output(model, variables, images, layer: str) -> Any:
     return jax.jit(lambda v, x: convolution_outputs(model, v, x)[layer])(
         variables, images
     )
-
-
-def _map_sides(model, variables, image) -> dict[str, int]:
-    """Height of every convolution's output, without computing any."""
-    shapes = jax.eval_shape(
-        lambda v, x: convolution_outputs(model, v, x), variables, image
-    )
-    return {layer: found.shape[1] for layer, found in shapes.items()}
 
 
 def _telling_layer(scores, sides: Mapping[str, int]) -> str:

@@ -1,6 +1,6 @@
 """The last layer, where each class has a row of its own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,14 +60,6 @@ def layer_of(params, path) -> Mapping[str, Any]:
     return params if isinstance(params, Mapping) else {}
 
 
-def change_layer(params, path: Sequence[str], change: Callable[[Any], Any]):
-    """Parameters with one layer, or what is below a path, changed."""
-    if not path:
-        return change(params)
-    inner = change_layer(params[path[0]], path[1:], change)
-    return {**params, path[0]: inner}
-
-
 def fill_rows(
     params, path: Sequence[str], classes: Sequence[int], **values: float
 ) -> dict[str, Any]:
@@ -75,15 +67,14 @@ def fill_rows(
 
     Values go by the name of the array; a layer may lack some of them.
     """
-
-    def change(layer):
-        # On the host, where no program is compiled for each shape.
-        filled = {name: np.array(layer[name]) for name in values if name in layer}
-        for name, array in filled.items():
-            array[..., list(classes)] = values[name]
-        return {**layer, **jax.device_put(filled)}
-
-    return change_layer(params, path, change)
+    if path:
+        inner = fill_rows(params[path[0]], path[1:], classes, **values)
+        return {**params, path[0]: inner}
+    # On the host, where no program is compiled for each shape.
+    filled = {name: np.array(params[name]) for name in values if name in params}
+    for name, array in filled.items():
+        array[..., list(classes)] = values[name]
+    return {**params, **jax.device_put(filled)}
 
 
 def set_rows(

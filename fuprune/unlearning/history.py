@@ -63,10 +63,8 @@ class UpdateHistory(NamedTuple):
     used_bytes: int = 0
     dropped: int = 0  # entries given up for want of room, all older than those kept
     steps: int = 0  # that the server took, the dropped ones too
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    obstacle: str = ""
+    # How it steps; its scale and its clipping are in the entries.
+    server: ServerStep = ServerStep()
 
 
 def empty(max_bytes: int) -> UpdateHistory:
@@ -106,7 +104,7 @@ def record(
     factors = np.ones(len(weights))
     if np.isfinite(server.clip_norm):
         norms = np.asarray(to_host(update_norms(info.updates)), np.float64)
-        factors = np.where(norms > server.clip_norm, server.clip_norm / norms, 1.0)
+        factors = server.clip_norm / np.maximum(norms, server.clip_norm)
     updates, weights, clients = to_host((info.updates, weights, cohort.clients))
     held = _classes_held(cohort)
     total = float(np.sum(weights))
@@ -122,10 +120,7 @@ def record(
     history = history._replace(
         # A round in which nobody had weight leaves the server where it was.
         steps=history.steps + bool(new),
-        momentum=float(server.momentum),
-        nesterov=bool(server.nesterov),
-        weight_decay=float(server.weight_decay),
-        obstacle=server.obstacle,
+        server=server._replace(scale=1.0, clip_norm=np.inf),
     )
     return _fit_in(history, new)
 
@@ -138,10 +133,10 @@ def effect_of(history: UpdateHistory, change) -> Any:
     up, and in float32 their rounding would too. None if no round changes.
 
     Args:
-      history: of the training, without an `obstacle`.
+      history: of the training, whose server has no `obstacle`.
       change: entries of one round, a tuple -> tree like the parameters, or None.
     """
-    gain, trace = None, None
+    server, gain, trace = history.server, None, None
     for _, of_round in itertools.groupby(history.entries, lambda e: e.round_number):
         entries = tuple(of_round)
         added = change(entries)
@@ -153,15 +148,15 @@ def effect_of(history: UpdateHistory, change) -> Any:
             trace = gain
         # The recursion of `ServerStep`, with the difference of the two trainings in
         # place of w; rounds without a change still carry it on.
-        decayed = jax.tree.map(lambda x: history.weight_decay * x, gain)
+        decayed = jax.tree.map(lambda x: server.weight_decay * x, gain)
         if added is not None:
             decayed = jax.tree.map(np.add, decayed, added)
 
         def accumulate(d, m):
-            return d + history.momentum * m
+            return d + server.momentum * m
 
         trace = jax.tree.map(accumulate, decayed, trace)
-        ahead = jax.tree.map(accumulate, decayed, trace) if history.nesterov else trace
+        ahead = jax.tree.map(accumulate, decayed, trace) if server.nesterov else trace
         gain = jax.tree.map(lambda w, u, s=entries[0].scale: w + s * u, gain, ahead)
     return gain
 
@@ -202,7 +197,7 @@ def _fit_in(history: UpdateHistory, new: list[Entry]) -> UpdateHistory:
 
 def as_arrays(history: UpdateHistory) -> dict[str, np.ndarray]:
     """The history as named arrays, for a checkpoint; `from_arrays` reads it back."""
-    entries = history.entries
+    entries, server = history.entries, history.server
     width = max((len(e.classes) for e in entries), default=0)
     # A rectangle, as arrays are; -1 is no class.
     classes = np.full((len(entries), width), -1, np.int32)
@@ -212,9 +207,9 @@ def as_arrays(history: UpdateHistory) -> dict[str, np.ndarray]:
         "bounds": np.array([history.max_bytes, history.dropped], np.int64),
         "steps": np.array(history.steps, np.int64),
         "server": np.array(
-            [history.momentum, history.nesterov, history.weight_decay], np.float64
+            [server.momentum, server.nesterov, server.weight_decay], np.float64
         ),
-        "obstacle": np.array(history.obstacle),
+        "obstacle": np.array(server.obstacle),
         "scales": np.array([e.scale for e in entries], np.float64),
         "rounds": np.array([e.round_number for e in entries], np.int32),
         "clients": np.array([e.client for e in entries], np.int32),
@@ -232,14 +227,14 @@ def as_arrays(history: UpdateHistory) -> dict[str, np.ndarray]:
 
 def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
     """The inverse of `as_arrays`; `params` gives the tree's structure."""
-    shapes, treedef = jax.tree.flatten(jax.tree.map(np.shape, params), _is_shape)
+    of_model, treedef = jax.tree.flatten(params)
     number = len(arrays["rounds"])
-    for j, shape in enumerate(shapes if number else ()):
-        seen = np.shape(arrays.get(f"leaf_{j}", ()))
-        if seen != (number, *shape):
+    for j, leaf in enumerate(of_model if number else ()):
+        seen, needed = np.shape(arrays.get(f"leaf_{j}", ())), (number, *np.shape(leaf))
+        if seen != needed:
             raise InputError(
                 f"the recorded updates hold an array of shape {seen} where the model "
-                f"needs {(number, *shape)}; they are of another model or damaged."
+                f"needs {needed}; they are of another model or damaged."
             )
     max_bytes, dropped = (int(x) for x in arrays["bounds"])
     entries = []
@@ -257,18 +252,11 @@ def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
         )
     used = sum(tree_bytes(e.contribution) for e in entries)
     momentum, nesterov, weight_decay = (float(x) for x in arrays["server"])
-    return UpdateHistory(
-        max_bytes,
-        tuple(entries),
-        used,
-        dropped,
-        int(arrays["steps"]),
-        momentum,
-        bool(nesterov),
-        weight_decay,
-        str(arrays["obstacle"]),
+    server = ServerStep(
+        momentum=momentum,
+        nesterov=bool(nesterov),
+        weight_decay=weight_decay,
+        obstacle=str(arrays["obstacle"]),
     )
-
-
-def _is_shape(node) -> bool:
-    return isinstance(node, tuple)
+    steps = int(arrays["steps"])
+    return UpdateHistory(max_bytes, tuple(entries), used, dropped, steps, server)

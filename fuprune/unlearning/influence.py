@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 
 from fuprune.data.federated import FederatedDataset
@@ -193,8 +194,8 @@ def influence(
         stepped,
         data,
         request,
-        key=key,
-        fine_tune=fine_tune,
+        key,
+        fine_tune,
         stage="stepped",
         upload_bytes=tree_bytes(params) * (1 + solution.iterations),
         notes=notes,
@@ -213,7 +214,7 @@ def _make_product(model, curvature: str):
         params, state, vector = context
 
         def slope(params):
-            return _tree_dot(gradient({"params": params, **state}, batch), vector)
+            return optax.tree.vdot(gradient({"params": params, **state}, batch), vector)
 
         return jax.grad(slope)(params)
 
@@ -227,7 +228,7 @@ def _make_product(model, curvature: str):
 
         logits, backward = jax.vjp(logits_of, params)
         # backward is linear, so the gradient of <backward(u), v> in u is J v.
-        along = jax.grad(lambda u: _tree_dot(backward(u)[0], vector))(logits)
+        along = jax.grad(lambda u: optax.tree.vdot(backward(u)[0], vector))(logits)
         probability = jax.nn.softmax(logits)
         # (diag(p) - p p^T) J v: the Hessian of the cross-entropy in the logits, which
         # does not depend on the labels.
@@ -237,10 +238,3 @@ def _make_product(model, curvature: str):
         return backward(jnp.where(batch.mask[:, None] > 0, bent, 0.0))[0]
 
     return hessian if curvature == "hessian" else gauss_newton
-
-
-def _tree_dot(left, right):
-    return sum(
-        jnp.vdot(a, b)
-        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-    )

@@ -30,9 +30,7 @@ def choose_participants(
 
 
 def missing_classes(
-    data: FederatedDataset,
-    participants: Sequence[int] | None,
-    classes: Iterable[int],
+    data: FederatedDataset, participants: Sequence[int] | None, classes: Iterable[int]
 ) -> tuple[int, ...]:
     """Those of `classes` of which no participant (None: all) holds an example.
 

@@ -252,17 +252,7 @@ def make_protect(
         dropped = set(drop(drop_key, len(uploads))) if drop is not None else set()
         if scales is None and min_count:
             uploads = [suppress_small(upload, min_count) for upload in uploads]
-        if not secure:
-            uploads = [u for i, u in enumerate(uploads) if i not in dropped]
-            if scales is None:
-                return uploads
-            if not uploads:
-                raise TooFewClientsError(
-                    "no client's statistics arrived; capture on more clients."
-                )
-            total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *uploads)
-            noised = add_noise(total, key=noise_key, scales=scales)
-        else:
+        if secure:
             if scales is not None:
                 # Fewer than this never make a sum, so that every sum carries the
                 # promised noise at least.
@@ -276,12 +266,21 @@ def make_protect(
                     )
                     for position, upload in enumerate(uploads)
                 ]
-            noised = secure_sum(
+            seen = secure_sum(
                 uploads, key=sum_key, dropped=dropped, threshold=threshold, scale=scale
             )
-            if scales is None:
-                return noised
-        clamped = clamp_statistics(noised)
+        else:
+            seen = [u for i, u in enumerate(uploads) if i not in dropped]
+            if scales is not None:
+                if not seen:
+                    raise TooFewClientsError(
+                        "no client's statistics arrived; capture on more clients."
+                    )
+                total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *seen)
+                seen = add_noise(total, key=noise_key, scales=scales)
+        if scales is None:
+            return seen
+        clamped = clamp_statistics(seen)
         return suppress_small(clamped, min_count) if min_count else clamped
 
     return protect

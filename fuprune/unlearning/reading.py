@@ -24,9 +24,7 @@ class Reading(NamedTuple):
     def programs(self, model) -> dict[str, Any]:
         """Keyword arguments of `cohort.for_each_client` for one network."""
         return dict(
-            backend=self.backend,
-            mesh=self.mesh,
-            loops_are_fast=loops_are_fast(model),
+            backend=self.backend, mesh=self.mesh, loops_are_fast=loops_are_fast(model)
         )
 
     def sums(self, model) -> dict[str, Any]:

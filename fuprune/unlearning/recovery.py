@@ -19,24 +19,20 @@ def recover(
     variables: Variables,
     data: FederatedDataset,
     request: ForgetRequest,
-    *,
     key: jax.Array,
     fine_tune: FineTune,
-    objective: Any = None,
+    *,
     stage: str = "",
     upload_bytes: int = 0,
     notes: Mapping[str, Any] | None = None,
 ) -> UnlearnResult:
     """Fine-tune on what remains, which ends a method.
 
-    The key is the one the method was given. An `objective` is minimised in place of the
-    cross-entropy. Under the name `stage`, if there is one, the result keeps the model
-    as it is before; `upload_bytes` were sent by one client so far.
+    The key is the one the method was given. Under the name `stage`, if there is one,
+    the result keeps the model as it is before; `upload_bytes` were sent by one client
+    so far.
     """
-    # Most callers' functions take four arguments.
-    own = {} if objective is None else {"objective": objective}
-    left = remaining(data, request)
-    fit = fine_tune(model, variables, left, recovery_key(key), **own)
+    fit = fine_tune(model, variables, remaining(data, request), recovery_key(key))
     stages = (Stage(stage, model, variables),) if stage else ()
     found = fit.state.variables
     return UnlearnResult(model, found, stages, fit, upload_bytes, notes or {})

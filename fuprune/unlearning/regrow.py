@@ -72,12 +72,5 @@ def regrow(
         "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
     }
     return recover(
-        model,
-        grown,
-        data,
-        request,
-        key=key,
-        fine_tune=fine_tune,
-        stage="regrown",
-        notes=notes,
+        model, grown, data, request, key, fine_tune, stage="regrown", notes=notes
     )

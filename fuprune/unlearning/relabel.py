@@ -28,12 +28,7 @@ from fuprune.data.federated import (
 )
 from fuprune.errors import check_choice
 from fuprune.federated.client import gather_batch
-from fuprune.federated.cohort import (
-    ClientProgram,
-    Shared,
-    clients_of,
-    for_each_client,
-)
+from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
 from fuprune.federated.program import Task
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import head_classes

@@ -97,7 +97,7 @@ def check_request(
 
     Raises:
       InputError: nothing or several kinds are named, a class, client or example does
-        not exist or has no data, or nothing would remain.
+        not exist, a client or example has no data, or nothing would remain.
     """
     request = as_request(request)
     if request.kind == "classes":

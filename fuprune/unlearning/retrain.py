@@ -35,4 +35,4 @@ def retrain(
     init_key = jax.random.split(key, 4)[0]
     image = jnp.zeros((1, *data.images.shape[1:]))
     fresh = init_variables(model, init_key, image)
-    return recover(model, fresh, data, request, key=key, fine_tune=train or fine_tune)
+    return recover(model, fresh, data, request, key, train or fine_tune)

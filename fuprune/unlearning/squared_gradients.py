@@ -18,6 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from jax import lax
 
 from fuprune.federated.client import split_params
@@ -91,16 +92,17 @@ def sum_of_squared_gradients(
 
     logits, backward, inputs = jax.vjp(forward, outputs, copies, has_aux=True)
     by_output, by_copy = jax.vmap(backward)(cotangents_of(logits, mask))  # [J, B, ...]
-    squares: dict[str, Any] = {}
-    for path, gradient in by_copy.items():
-        _put(squares, path, jax.tree.map(_sum_of_squares, gradient))
+    squares: dict[Path, Any] = {
+        path: jax.tree.map(_sum_of_squares, gradient)
+        for path, gradient in by_copy.items()
+    }
     for path, cotangent in by_output.items():
         has_bias = "bias" in _at(variables["params"], path)
-        square = _layer_squares(layers[path], inputs[path], cotangent, has_bias)
-        _put(squares, path, square)
+        squares[path] = _layer_squares(layers[path], inputs[path], cotangent, has_bias)
     # Flax hands parameters out as dictionaries or frozen ones; leaves sort alike.
     return jax.tree.unflatten(
-        jax.tree.structure(variables["params"]), jax.tree.leaves(squares)
+        jax.tree.structure(variables["params"]),
+        jax.tree.leaves(traverse_util.unflatten_dict(squares)),
     )
 
 
@@ -431,9 +433,3 @@ def _at(tree, path: Path):
     for name in path:
         tree = tree[name]
     return tree
-
-
-def _put(tree: dict[str, Any], path: Path, value) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value

@@ -1,5 +1,6 @@
 """Networks that people bring: other conventions, NNX, and networks cut by tracing."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from fuprune.audit import (
     ShadowOptions,
     audit,
 )
-from fuprune.audit.outputs import compute_outputs
+from fuprune.audit.outputs import compute_outputs, find_head
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 from fuprune.models.adapt import adapt, variables_of
 from fuprune.models.fresh import fresh_variables
-from fuprune.surgery import compact, layer_names, make_plan
+from fuprune.surgery import compact, layer_names, make_plan, mask, pin
 from tests.audit.conftest import preprocess
 
 OPTIONS = AuditOptions(
@@ -95,6 +96,21 @@ def test_outputs_of_an_nnx_module_are_its_own(data):
     features = nnx.relu(module.norm(module.conv(images))).mean((1, 2))
     np.testing.assert_allclose(found.features, features, atol=1e-5)
     assert layer_names(network, variables, example=images) == ("conv",)
+
+
+def test_a_pinned_network_shows_the_layers_of_the_one_it_pins(data):
+    module = SmallNNX(nnx.Rngs(0))
+    network, variables = adapt(module), variables_of(module)
+    images = preprocess(data.test.images)
+    plan = make_plan({"conv": np.arange(6.0)}, 0.34)
+    masked = mask(network, variables, plan, example=images)
+    pinned = pin(network, variables, plan, example=images)
+    expected, found = (
+        compute_outputs(one, masked, data.test.images, preprocess, activations=True)
+        for one in (network, pinned)
+    )
+    assert find_head(pinned, masked, images) == ("head",)
+    chex.assert_trees_all_close(found, expected, atol=1e-6)
 
 
 def test_a_network_that_cannot_start_afresh_is_drawn_anew(data):

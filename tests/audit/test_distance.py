@@ -1,10 +1,15 @@
+from typing import Any
+
 import hypothesis
+import jax
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fuprune.audit import distance
+from fuprune.audit import AuditOptions, distance
+from fuprune.audit.measurements import Measurements, ModelOutputs
+from fuprune.audit.outputs import Outputs
 from tests import reference_audit
 
 logits = hnp.arrays(np.float64, (4, 3), elements=st.floats(-8, 8))
@@ -68,3 +73,28 @@ def test_layers_are_matched_by_name():
     x = random((10, 3))
     found = distance.cka_by_layer({"a": x, "b": x}, {"b": x, "c": x})
     assert found == {"b": pytest.approx(1.0)}
+
+
+def test_a_model_without_common_layers_takes_the_test_from_no_other():
+    def answers(seed, layer):
+        return Outputs(
+            random((8, 3), seed), None, None, {layer: random((8, 5), seed + 50)}
+        )
+
+    layers = {"other": "block", "raw": "conv"}
+    layers |= {f"retrained_{i}": "conv" for i in range(3)}
+    outputs = {
+        name: ModelOutputs(answers(seed, layer), answers(seed, layer))
+        for seed, (name, layer) in enumerate(layers.items())
+    }
+    nothing: Any = None
+    measurements = Measurements(
+        outputs, {}, *[nothing] * 5, classes=(0,), num_classes=3, layers=()
+    )
+    found = distance.find_distance(
+        measurements, AuditOptions(), jax.random.key(0), lambda text: None
+    )
+    cka = found.tests[-1]
+    assert cka.name == "cka_distance"
+    assert cka.values["other"] is None and cka.values["raw"] > 0
+    assert len(cka.retrained) == 3 and all(cka.retrained)

@@ -79,3 +79,12 @@ def test_probes_are_a_function_of_their_seed():
 def test_unknown_classifier_is_named():
     with pytest.raises(ValueError, match="'forest'"):
         area(*clusters(1.0), "forest")
+
+
+@pytest.mark.parametrize("per_class", [1, 2])
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+def test_fewer_images_than_neighbours_or_folds_are_still_scored(classifier, per_class):
+    features, labels = clusters(12.0, per_class)
+    forgotten = labels == 2
+    scores = held_out_scores(features, labels, forgotten, classifier, OPTIONS, 0)
+    assert scores.shape == (3 * per_class,) and np.isfinite(scores).all()

@@ -86,11 +86,10 @@ def measured(retrained=3):
     """Models of which only the number matters."""
     nothing: Any = None
     return Measurements(
-        judged={"raw": nothing},
-        retrained=[nothing] * retrained,
-        random_init=nothing,
+        outputs={"raw": nothing}
+        | {f"retrained_{i}": nothing for i in range(retrained)},
         models={},
-        retrained_models=[],
+        random_init=nothing,
         train=nothing,
         forgotten=nothing,
         test=Dataset(np.zeros((15, 1, 1, 1), np.uint8), np.repeat([3, 0], [9, 6])),
@@ -118,7 +117,7 @@ def test_attacks_and_probes_are_given_the_paired_error_of_their_areas():
         name: Probes({place: placements(*pair)}, np.zeros(1))
         for name, pair in scores.items()
     }
-    probe = _area_draft(measured(), found, "probe", [place], "Is it there?")
+    probe = _area_draft(found, "probe", [place], "Is it there?")
     np.testing.assert_allclose(probe.resolution, expected, rtol=1e-12)
     # Telling less than retraining does is a trace as well.
     assert probe.higher_is == attack.higher_is == "two_sided"

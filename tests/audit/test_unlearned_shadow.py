@@ -4,6 +4,7 @@ import numpy as np
 
 from fuprune.audit import ShadowOptions
 from fuprune.data.dataset import Dataset
+from fuprune.errors import InputError
 from tests.audit.conftest import FORGOTTEN, run_audit
 
 
@@ -54,3 +55,28 @@ def test_a_method_that_hides_is_caught_by_shadows_that_hide_as_well(memorised):
     assert other.verdicts["honest"] != "fail"
     assert other.family == "further"
     assert "fine-tuning without the class" in other.notes[0]
+
+
+def test_a_method_that_fails_on_shadows_is_noted_where_it_is_judged(memorised):
+    def refuse(module, variables, key, trained_on):
+        raise InputError("nothing to cut")
+
+    def keep(module, variables, key, trained_on):
+        return module, variables
+
+    report = run_audit(
+        memorised,
+        candidates={"failing": memorised.raw, "working": memorised.raw},
+        kinds=("unlearned_shadow",),
+        shadow=ShadowOptions(
+            models=2,
+            steps=2,
+            backend="vmap",
+            unlearn={"failing": refuse, "working": keep},
+            fine_tune_steps=1,
+        ),
+    )
+    notes = {test.name: test.notes for test in report.tests}
+    told = "failing could not be run on shadow models: nothing to cut"
+    assert told in notes["unlearned_shadow_auc"]
+    assert told not in notes["unlearned_shadow_working_auc"]

@@ -169,7 +169,8 @@ def test_a_server_that_does_not_add_updates_up_is_refused(federation, obstacle):
     data, start = federation
     trained, store = train(data, start, KEYS[:1])
     with pytest.raises(UnlearnError, match=f"under {obstacle}.*clipped_mean"):
-        forget(trained, data, store._replace(obstacle=obstacle))
+        server = store.server._replace(obstacle=obstacle)
+        forget(trained, data, store._replace(server=server))
 
 
 def test_notes_show_what_the_history_cost_and_lost(federation):

@@ -17,6 +17,7 @@ from fuprune.data.federated import (
 from fuprune.federated.server import ServerState, fed_sgd
 from fuprune.federated.train import FitResult
 from fuprune.models import zoo
+from fuprune.models.adapt import adapt
 from fuprune.models.fresh import init_variables
 from fuprune.models.resnet import ResNet
 from fuprune.surgery import compact
@@ -27,7 +28,7 @@ from fuprune.unlearning.privacy import NoiseScales, make_protect
 from fuprune.unlearning.protocol import UnlearnError
 from tests.compilations import counted
 from tests.tiny import tiny_dataset
-from tests.unlearning.small import small_data
+from tests.unlearning.small import forget_by, small_data
 
 MODEL = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
 
@@ -206,6 +207,58 @@ def assert_same_cuts(ours, theirs):
                 scores, other["scores"][layer], rtol=1e-3, atol=1e-6
             )
         assert {**one, "scores": 0} == {**other, "scores": 0}
+
+
+def plain_function(layout, name):
+    """A network in plain JAX, with a kernel of any layout and name."""
+
+    def init(key, images):
+        del images
+        kernel = jax.random.normal(key, (3, 3, 1, 6))
+        order = ["HWIO".index(axis) for axis in layout]
+        head = 0.3 * jax.random.normal(key, (6, 4))
+        first = {name: 0.3 * jnp.transpose(kernel, order)}
+        return {"params": {"first": first, "head": {"kernel": head}}}
+
+    def apply(variables, images):
+        params = variables["params"]
+        x = jax.lax.conv_general_dilated(
+            images,
+            params["first"][name],
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", layout, "NHWC"),
+        )
+        return jnp.mean(jax.nn.relu(x), (1, 2)) @ params["head"]["kernel"]
+
+    return adapt(apply, init=init)
+
+
+@pytest.mark.parametrize("recapture", [True, False])
+@pytest.mark.parametrize("surgery", ["compact", "mask"])
+def test_several_classes_are_cut_of_networks_of_any_layout(surgery, recapture):
+    """Axes and names of kernels are the author's own."""
+    data, found = small_data(), []
+    for layout, name in (("HWIO", "kernel"), ("HWIO", "w"), ("OIHW", "w")):
+        network = plain_function(layout, name)
+        variables = network.init(jax.random.key(0), None)
+        result = forget_by(
+            "class_pruning",
+            network,
+            variables,
+            data,
+            (2, 1),
+            rate=0.34,
+            surgery=surgery,
+            recapture=recapture,
+        )
+        found.append([cut["cut"] for cut in result.notes["cuts"]])
+        images = jnp.asarray(data.images[:3]) / 255.0
+        logits = result.model.apply(result.variables, images)
+        assert logits.shape == (3, 4) and np.all(np.isfinite(logits))
+    first, second = (cut["first"] for cut in found[0])
+    assert first and second and not set(first) & set(second)
+    assert found == [found[0]] * 3
 
 
 def test_classes_that_no_participant_holds_are_left_out(trained):

@@ -121,6 +121,20 @@ def test_clients_without_weight_leave_no_entry(federation):
     assert [(e.client, e.share) for e in store.entries] == [(0, 0.25), (3, 0.75)]
 
 
+def test_a_clipped_update_of_length_zero_is_no_division(federation):
+    """A client without data sends zeros; warnings are errors here."""
+    data, variables = federation
+    algorithm = averaging()
+    cohort = whole_cohort(data)
+    cohort = cohort._replace(lengths=cohort.lengths.at[1].set(0))
+    _, info = algorithm.round(algorithm.init(variables), cohort, jax.random.key(0))
+    server = history.ServerStep(clip_norm=1e-3)
+    store = history.record(history.empty(10**7), info, cohort, server=server)
+    for entry in store.entries:
+        norm = float(optax.tree.norm(entry.contribution))
+        assert norm == pytest.approx(1e-3 * entry.share, rel=1e-4)
+
+
 def test_arrays_give_the_same_history_back(federation):
     data, variables = federation
     server = history.ServerStep(lambda number: -float(number), 0.9, True, 1e-3)
@@ -129,7 +143,8 @@ def test_arrays_give_the_same_history_back(federation):
     arrays = history.as_arrays(store)
     assert all(isinstance(a, np.ndarray) and a.dtype != object for a in arrays.values())
     back = history.from_arrays(arrays, variables["params"])
-    assert back.momentum == 0.9 and back.nesterov and back.obstacle == "adam"
+    step = back.server
+    assert step.momentum == 0.9 and step.nesterov and step.obstacle == "adam"
     assert [e.scale for e in back.entries] == [-1.0] * 3 + [-2.0] * 3
     assert back._replace(entries=()) == store._replace(entries=())
     for old, new in zip(store.entries, back.entries, strict=True):
