@@ -11,22 +11,20 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from fuprune import typed_json
 from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
-from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.objective import Objective
-from fuprune.federated.train import FitResult, Step, iterate
+from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
-from fuprune.flower import ledger
+from fuprune.flower import ledger, training
 from fuprune.flower.audit import (
     count_parameters,
     measure,
@@ -34,17 +32,16 @@ from fuprune.flower.audit import (
     write_report,
 )
 from fuprune.flower.joining import server_folder
-from fuprune.flower.progress import log_messages, log_round
+from fuprune.flower.progress import log_messages
 from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
 from fuprune.flower.settings import Settings
-from fuprune.flower.transport import RemoteClients, stand_ins
+from fuprune.flower.training import remote_runtime
+from fuprune.flower.transport import stand_ins
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.agenda import make_budget
 from fuprune.run.files import lock_workdir, seed_of
-from fuprune.run.machine import Runtime
 from fuprune.surgery import rebuild
-from fuprune.unlearning.kept_rounds import is_kept, keep_round
 from fuprune.unlearning.methods import METHODS, check_served, select
 from fuprune.unlearning.request import ForgetRequest
 
@@ -74,12 +71,14 @@ def train(session: Session) -> None:
             "would bring back the one before it; choose another workdir."
         )
     config = session.config
-    model: Any = assembly.make_model(config, session.federation, _runtime(session))
+    model: Any = assembly.make_model(
+        config, session.federation, remote_runtime(session)
+    )
     variables = assembly.initial_variables(
         model, jax.random.fold_in(session.key, seed_of("initial"))
     )
     budget = make_budget(config, "training")
-    fit = _fit(
+    fit = training.fit(
         session,
         "train",
         model,
@@ -238,17 +237,17 @@ def _run_method(
             )
         parameters = f"{count_parameters(variables):,}"
         _LOGGER.info("a model of %s parameters goes out", parameters)
-        return _fit(
+        return training.fit(
             session, unit, model, variables, data, budget, key=key, objective=taught
         )
 
-    resumed = _interrupted(session, unit)
+    resumed = training.interrupted(session, unit)
     if resumed is not None:
         # The cut, or whatever came before, is done: only its fine-tuning is left.
         fit = tune(*resumed)
         return (resumed[0], fit.state.variables), {"resumed": True}
     options = assembly.method_options(
-        config, settings.method, federation, _runtime(session)
+        config, settings.method, federation, remote_runtime(session)
     )
     if "replay" in method.options:
         options |= _replay_options(session, model, variables)
@@ -306,111 +305,9 @@ def _replay_options(session: Session, model, variables) -> dict[str, Any]:
             session.workdir / kept_files.KEPT_ROUNDS, variables
         ),
         "replay": assembly.make_replay(
-            session.config, model, session.federation, _runtime(session, clients)
+            session.config, model, session.federation, remote_runtime(session, clients)
         ),
     }
-
-
-def _fit(
-    session: Session,
-    unit: str,
-    model,
-    variables,
-    data,
-    budget,
-    *,
-    key,
-    objective: Objective | None = None,
-    interval: int = 0,
-) -> FitResult:
-    """Trains from where the unit was left; every round is on disk before the next.
-
-    Every `interval` rounds, the models of server and clients are kept, for fed_eraser.
-    """
-    config, folder = session.config, session.workdir / unit
-    schedule = budget.schedule
-    clients = session.clients.under(learning_rate=float(schedule.learning_rate))
-    algorithm = assembly.make_algorithm(
-        config,
-        model,
-        session.federation._replace(data=data),
-        _runtime(session, clients),
-        schedule,
-        objective=objective,
-        keep_updates=interval > 0,
-    )
-    state = algorithm.init(variables)
-    saved = checkpoint.restore(folder / "checkpoints", lambda spec: state)
-    start, history = 0, []
-    if saved is not None:
-        start, state, _ = saved
-        _LOGGER.info("%s goes on after round %d", unit, start)
-    else:
-        _save(folder, 0, state, model, data, key)
-    evaluate = session.federation.evaluator(model, session.federation.test)
-    steps = iterate(
-        algorithm,
-        state,
-        data,
-        key=key,
-        cohort_size=min(config.train.cohort, data.num_clients),
-        rounds=schedule.rounds,
-        start=start,
-        evaluate=lambda w: {"accuracy": evaluate(w).accuracy},
-        evaluate_every=budget.is_due,
-        min_participants=session.settings.min_clients,
-    )
-    for step in _in_terms_of_the_app(steps):
-        before = step.record.round_number - 1
-        if is_kept(before, interval):
-            server = assembly.server_step(config)
-            # `state` is still the one before the round, from which the clients started.
-            kept = keep_round(before, state.variables, step.info, server)
-            kept_files.save_round(session.workdir / kept_files.KEPT_ROUNDS, kept)
-        state = step.state
-        _save(folder, step.record.round_number, state, model, data, key)
-        history.append(step.record)
-        log_round(folder, step.record, schedule.rounds)
-    return FitResult(state, history, None)
-
-
-def _in_terms_of_the_app(steps: Iterator[Step]) -> Iterator[Step]:
-    """The steps; if too few clients answer, the key to look at is the app's."""
-    try:
-        yield from steps
-    except TooFewClientsError as error:
-        text = str(error).replace("train.min_participants", "min-clients")
-        raise TooFewClientsError(text) from None
-
-
-def _save(folder: Path, number: int, state, model, data: FederatedDataset, key):
-    spec = {
-        "model": rebuild.spec(model),
-        "rows": np.asarray(data.rows).tolist(),
-        "lengths": np.asarray(data.lengths).tolist(),
-        "labels": np.asarray(data.labels).tolist(),
-        "members": None if data.members is None else np.asarray(data.members).tolist(),
-        "key": np.asarray(jax.random.key_data(key)).tolist(),
-    }
-    checkpoint.save(folder / "checkpoints", number, state, spec=spec)
-    write_whole(folder / "unit.json", json.dumps(spec) + "\n")
-
-
-def _interrupted(session: Session, unit: str):
-    """`(model, variables to start from, data, key)` of a unit that was begun."""
-    file = session.workdir / unit / "unit.json"
-    if not file.exists():
-        return None
-    spec = json.loads(file.read_text("utf-8"))
-    model = rebuild.from_spec(spec["model"])
-    kept = {
-        name: None if spec[name] is None else jax.numpy.asarray(spec[name], np.int32)
-        for name in ("rows", "lengths", "labels", "members")
-    }
-    data = session.federation.data._replace(**kept)
-    key = jax.random.wrap_key_data(jax.numpy.asarray(spec["key"], jax.numpy.uint32))
-    # Only the form counts: the values come from the checkpoint.
-    return model, assembly.initial_variables(model, jax.random.key(0)), data, key
 
 
 def _remaining(
@@ -462,10 +359,6 @@ def _publish(session: Session, unit: str, model, variables) -> None:
 def _evaluate(session: Session, model, variables) -> Evaluation:
     federation = session.federation
     return federation.evaluator(model, federation.test)(variables)
-
-
-def _runtime(session: Session, clients: RemoteClients | None = None) -> Runtime:
-    return Runtime(None, clients or session.clients, "xla", 0, 1)  # type: ignore
 
 
 RUNS = {"train": train, "forget": forget, "evaluate": evaluate}

@@ -162,20 +162,24 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
         *make_preprocessing(mean, std, shape, augment=config.train.augment),
         longest,
         float(settings["learning_rate"]),
-        _objective(config, settings.get("teacher")),
+        teaching(config, settings.get("teacher")),
     )
 
 
-def _objective(config, teacher: Any) -> Objective:
-    """What training minimises: the labels, and a teacher's answers if there is one."""
+def teaching(config, teacher: Any) -> Objective:
+    """What training minimises: the labels, and a teacher's answers if there is one.
+
+    Raises:
+      InputError: the request's teacher makes no sense.
+    """
     if teacher is None:
         return classification(config.train.label_smoothing)
-    try:
-        model = rebuild.from_spec(teacher["spec"])
-        masked = tuple(int(u) for u in teacher["masked_classes"])
-    except (KeyError, TypeError) as error:
+    known = isinstance(teacher, dict) and {"spec", "masked_classes"} <= set(teacher)
+    masked = teacher["masked_classes"] if known else None
+    if not isinstance(masked, list) or not all(type(u) is int for u in masked):
         raise InputError(
             "the request's teacher cannot be read; it is of another version."
-        ) from error
+        )
     # Its variables arrive as arrays of the request, not here.
+    model = rebuild.from_spec(teacher["spec"])
     return assembly.distil_from(config, model, None, masked)

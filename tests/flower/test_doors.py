@@ -13,14 +13,18 @@ from fuprune.data.federated import drop_classes, whole_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.federated.objective import classification
 from fuprune.federated.program import Client, ClientProgram, Task
-from fuprune.flower import tasks
+from fuprune.flower import tasks, work
 from fuprune.flower.ledger import Entry
 from fuprune.flower.records import pack, unpack
 from fuprune.flower.roster import GREETINGS, Roster, Timeouts
 from fuprune.run import assembly
 from fuprune.run.machine import Runtime
-from tests.flower.small import FakeGrid, remote
+from fuprune.surgery import rebuild
+from tests.flower.small import FakeGrid, remote, small_model
+
+SPEC = rebuild.spec(small_model())
 
 
 def one_round(setting, grid, **options):
@@ -211,7 +215,7 @@ def test_a_request_for_unknown_work_is_answered_with_a_line(setting, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "work, problem",
+    ("given", "problem"),
     [
         ({}, None),
         ({"local_steps": 3}, None),
@@ -221,17 +225,32 @@ def test_a_request_for_unknown_work_is_answered_with_a_line(setting, tmp_path):
         ({"max_length": 3}, "it takes"),
     ],
 )
-def test_a_request_may_bound_local_steps_and_name_nothing_else(setting, work, problem):
+def test_a_request_may_bound_local_steps_and_name_nothing_else(setting, given, problem):
     config, _, model, _ = setting
-    place = tasks.Setting(config, model, to_float, to_float, 30, 0.1)
-    arguments = {"local_epochs": 2, "batch_size": 8, **work}
+    place = tasks.Setting(config, model, to_float, to_float, 30, 0.1, classification())
+    arguments = {"local_epochs": 2, "batch_size": 8, **given}
     if problem is not None:
         with pytest.raises(InputError, match=problem):
             tasks.make_program("local_sgd", place, arguments)
         return
     program = tasks.make_program("local_sgd", place, arguments)
     client = Client(np.arange(30), np.int32(30), np.int32(0))
-    assert program.num_steps(client) == (3 if work else 8)
+    assert program.num_steps(client) == (3 if given else 8)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "problem"),
+    [
+        ("resnet8", "teacher cannot be read"),
+        ({"spec": None}, "teacher cannot be read"),
+        ({"spec": {"name": "resnet9"}, "masked_classes": []}, "resnet9"),
+        ({"spec": SPEC, "masked_classes": "3"}, "teacher cannot be read"),
+        ({"spec": SPEC, "masked_classes": [True]}, "teacher cannot be read"),
+    ],
+)
+def test_a_teacher_that_makes_no_sense_is_refused(setting, teacher, problem):
+    with pytest.raises(InputError, match=problem):
+        work.teaching(setting[0], teacher)
 
 
 def test_messages_are_arrays_and_json(setting, tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fuprune.errors import InputError
-from fuprune.flower import ledger, loop
+from fuprune.flower import ledger, loop, training
 from fuprune.flower.audit import verdict
 from fuprune.flower.joining import join_clients
 from fuprune.flower.records import unpack
@@ -240,7 +240,7 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
     taught = None
     if METHODS[method].budget == "fine_tune":
         taught = assembly.fine_tune_objective(config, model, variables, (3,))
-    fit = functools.partial(loop._fit, here, "x", budget=budget, objective=taught)
+    fit = functools.partial(training.fit, here, "x", budget=budget, objective=taught)
     result = METHODS[method](
         model,
         variables,

@@ -1,0 +1,136 @@
+"""Training over messages that a killed server goes on with.
+
+It is the simulation's own loop with remote clients as its backend. Every round is on
+disk before the next, with what the unit was about: its network, which images clients
+may read, and its key.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fuprune.data.federated import FederatedDataset
+from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.federated.objective import Objective
+from fuprune.federated.train import FitResult, Step, iterate
+from fuprune.files import write_whole
+from fuprune.flower.progress import log_round
+from fuprune.flower.session import Session
+from fuprune.flower.transport import RemoteClients
+from fuprune.run import assembly, checkpoint, kept_files
+from fuprune.run.machine import Runtime
+from fuprune.surgery import rebuild
+from fuprune.unlearning.kept_rounds import is_kept, keep_round
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def fit(
+    session: Session,
+    unit: str,
+    model,
+    variables,
+    data,
+    budget,
+    *,
+    key,
+    objective: Objective | None = None,
+    interval: int = 0,
+) -> FitResult:
+    """Trains from where the unit was left; every round is on disk before the next.
+
+    Every `interval` rounds, the models of server and clients are kept, for fed_eraser.
+    """
+    config, folder = session.config, session.workdir / unit
+    schedule = budget.schedule
+    clients = session.clients.under(learning_rate=float(schedule.learning_rate))
+    algorithm = assembly.make_algorithm(
+        config,
+        model,
+        session.federation._replace(data=data),
+        remote_runtime(session, clients),
+        schedule,
+        objective=objective,
+        keep_updates=interval > 0,
+    )
+    state = algorithm.init(variables)
+    saved = checkpoint.restore(folder / "checkpoints", lambda spec: state)
+    start, history = 0, []
+    if saved is not None:
+        start, state, _ = saved
+        _LOGGER.info("%s goes on after round %d", unit, start)
+    else:
+        _save(folder, 0, state, model, data, key)
+    evaluate = session.federation.evaluator(model, session.federation.test)
+    steps = iterate(
+        algorithm,
+        state,
+        data,
+        key=key,
+        cohort_size=min(config.train.cohort, data.num_clients),
+        rounds=schedule.rounds,
+        start=start,
+        evaluate=lambda w: {"accuracy": evaluate(w).accuracy},
+        evaluate_every=budget.is_due,
+        min_participants=session.settings.min_clients,
+    )
+    for step in _in_terms_of_the_app(steps):
+        before = step.record.round_number - 1
+        if is_kept(before, interval):
+            server = assembly.server_step(config)
+            # `state` is still the one before the round, from which the clients started.
+            kept = keep_round(before, state.variables, step.info, server)
+            kept_files.save_round(session.workdir / kept_files.KEPT_ROUNDS, kept)
+        state = step.state
+        _save(folder, step.record.round_number, state, model, data, key)
+        history.append(step.record)
+        log_round(folder, step.record, schedule.rounds)
+    return FitResult(state, history, None)
+
+
+def _in_terms_of_the_app(steps: Iterator[Step]) -> Iterator[Step]:
+    """The steps; if too few clients answer, the key to look at is the app's."""
+    try:
+        yield from steps
+    except TooFewClientsError as error:
+        text = str(error).replace("train.min_participants", "min-clients")
+        raise TooFewClientsError(text) from None
+
+
+def _save(folder: Path, number: int, state, model, data: FederatedDataset, key):
+    spec = {
+        "model": rebuild.spec(model),
+        "rows": np.asarray(data.rows).tolist(),
+        "lengths": np.asarray(data.lengths).tolist(),
+        "labels": np.asarray(data.labels).tolist(),
+        "members": None if data.members is None else np.asarray(data.members).tolist(),
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+    }
+    checkpoint.save(folder / "checkpoints", number, state, spec=spec)
+    write_whole(folder / "unit.json", json.dumps(spec) + "\n")
+
+
+def interrupted(session: Session, unit: str):
+    """`(model, variables to start from, data, key)` of a unit that was begun."""
+    file = session.workdir / unit / "unit.json"
+    if not file.exists():
+        return None
+    spec = json.loads(file.read_text("utf-8"))
+    model = rebuild.from_spec(spec["model"])
+    kept = {
+        name: None if spec[name] is None else jax.numpy.asarray(spec[name], np.int32)
+        for name in ("rows", "lengths", "labels", "members")
+    }
+    data = session.federation.data._replace(**kept)
+    key = jax.random.wrap_key_data(jax.numpy.asarray(spec["key"], jax.numpy.uint32))
+    # Only the form counts: the values come from the checkpoint.
+    return model, assembly.initial_variables(model, jax.random.key(0)), data, key
+
+
+def remote_runtime(session: Session, clients: RemoteClients | None = None) -> Runtime:
+    """The session's clients as the backend, under its own terms or other ones."""
+    return Runtime(None, clients or session.clients, "xla", 0, 1)  # type: ignore
