@@ -48,7 +48,7 @@ from fuprune.unlearning.request import ForgetRequest
 _LOGGER = logging.getLogger(__name__)
 
 BEFORE_FILE = "before.json"  # of an order: what the model showed
-START_FILE = "start.json"  # of an order: which model it starts from
+START_FILE = "start.json"  # of an order: which model it starts from, by which method
 # Methods that need more than clients' uploads, and what that is.
 UNAVAILABLE = {
     "influence": "it takes one message to every client for each step of a linear "
@@ -162,7 +162,8 @@ def _report(
     return write_report(
         folder,
         order=order,
-        method=session.settings.method,
+        # Not the present run's, which may only write the report of an earlier one.
+        method=json.loads((folder / START_FILE).read_text("utf-8"))["method"],
         before=json.loads((folder / BEFORE_FILE).read_text("utf-8")),
         after=after,
         untrained=untrained,
@@ -173,13 +174,16 @@ def _report(
 
 
 def _begin(session: Session, folder: Path) -> None:
-    """Notes which model an order starts from, and drops what it made from another."""
-    file, place = folder / START_FILE, _current(session)
-    if file.exists() and json.loads(file.read_text("utf-8"))["model"] != place:
-        # Another order was carried out since this one was interrupted: what there is of
-        # this one still knows what that one forgot.
+    """Notes how an order starts, and drops what it made from another start.
+
+    If another order was carried out since this one was interrupted, what there is of
+    this one still knows what that one forgot; and another method makes something else.
+    """
+    file = folder / START_FILE
+    start = {"model": _current(session), "method": session.settings.method}
+    if file.exists() and json.loads(file.read_text("utf-8")) != start:
         shutil.rmtree(folder)
-    write_whole(file, json.dumps({"model": place}) + "\n")
+    write_whole(file, json.dumps(start) + "\n")
 
 
 def _keep_before(session: Session, order: ledger.Entry, folder: Path, *model) -> None:

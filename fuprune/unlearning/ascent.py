@@ -17,6 +17,7 @@ from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch, shuffled_positions, split_params
 from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
+from fuprune.federated.local_work import count_batches
 from fuprune.federated.program import Task
 from fuprune.unlearning.client_sums import loss_sum, make_client_sum, on_server
 from fuprune.unlearning.protocol import (
@@ -145,7 +146,7 @@ def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgr
         return jnp.sum(capped) / jnp.maximum(jnp.sum(batch.mask), 1.0)
 
     def batches(client):
-        return (client.length + batch_size - 1) // batch_size
+        return count_batches(client.length, batch_size)
 
     def init(shared, client):
         params, _, key = shared.context

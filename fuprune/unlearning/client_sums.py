@@ -23,6 +23,7 @@ from fuprune.federated.cohort import (
     clients_of,
     for_each_client,
 )
+from fuprune.federated.local_work import count_batches
 from fuprune.federated.objective import cross_entropy
 from fuprune.federated.program import Task
 
@@ -102,7 +103,7 @@ def sum_program(
         return (carry, client.length), ()
 
     def num_steps(client):
-        return (client.length + chunk - 1) // chunk
+        return count_batches(client.length, chunk)
 
     return ClientProgram(num_steps, init, step, finish)
 

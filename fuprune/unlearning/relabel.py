@@ -29,6 +29,7 @@ from fuprune.data.federated import (
 from fuprune.errors import check_choice
 from fuprune.federated.client import gather_batch
 from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
+from fuprune.federated.local_work import count_batches
 from fuprune.federated.program import Task
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import head_classes
@@ -207,7 +208,7 @@ def answers_program(model, others, size, *, batch_size, preprocess) -> ClientPro
         return (), answers[:size]
 
     def num_steps(client):
-        return (client.length + batch_size - 1) // batch_size
+        return count_batches(client.length, batch_size)
 
     task = Task("relabel", model, arguments)
     return ClientProgram(num_steps, init, step, finish, task=task)

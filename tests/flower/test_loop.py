@@ -156,6 +156,30 @@ def test_an_interrupted_order_starts_from_what_another_one_left(place):
     assert bias[5] < -500 and np.all(np.delete(bias, 5) > -500)
 
 
+def test_an_order_that_goes_on_with_another_method_starts_again(place):
+    """Else the first one's model would be reported as the second one's."""
+
+    def die(client, message, reply):
+        if unpack(message.content)[0].get("task") == "local_sgd":
+            raise KilledError
+        return reply
+
+    server = place / "server"
+    with pytest.raises(KilledError):
+        grid = FakeGrid(place, SMALL, meddle=die)
+        run(grid, order(server, "fine_tune_only"))
+    run(FakeGrid(place, SMALL), order(server, "mask_logit"))
+    (report,) = server.glob("orders/*/report.json")
+    assert json.loads(report.read_text())["method"] == "mask_logit"
+    bias = checkpoint.load(report.parent / "model")[1]["params"]["head"]["bias"]
+    assert bias[3] < -500
+    # Killed when all was done but for the report; the next run is for another method.
+    for file in report.parent.glob("report.*"):
+        file.unlink()
+    run(FakeGrid(place, SMALL), order(server, "fine_tune_only"))
+    assert json.loads(report.read_text())["method"] == "mask_logit"
+
+
 def test_training_does_not_bring_back_what_an_order_forgot(place):
     run(FakeGrid(place, SMALL), settings(place / "server", "train"))  # it is done
     run(FakeGrid(place, SMALL), order(place / "server", "mask_logit"))
