@@ -162,11 +162,11 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
         *make_preprocessing(mean, std, shape, augment=config.train.augment),
         longest,
         float(settings["learning_rate"]),
-        teaching(config, settings.get("teacher")),
+        teaching(config, model, settings.get("teacher")),
     )
 
 
-def teaching(config, teacher: Any) -> Objective:
+def teaching(config, student, teacher: Any) -> Objective:
     """What training minimises: the labels, and a teacher's answers if there is one.
 
     Raises:
@@ -180,6 +180,12 @@ def teaching(config, teacher: Any) -> Objective:
         raise InputError(
             "the request's teacher cannot be read; it is of another version."
         )
-    # Its variables arrive as arrays of the request, not here.
     model = rebuild.from_spec(teacher["spec"])
+    forms = [(m.num_classes, tuple(m.input_shape)) for m in (model, student)]
+    if forms[0] != forms[1]:
+        raise InputError(
+            f"the request's teacher has {forms[0][0]} classes of {forms[0][1]} images, "
+            f"and its network {forms[1][0]} of {forms[1][1]}."
+        )
+    # Its variables arrive as arrays of the request, not here.
     return assembly.distil_from(config, model, None, masked)

@@ -245,12 +245,16 @@ def test_a_request_may_bound_local_steps_and_name_nothing_else(setting, given, p
         ({"spec": None}, "teacher cannot be read"),
         ({"spec": {"name": "resnet8"}, "masked_classes": []}, "model spec has"),
         ({"spec": SPEC, "masked_classes": "3"}, "teacher cannot be read"),
+        (
+            {"spec": {**SPEC, "num_classes": 5}, "masked_classes": []},
+            "teacher has 5 classes",
+        ),
         ({"spec": SPEC, "masked_classes": [True]}, "teacher cannot be read"),
     ],
 )
 def test_a_teacher_that_makes_no_sense_is_refused(setting, teacher, problem):
     with pytest.raises(InputError, match=problem):
-        work.teaching(setting[0], teacher)
+        work.teaching(setting[0], small_model(), teacher)
 
 
 def test_messages_are_arrays_and_json(setting, tmp_path):

@@ -90,33 +90,42 @@ def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
         run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
 
 
-@pytest.mark.slow
-def test_a_killed_server_goes_on_where_it_was(place, tmp_path):
-    def kill(client, message, reply):
-        header, _ = unpack(message.content)
-        if header.get("task") == "local_sgd":
-            raise KilledError
-        return reply
+TEACHER = "fine_tune.distill_weight=0.9"
 
+
+class KilledError(Exception):
+    pass
+
+
+def killed_in_training(client, message, reply):
+    """For `meddle`: the server dies of the first answer to a request to train."""
+    if unpack(message.content)[0].get("task") == "local_sgd":
+        raise KilledError
+    return reply
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", TEACHER])
+def test_a_killed_server_goes_on_where_it_was(place, more):
+    text = f"{SMALL} {more}"
     straight = place.with_name("straight")
     shutil.copytree(place, straight)
-    wanted = order(place / "server", "class_pruning")
+    wanted = order(place / "server", "class_pruning", config=text)
     with pytest.raises(KilledError):
-        run(FakeGrid(place, SMALL, meddle=kill), wanted)
-    grid = FakeGrid(place, SMALL)
+        run(FakeGrid(place, text, meddle=killed_in_training), wanted)
+    grid = FakeGrid(place, text)
     run(grid, wanted)
     kinds = [m.metadata.message_type for m, _ in grid.seen]
     assert "query.class_statistics" not in kinds, "the cut was done"
-    run(FakeGrid(straight, SMALL), order(straight / "server", "class_pruning"))
+    run(
+        FakeGrid(straight, text),
+        order(straight / "server", "class_pruning", config=text),
+    )
     ends = [
         checkpoint.load(next((p / "server").glob("orders/*/model")))[1]
         for p in (place, straight)
     ]
     chex.assert_trees_all_equal(*ends)
-
-
-class KilledError(Exception):
-    pass
 
 
 def test_an_order_that_was_carried_out_is_not_carried_out_again(place, monkeypatch):
@@ -137,16 +146,10 @@ def test_an_order_that_was_carried_out_is_not_carried_out_again(place, monkeypat
 
 def test_an_interrupted_order_starts_from_what_another_one_left(place):
     """Its fine-tuning would otherwise end in a model that knows the other's class."""
-
-    def die(client, message, reply):
-        if unpack(message.content)[0].get("task") == "local_sgd":
-            raise KilledError
-        return reply
-
     server = place / "server"
     first = order(server, "fine_tune_only")
     with pytest.raises(KilledError):
-        run(FakeGrid(place, SMALL, meddle=die), first)
+        run(FakeGrid(place, SMALL, meddle=killed_in_training), first)
     run(FakeGrid(place, SMALL), order(server, "mask_logit", "o-2", classes="5"))
     other = json.loads((server / "current.json").read_text())["model"]
     run(FakeGrid(place, SMALL), first)
@@ -158,15 +161,9 @@ def test_an_interrupted_order_starts_from_what_another_one_left(place):
 
 def test_an_order_that_goes_on_with_another_method_starts_again(place):
     """Else the first one's model would be reported as the second one's."""
-
-    def die(client, message, reply):
-        if unpack(message.content)[0].get("task") == "local_sgd":
-            raise KilledError
-        return reply
-
     server = place / "server"
     with pytest.raises(KilledError):
-        grid = FakeGrid(place, SMALL, meddle=die)
+        grid = FakeGrid(place, SMALL, meddle=killed_in_training)
         run(grid, order(server, "fine_tune_only"))
     run(FakeGrid(place, SMALL), order(server, "mask_logit"))
     (report,) = server.glob("orders/*/report.json")
@@ -194,7 +191,6 @@ def test_two_servers_do_not_share_a_workdir(place):
         run(FakeGrid(place, SMALL), settings(place / "server", "evaluate"))
 
 
-TEACHER = "fine_tune.distill_weight=0.9"
 # What an order of each kind names to the app, and to a simulation.
 NAMED = {
     "classes": {"classes": "3"},
