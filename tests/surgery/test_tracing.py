@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from flax import nnx
 
 from fuprune import export, surgery
 from fuprune.errors import InputError
@@ -371,64 +370,6 @@ def test_hidden_units_before_a_flattened_map_are_offered():
     images = np.zeros((2, 2, 2, 3), np.float32)
     layers = surgery.trace_layers(flat, {"params": params}, images, dense=True)
     assert list(layers) == ["hidden"]
-
-
-def test_nnx_goes_in_and_out():
-    module = networks.NNXNet(nnx.Rngs(0))
-    plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})
-    images = jnp.asarray(IMAGES)
-    small, state = surgery.compact(module, None, plan, example=images)
-    masked = surgery.mask(module, None, plan, example=images)
-    masked.eval()
-    assert isinstance(small, nnx.Module)
-    np.testing.assert_allclose(small(images), masked(images), atol=1e-6)
-    small.train()
-    before = np.asarray(small.batch_stats["norm"]["mean"][...])
-    small(images)
-    assert not np.array_equal(before, small.batch_stats["norm"]["mean"][...])
-    assert len(jax.tree.leaves(state))
-
-
-class NNXPlain(nnx.Module):
-    """A convolution and a head, and nothing but parameters."""
-
-    def __init__(self, rngs):
-        self.stem = nnx.Conv(3, 6, (3, 3), rngs=rngs)
-        self.head = nnx.Linear(6, 5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.head(jnp.mean(nnx.relu(self.stem(x)), axis=(1, 2)))
-
-
-def test_a_slim_nnx_module_without_statistics_trains():
-    module, images = NNXPlain(nnx.Rngs(0)), jnp.asarray(IMAGES)
-    plan = PrunePlan({"stem": np.array([0, 2, 5])})
-    small, _ = surgery.compact(module, None, plan, example=images)
-    masked = surgery.mask(module, None, plan, example=images)
-    small.train()
-    np.testing.assert_allclose(small(images), masked(images), atol=1e-6)
-
-
-def test_a_slim_nnx_module_is_captured_cut_again_saved_and_exported(tmp_path):
-    images = jnp.asarray(IMAGES)
-    plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})
-    small, _ = surgery.compact(networks.NNXNet(nnx.Rngs(0)), None, plan, example=images)
-    assert surgery.capture(small, None, images)["blocks/0"].shape == (3, 8, 8, 2)
-    assert surgery.kept_channels(small, None, example=images)["stem"] == (0, 2, 5)
-    again = PrunePlan({"stem": np.array([1, 2])})
-    assert "channels 3 -> 2" in surgery.explain(small, None, again, example=images)
-    masked = surgery.mask(small, None, again, example=images)
-    smaller, _ = surgery.compact(small, None, again, example=images)
-    expected = smaller(images)
-    np.testing.assert_allclose(expected, masked(images), atol=1e-6)
-    export.save_safetensors(tmp_path / "model.safetensors", smaller, None)
-    model, variables = export.load_safetensors(tmp_path / "model.safetensors")
-    np.testing.assert_allclose(model.apply(variables, images), expected, atol=1e-6)
-    export.export_stablehlo(smaller, None, tmp_path / "slim.stablehlo")
-    loaded = export.load_stablehlo(tmp_path / "slim.stablehlo")
-    np.testing.assert_allclose(loaded(images), expected, atol=1e-6)
-    with pytest.raises(ValueError, match="pass their shape"):
-        export.export_stablehlo(networks.NNXNet(nnx.Rngs(0)), None, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("train", [False, True])
