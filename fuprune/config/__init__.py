@@ -328,10 +328,7 @@ def to_json(config: Config) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Config:
-    """Rebuilds a config from `to_json`, also one of an earlier version.
-
-    A key that the stored config lacks takes the value that runs had before the key
-    existed, which for most is its default.
+    """Rebuilds a config from `to_json`; a key that it lacks takes its default.
 
     Raises:
       ConfigError: if a key is unknown or a value has the wrong type.
@@ -341,7 +338,7 @@ def from_json(values: Mapping[str, Any]) -> Config:
             f"the stored configuration is {quoted(values)}; allowed: a dictionary."
         )
     config = default()
-    for name, value in {**_before(), **flatten(values)}.items():
+    for name, value in flatten(values).items():
         # JSON has no tuples.
         value = tuple(value) if isinstance(value, list) else value
         _check_type(name, value)
@@ -355,10 +352,10 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any] | Config) -> list[
 
     Keys that cannot change a result are left out: which phases run, how often
     checkpoints are written, which points the privacy curve has, and all of `runtime`
-    except the type computed in. A key that one side lacks counts as what runs had
-    before it existed.
+    except the type computed in. A key that one side lacks counts as its default.
     """
-    ours, theirs = {**_before(), **flatten(old)}, {**_before(), **flatten(new)}
+    defaults = {name: key.default for name, key in KEYS.items()}
+    ours, theirs = defaults | flatten(old), defaults | flatten(new)
     return [
         name
         for name in sorted(ours.keys() | theirs.keys())
@@ -373,14 +370,6 @@ def _comparable(name: str, value: Any) -> Any:
         with contextlib.suppress(ValueError):
             return pieces(value)
     return tuple(value) if isinstance(value, list) else value
-
-
-def _before() -> dict[str, Any]:
-    """The value of each key in a run that was stored before the key existed."""
-    return {
-        name: key.default if key.before is None else key.before
-        for name, key in KEYS.items()
-    }
 
 
 # The points of a privacy curve stand beside the other results.

@@ -50,7 +50,6 @@ class Key(NamedTuple):
     default: Any
     allowed: Allowed
     comment: str
-    before: Any = None  # what runs did before the key existed, if not the default
 
 
 class Section(NamedTuple):
@@ -134,13 +133,12 @@ SECTIONS = (
         ("limit", 0, COUNT, "first n training images of each class; 0 uses all"),
         ("test_limit", 0, COUNT, "first n test images of each class; 0 uses all"),
         ("validation", 0.1, BELOW_ONE,
-         "share of each client's images held out for targets and early stops", 0.0),
+         "share of each client's images held out for targets and early stops"),
         ("choose_on", "validation", one_of("validation", "test"),
-         "images that decide targets and early stops; the paper uses the test "
-         "set", "test"),
+         "images that decide targets and early stops; the paper uses the test set"),
         ("normalise", "constants", one_of("constants", "federated", "central"),
          "source of the mean and deviation of colours: published constants, sums that "
-         "clients send, or all training images", "central"),
+         "clients send, or all training images"),
     ),
     _section("partition", "how the training images are dealt to clients",
         ("kind", "bias",

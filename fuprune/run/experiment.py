@@ -59,7 +59,6 @@ from fuprune.run.training import (
     choice_split,
     finish_unit,
     outcome_of,
-    passes,
 )
 from fuprune.surgery import rebuild
 
@@ -305,7 +304,6 @@ def _write_record(this: Run) -> RunRecord | None:
         curves=files.read_curves(workdir),
         clocks=files.read_clocks(workdir),
         configured_target=units.target_accuracy(this),
-        passes=passes(config),
     )
     write_whole(workdir / "results.json", typed_json.dumps(record))
     return record

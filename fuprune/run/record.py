@@ -258,13 +258,11 @@ def add_outcomes(
     curves: Sequence[CurveRow],
     clocks: Mapping[str, PhaseClock],
     configured_target: float | None,
-    passes: int,
 ) -> RunRecord:
     """The record with the stages, methods and cuts of the units that have finished.
 
     `configured_target` is the R-set accuracy that fine-tuning aims at, None without
-    one. `passes` counts forward and backward passes over each example of a round, for
-    rows from before rounds counted images themselves.
+    one.
     """
     by_unit: dict[str, list[CurveRow]] = collections.defaultdict(list)
     for row in curves:
@@ -279,11 +277,11 @@ def add_outcomes(
         curve = by_unit[outcome.name]
         clock = clocks.get(f"unlearn/{outcome.name}", PhaseClock(0.0, []))
         crossings = [
-            _crossing(name, target, outcome, curve, clock, passes)
+            _crossing(name, target, outcome, curve, clock)
             for name, target in targets.items()
             if target is not None and outcome.error is None
         ]
-        rows.append(_method_row(outcome, curve, clock, crossings, passes))
+        rows.append(_method_row(outcome, curve, clock, crossings))
     return record._replace(
         stages=[trained.stage, *(s for outcome in unlearned for s in outcome.stages)],
         methods=rows,
@@ -307,7 +305,6 @@ def _crossing(
     outcome: UnlearnedOutcome,
     curve: Sequence[CurveRow],
     clock: PhaseClock,
-    passes: int,
 ) -> Crossing:
     reached = (
         row.round_number
@@ -322,19 +319,18 @@ def _crossing(
         target,
         first,
         round(clock.until(first), 3),
-        _images(outcome, curve, first, passes),
+        _images(outcome, curve, first),
         outcome.statistics_bytes + first * outcome.model_bytes,
     )
 
 
-def _images(outcome, curve: Sequence[CurveRow], last: int, passes: int) -> int:
+def _images(outcome, curve: Sequence[CurveRow], last: int) -> int:
     """Images of the rounds up to `last`, and of rounds of the method's own."""
-    values = (row.values for row in curve if row.round_number <= last)
-    trained = sum(v.get("images", passes * v.get("examples", 0.0)) for v in values)
+    trained = sum(r.values.get("images", 0.0) for r in curve if r.round_number <= last)
     return int(trained) + int(outcome.notes.get("images", 0))
 
 
-def _method_row(outcome, curve, clock, crossings, passes) -> MethodRow:
+def _method_row(outcome, curve, clock, crossings) -> MethodRow:
     last = outcome.stages[-1] if outcome.stages else None
     return MethodRow(
         name=outcome.name,
@@ -343,7 +339,7 @@ def _method_row(outcome, curve, clock, crossings, passes) -> MethodRow:
         u_accuracy=last.u_accuracy if last else None,
         r_accuracy=last.r_accuracy if last else None,
         rounds=outcome.rounds,
-        images=_images(outcome, curve, outcome.rounds, passes),
+        images=_images(outcome, curve, outcome.rounds),
         times=Times(own=round(clock.own, 3), training=round(clock.training, 3)),
         statistics_bytes=outcome.statistics_bytes,
         model_bytes=outcome.model_bytes,

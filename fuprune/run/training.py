@@ -238,12 +238,6 @@ def append_row(this: Run, row: Mapping[str, Any]) -> None:
             show(row)
 
 
-def passes(config) -> int:
-    """Passes over each example of a round, for rows that do not count images."""
-    train = config.train
-    return train.local_epochs if train.algorithm == "fed_avg" else 1
-
-
 def train_unit(
     this: Run,
     unit: str,

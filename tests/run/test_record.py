@@ -59,13 +59,13 @@ def curve(name, accuracies, metric="validation_r_accuracy"):
         CurveRow(
             f"unlearn/{name}",
             number,
-            {"examples": float(number)} | ({} if a is None else {metric: a}),
+            {"images": float(number)} | ({} if a is None else {metric: a}),
         )
         for number, a in enumerate(accuracies)
     ]
 
 
-def record_of(outcomes, curves, clocks=None, target=0.8, passes=2):
+def record_of(outcomes, curves, clocks=None, target=0.8):
     trained = TrainedOutcome(stage("raw", "raw", 0.9), 0.8, 0.85)
     return add_outcomes(
         EMPTY,
@@ -74,7 +74,6 @@ def record_of(outcomes, curves, clocks=None, target=0.8, passes=2):
         curves=curves,
         clocks=clocks or {},
         configured_target=target,
-        passes=passes,
     )
 
 
@@ -132,31 +131,27 @@ def test_choices_are_read_from_the_split_they_were_made_on():
     assert CurveRow("pretrain", 1, {"loss": 0.9}).judged("r_accuracy") is None
 
 
-def test_images_that_a_round_counted_go_before_examples_times_passes():
-    """The last row is as runs wrote them before rounds counted images."""
-    values = ({"examples": 40.0, "images": 9.0}, {"examples": 40.0})
-    curves = [CurveRow("unlearn/cut", n + 1, row) for n, row in enumerate(values)]
-    (row,) = record_of([outcome("cut", rounds=2)], curves, passes=3).methods
-    assert row.images == 9 + 3 * 40
+def test_images_are_those_of_the_rounds_and_of_the_methods_own_work():
+    curves = [CurveRow("unlearn/cut", n, {"images": 9.0 * n}) for n in range(3)]
+    trained = outcome("cut", rounds=2)._replace(notes={"images": 100})
+    (row,) = record_of([trained], curves).methods
+    assert row.images == 9 + 18 + 100
 
 
 @given(
     st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=8),
     st.floats(0.01, 1),
-    st.integers(1, 3),
 )
-def test_crossings_agree_with_a_walk_along_the_curve(accuracies, target, passes):
+def test_crossings_agree_with_a_walk_along_the_curve(accuracies, target):
     curves = curve("cut", accuracies)
     seconds = [(n, 0.5 * n) for n in range(1, len(accuracies))]
     clocks = {"unlearn/cut": PhaseClock(3.0, seconds)}
     rounds = len(accuracies) - 1
-    record = record_of(
-        [outcome("cut", rounds=rounds)], curves, clocks, target=target, passes=passes
-    )
+    record = record_of([outcome("cut", rounds=rounds)], curves, clocks, target=target)
     found = crossing(record, "cut", "configured")
     images, clock, first = 0, 3.0, None
     for number, accuracy in enumerate(accuracies):
-        images += number * passes
+        images += number
         clock += 0.5 * number
         if accuracy is not None and accuracy >= target:
             first = number

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 import fuprune
+from fuprune import config as configuration
+from fuprune.config.keys import KEYS
 from fuprune.models import zoo
 from fuprune.models.fresh import init_variables
-from fuprune.run import checkpoint
+from fuprune.run import checkpoint, files
 from tests.loading import load_module
 
 
@@ -44,6 +46,14 @@ def test_every_run_is_whole_small_and_from_a_known_commit(repository):
             assert path.stat().st_size < 2_000_000, path
             if path.suffix in (".json", ".jsonl"):
                 assert "/root/" not in path.read_text(), path
+
+
+def test_every_run_is_stored_as_runs_write_it(repository):
+    for run in runs_of(repository):
+        config = files.read_provenance(run).config
+        assert configuration.flatten(config).keys() == KEYS.keys(), run
+        for row in files.read_rows(run / "metrics.jsonl"):
+            assert row["round"] == 0 or "images" in row, (run, row)
 
 
 def test_the_report_is_rebuilt_from_the_files_alone(repository, tmp_path):
