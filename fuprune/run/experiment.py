@@ -129,13 +129,17 @@ def _provenance(config, workdir: Path) -> Provenance:
     if not (workdir / "config.json").exists():
         return present
     first = files.read_provenance(workdir)
-    more = set(configuration.phases(first.config)) < set(configuration.phases(config))
-    if not (more or configuration.difference(first.config, present.config)):
+    before, now = (set(configuration.phases(c)) for c in (first.config, config))
+    # What would change a result that is there was refused; these parts may differ.
+    added = ("privacy",) if "unlearn" in now else ()
+    repeats = before <= now
+    if repeats:
+        added += ("audit", "phases")
+    stored = first.config | {name: present.config[name] for name in added}
+    if stored == first.config:
         return first
-    # Other differences were refused. The present command repeats the whole run.
-    added = ("audit", "phases") if more else ("audit",)
-    stored = {**first.config, **{name: present.config[name] for name in added}}
-    return first._replace(config=stored, command=present.command)
+    command = present.command if repeats else first.command
+    return first._replace(config=stored, command=command)
 
 
 @contextlib.contextmanager

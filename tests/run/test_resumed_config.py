@@ -68,3 +68,13 @@ def test_phases_that_a_later_start_adds_are_recorded_with_its_command(begun):
     assert found.command == machine.describe_run(config).command
     config.phases = "unlearn,audit"  # would not repeat the run
     assert experiment._provenance(config, begun) == first
+
+
+@pytest.mark.parametrize("phases", ["all", "unlearn"])
+def test_points_of_the_privacy_curve_that_come_later_are_recorded(begun, phases):
+    config = quickstart()
+    config.phases, config.privacy.curve = phases, "1,4"
+    files.refuse_other_config(begun, config)
+    assert experiment._provenance(config, begun).config["privacy"]["curve"] == "1,4"
+    config.phases = "report"  # makes no points
+    assert experiment._provenance(config, begun) == files.read_provenance(begun)
