@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+import rich.box
 import rich.console
 import rich.progress
 import rich.table
@@ -262,31 +263,19 @@ def print_table(
     Values are shown with `str`, floats with four digits, None as a dash.
     """
     console = rich.console.Console(file=stream or sys.stdout, highlight=False)
+    table = rich.table.Table()
+    if not console.is_terminal:
+        console.width = 1000  # no lines are broken
+        table.box, table.show_edge, table.pad_edge = rich.box.ASCII, False, False
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    if console.is_terminal:
+    for place, column in enumerate(columns):
+        numeric = all(_is_number(row.get(column)) for row in rows) and place > 0
+        justify = "right" if numeric else "left"
         # As `Text`, because rich would take [..] in a name for markup.
-        table = rich.table.Table(title=rich.text.Text(title) if title else None)
-        for place, column in enumerate(columns):
-            numeric = all(_is_number(row.get(column)) for row in rows) and place > 0
-            table.add_column(
-                rich.text.Text(column), justify="right" if numeric else "left"
-            )
-        for line in cells:
-            table.add_row(*(rich.text.Text(cell) for cell in line))
-        console.print(table)
-        return
-    widths = [
-        max(len(column), *(len(line[place]) for line in cells), 0)
-        for place, column in enumerate(columns)
-    ]
-    out = stream or sys.stdout
-    if title:
-        out.write(title + "\n")
-    for line in [columns, ["-" * width for width in widths], *cells]:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        out.write("  ".join(padded).rstrip() + "\n")
-    out.flush()
+        table.add_column(rich.text.Text(column), justify=justify)
+    for row in rows:
+        table.add_row(*(rich.text.Text(_cell(row.get(column))) for column in columns))
+    console.print(*([rich.text.Text(title)] if title else []), table, sep="\n")
 
 
 def _is_number(value: Any) -> bool:

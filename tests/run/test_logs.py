@@ -226,10 +226,10 @@ def test_plain_table_lines_up_and_shows_markup_as_it_is():
     progress.print_table(rows, title="Table", stream=stream)
     assert stream.getvalue().splitlines() == [
         "Table",
-        "method  U       n",
-        "------  ------  -",
-        "[red]a  0.1235  -",
-        "b       -       3",
+        "method |      U | n",
+        "-------+--------+--",
+        "[red]a | 0.1235 | -",
+        "b      |      - | 3",
     ]
 
 
