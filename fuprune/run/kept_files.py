@@ -66,7 +66,7 @@ class RoundFiles(Sequence):
     def __init__(self, folder: Path, variables: Any):
         """Finds the files; `variables` gives the structure of the trees in them."""
         self._paths = _numbered(folder)
-        self._like = dict(variables)
+        self._like = KeptRound(0, dict(variables), np.empty(0), variables["params"])
 
     def __len__(self) -> int:
         """How many there are."""
@@ -79,10 +79,8 @@ class RoundFiles(Sequence):
         return self._read(self._paths[index])
 
     def _read(self, path: Path) -> KeptRound:
-        found = _read(path)
-        variables = _tree(found, "variables", self._like)
-        changes = _tree(found, "changes", self._like["params"])
-        return KeptRound(int(found["round"]), variables, found["clients"], changes)
+        kept = _read_tree(path, self._like)
+        return kept._replace(round_number=int(kept.round_number))
 
 
 def save_history(folder: Path, number: int, history: UpdateHistory, keep: int) -> None:
@@ -115,13 +113,7 @@ def save_round(folder: Path, kept: KeptRound) -> None:
     Raises:
       DiskFullError: if there is no room; training stops, and nothing is left out.
     """
-    arrays = {
-        "round": np.asarray(kept.round_number),
-        "clients": kept.clients,
-        **_leaves("variables", kept.variables),
-        **_leaves("changes", kept.changes),
-    }
-    _write(folder / f"{kept.round_number:08d}.npz", arrays)
+    _write_tree(folder / f"{kept.round_number:08d}.npz", kept)
 
 
 class CheckpointFiles(MutableMapping):
@@ -134,25 +126,21 @@ class CheckpointFiles(MutableMapping):
         self, folder: Path, variables: Any, on_write: Callable[[], None] | None = None
     ):
         """`variables` gives the structure of the trees."""
-        self._folder, self._like = folder, dict(variables)
-        self._on_write = on_write
+        self._folder, self._on_write = folder, on_write
+        self._like = Checkpoint(dict(variables), 0)
 
     def __getitem__(self, name: str) -> Checkpoint:
         """The checkpoint of that name."""
         path = self._path(name)
         if not path.is_file():
             raise KeyError(name)
-        found = _read(path)
-        variables = _tree(found, "variables", self._like)
-        return Checkpoint(variables, int(found["images"]))
+        found = _read_tree(path, self._like)
+        return found._replace(images=int(found.images))
 
     def __setitem__(self, name: str, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint."""
         if jax.process_index() == 0:
-            variables = jax.device_get(dict(checkpoint.variables))
-            arrays = _leaves("variables", variables)
-            arrays["images"] = np.asarray(checkpoint.images)
-            _write(self._path(name), arrays)
+            _write_tree(self._path(name), jax.device_get(checkpoint))
         # The others read it at once.
         processes.await_file(self._path(name))
         if self._on_write is not None:
@@ -178,25 +166,24 @@ class CheckpointFiles(MutableMapping):
         return self._folder / f"{name}.npz"
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+def _write_tree(path: Path, tree: Any) -> None:
+    _write(path, {f"leaf_{i}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))})
 
 
-def _leaves(prefix: str, tree) -> dict[str, np.ndarray]:
-    leaves = jax.tree.leaves(tree)
-    return {f"{prefix}_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-
-
-def _tree(arrays, prefix: str, like):
-    structure = jax.tree.structure(like)
-    names = [f"{prefix}_{i}" for i in range(structure.num_leaves)]
-    # One leaf too many is another model as well.
-    if f"{prefix}_{len(names)}" in arrays or not all(name in arrays for name in names):
+def _read_tree(path: Path, like: Any) -> Any:
+    """A tree of the structure of `like`; shapes may differ."""
+    arrays, structure = _read(path), jax.tree.structure(like)
+    names = [f"leaf_{i}" for i in range(structure.num_leaves)]
+    if arrays.keys() != set(names):
         raise ConfigError(
             "the workdir keeps rounds or slices of another model; start in a fresh one."
         )
     return jax.tree.unflatten(structure, [arrays[name] for name in names])
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def _write(path: Path, arrays: dict[str, Any]) -> None:
