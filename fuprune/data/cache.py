@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuprune.data.dataset import Dataset, check
+from fuprune.data.dataset import Dataset, checked
 from fuprune.errors import first_line
 from fuprune.files import write_whole
 
@@ -118,7 +118,7 @@ def _read(directory: pathlib.Path, split: str, note: dict[str, Any]) -> Dataset:
         if _describe(array) != note[part]:
             raise ValueError(f"{path} does not agree with its note.")
         arrays.append(array)
-    return check(Dataset(*arrays), len(note["class_names"]), directory)
+    return checked(*arrays, len(note["class_names"]), directory)
 
 
 def _describe(array: np.ndarray) -> dict[str, Any]:

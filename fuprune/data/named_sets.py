@@ -129,7 +129,7 @@ class _Search(NamedTuple):
                     self.looked.append(f"{pickled}: not read, it holds pickles")
             return None
         self._log("the official archive %s.", archive)
-        dataset = cifar.read_archive(self.name, archive, self.split)
+        dataset, _ = cifar.read_archive(self.name, archive, self.split)
         self._keep(self.split, dataset, CLASS_NAMES[self.name], [archive])
         return dataset
 
