@@ -276,24 +276,22 @@ def _make_algorithm(
     if backend == "shard_map":
         spread = mesh = mesh or make_client_mesh()
     iterate = functools.partial(for_each_client, backend=backend, mesh=mesh)
-    compiled: dict[int, tuple[Any, Any]] = {}
 
+    # Rows of another length are other shapes; a run has one, or a few.
+    @functools.cache
     def programs(max_length):
         """Training, and BatchNorm's moments if wanted, for rows of one length."""
-        # Rows of another length are other shapes; a run has one, or a few.
-        if max_length not in compiled:
-            train = receive_uploads(
-                make_program(max_length),
-                aggregation,
-                keep_statistics=isinstance(bn, LocalBatchNorm),
-            )
-            moments = None
-            if bn == "recalibrate":
-                moments = local_statistics(
-                    model, batch_size=statistics_batch, preprocess=preprocess
-                )
-            compiled[max_length] = (iterate(train), moments and iterate(moments))
-        return compiled[max_length]
+        train = receive_uploads(
+            make_program(max_length),
+            aggregation,
+            keep_statistics=isinstance(bn, LocalBatchNorm),
+        )
+        if bn != "recalibrate":
+            return iterate(train), None
+        moments = local_statistics(
+            model, batch_size=statistics_batch, preprocess=preprocess
+        )
+        return iterate(train), iterate(moments)
 
     finish_round = jax.jit(_make_finish_round(server_optimizer, aggregation))
     restate = jax.jit(_restate)
