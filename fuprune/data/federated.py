@@ -299,12 +299,7 @@ def whole_cohort(data: FederatedDataset) -> Cohort:
 def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> Cohort:
     """The cohort of clients [M], in their order; under jit ids cannot be checked."""
     if not isinstance(clients, Tracer):
-        ids = np.asarray(clients)
-        if ids.size and (ids.min() < 0 or ids.max() >= data.num_clients):
-            raise InputError(
-                f"Client ids run from {ids.min()} to {ids.max()}, but there are "
-                f"{data.num_clients} clients: ids lie in [0, {data.num_clients - 1}]."
-            )
+        _named(np.asarray(clients), data.num_clients, "Client")
     rows, lengths, chosen = _rows_of(
         data.rows, data.lengths, jnp.asarray(clients, jnp.int32)
     )

@@ -2,12 +2,9 @@
 
 The bias partition is the one of the paper's experiments (section 6, after Fang et
 al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", 2020);
-Dirichlet, IID and pathological ones are drawn, too: from the labels [N], integers in
-[0, num_classes), for K = `num_clients` clients, the same for the same seed. Natural
-partitions follow a column of the data, and any other can be read from a file.
-
-A partition is a list of K int32 arrays of example indices, each ascending. It is
-disjoint, and all but one from a file cover the examples. A client may receive nothing.
+Dirichlet, IID and pathological ones are drawn, too. Natural partitions follow a column
+of the data, and any other can be read from a file. Every partition is disjoint, and
+all but one from a file cover the examples. A client may receive nothing.
 """
 
 import operator
@@ -32,16 +29,25 @@ def bias_partition(
     bias: float,
     seed: int,
 ) -> list[np.ndarray]:
-    """Deals examples with the paper's degree of non-IID-ness, the bias q in [0, 1].
+    """Deals examples with the paper's degree of non-IID-ness q (Fang et al.).
 
-    Clients are split at random into M groups of equal size (to within one), one group
-    for each class (the paper's U is M). An example of class m goes to group m with
-    probability q and to each other group with probability (1 - q) / (M - 1), then to a
-    client of that group chosen uniformly. q = 1 / M is IID; q = 1 gives every client
-    one class.
+    Clients are split at random into M groups of equal size (to within one), one
+    group for each class. An example of class m goes to group m with probability q
+    and to each other group with probability (1 - q) / (M - 1), then to a client of
+    that group chosen uniformly. q = 1 / M is IID; q = 1 gives every client one class.
 
     With fewer clients than classes some groups have no client. An example whose
     group came out empty goes to one of the inhabited groups, chosen uniformly.
+
+    Args:
+      labels: [N] integers in [0, num_classes).
+      num_clients: K, how many clients there are.
+      num_classes: M (the paper's U), how many classes and so how many groups.
+      bias: q in [0, 1].
+      seed: Of the assignment; the same seed gives the same partition.
+
+    Returns:
+      K int32 arrays of example indices, each ascending.
     """
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
@@ -86,7 +92,8 @@ def dirichlet_partition(
     For every class, the share of each client is drawn from a symmetric Dirichlet
     distribution (Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
     Distribution for Federated Visual Classification", 2019). A small alpha gives a
-    class to few clients, a large one comes close to IID.
+    class to few clients, a large one comes close to IID. What else it takes, and what
+    it gives, is as for `bias_partition`.
     """
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
@@ -115,7 +122,7 @@ def iid_partition(
 ) -> list[np.ndarray]:
     """Shuffles the examples and cuts them into K parts equal to within one.
 
-    Of the labels only their number is read.
+    Of the labels [N] only their number is read; the result is as of `bias_partition`.
     """
     num_clients = _at_least_one("num_clients", num_clients)
     owner = np.empty(len(labels), np.int64)
@@ -139,7 +146,8 @@ def pathological_partition(
     where a shard may hold the end of one class and the start of the next. Here a
     client has k = `classes_per_client` different classes and no others. The clients of
     a class share its examples equally, to within one. K * k must be at least the number
-    of classes, so that all are dealt.
+    of classes, so that all are dealt. What else it takes, and what it gives, is as for
+    `bias_partition`.
     """
     num_clients = _at_least_one("num_clients", num_clients)
     share = _at_least_one("classes_per_client", classes_per_client)
@@ -182,8 +190,8 @@ def pathological_partition(
 def natural_partition(clients: np.ndarray) -> list[np.ndarray]:
     """Gives every client the examples that are its own, as FEMNIST's writers.
 
-    `clients` [N], strings or integers, says whose each example is; the parts are in the
-    order of the sorted ids.
+    `clients` [N], strings or integers, says whose each example is. Gives K int32 arrays
+    of ascending example indices, in the order of the sorted ids.
     """
     clients = np.asarray(clients)
     if clients.ndim != 1 or clients.dtype.kind not in "iuUS" or not clients.size:
@@ -200,7 +208,8 @@ def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarra
 
     A line holds a client's example numbers from 0 on, with spaces or commas between
     them; an empty line is a client without examples; lines that begin with # are
-    skipped. No example is listed twice; some may belong to no client.
+    skipped. No example is listed twice; some may belong to no client. Gives K int32
+    arrays of example indices, each ascending.
     """
     try:
         lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
