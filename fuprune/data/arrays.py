@@ -54,7 +54,13 @@ def from_arrays(
             f"{origin}: has test {there} but no test {missing}; give both or neither."
         )
     train = _with_channels(images, labels, f"{origin} (train)")
-    facts = _checked_columns(columns or {}, len(train.labels), origin)
+    facts = {name: np.asarray(column) for name, column in (columns or {}).items()}
+    for name, column in facts.items():
+        if column.shape != train.labels.shape:
+            raise DamagedDataError(
+                f"{origin}: the column {name!r} has shape {column.shape}, but one "
+                f"value per training image is needed: [{len(train.labels)}]."
+            )
     if test_images is None:
         in_test = choose_test_fifth(train.labels)
         if not in_test.any():
@@ -89,19 +95,6 @@ def _with_channels(images, labels, origin: str) -> Dataset:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     return checked(images, labels, None, origin)
-
-
-def _checked_columns(columns, number: int, origin: object) -> dict[str, np.ndarray]:
-    found = {}
-    for name, column in columns.items():
-        column = np.asarray(column)
-        if column.shape != (number,):
-            raise DamagedDataError(
-                f"{origin}: the column {name!r} has shape {column.shape}, but one "
-                f"value per training image is needed: [{number}]."
-            )
-        found[name] = column
-    return found
 
 
 def _checked_names(names, train, test, origin: object) -> tuple[str, ...]:

