@@ -27,7 +27,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 
-from fuprune.kernels import convolution, normalisation  # noqa: E402
+from fuprune.kernels import convolution, library, normalisation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 
 RESULTS = HERE / "results" / "convolution.json"
@@ -61,8 +61,8 @@ def main(arguments=None):
         layers, norms = LAYERS[:1], NORMS[:1]
     cores = len(os.sched_getaffinity(0))
     jax.config.update("jax_num_cpu_devices", cores)
-    if not convolution.available():
-        sys.exit(f"nothing to compare: {convolution.why_not()}")
+    if not library.available():
+        sys.exit(f"nothing to compare: {library.why_not()}")
     report = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": {
@@ -78,7 +78,7 @@ def main(arguments=None):
         "rows": [],
     }
     rows = report["rows"]
-    convolution.set_threads(cores)
+    library.set_threads(cores)
     for layer in layers:
         rows += layer_rows(*layer, options.batch_size, options.repeats)
     for norm in norms:
@@ -191,7 +191,7 @@ def step_rows(net, cores, options):
             {name: on_all_devices(name) for name in NAMES},
         ),
     ):
-        convolution.set_threads(threads)
+        library.set_threads(threads)
         calls = {
             name: (run, arguments if isinstance(arguments, list) else (arguments,))
             for name, (run, arguments) in pairs.items()

@@ -35,7 +35,7 @@ import optax  # noqa: E402
 import round_throughput  # noqa: E402
 import training_step  # noqa: E402
 
-from fuprune.kernels import convolution, library, normalisation  # noqa: E402
+from fuprune.kernels import library, normalisation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 
 RESULTS = HERE / "results" / "roofline.json"
@@ -53,20 +53,20 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.smoke:
         options.nets, options.repeats, options.batch_size = ["resnet8"], 1, 2
-    if not convolution.available():
-        sys.exit(f"nothing to measure: {convolution.why_not()}")
+    if not library.available():
+        sys.exit(f"nothing to measure: {library.why_not()}")
     cores = sorted(os.sched_getaffinity(0))
     # Before JAX starts its backend: one core for XLA, too.
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     machine = round_throughput.machine()
     peaks = measure_peaks(cores, short=options.smoke)
-    convolution.set_threads(1)
+    library.set_threads(1)
     os.sched_setaffinity(0, cores[:1])
     try:
         nets = {net: measure_net(net, options) for net in options.nets}
     finally:
         os.sched_setaffinity(0, cores)
-        convolution.set_threads(len(cores))
+        library.set_threads(len(cores))
     report = {
         "date": round_throughput.now(),
         "machine": machine | {"load_after": os.getloadavg()[0]},

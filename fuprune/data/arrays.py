@@ -13,6 +13,7 @@ from fuprune.data.dataset import (
     DamagedDataError,
     Dataset,
     LabelledSet,
+    checked,
     choose_test_fifth,
 )
 
@@ -52,8 +53,14 @@ def from_arrays(
         raise DamagedDataError(
             f"{origin}: has test {there} but no test {missing}; give both or neither."
         )
-    train = _checked(images, labels, f"{origin} (train)")
-    facts = _checked_columns(columns or {}, len(train.labels), origin)
+    train = _with_channels(images, labels, f"{origin} (train)")
+    facts = {name: np.asarray(column) for name, column in (columns or {}).items()}
+    for name, column in facts.items():
+        if column.shape != train.labels.shape:
+            raise DamagedDataError(
+                f"{origin}: the column {name!r} has shape {column.shape}, but one "
+                f"value per training image is needed: [{len(train.labels)}]."
+            )
     if test_images is None:
         in_test = choose_test_fifth(train.labels)
         if not in_test.any():
@@ -65,7 +72,7 @@ def from_arrays(
         train = Dataset(train.images[~in_test], train.labels[~in_test])
         facts = {name: column[~in_test] for name, column in facts.items()}
     else:
-        test = _checked(test_images, test_labels, f"{origin} (test)")
+        test = _with_channels(test_images, test_labels, f"{origin} (test)")
     if test.images.shape[1:] != train.images.shape[1:]:
         raise DamagedDataError(
             f"{origin}: training images have shape {train.images.shape[1:]} and test "
@@ -75,14 +82,9 @@ def from_arrays(
     return LabelledSet(train, test, names, facts)
 
 
-def _checked(images, labels, origin: str) -> Dataset:
+def _with_channels(images, labels, origin: str) -> Dataset:
     """The arrays as a dataset: images [N, H, W, C] uint8, labels [N] int32."""
     images, labels = np.asanyarray(images), np.asarray(labels)
-    if images.dtype != np.uint8:
-        raise DamagedDataError(
-            f"{origin}: images are {images.dtype}, but uint8 from 0 to 255 is needed; "
-            "convert them once, for example with np.rint(255 * x).astype(np.uint8)."
-        )
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.shape[-1] not in (1, 3):
@@ -90,34 +92,9 @@ def _checked(images, labels, origin: str) -> Dataset:
             f"{origin}: images have shape {images.shape}, but [N, H, W], [N, H, W, 1] "
             "or [N, H, W, 3] is needed."
         )
-    if images.size == 0:
-        raise DamagedDataError(f"{origin}: images have shape {images.shape}: no pixel.")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-        raise DamagedDataError(
-            f"{origin}: labels are {labels.dtype} of shape {labels.shape}, but "
-            f"integers of shape [{len(images)}] are needed, one per image."
-        )
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= 2**31:
-        raise DamagedDataError(
-            f"{origin}: labels run from {low} to {high}, but they count from 0."
-        )
-    return Dataset(images, labels.astype(np.int32))
-
-
-def _checked_columns(columns, number: int, origin: object) -> dict[str, np.ndarray]:
-    found = {}
-    for name, column in columns.items():
-        column = np.asarray(column)
-        if column.shape != (number,):
-            raise DamagedDataError(
-                f"{origin}: the column {name!r} has shape {column.shape}, but one "
-                f"value per training image is needed: [{number}]."
-            )
-        found[name] = column
-    return found
+    return checked(images, labels, None, origin)
 
 
 def _checked_names(names, train, test, origin: object) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuprune.data.dataset import Dataset, check
+from fuprune.data.dataset import Dataset, checked
 from fuprune.errors import first_line
 from fuprune.files import write_whole
 
@@ -67,17 +67,11 @@ def write(
     class_names: Sequence[str],
     origin: Iterable[pathlib.Path],
 ) -> pathlib.Path | None:
-    """Keeps a decoded copy in the first directory that can be written.
+    """Keeps a decoded copy in the first directory that can be written, and returns it.
 
-    Args:
-      directories: Where it may go, the preferred place first.
-      split: Which split this is.
-      dataset: What to keep.
-      class_names: Kept along, for sets whose names are not known beforehand.
-      origin: The files it was made from; when one changes, the copy is stale.
-
-    Returns:
-      The directory, or None if none could be written.
+    None is returned if none could be written. The class names are kept along, for sets
+    whose names are not known beforehand. When a file of the origin, those that the set
+    was made from, changes, the copy is stale.
     """
     note = {
         "format": _FORMAT,
@@ -110,15 +104,17 @@ def _read(directory: pathlib.Path, split: str, note: dict[str, Any]) -> Dataset:
         # An origin that is gone does not make the copy wrong.
         if os.path.exists(path) and list(file_fingerprint(path)) != fingerprint:
             raise ValueError(f"{path} has changed since.")
-    arrays = []
-    for part in ("images", "labels"):
+
+    def load(part):
         path = directory / f"{split}_{part}.npy"
         # Mapped, not read: a process that needs some of the images holds only those.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if _describe(array) != note[part]:
             raise ValueError(f"{path} does not agree with its note.")
-        arrays.append(array)
-    return check(Dataset(*arrays), len(note["class_names"]), directory)
+        return array
+
+    number = len(note["class_names"])
+    return checked(load("images"), load("labels"), number, directory)
 
 
 def _describe(array: np.ndarray) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fuprune.data.dataset import DamagedDataError, Dataset, check, concatenated
+from fuprune.data.dataset import DamagedDataError, Dataset, checked, concatenated
 
 _PIXELS = 32 * 32
 # Of a member; the largest is CIFAR-100's train.bin, of 154 MB.
@@ -76,30 +76,29 @@ def find_archive(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
     return next((path for path in downloads if path.is_file()), None)
 
 
-def read_archive(name: str, archive: pathlib.Path, split: str) -> Dataset:
-    """One split out of the official archive: images [N, 32, 32, 3], fine labels [N]."""
+def read_archive(
+    name: str, archive: pathlib.Path, split: str
+) -> tuple[Dataset, np.ndarray]:
+    """One split out of the official archive, as from `parse_records`."""
     layout = LAYOUTS[name]
     members = read_members(archive, layout.files[split], folder=layout.folder)
-    parts = [
-        parse_records(blob, name, file, f"{archive} ({file})")[0]
-        for file, blob in members.items()
-    ]
-    return concatenated(parts)
+    parts, labels = zip(
+        *(
+            parse_records(blob, name, file, f"{archive} ({file})")
+            for file, blob in members.items()
+        ),
+        strict=True,
+    )
+    return concatenated(parts), np.concatenate(labels)
 
 
 def parse_records(
     blob: bytes, name: str, file: str, origin: str
 ) -> tuple[Dataset, np.ndarray]:
-    """Official records to arrays, after their MD5 sum has been compared.
+    """The contents of one official file, after its MD5 sum has been compared.
 
-    Args:
-      blob: The contents of one official file.
-      name: "cifar10" or "cifar100".
-      file: What the file is called officially.
-      origin: What an error should name.
-
-    Returns:
-      The dataset (fine labels) and all label bytes, [N, 1] or [N, 2] uint8.
+    Gives the dataset, images [N, 32, 32, 3] and fine labels [N], and all label bytes,
+    [N, 1] or [N, 2] uint8. An error names the origin.
     """
     layout = LAYOUTS[name]
     num_labels = len(layout.label_files)
@@ -116,12 +115,10 @@ def parse_records(
         )
     records = np.frombuffer(blob, np.uint8).reshape(-1, size)
     planes = records[:, num_labels:].reshape(-1, 3, 32, 32)
-    dataset = Dataset(
-        np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
-        # CIFAR-100 has the coarse label first and the fine one last.
-        records[:, num_labels - 1].astype(np.int32),
-    )
-    return check(dataset, layout.num_classes, origin), records[:, :num_labels]
+    images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+    labels = records[:, :num_labels]
+    # CIFAR-100 has the coarse label first and the fine one last.
+    return checked(images, labels[:, -1], layout.num_classes, origin), labels
 
 
 def read_members(

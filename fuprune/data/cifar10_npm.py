@@ -148,13 +148,10 @@ def _run(command: list[str], folder: pathlib.Path, seconds: float) -> None:
             ) from error
         raise
     if process.returncode:
-        raise RegistryError(f"npm {what} failed{_npm_code(message)}")
-
-
-def _npm_code(message: bytes) -> str:
-    """The error code in npm's output, such as ENOTFOUND: the rest may name secrets."""
-    found = re.search(rb"npm (?:error|ERR!) code (\w+)", message)
-    return f" ({found[1].decode()})" if found else ""
+        # Of npm's output only a code such as ENOTFOUND: the rest may name secrets.
+        code = re.search(rb"npm (?:error|ERR!) code (\w+)", message)
+        reason = f" ({code[1].decode()})" if code else ""
+        raise RegistryError(f"npm {what} failed{reason}")
 
 
 def _http_get(folder: pathlib.Path) -> pathlib.Path:

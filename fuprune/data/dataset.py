@@ -32,28 +32,35 @@ class DamagedDataError(DataUnavailableError):
     """A file that was found does not hold what its name says: one line naming it."""
 
 
-def check(dataset: Dataset, num_classes: int, origin: object) -> Dataset:
-    """Returns the dataset as it is, or raises DamagedDataError naming its origin."""
-    images, labels = dataset
+def checked(
+    images: np.ndarray, labels: np.ndarray, num_classes: int | None, origin: object
+) -> Dataset:
+    """Arrays as a dataset, or DamagedDataError that names their origin.
+
+    Images are [N, H, W, C] uint8, labels [N] integers in [0, num_classes); None allows
+    any number of classes.
+    """
     if images.dtype != np.uint8 or images.ndim != 4:
         raise DamagedDataError(
             f"{origin}: images are {images.dtype} of shape {images.shape}, but uint8 "
-            "of shape [N, H, W, C] is expected."
-        )
-    if labels.dtype != np.int32 or labels.shape != images.shape[:1]:
-        raise DamagedDataError(
-            f"{origin}: labels are {labels.dtype} of shape {labels.shape}, but int32 "
-            f"of shape [{len(images)}] is expected."
+            "from 0 to 255 of shape [N, H, W, C] is needed; convert them once, for "
+            "example with np.rint(255 * x).astype(np.uint8)."
         )
     if images.size == 0:
-        raise DamagedDataError(f"{origin}: holds no examples.")
+        raise DamagedDataError(f"{origin}: images have shape {images.shape}: no pixel.")
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise DamagedDataError(
+            f"{origin}: labels are {labels.dtype} of shape {labels.shape}, but "
+            f"integers of shape [{len(images)}] are needed, one per image."
+        )
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= num_classes:
+    highest = (num_classes or 2**31) - 1
+    if low < 0 or high > highest:
         raise DamagedDataError(
             f"{origin}: labels run from {low} to {high}, but they must be in "
-            f"[0, {num_classes - 1}]."
+            f"[0, {highest}]."
         )
-    return dataset
+    return Dataset(images, labels.astype(np.int32, copy=False))
 
 
 def concatenated(parts: Sequence[Dataset]) -> Dataset:

@@ -43,19 +43,10 @@ def read_pictures(
     columns: Mapping[str, np.ndarray],
     origin: object,
 ) -> LabelledSet:
-    """Decodes both splits by the rule of `pictures` and makes a set of them.
+    """Decodes both splits and makes a set of them, as `from_arrays` does.
 
-    Args:
-      train: its sizes decide what all pictures become.
-      test: None if there is none.
-      size: the side of all images; None follows the rule of `pictures`.
-      class_names: as for `from_arrays`, and so are the columns and the origin.
-      columns: of train.
-      origin: of the set.
-
-    Raises:
-      DamagedDataError: a picture is unreadable, or all of them need more memory than is
-        free.
+    The sizes of the training pictures decide what all pictures become, by the rule of
+    `pictures`; if `size` is given, it is the side of all images.
     """
     fit = choose_fit(map(read_header, train.sources, train.origins), size)
     if fit.resize:
@@ -85,22 +76,21 @@ def _decode_split(
 ) -> np.ndarray:
     """All pictures of a split, [N, H, W, C] uint8."""
     sources, origins, labels, fingerprint = pictures
-    if len(sources) < MANY or fingerprint is None:
-        _check_room(len(sources), fit, origins)
-        return decode_all(sources, fit, origins)
-    labels = np.asarray(labels, np.int32)
-    digest = hashlib.sha256(repr((fingerprint, fit)).encode()).hexdigest()
-    directory = cache_folder() / "pictures" / digest[:24]
-    found = cache.read([directory], split)
-    # A copy with other labels is not used.
-    if found is not None and np.array_equal(found.dataset.labels, labels):
-        return found.dataset.images
+    kept = []
+    if len(sources) >= MANY and fingerprint is not None:
+        labels = np.asarray(labels, np.int32)
+        digest = hashlib.sha256(repr((fingerprint, fit)).encode()).hexdigest()
+        kept.append(cache_folder() / "pictures" / digest[:24])
+        found = cache.read(kept, split)
+        # A copy with other labels is not used.
+        if found is not None and np.array_equal(found.dataset.labels, labels):
+            return found.dataset.images
+        _LOGGER.info("%d pictures (%s) are decoded, once.", len(sources), split)
     _check_room(len(sources), fit, origins)
-    _LOGGER.info("%d pictures (%s) are decoded, once.", len(sources), split)
     images = decode_all(sources, fit, origins)
-    names = class_names or [str(label) for label in range(int(labels.max()) + 1)]
-    dataset = Dataset(images, labels)
-    cache.write([directory], split, dataset, class_names=names, origin=[])
+    if kept:
+        names = class_names or [str(label) for label in range(int(labels.max()) + 1)]
+        cache.write(kept, split, Dataset(images, labels), class_names=names, origin=[])
     return images
 
 

@@ -124,50 +124,35 @@ def drop_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDat
 
     The pool stays as it is, and so do all shapes; the examples that remain keep
     their order. A client may be left with length 0.
-
-    Args:
-      data: K clients.
-      classes: The classes to forget; none leaves the data as it was.
     """
-    return _select(data, classes, keep=False)
+    return _restricted(data, ~_of_classes(data.labels, classes))
 
 
 def keep_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDataset:
-    """Keeps only the given classes in every client's row: the forget set.
-
-    Args:
-      data: K clients.
-      classes: The classes to keep; none leaves every client empty.
-    """
-    return _select(data, classes, keep=True)
+    """Keeps only the given classes in every client's row: the forget set."""
+    return _restricted(data, _of_classes(data.labels, classes))
 
 
-def _select(
-    data: FederatedDataset, classes: Iterable[int], *, keep: bool
-) -> FederatedDataset:
+def _of_classes(labels: jax.Array, classes: Iterable[int]) -> jax.Array:
+    """Which examples are of the classes; [N] bool."""
     chosen = np.asarray(tuple(classes))
     if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
         raise InputError(f"classes are {chosen.tolist()}, but a class is an integer.")
     if chosen.size and chosen.min() < 0:
         raise InputError(f"Class {chosen.min()} is negative: classes count from 0.")
-    named = jnp.isin(data.labels, chosen.astype(np.int32))
-    return _restricted(data, named == keep)
+    return jnp.isin(labels, chosen.astype(np.int32))
 
 
 def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
-    """Takes single images out of every client's row.
+    """Takes single images, by their indices in the pool, out of every client's row.
 
     The pool and all shapes stay as they are, and so does the order of what remains.
-
-    Args:
-      data: K clients.
-      examples: Indices into the pool; none leaves the data as it was.
     """
     return _restricted(data, ~_named(examples, len(data.labels), "Example"))
 
 
 def keep_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
-    """Keeps only the given images in every client's row, if any."""
+    """Keeps only the given images of the pool in every client's row."""
     return _restricted(data, _named(examples, len(data.labels), "Example"))
 
 
@@ -196,10 +181,6 @@ def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDat
 
     Shapes stay as they are and the others keep their ids, so that what is kept by
     client (statistics, updates, keys) still fits. A cohort is drawn from the others.
-
-    Args:
-      data: K clients.
-      clients: Ids of those who leave; none leaves the data as it was.
     """
     leaves = _named(clients, data.num_clients, "Client")
     if not leaves.any():
@@ -238,17 +219,13 @@ def _compress_rows(
 
 
 def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
-    """Draws `size` different clients; every ordered choice is equally likely.
+    """Draws M = `size` different clients; every ordered choice is equally likely.
 
-    Its cost depends on the size of the cohort only, not on how many clients or images
-    there are. Clients that left (`drop_clients`) are not drawn; if fewer than `size`
-    are left, all of them are. Call it as it is, or inside the jitted function that
-    consumes the cohort; jitted on its own it would return a copy of the pool.
-
-    Args:
-      key: Of the draw.
-      data: K clients.
-      size: M, at most K; static under jit.
+    Its cost depends on the size of the cohort only, which is static under jit, not on
+    how many clients or images there are. Clients that left (`drop_clients`) are not
+    drawn; if fewer than `size` are left, all of them are. Call it as it is, or inside
+    the jitted function that consumes the cohort; jitted on its own it would return a
+    copy of the pool.
     """
     if not 1 <= size <= data.num_clients:
         raise InputError(
@@ -320,19 +297,9 @@ def whole_cohort(data: FederatedDataset) -> Cohort:
 
 
 def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> Cohort:
-    """The cohort of the given clients, in the given order.
-
-    Args:
-      data: K clients.
-      clients: [M] integers in [0, K); under jit they cannot be checked.
-    """
+    """The cohort of clients [M], in their order; under jit ids cannot be checked."""
     if not isinstance(clients, Tracer):
-        ids = np.asarray(clients)
-        if ids.size and (ids.min() < 0 or ids.max() >= data.num_clients):
-            raise InputError(
-                f"Client ids run from {ids.min()} to {ids.max()}, but there are "
-                f"{data.num_clients} clients: ids lie in [0, {data.num_clients - 1}]."
-            )
+        _named(np.asarray(clients), data.num_clients, "Client")
     rows, lengths, chosen = _rows_of(
         data.rows, data.lengths, jnp.asarray(clients, jnp.int32)
     )

@@ -24,18 +24,19 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
 def read(name: str, size: int | None = None) -> LabelledSet:
-    """Reads and checks a set.
+    """Reads and checks a set; `size` is as for `read_pictures`.
 
-    Args:
-      name: A directory that `save_to_disk` wrote, or a name on the hub, with the
-        configuration behind a colon if it has several: "cifar100", "owner/set:config".
-      size: The side of all images; None follows the rule of `pictures`.
-
-    Raises:
-      DataUnavailableError: one line: the library or the set is missing.
-      DamagedDataError: one line: the set is no set of labelled images.
+    Its name is a directory that `save_to_disk` wrote, or a name on the hub, with the
+    configuration behind a colon if it has several: "cifar100", "owner/set:config".
     """
-    datasets = _import_datasets(name)
+    try:
+        # Imported where it is used: it takes seconds, and few need it.
+        import datasets
+    except ImportError as error:
+        raise DataUnavailableError(
+            f"hf:{name} needs the package datasets; install it with "
+            "pip install 'fuprune[hf]'."
+        ) from error
     origin = f"hf:{name}"
     splits = _load_splits(datasets, name)
     if "train" not in splits:
@@ -49,7 +50,8 @@ def read(name: str, size: int | None = None) -> LabelledSet:
     names = getattr(train.features[label_key], "names", None)
 
     def pictures(split, stored):
-        files, origins = _picture_files(datasets, stored, image_key, origin, split)
+        files = _picture_files(datasets, stored, image_key, origin)
+        origins = [f"{origin} ({split}, image {n})" for n in range(len(files))]
         # The library's own hash of the content; without one no decoded copy is kept.
         content = getattr(stored, "_fingerprint", None)
         content = content and (origin, content, len(files))
@@ -68,18 +70,6 @@ def read(name: str, size: int | None = None) -> LabelledSet:
         },
         origin=origin,
     )
-
-
-def _import_datasets(name: str) -> Any:
-    try:
-        # Imported where it is used: it takes seconds, and few need it.
-        import datasets
-    except ImportError as error:
-        raise DataUnavailableError(
-            f"hf:{name} needs the package datasets; install it with "
-            "pip install 'fuprune[hf]'."
-        ) from error
-    return datasets
 
 
 def _load_splits(datasets: Any, name: str) -> dict[str, Any]:
@@ -141,10 +131,8 @@ def _image_and_label(datasets: Any, features: Any, origin: str) -> tuple[str, st
     return images[0], (preferred or labels)[0]
 
 
-def _picture_files(
-    datasets: Any, split: Any, key: str, origin: str, name: str
-) -> tuple[list[Any], list[str]]:
-    """The pictures as they are stored, bytes or paths, and what errors call them."""
+def _picture_files(datasets: Any, split: Any, key: str, origin: str) -> list[Any]:
+    """The pictures as they are stored, bytes or paths."""
     # Undecoded, so that all sources decode and cut pictures by one rule.
     stored = split.cast_column(key, datasets.Image(decode=False))[key]
     files = []
@@ -152,4 +140,4 @@ def _picture_files(
         if not each or not (each["bytes"] or each["path"]):
             raise DamagedDataError(f"{origin}: example {number} has no image.")
         files.append(each["bytes"] or each["path"])
-    return files, [f"{origin} ({name}, image {n})" for n in range(len(files))]
+    return files

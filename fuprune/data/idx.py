@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fuprune.data.dataset import DamagedDataError, Dataset, check
+from fuprune.data.dataset import DamagedDataError, Dataset, checked
 from fuprune.data.directories import Directories
 
 # What others call the folder: TFDS, Debian, torchvision.
@@ -76,8 +76,7 @@ def read(pair: Pair, num_classes: int) -> Dataset:
             f"{pair.labels}: holds {len(labels)} labels, but {pair.images} holds "
             f"{len(images)} images."
         )
-    dataset = Dataset(images[..., None], labels.astype(np.int32))
-    return check(dataset, num_classes, pair.labels)
+    return checked(images[..., None], labels, num_classes, pair.labels)
 
 
 def _read(path: pathlib.Path, dimensions: int) -> np.ndarray:

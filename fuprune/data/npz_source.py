@@ -28,16 +28,11 @@ _NAMES = {
 
 
 def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
-    """Reads and checks a set.
+    """Reads and checks a set; its size has to be None, for arrays are not resized.
 
-    Args:
-      path: A .npz file with `train_images` [N, H, W(, C)] uint8 and `train_labels`
-        [N]; if it has them, `test_images`, `test_labels`, `class_names` [U]; every
-        other array of shape [N] is a column, such as `client`.
-      size: Has to be None: arrays are not resized.
-
-    Raises:
-      DamagedDataError: one line with what is wrong in the file.
+    The .npz file has `train_images` [N, H, W(, C)] uint8 and `train_labels` [N]; it may
+    have `test_images`, `test_labels`, `class_names` [U]; every other array of shape [N]
+    is a column, such as `client`.
     """
     assert size is None
     try:

@@ -92,17 +92,8 @@ def dirichlet_partition(
     For every class, the share of each client is drawn from a symmetric Dirichlet
     distribution (Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
     Distribution for Federated Visual Classification", 2019). A small alpha gives a
-    class to few clients, a large one comes close to IID.
-
-    Args:
-      labels: [N] integers in [0, num_classes).
-      num_clients: K, how many clients there are.
-      num_classes: How many classes there are.
-      alpha: Concentration, positive.
-      seed: Of the assignment.
-
-    Returns:
-      K int32 arrays of example indices, each ascending.
+    class to few clients, a large one comes close to IID. What else it takes, and what
+    it gives, is as for `bias_partition`.
     """
     num_clients = _at_least_one("num_clients", num_clients)
     labels = _checked_labels(labels, num_classes)
@@ -131,13 +122,7 @@ def iid_partition(
 ) -> list[np.ndarray]:
     """Shuffles the examples and cuts them into K parts equal to within one.
 
-    Args:
-      labels: [N]; only its length is read.
-      num_clients: K, how many clients there are.
-      seed: Of the shuffle.
-
-    Returns:
-      K int32 arrays of example indices, each ascending.
+    Of the labels [N] only their number is read; the result is as of `bias_partition`.
     """
     num_clients = _at_least_one("num_clients", num_clients)
     owner = np.empty(len(labels), np.int64)
@@ -159,18 +144,10 @@ def pathological_partition(
     The split of McMahan et al. ("Communication-Efficient Learning of Deep Networks
     from Decentralized Data", 2017) deals k shards of the examples sorted by class,
     where a shard may hold the end of one class and the start of the next. Here a
-    client has k different classes and no others. The clients of a class share its
-    examples equally, to within one.
-
-    Args:
-      labels: [N] integers in [0, num_classes).
-      num_clients: K; K * k must be at least num_classes, so that all are dealt.
-      num_classes: U, how many classes there are.
-      classes_per_client: k, from 1 to U.
-      seed: Of the choice of classes and of examples.
-
-    Returns:
-      K int32 arrays of example indices, each ascending.
+    client has k = `classes_per_client` different classes and no others. The clients of
+    a class share its examples equally, to within one. K * k must be at least the number
+    of classes, so that all are dealt. What else it takes, and what it gives, is as for
+    `bias_partition`.
     """
     num_clients = _at_least_one("num_clients", num_clients)
     share = _at_least_one("classes_per_client", classes_per_client)
@@ -213,11 +190,8 @@ def pathological_partition(
 def natural_partition(clients: np.ndarray) -> list[np.ndarray]:
     """Gives every client the examples that are its own, as FEMNIST's writers.
 
-    Args:
-      clients: [N] strings or integers: whose each example is.
-
-    Returns:
-      K int32 arrays of ascending example indices, in the order of the sorted ids.
+    `clients` [N], strings or integers, says whose each example is. Gives K int32 arrays
+    of ascending example indices, in the order of the sorted ids.
     """
     clients = np.asarray(clients)
     if clients.ndim != 1 or clients.dtype.kind not in "iuUS" or not clients.size:
@@ -230,17 +204,12 @@ def natural_partition(clients: np.ndarray) -> list[np.ndarray]:
 
 
 def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarray]:
-    """Reads who holds which examples: one line per client.
+    """Reads who holds which of N examples: one line of a text file per client.
 
-    Args:
-      path: A text file. A line holds a client's example numbers from 0 on, with
-        spaces or commas between them; an empty line is a client without examples;
-        lines that begin with # are skipped.
-      num_examples: N.
-
-    Returns:
-      K int32 arrays of example indices, each ascending. No example is listed twice;
-      some may belong to no client.
+    A line holds a client's example numbers from 0 on, with spaces or commas between
+    them; an empty line is a client without examples; lines that begin with # are
+    skipped. No example is listed twice; some may belong to no client. Gives K int32
+    arrays of example indices, each ascending.
     """
     try:
         lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
@@ -294,8 +263,8 @@ def hold_out(
     Args:
       parts: For each client the indices of its examples; no index twice.
       labels: [N] integers.
-      share: In [0, 1); 0 takes nothing and returns the parts as they are.
-      seed: Of the choice; the same seed gives the same examples.
+      share: In [0, 1); 0 returns the parts as they are.
+      seed: The same seed gives the same examples.
 
     Returns:
       The clients' remaining indices in their order, and the ascending int32 indices

@@ -29,11 +29,9 @@ class Fit(NamedTuple):
 
 
 def choose_fit(headers: Iterable[tuple[int, int, str]], size: int | None) -> Fit:
-    """The common shape of pictures, by the rule of this module.
+    """The common shape of pictures with such headers, by the rule of this module.
 
-    Args:
-      headers: (width, height, Pillow mode) of every picture.
-      size: The side that the user asks for, or None.
+    `size` is the side that the user asks for, or None.
     """
     seen = set(headers)
     mode = "L" if all(each in _GREY for _, _, each in seen) else "RGB"
@@ -88,15 +86,10 @@ def pixels(picture: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def open_picture(source: Any, mode: str | None, origin: object) -> Iterator[Any]:
-    """A Pillow picture, decoded in a mode such as "RGB"; None leaves it undecoded.
+    """A Pillow picture, from a path or bytes, in a mode such as "RGB".
 
-    Args:
-      source: A path or the bytes of a picture file.
-      mode: What to convert it to.
-      origin: What an error names.
-
-    Raises:
-      DamagedDataError: it is no picture, or not a whole one.
+    None leaves it undecoded. DamagedDataError names the origin of what is no picture,
+    or not a whole one.
     """
     from PIL import Image
 

@@ -9,7 +9,7 @@ TensorFlow.
 import difflib
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fuprune.data import cifar, idx
@@ -57,91 +57,69 @@ def prepare(name: str, data_dir: pathlib.Path) -> None:
 def _make_builder(name: str, data_dir: pathlib.Path) -> Any:
     options = {"data_dir": str(data_dir), "file_format": "array_record"}
     if name in cifar.LAYOUTS:
-        return _cifar_builder(name)(**options)
+        return _without_tensorflow(name, _cifar_examples)(**options)
     if name in _MNIST_FAMILY:
-        return _mnist_builder(name)(**options)
+        return _without_tensorflow(name, _mnist_examples)(**options)
     return import_tfds().builder(name, **options)
 
 
-def _cifar_builder(name: str) -> Any:
+def _without_tensorflow(name: str, examples: Callable[..., Any]) -> Any:
+    """The stock builder with `examples(builder, downloads) -> {split: examples}`."""
     from tensorflow_datasets.core import registered
 
-    layout = cifar.LAYOUTS[name]
     base = _builder_class(name)
     with registered.skip_registration():
 
         class WithoutTensorFlow(base):
             def _split_generators(self, dl_manager):
-                url = self._cifar_info.url
-                archive = pathlib.Path(dl_manager.download(url))
-                files = tuple(layout.label_files.values())
-                texts = cifar.read_members(archive, files, folder=layout.folder)
-                for key, file in layout.label_files.items():
-                    self.info.features[key].names = texts[file].decode().split()
-                return {
-                    split: _cifar_examples(name, archive, split)
-                    for split in layout.files
-                }
+                splits = examples(self, dl_manager)
+                return {split: enumerate(each) for split, each in splits.items()}
 
-    return _renamed(WithoutTensorFlow, base)
+    # Under the name and with the checksums of the stock builder.
+    WithoutTensorFlow.name = base.name
+    WithoutTensorFlow.url_infos = base.url_infos
+    return WithoutTensorFlow
 
 
-def _cifar_examples(
-    name: str, archive: pathlib.Path, split: str
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def _cifar_examples(builder: Any, downloads: Any) -> dict[str, Iterator[Any]]:
     from PIL import Image
 
-    layout = cifar.LAYOUTS[name]
-    members = cifar.read_members(archive, layout.files[split], folder=layout.folder)
-    position = 0
-    for file, blob in members.items():
-        origin = f"{archive} ({file})"
-        dataset, labels = cifar.parse_records(blob, name, file, origin)
-        for image, row in zip(dataset.images, labels, strict=True):
-            example: dict[str, Any] = {
+    layout = cifar.LAYOUTS[builder.name]
+    archive = pathlib.Path(downloads.download(builder._cifar_info.url))
+    files = tuple(layout.label_files.values())
+    texts = cifar.read_members(archive, files, folder=layout.folder)
+    for key, file in layout.label_files.items():
+        builder.info.features[key].names = texts[file].decode().split()
+
+    def of_split(split):
+        dataset, labels = cifar.read_archive(builder.name, archive, split)
+        for position, image in enumerate(dataset.images):
+            yield {
                 "id": f"{split}_{position:05d}",
                 "image": Image.fromarray(image),
+                **dict(zip(layout.label_files, labels[position].tolist(), strict=True)),
             }
-            for key, label in zip(layout.label_files, row, strict=True):
-                example[key] = int(label)
-            yield position, example
-            position += 1
+
+    return {split: of_split(split) for split in layout.files}
 
 
-def _mnist_builder(name: str) -> Any:
+def _mnist_examples(builder: Any, downloads: Any) -> dict[str, Iterator[Any]]:
     from PIL import Image
-    from tensorflow_datasets.core import registered
 
-    base = _builder_class(name)
-    with registered.skip_registration():
+    kinds = ("images-idx3", "labels-idx1")
+    found = downloads.download(
+        {
+            split: [f"{builder.URL}{prefix}-{kind}-ubyte.gz" for kind in kinds]
+            for split, prefix in idx.PREFIXES.items()
+        }
+    )
 
-        class WithoutTensorFlow(base):
-            def _split_generators(self, dl_manager):
-                urls = {
-                    split: {
-                        "images": f"{self.URL}{prefix}-images-idx3-ubyte.gz",
-                        "labels": f"{self.URL}{prefix}-labels-idx1-ubyte.gz",
-                    }
-                    for split, prefix in idx.PREFIXES.items()
-                }
-                found = dl_manager.download(urls)
-                return {split: self._examples(files) for split, files in found.items()}
+    def of_split(files):
+        dataset = idx.read(idx.Pair(*map(pathlib.Path, files)), 10)
+        for image, label in zip(*dataset, strict=True):
+            yield {"image": Image.fromarray(image[..., 0]), "label": int(label)}
 
-            def _examples(self, files):
-                paths = {part: pathlib.Path(file) for part, file in files.items()}
-                dataset = idx.read(idx.Pair(**paths), 10)
-                for position, (image, label) in enumerate(zip(*dataset, strict=True)):
-                    picture = Image.fromarray(image[..., 0])
-                    yield position, {"image": picture, "label": int(label)}
-
-    return _renamed(WithoutTensorFlow, base)
-
-
-def _renamed(subclass: Any, base: Any) -> Any:
-    """The subclass under the name and with the checksums of the stock builder."""
-    subclass.name = base.name
-    subclass.url_infos = base.url_infos
-    return subclass
+    return {split: of_split(files) for split, files in found.items()}
 
 
 def _builder_class(name: str) -> Any:

@@ -16,7 +16,7 @@ from fuprune.data.dataset import (
     DamagedDataError,
     Dataset,
     DataUnavailableError,
-    check,
+    checked,
     split_by_class,
 )
 from fuprune.data.pictures import open_picture, pixels
@@ -83,8 +83,6 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
     split_info = info.splits[source]
     files = [pathlib.Path(path) for path in split_info.filepaths]
     names = tuple(info.features[label_key].names)
-    id_key = "id" if "id" in info.features else None
-
     count = int(split_info.num_examples)
     mode = _MODES.get(info.features[image_key].shape[-1], "RGB")
     images, labels, ids = None, np.empty(count, np.int32), []
@@ -97,7 +95,9 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
             if seen > length:
                 break
             features = _parse(record, origin)
-            image = _decode(features, image_key, mode, origin)
+            encoded = _only(features[image_key].bytes_list, "images", origin)
+            with open_picture(encoded, mode, origin) as picture:
+                image = pixels(picture)
             if images is None:
                 images = np.empty((count, *image.shape), np.uint8)
             if image.shape != images.shape[1:]:
@@ -106,9 +106,11 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
                     f"it have {images.shape[1:]}, and one shape is needed."
                 )
             images[position] = image
-            labels[position] = _label(features, label_key, origin)
-            if id_key:
-                ids.append(b"".join(features[id_key].bytes_list.value))
+            label = _only(features[label_key].int64_list, "labels", origin)
+            # Beyond 32 bits it is out of range in any case, and is reported as such.
+            labels[position] = min(max(label, -1), 2**31 - 1)
+            if "id" in info.features:
+                ids.append(b"".join(features["id"].bytes_list.value))
             position += 1
         if seen != length:
             raise DamagedDataError(
@@ -117,12 +119,12 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
             )
     if images is None:
         raise DamagedDataError(f"{directory}: its {source!r} split is empty.")
-    dataset = check(Dataset(images, labels), len(names), directory)
-    if id_key:
+    dataset = checked(images, labels, len(names), directory)
+    if ids:
         # TFDS shuffles records as it writes them; the ids hold the official order.
         order = np.argsort(np.array(ids), kind="stable")
         dataset = Dataset(images[order], labels[order])
-    if source == "train" and not _has_test(info):
+    if source == "train" and not {"test", "validation"} & set(info.splits):
         dataset = split_by_class(dataset, split)
     return Prepared(dataset, names, [*files, directory / "dataset_info.json"])
 
@@ -174,10 +176,6 @@ def image_and_label_keys(info: Any, origin: object) -> tuple[str, str]:
     return image, label
 
 
-def _has_test(info: Any) -> bool:
-    return "test" in info.splits or "validation" in info.splits
-
-
 def _source_split(info: Any, split: str, directory: pathlib.Path) -> str:
     if split in info.splits:
         return split
@@ -204,18 +202,10 @@ def _parse(record: bytes, origin: str) -> Any:
         raise DamagedDataError(f"{origin}: is not a tf.train.Example.") from error
 
 
-def _decode(features: Any, key: str, mode: str, origin: str) -> np.ndarray:
-    """The image feature of one example -> [H, W, C] uint8."""
-    values = features[key].bytes_list.value
-    if len(values) != 1:
-        raise DamagedDataError(f"{origin}: has {len(values)} images, but 1 is needed.")
-    with open_picture(values[0], mode, origin) as picture:
-        return pixels(picture)
-
-
-def _label(features: Any, key: str, origin: str) -> int:
-    values = features[key].int64_list.value
-    if len(values) != 1:
-        raise DamagedDataError(f"{origin}: has {len(values)} labels, but 1 is needed.")
-    # A label beyond 32 bits is out of range in any case, and is reported as such.
-    return min(max(values[0], -1), 2**31 - 1)
+def _only(stored: Any, what: str, origin: str) -> Any:
+    """The one value of a feature."""
+    if len(stored.value) != 1:
+        raise DamagedDataError(
+            f"{origin}: has {len(stored.value)} {what}, but 1 is needed."
+        )
+    return stored.value[0]

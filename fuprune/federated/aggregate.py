@@ -60,10 +60,9 @@ def update_norms(updates):
         jnp.reshape(leaf, (leaf.shape[0], -1)).astype(_accumulator(leaf))
         for leaf in jax.tree.leaves(updates)
     ]
-    rows = [row for row in rows if row.shape[1]]
-    if not rows:
-        return jnp.zeros(_num_clients(updates), jnp.float32)
-    largest = jnp.stack([jnp.max(jnp.abs(row), axis=1) for row in rows]).max(axis=0)
+    # An array may be empty, as the kernel of a layer without channels is.
+    peaks = [jnp.max(jnp.abs(row), axis=1, initial=0) for row in rows]
+    largest = jnp.stack(peaks).max(axis=0)
     # By 1 where there is nothing to scale by: zeros have norm 0, and an infinity or NaN
     # stays one, which is within no finite bound.
     unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
@@ -319,8 +318,3 @@ def _accumulator(leaf):
 
 def _result(leaf):
     return leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.float32
-
-
-def _num_clients(updates) -> int:
-    leaves = jax.tree.leaves(updates)
-    return leaves[0].shape[0] if leaves else 0

@@ -156,10 +156,9 @@ def local_sgd(
 ) -> ClientProgram:
     """FedAvg's client: mini-batch SGD over `local_epochs` shuffled passes.
 
-    It stops after `local_steps` steps if that is sooner (0: never), as in the analyses
-    of FedAvg with K local steps (Li et al. 2020). The batches are the first of those
-    without a bound. The bound changes what is seen, and not what the client weighs:
-    `num_examples` is the number of its images.
+    It stops after `local_steps` steps if that is sooner (0: never): the batches are the
+    first of those without a bound. The bound changes what is seen, and not what the
+    client weighs: `num_examples` is the number of its images.
 
     `finish` gives `((), ClientUpdate)` with the parameter change. Networks that can
     stand side by side take their steps together under the backend `wide`.

@@ -6,7 +6,7 @@ its images E times, and stops after K steps if that is sooner.
 """
 
 import numbers
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 from fuprune.errors import InputError
 
@@ -35,7 +35,9 @@ def local_work(*, local_epochs: int = 1, local_steps: int = 0) -> LocalWork:
     return LocalWork(local_epochs=local_epochs, local_steps=local_steps)
 
 
-def count_steps(length, *, batch_size: int, local_epochs: int, local_steps: int = 0):
+def count_steps(
+    length, *, batch_size: int, local_epochs: int = 1, local_steps: int = 0
+):
     """Steps of a client with `length` images: E ceil(n / B), or K if that is fewer."""
     steps = local_epochs * count_batches(length, batch_size)
     if not local_steps:
@@ -44,14 +46,9 @@ def count_steps(length, *, batch_size: int, local_epochs: int, local_steps: int 
     return steps - (steps - local_steps) * (steps > local_steps)
 
 
-def count_images(length, *, batch_size: int, local_epochs: int, local_steps: int = 0):
+def count_images(length, *, batch_size: int, **work: Unpack[LocalWork]):
     """Images that a client with `length` of them trains on; every epoch counts."""
-    steps = count_steps(
-        length,
-        batch_size=batch_size,
-        local_epochs=local_epochs,
-        local_steps=local_steps,
-    )
+    steps = count_steps(length, batch_size=batch_size, **work)
     batches = count_batches(length, batch_size)
     epochs = steps // (batches + (batches == 0))
     # Only the last batch of an epoch is smaller, and it ends a whole one.

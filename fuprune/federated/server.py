@@ -179,18 +179,11 @@ def fed_sgd(
     single client's gradient, so it is not used where one is asked for (a finite
     `max_update_norm`, for example), and one client's NaN voids the whole round.
 
-    Args:
-      model: any network that `models.adapt.adapt` takes.
-      server_optimizer: fed the mean gradient; its schedule counts rounds.
-      batch_size: examples that each client draws per round; None for all it has.
-      microbatch: gradients are accumulated in pieces of this many examples.
-      objective: what clients minimise, as in `fed_avg`.
-      preprocess: `(key, uint8 images) -> float images`.
-      aggregation: the rule, and what is turned away.
-      bn: `"aggregate"`, `"recalibrate"` or `LocalBatchNorm(num_clients)`.
-      backend: how the cohort is iterated, one of `cohort.BACKENDS`.
-      mesh: devices for `shard_map`; all by default.
-      fused: whether to take one gradient of the whole cohort; None decides.
+    A client draws `batch_size` examples per round, or all it has if that is None, and
+    accumulates gradients in pieces of `microbatch` examples. `server_optimizer` is fed
+    the mean gradient; its schedule counts rounds. `fused` says whether to take one
+    gradient of the whole cohort; None decides. The other arguments are those of
+    `fed_avg`.
     """
     network = adapt(model)
     goal = as_objective(objective or classification())
@@ -276,24 +269,22 @@ def _make_algorithm(
     if backend == "shard_map":
         spread = mesh = mesh or make_client_mesh()
     iterate = functools.partial(for_each_client, backend=backend, mesh=mesh)
-    compiled: dict[int, tuple[Any, Any]] = {}
 
+    # Rows of another length are other shapes; a run has one, or a few.
+    @functools.cache
     def programs(max_length):
         """Training, and BatchNorm's moments if wanted, for rows of one length."""
-        # Rows of another length are other shapes; a run has one, or a few.
-        if max_length not in compiled:
-            train = receive_uploads(
-                make_program(max_length),
-                aggregation,
-                keep_statistics=isinstance(bn, LocalBatchNorm),
-            )
-            moments = None
-            if bn == "recalibrate":
-                moments = local_statistics(
-                    model, batch_size=statistics_batch, preprocess=preprocess
-                )
-            compiled[max_length] = (iterate(train), moments and iterate(moments))
-        return compiled[max_length]
+        train = receive_uploads(
+            make_program(max_length),
+            aggregation,
+            keep_statistics=isinstance(bn, LocalBatchNorm),
+        )
+        if bn != "recalibrate":
+            return iterate(train), None
+        moments = local_statistics(
+            model, batch_size=statistics_batch, preprocess=preprocess
+        )
+        return iterate(train), iterate(moments)
 
     finish_round = jax.jit(_make_finish_round(server_optimizer, aggregation))
     restate = jax.jit(_restate)

@@ -41,20 +41,17 @@ def make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
     here = jax.process_index()
     several = any(device.process_index != here for device in mesh.devices.flat)
 
-    def collected(total, each):
-        if several:
-            each = jax.lax.all_gather(each, AXIS, tiled=True)
-        return jax.lax.psum(total, AXIS), each
-
-    def with_replicated_pool(shared, clients):
-        return collected(*local(shared, clients))
-
-    def with_sharded_pool(shared, clients):
-        images, labels, clients = _exchange(shared, clients)
-        return collected(*local(Shared(images, labels, shared.context), clients))
-
-    def wrap(body, pool_spec, client_spec):
+    def compile_for(pool_spec, client_spec):
         pools: Any = (pool_spec, replicated, replicated)
+
+        def body(shared, clients):
+            if pool_spec == by_client:
+                shared, clients = _exchange(shared, clients)
+            total, each = local(shared, clients)
+            if several:
+                each = jax.lax.all_gather(each, AXIS, tiled=True)
+            return jax.lax.psum(total, AXIS), each
+
         return jax.jit(
             jax.shard_map(
                 body,
@@ -68,8 +65,8 @@ def make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
             )
         )
 
-    run_replicated = wrap(with_replicated_pool, replicated, by_client)
-    run_sharded = wrap(with_sharded_pool, by_client, replicated)
+    run_replicated = compile_for(replicated, by_client)
+    run_sharded = compile_for(by_client, replicated)
 
     def run(shared, clients):
         size, length = clients.row.shape
@@ -159,4 +156,4 @@ def _exchange(shared: Shared, clients: Client):
     local_rows = jnp.arange(share * length, dtype=rows.dtype)
     images = answers[wanted // held, local_rows]
     own = own._replace(row=local_rows.reshape(share, length))
-    return images, shared.labels[wanted], own
+    return Shared(images, shared.labels[wanted], shared.context), own

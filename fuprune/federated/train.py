@@ -142,9 +142,6 @@ def fit(
     state: ServerState,
     data: FederatedDataset,
     *,
-    key: jax.Array,
-    cohort_size: int,
-    rounds: int,
     target_accuracy: float | None = None,
     target_metric: str = "accuracy",
     **options,
@@ -154,16 +151,7 @@ def fit(
     The other arguments are those of `iterate`.
     """
     history: list[Record] = []
-    steps = iterate(
-        algorithm,
-        state,
-        data,
-        key=key,
-        cohort_size=cohort_size,
-        rounds=rounds,
-        **options,
-    )
-    for step in steps:
+    for step in iterate(algorithm, state, data, **options):
         state = step.state
         history.append(step.record)
         if reached(step.record, target_accuracy, target_metric):

@@ -65,7 +65,10 @@ def find_onednn() -> OneDnn:
             None,
         )
         if library and header.exists():
-            return OneDnn(library, root / "include", _version(header))
+            numbers = re.findall(
+                r"DNNL_VERSION_(?:MAJOR|MINOR|PATCH)\s+(\d+)", header.read_text()
+            )
+            return OneDnn(library, root / "include", ".".join(numbers))
     raise BuildError(
         f"{_LIBRARY} and its headers are not in {', '.join(roots)}; install "
         'them with pip install "fuprune[onednn]", or point DNNLROOT at oneDNN 3'
@@ -78,13 +81,6 @@ def _wheel_roots() -> list[str]:
             if file.name == _LIBRARY:
                 return [str(pathlib.Path(str(file.locate())).resolve().parents[1])]
     return []
-
-
-def _version(header: pathlib.Path) -> str:
-    numbers = re.findall(
-        r"DNNL_VERSION_(?:MAJOR|MINOR|PATCH)\s+(\d+)", header.read_text()
-    )
-    return ".".join(numbers)
 
 
 def start(folder: pathlib.Path) -> threading.Thread:

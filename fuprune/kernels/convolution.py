@@ -21,25 +21,15 @@ from flax.linen.dtypes import promote_dtype
 from jax.interpreters import ad, batching
 
 from fuprune.kernels import library, primitives
-from fuprune.kernels.library import available, set_threads, why_not
 
-__all__ = [
-    "available",
-    "convolve",
-    "implementation",
-    "promotion",
-    "set_threads",
-    "why_not",
-]
+_LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def implementation(name: str) -> Callable[..., jax.Array]:
-    """Returns a function called like ``jax.lax.conv_general_dilated``.
+    """Returns XLA's own convolution ("xla") or :func:`convolve` ("onednn").
 
-    Args:
-      name: ``"xla"`` for XLA's own convolution, ``"onednn"`` for this module's
-        :func:`convolve`; where oneDNN or a compiler is missing, one notice is logged
-        and XLA's is returned.
+    Both are called alike. Where oneDNN or a compiler is missing, one notice is logged
+    and "xla" is returned.
     """
     return library.choose(name, convolve, jax.lax.conv_general_dilated)
 
@@ -68,13 +58,6 @@ def convolve(
     rhs: jax.Array,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int] | None = None,
-    rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = None,
-    feature_group_count: int = 1,
-    batch_group_count: int = 1,
-    precision: Any = None,
-    preferred_element_type: Any = None,
     **options: Any,
 ) -> jax.Array:
     """Convolves like ``jax.lax.conv_general_dilated``, with oneDNN where it can.
@@ -85,19 +68,7 @@ def convolve(
     way, its gradient is not, and XLA's slow conversions are saved.
     """
     mixed = lhs.dtype == jnp.bfloat16 and rhs.dtype == jnp.float32
-    covered = (
-        lhs.ndim == rhs.ndim == 4
-        and (lhs.dtype == rhs.dtype or mixed)
-        and lhs.dtype in library.DTYPES
-        and preferred_element_type in (None, lhs.dtype)
-        and feature_group_count == batch_group_count == 1
-        and all(
-            factor == 1 for factor in (*(lhs_dilation or ()), *(rhs_dilation or ()))
-        )
-        and not options
-        and _is_nhwc_hwio(lhs.shape, rhs.shape, dimension_numbers)
-    )
-    if covered:
+    if (lhs.dtype == rhs.dtype or mixed) and _is_covered(lhs, rhs, **options):
         strides = tuple(map(int, window_strides))
         if isinstance(padding, str):
             pairs = jax.lax.padtype_to_pads(
@@ -112,19 +83,33 @@ def convolve(
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
             lhs, rhs = library.vary_alike(lhs, rhs)
             return _one_problem(lhs, rhs, strides=strides, padding=pairs)
-    return jax.lax.conv_general_dilated(
-        lhs,
-        rhs.astype(lhs.dtype) if mixed else rhs,
-        window_strides,
-        padding,
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=rhs_dilation,
-        dimension_numbers=dimension_numbers,
-        feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        **options,
+    rhs = rhs.astype(lhs.dtype) if mixed else rhs
+    return jax.lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
+
+
+def _is_covered(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    **others: Any,
+) -> bool:
+    del precision  # float32 is what all sums are in
+    numbers = functools.partial(jax.lax.conv_dimension_numbers, lhs.shape, rhs.shape)
+    return (
+        lhs.ndim == rhs.ndim == 4
+        and lhs.dtype in library.DTYPES
+        and preferred_element_type in (None, lhs.dtype)
+        and feature_group_count == batch_group_count == 1
+        and set((*(lhs_dilation or ()), *(rhs_dilation or ()))) <= {1}
+        and not others
+        and numbers(dimension_numbers) == numbers(_LAYOUT)
     )
 
 
@@ -142,15 +127,6 @@ def _one_problem(data, kernel, *, strides, padding):
         kernel_dtype=kernel.dtype,
     )
     return jax.lax.squeeze(result, (0,))
-
-
-def _is_nhwc_hwio(lhs_shape, rhs_shape, dimension_numbers) -> bool:
-    numbers = jax.lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
-    return (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == (
-        (0, 3, 1, 2),
-        (3, 2, 0, 1),
-        (0, 3, 1, 2),
-    )
 
 
 def _output_size(data_size, kernel_size, strides, padding) -> tuple[int, ...]:
@@ -172,7 +148,7 @@ def _output_size(data_size, kernel_size, strides, padding) -> tuple[int, ...]:
 def _xla_forward(data, kernel, *, strides, padding, **_):
     def one(data, kernel):
         return jax.lax.conv_general_dilated(
-            data, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+            data, kernel, strides, padding, dimension_numbers=_LAYOUT
         )
 
     return jax.vmap(one)(data, kernel.astype(data.dtype))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import jax
 
+from fuprune.errors import check_choice
 from fuprune.kernels import build
 
 IMPLEMENTATIONS = ("xla", "onednn")
@@ -59,11 +60,7 @@ def why_not() -> str | None:
 
 def choose(name: str, kernel: Callable, fallback: Callable) -> Callable:
     """The function that the name of an implementation stands for on this machine."""
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"{name!r} is not an implementation; choose one of "
-            f"{', '.join(IMPLEMENTATIONS)}."
-        )
+    check_choice("the implementation", name, IMPLEMENTATIONS)
     return kernel if name == "onednn" and ready() else fallback
 
 

@@ -89,8 +89,9 @@ def batch_norm(
         outputs = normalise(inputs, mean, variance, scale, bias, epsilon)
         outputs = combine(outputs, residual, relu, places, residual_places, width)
         return Normalised(outputs, mean, variance)
+    weight = jnp.ones(len(inputs)) if mask is None else mask != 0
     # The mask is data, not a parameter: the primitives have no gradient for it.
-    weight = jax.lax.stop_gradient(_weight(inputs, mask))
+    weight = jax.lax.stop_gradient(weight.astype(jnp.float32))
     operands = library.vary_alike(inputs, scale, bias, weight, *others)
     results = _forward_p.bind(
         *(jax.lax.expand_dims(operand, (0,)) for operand in operands),
@@ -144,12 +145,6 @@ def widen(values, places: Sequence[int], width: int):
     matrix = jnp.asarray(np.equal.outer(places, range(width)), values.dtype)
     # Exact only if the factors are not rounded on the way.
     return jnp.dot(values, matrix, precision=jax.lax.Precision.HIGHEST)
-
-
-def _weight(inputs, mask):
-    if mask is None:
-        return jnp.ones(inputs.shape[0], jnp.float32)
-    return (mask != 0).astype(jnp.float32)
 
 
 def moments(inputs, mask=None):
@@ -313,19 +308,11 @@ def _differentiate_forward(primals, tangents, **static):
     )  # fmt: skip
 
 
-def _transpose_tangent(
-    cotangents, data, output, scale, mean, variance, weight, *linear, **static
-):
+def _transpose_tangent(cotangents, *operands, **static):
+    known, linear = operands[:6], operands[6:]
+    cotangents = map(ad.instantiate_zeros, cotangents)
     results = _backward_p.bind(
-        *map(ad.instantiate_zeros, cotangents),
-        data,
-        output,
-        scale,
-        mean,
-        variance,
-        weight,
-        has_residual=len(linear) == 4,
-        **static,
+        *cotangents, *known, has_residual=len(linear) == 4, **static
     )
     gradients = [
         result if ad.is_undefined_primal(operand) else None

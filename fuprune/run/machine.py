@@ -298,12 +298,12 @@ def _choose_convolution(conv: str) -> str:
     """The convolutions to use, the same on every process."""
     asked, conv = conv, "xla"
     if asked != "xla" and jax.default_backend() == "cpu":
-        from fuprune.kernels import convolution
+        from fuprune.kernels import library
 
-        if convolution.available():
+        if library.available():
             conv = "onednn"
         elif asked == "onednn":
-            logging.warning("oneDNN kernels are not used: %s", convolution.why_not())
+            logging.warning("oneDNN kernels are not used: %s", library.why_not())
     # Minutes, because the kernels may have to be compiled first.
     everybody = processes.tell_all("convolutions", conv, seconds=300)
     if len(set(everybody)) > 1:

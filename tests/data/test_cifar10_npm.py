@@ -11,7 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from fuprune.data import DataUnavailableError, cifar, cifar10_npm, load
+from fuprune.data import cifar, cifar10_npm
+from fuprune.data.dataset import DataUnavailableError
+from fuprune.data.sources import load
 from tests.data import tiny_sets
 
 FAKE_NPM = """#!{commands}/python3

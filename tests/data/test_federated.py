@@ -10,19 +10,19 @@ import pytest
 from hypothesis import strategies as st
 from scipy import stats
 
-from fuprune.data import (
-    Dataset,
+from fuprune.data import federated
+from fuprune.data.dataset import Dataset
+from fuprune.data.federated import (
     FederatedDataset,
+    draw_distinct,
     drop_classes,
     drop_clients,
     federate,
-    federated,
     keep_classes,
     sample_cohort,
     take_clients,
     whole_cohort,
 )
-from fuprune.data.federated import draw_distinct
 
 NUM_EXAMPLES, NUM_CLIENTS, LENGTH, NUM_CLASSES = 30, 6, 9, 5
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fuprune import main
-from fuprune.data import DamagedDataError, load
+from fuprune.data.dataset import DamagedDataError
+from fuprune.data.sources import load
 from tests.data import tiny_sets
 
 pytestmark = pytest.mark.usefixtures("offline")

@@ -3,15 +3,15 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.data import (
+from fuprune.data import normalisation
+from fuprune.data.normalisation import (
     channel_statistics,
     channel_sums,
     constant_statistics,
-    iid_partition,
-    load,
-    normalisation,
     statistics_of_sums,
 )
+from fuprune.data.partition import iid_partition
+from fuprune.data.sources import load
 from tests import reference_data
 
 

@@ -5,15 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.data import (
-    DamagedDataError,
-    DataUnavailableError,
-    class_names,
-    column,
-    from_arrays,
-    load,
-    num_classes,
-)
+from fuprune.data.arrays import from_arrays
+from fuprune.data.dataset import DamagedDataError, DataUnavailableError
+from fuprune.data.sources import class_names, column, load, num_classes
 from fuprune.errors import FupruneError, InputError
 from tests.data.tiny_sets import arrays, assert_one_line
 

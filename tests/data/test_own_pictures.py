@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fuprune.data import (
-    DamagedDataError,
-    DataUnavailableError,
-    class_names,
-    column,
-    decoded_pictures,
-    from_arrays,
-    load,
-    network,
-    pictures,
-    sources,
-)
+from fuprune.data import decoded_pictures, network, pictures, sources
+from fuprune.data.arrays import from_arrays
+from fuprune.data.dataset import DamagedDataError, DataUnavailableError
+from fuprune.data.sources import class_names, column, load
 from tests.data.tiny_sets import arrays, assert_one_line
 
 pytestmark = pytest.mark.usefixtures("nothing_remembered")

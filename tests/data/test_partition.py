@@ -3,16 +3,17 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.data import (
-    Dataset,
+from fuprune.data.dataset import Dataset
+from fuprune.data.partition import (
     bias_partition,
     dirichlet_partition,
+    hold_out,
     iid_partition,
     natural_partition,
     pathological_partition,
     read_partition,
+    restrict,
 )
-from fuprune.data.partition import hold_out, restrict
 from fuprune.errors import InputError
 from tests import reference_data
 

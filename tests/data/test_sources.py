@@ -6,14 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from fuprune.data import (
-    DamagedDataError,
-    DataUnavailableError,
-    class_names,
-    load,
-    network,
-    num_classes,
-)
+from fuprune.data import network
+from fuprune.data.dataset import DamagedDataError, DataUnavailableError
+from fuprune.data.sources import class_names, load, num_classes
 from tests.data import tiny_sets
 from tests.data.tiny_sets import assert_same
 

@@ -12,18 +12,9 @@ from array_record.python import array_record_module
 from PIL import Image
 from tensorflow_datasets.core import registered
 
-from fuprune.data import (
-    DamagedDataError,
-    Dataset,
-    DataUnavailableError,
-    class_names,
-    load,
-    network,
-    num_classes,
-    tfds_prepare,
-    tfds_records,
-    tfds_source,
-)
+from fuprune.data import network, tfds_prepare, tfds_records, tfds_source
+from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
+from fuprune.data.sources import class_names, load, num_classes
 from tests.data import tiny_sets
 from tests.data.test_cifar10_npm import QuietHandler
 from tests.data.tiny_sets import assert_same

@@ -11,7 +11,8 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from fuprune.data import Dataset, cifar
+from fuprune.data import cifar
+from fuprune.data.dataset import Dataset
 
 
 def draw(num_examples, shape, num_classes=10, seed=0) -> Dataset:

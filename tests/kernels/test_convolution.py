@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.kernels import convolution
+from fuprune.kernels import convolution, library
 from tests import reference_kernels
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
@@ -19,7 +19,7 @@ NUMBERS = ("NHWC", "HWIO", "NHWC")
 TOLERANCE = 1e-5
 
 needs_onednn = pytest.mark.skipif(
-    not convolution.available(), reason=str(convolution.why_not())
+    not library.available(), reason=str(library.why_not())
 )
 
 
@@ -384,7 +384,7 @@ def test_unknown_implementation_is_refused():
 
 def test_threads_below_one_are_refused():
     with pytest.raises(ValueError, match="threads=0"):
-        convolution.set_threads(0)
+        library.set_threads(0)
 
 
 @needs_onednn
@@ -394,10 +394,10 @@ def test_number_of_threads_does_not_change_the_numbers():
     results = []
     try:
         for threads in (1, 2):
-            convolution.set_threads(threads)
+            library.set_threads(threads)
             results.append(jax.device_get(gradient(data, weights)))
     finally:
-        convolution.set_threads(1)
+        library.set_threads(1)
     assert_close(*results)
 
 
@@ -408,8 +408,8 @@ def test_missing_library_falls_back_to_xla_with_one_notice(without_onednn, caplo
     notices = [r for r in caplog.records if "oneDNN" in r.getMessage()]
     assert len(notices) == 1
     assert "there is no oneDNN" in notices[0].getMessage()
-    assert not convolution.available()
-    assert convolution.why_not() == "there is no oneDNN"
+    assert not library.available()
+    assert library.why_not() == "there is no oneDNN"
 
 
 def test_primitives_without_the_library_lower_to_xla(without_onednn):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fuprune.kernels import convolution
+from fuprune.kernels import convolution, library
 
 PROGRAM = """
 import jax
@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec as P
 
 jax.config.update("jax_num_cpu_devices", 4)
-from fuprune.kernels import convolution
+from fuprune.kernels import convolution, library
 
-assert convolution.available()
+assert library.available()
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 data = jax.random.normal(jax.random.key(0), (8, 4, 8, 8, 3))
 kernel = jax.random.normal(jax.random.key(1), (3, 3, 3, 8)) / 5
@@ -95,7 +95,7 @@ print("done")
 """
 
 
-@pytest.mark.skipif(not convolution.available(), reason=str(convolution.why_not()))
+@pytest.mark.skipif(not library.available(), reason=str(library.why_not()))
 def test_several_devices_at_once_equal_one():
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM],

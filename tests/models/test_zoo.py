@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fuprune import surgery
-from fuprune.kernels import convolution
+from fuprune.kernels import library
 from fuprune.kernels.pooling import max_pool_in_jax
 from fuprune.models import zoo
 from fuprune.models.cost import layer_costs
@@ -195,7 +195,7 @@ def test_bfloat16_computes_close_to_float32_and_keeps_parameters_and_logits():
     assert {x.dtype for x in jax.tree.leaves(captured)} == {jnp.dtype(jnp.bfloat16)}
 
 
-@pytest.mark.skipif(not convolution.available(), reason="oneDNN is not here")
+@pytest.mark.skipif(not library.available(), reason="oneDNN is not here")
 @pytest.mark.parametrize("cut", [False, True])
 def test_kernels_train_as_the_plain_network_does(cut):
     model = ResNet(8, 5, (8, 8, 1))
