@@ -31,7 +31,6 @@ from fuprune.flower.audit import (
     measure_untrained,
     write_report,
 )
-from fuprune.flower.joining import server_folder
 from fuprune.flower.progress import log_messages
 from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
@@ -374,7 +373,7 @@ def run(roster: Roster, settings: Settings) -> None:
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    workdir = server_folder(settings)
+    workdir = settings.workdir
     # A second server would write the same book of orders, models and checkpoints.
     with lock_workdir(workdir):
         roster.orders = ledger.read(workdir)

@@ -1,33 +1,28 @@
 """Who takes part, and one exchange of messages with them.
 
 Nodes come and go; a client is known by the id that it says it has. A reply counts only
-if it answers the request that was sent to its node, on the model that was sent.
+if it answers the request that was sent to its node, on the model that was sent. Nothing
+here loads JAX, so that clients are asked before the server itself is ready.
 """
 
 import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
 
 from fuprune.errors import TooFewClientsError
-from fuprune.flower.ledger import Entry
+from fuprune.flower import ledger
 from fuprune.flower.records import PROTOCOL, MessageError, digest, pack, unpack
+from fuprune.flower.settings import Settings, Timeouts
 
 _LOGGER = logging.getLogger(__name__)
+COLOURS_FILE = "colours.json"  # in the workdir: what clients' images are scaled with
 GREETINGS = 3  # without an answer, and a node is left out
 Replies = dict[int, tuple[dict[str, Any], Any]]  # by client: header and arrays
-
-
-class Timeouts(NamedTuple):
-    """How long the server waits, in seconds."""
-
-    reply: float = 600.0  # for the answers to one request
-    join: float = 600.0  # for enough clients to be there
-    poll: float = 0.5  # between two looks at who is there, and at what has come
 
 
 class Roster:
@@ -52,7 +47,7 @@ class Roster:
         self.channel_sums: dict[int, np.ndarray] = {}  # by client, [2 * C + 1]
         self.num_clients = num_clients
         self.timeouts = timeouts
-        self.orders: dict[str, Entry] = {}  # in force
+        self.orders: dict[str, ledger.Entry] = {}  # in force
         self.confirmed: dict[int, set[str]] = {}  # by client: orders in its log
         self.closed: dict[int, set[str]] = {}  # by client: those it knows as closed
         self.examples: dict[int, int] = {}  # by client, as it said
@@ -241,3 +236,26 @@ class Roster:
         seconds = header.get("cpu_seconds")
         if isinstance(seconds, int | float):
             self.cpu_seconds.append((kind, client, float(seconds)))
+
+
+def join_clients(grid, settings: Settings) -> Roster:
+    """Waits for enough clients.
+
+    Raises:
+      TooFewClientsError: they did not come in time.
+    """
+    config, workdir = settings.config, settings.workdir
+    workdir.mkdir(parents=True, exist_ok=True)
+    roster = Roster(
+        grid,
+        config.partition.clients,
+        settings.timeouts,
+        least=settings.min_clients,
+        # Sums of colours are told once, before anything was ordered to be forgotten.
+        normalise=config.data.normalise == "federated"
+        and not (workdir / COLOURS_FILE).exists(),
+    )
+    roster.orders = ledger.read(workdir)
+    present = roster.wait_for(settings.min_clients)
+    _LOGGER.info("clients %s are there", ", ".join(map(str, present)))
+    return roster

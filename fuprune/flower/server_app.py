@@ -17,7 +17,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Trains, forgets or evaluates, as the run's config says."""
     # Deferred, so that Flower can look at the app without waiting.
-    from fuprune.flower.joining import join_clients
+    from fuprune.flower.roster import join_clients
     from fuprune.flower.settings import read_settings
 
     # Only ours: Flower's transport has a line for every request.
