@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fuprune.errors import InputError
+from fuprune.errors import FupruneError, InputError
 from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL
@@ -50,7 +50,7 @@ def answer(kind: str, header: Mapping[str, Any], tree: Any, node: Node) -> Answe
             )
         more, content = KINDS[kind](header, tree, node)
         reply |= more
-    except InputError as error:
+    except FupruneError as error:
         reply["problem"] = " ".join(str(error).split())[:500]
     # Flower starts a process for each message: it is all that the message has cost.
     reply["cpu_seconds"] = round(time.process_time(), 3)
