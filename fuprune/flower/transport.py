@@ -128,12 +128,13 @@ class RemoteClients:
         """Header and arrays for client `i` of the cohort."""
         # The stand-ins in its row say which classes the program is to read.
         row = np.asarray(clients.row)[i][: int(clients.length[i])]
-        header = self._header(_spec(task.model), np.asarray(shared.labels)[row])
+        model = getattr(task.model, "module", task.model)
+        header = self._header(rebuild.spec(model), np.asarray(shared.labels)[row])
         header |= {"task": task.name, "arguments": dict(task.arguments)}
         context = shared.context
         if isinstance(context, TrainContext):
             context = self._context_for(context, int(clients.client_id[i]))
-        return header, _on_host(context)
+        return header, context
 
     def _context_for(self, context: TrainContext, client: int) -> TrainContext:
         """What one client gets to see: of statistics kept by client, its own."""
@@ -161,10 +162,7 @@ class RemoteClients:
     def _ask(self, task, shared: Shared, clients: Client) -> Replies:
         self.roster.wait_for(self.roster.least)
         requests = self._requests(task, shared, clients)
-        kind = "train" if MAKERS[task.name].trains else "query.sums"
-        if task.name in ("class_statistics", "relabel"):
-            kind = f"query.{task.name}"
-        return self.roster.exchange(kind, requests)
+        return self.roster.exchange(MAKERS[task.name].kind, requests)
 
     def _receive(self, door, shared, clients, template, replies: Replies):
         total, each, answered = None, [], 0
@@ -277,17 +275,3 @@ def _nonsense(like):
     # An integer has no value that says it is none; the NaN beside it does.
     value = np.nan if np.issubdtype(like.dtype, np.floating) else 0
     return np.full(like.shape, value, like.dtype)
-
-
-def _on_host(tree: Any) -> Any:
-    """The tree as it travels; typed keys stay what they are."""
-
-    def fetch(x):
-        is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-        return x if is_key else np.asarray(x)
-
-    return jax.tree.map(fetch, plain(tree))
-
-
-def _spec(model) -> dict[str, Any]:
-    return rebuild.spec(getattr(model, "module", model))
