@@ -26,7 +26,7 @@ import psutil
 
 from fuprune.errors import FupruneError
 from fuprune.flower.certificates import make_certificates
-from fuprune.flower.progress import FAILED, FINISHED, TOLD
+from fuprune.flower.server_app import FAILED, FINISHED, TOLD
 
 HOST = "127.0.0.1"
 APP = Path(__file__).parent / "app"

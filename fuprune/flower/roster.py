@@ -52,7 +52,7 @@ class Roster:
         self.closed: dict[int, set[str]] = {}  # by client: those it knows as closed
         self.examples: dict[int, int] = {}  # by client, as it said
         self.shape: tuple[int, ...] | None = None
-        self.cpu_seconds: list[tuple[str, int, float]] = []  # kind, client, seconds
+        self.costs: list[dict[str, Any]] = []  # what each answer cost its client
         self._node_of: dict[int, int] = {}  # client -> Flower's node id
         self._refused: set[int] = set()  # nodes that are not of this federation
         self._unanswered: dict[int, int] = {}  # node -> greetings without an answer
@@ -235,7 +235,8 @@ class Roster:
                 kept[client] = {name for name in self.orders if name in names}
         seconds = header.get("cpu_seconds")
         if isinstance(seconds, int | float):
-            self.cpu_seconds.append((kind, client, float(seconds)))
+            cost = {"kind": kind, "client": client, "cpu_seconds": float(seconds)}
+            self.costs.append(cost)
 
 
 def join_clients(grid, settings: Settings) -> Roster:

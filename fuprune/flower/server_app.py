@@ -8,8 +8,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fuprune.errors import FupruneError
-from fuprune.flower.progress import FAILED, FINISHED, TOLD
 
+TOLD = "fuprune: "  # begins each of the server's lines, among those of Flower's log
+FAILED = f"{TOLD}error: "  # begins the one that says why a run stopped
+FINISHED = "finished"  # the last one of a run that did not stop
 app = ServerApp()
 
 

@@ -11,6 +11,7 @@ from fuprune import config as configuration
 from fuprune.data import normalisation, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.preprocess import make_preprocessing
+from fuprune.federated.evaluate import Evaluation
 from fuprune.files import write_whole
 from fuprune.flower.node import keep_compiled_programs
 from fuprune.flower.roster import COLOURS_FILE, Roster
@@ -36,6 +37,10 @@ class Session(NamedTuple):
     def key(self) -> jax.Array:
         """Everything random that the server decides derives from it."""
         return jax.random.key(self.config.seed)
+
+    def evaluate(self, model, variables) -> Evaluation:
+        """What a model does on the server's test set."""
+        return self.federation.evaluator(model, self.federation.test)(variables)
 
 
 def open_session(roster: Roster, settings: Settings) -> Session:
