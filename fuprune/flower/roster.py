@@ -185,11 +185,10 @@ class Roster:
             node = message.metadata.src_node_id
             if node not in expected or node in replies:
                 continue
-            problem, found = self._read(message, *expected[node])
-            if found is None:
+            try:
+                replies[node] = _read(message, *expected[node])
+            except MessageError as problem:
                 _LOGGER.warning("%s: node %d: %s", kind, node, problem)
-                continue
-            replies[node] = found
         for node in expected.keys() - replies.keys():
             _LOGGER.warning("%s: no usable answer from node %d", kind, node)
         return replies
@@ -210,23 +209,6 @@ class Roster:
             time.sleep(self.timeouts.poll)
         return arrived
 
-    def _read(self, message, request: str, model: str | None):
-        """`(problem, None)`, or `("", (header, arrays))` of an answer to it."""
-        if message.has_error():
-            return f"Flower says: {message.error.reason}"[:300], None
-        try:
-            header, tree = unpack(message.content)
-        except MessageError as error:
-            return str(error), None
-        answered = header.get("request")
-        if answered != request:
-            return f"it answers request {answered!r:.60}, not {request}", None
-        if header.get("problem"):
-            return f"it cannot answer: {header['problem']!s:.500}", None
-        if model is not None and header.get("model") != model:
-            return "it worked on another model than the one that was sent", None
-        return "", (header, tree)
-
     def _note(self, kind: str, client: int, header) -> None:
         """Notes what a client says of its log and its time, under its own id alone."""
         for field, kept in (("orders", self.confirmed), ("closed", self.closed)):
@@ -237,6 +219,21 @@ class Roster:
         if isinstance(seconds, int | float):
             cost = {"kind": kind, "client": client, "cpu_seconds": float(seconds)}
             self.costs.append(cost)
+
+
+def _read(message: Message, request: str, model: str | None) -> tuple[dict, Any]:
+    """Header and arrays of an answer to the request, on the model of that digest."""
+    if message.has_error():
+        raise MessageError(f"Flower says: {message.error.reason}"[:300])
+    header, tree = unpack(message.content)
+    answered = header.get("request")
+    if answered != request:
+        raise MessageError(f"it answers request {answered!r:.60}, not {request}")
+    if header.get("problem"):
+        raise MessageError(f"it cannot answer: {header['problem']!s:.500}")
+    if model is not None and header.get("model") != model:
+        raise MessageError("it worked on another model than the one that was sent")
+    return header, tree
 
 
 def join_clients(grid, settings: Settings) -> Roster:

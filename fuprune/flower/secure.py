@@ -194,14 +194,14 @@ def secure_statistics(
     return words
 
 
-UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 
 
 def _readable(replies: Replies, read: Callable[[Any], Any]) -> dict[int, Any]:
     """By client, what `read` finds in its header; unreadable ones are left out."""
     found = {}
     for client, (header, _) in replies.items():
-        with contextlib.suppress(*UNREADABLE):
+        with contextlib.suppress(*_UNREADABLE):
             found[client] = read(header)
     return found
 
@@ -231,7 +231,7 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except UNREADABLE as error:
+    except _UNREADABLE as error:
         raise InputError(f"the {what} of a secure sum cannot be read.") from error
 
 
