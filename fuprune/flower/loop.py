@@ -138,7 +138,7 @@ def forget(session: Session) -> Path:
         result, facts = _run_method(ordered, order, method, model, variables, folder)
         _publish(session, unit, *result)
     roster.orders = ledger.close_order(session.workdir, name)
-    facts["seconds"] = round(time.time() - started, 1)
+    facts = {**facts, "seconds": round(time.time() - started, 1)}
     return write_report(session, order, folder, result, facts)
 
 

@@ -153,7 +153,8 @@ class Loopback:
           FederationError: the run failed; the server's last lines are in it.
         """
         process, log = self.start_run(**config)
-        until, told, ended = time.monotonic() + timeout, 0, False
+        until = time.monotonic() + timeout
+        text, told, ended = "", 0, False
         while not ended:
             ended = process.poll() is not None
             text = log.read_text("utf-8", errors="replace")

@@ -22,7 +22,8 @@ from fuprune.flower.settings import Settings, Timeouts
 _LOGGER = logging.getLogger(__name__)
 COLOURS_FILE = "colours.json"  # in the workdir: what clients' images are scaled with
 GREETINGS = 3  # without an answer, and a node is left out
-Replies = dict[int, tuple[dict[str, Any], Any]]  # by client: header and arrays
+Requests = Mapping[int, tuple[Mapping[str, Any], Any]]  # by client: header and arrays
+Replies = dict[int, tuple[dict[str, Any], Any]]  # the same
 
 
 class Roster:
@@ -95,9 +96,7 @@ class Roster:
                 )
             time.sleep(self.timeouts.poll)
 
-    def exchange(
-        self, kind: str, requests: Mapping[int, tuple[Mapping[str, Any], Any]]
-    ) -> Replies:
+    def exchange(self, kind: str, requests: Requests) -> Replies:
         """Sends each client a header and arrays; the replies that are answers.
 
         `kind` is Flower's message type.
@@ -152,7 +151,7 @@ class Roster:
         self.shape = tuple(shape)
         return None
 
-    def _send(self, kind: str, requests) -> Replies:
+    def _send(self, kind: str, requests: Requests) -> Replies:
         """Replies by Flower's node id."""
         messages, expected = [], {}
         client_of = {n: k for k, n in self._node_of.items()}
