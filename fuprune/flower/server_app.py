@@ -37,7 +37,9 @@ def main(grid: Grid, context: Context) -> None:
         _load_loop()(roster, settings)
         logger.info(FINISHED)
     except FupruneError as error:
-        line = " ".join(str(error).split())
+        # The app has a key of its own for what a simulation's config calls otherwise.
+        text = str(error).replace("train.min_participants", "min-clients")
+        line = " ".join(text.split())
         print(f"{FAILED}{line}", flush=True)
         # Raised, so that Flower marks the run as failed and gives this as the reason;
         # an exit would take the process away before its log has been sent.

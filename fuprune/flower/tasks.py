@@ -47,11 +47,10 @@ class Maker(NamedTuple):
     optional: Set[str] = frozenset()  # arguments that may be absent
 
 
-def _local_sgd(setting: Setting, *, batch_size, **work) -> ClientProgram:
+def _local_sgd(setting: Setting, **work) -> ClientProgram:
     return local_sgd(
         setting.model,
         optimizer(setting.config.train, setting.learning_rate),
-        batch_size=batch_size,
         max_length=setting.max_length,
         preprocess=setting.prepare_training,
         objective=setting.objective,
@@ -59,21 +58,18 @@ def _local_sgd(setting: Setting, *, batch_size, **work) -> ClientProgram:
     )
 
 
-def _local_gradient(setting: Setting, *, batch_size, microbatch) -> ClientProgram:
+def _local_gradient(setting: Setting, **work) -> ClientProgram:
     return local_gradient(
         setting.model,
-        batch_size=batch_size,
-        microbatch=microbatch,
         max_length=setting.max_length,
         preprocess=setting.prepare_training,
         objective=setting.objective,
+        **work,
     )
 
 
-def _local_statistics(setting: Setting, *, batch_size) -> ClientProgram:
-    return local_statistics(
-        setting.model, batch_size=batch_size, preprocess=setting.prepare_training
-    )
+def _local_statistics(setting: Setting, **work) -> ClientProgram:
+    return local_statistics(setting.model, preprocess=setting.prepare_training, **work)
 
 
 def _class_statistics(setting: Setting, **arguments) -> ClientProgram:

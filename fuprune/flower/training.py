@@ -7,7 +7,6 @@ may read, and its key.
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -15,9 +14,8 @@ import numpy as np
 
 from fuprune import typed_json
 from fuprune.data.federated import FederatedDataset
-from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.objective import Objective
-from fuprune.federated.train import FitResult, Record, Step, iterate
+from fuprune.federated.train import FitResult, Record, iterate
 from fuprune.files import write_whole
 from fuprune.flower.session import Session
 from fuprune.flower.transport import RemoteClients
@@ -81,7 +79,7 @@ def fit(
         evaluate_every=budget.is_due,
         min_participants=session.settings.min_clients,
     )
-    for step in _in_terms_of_the_app(steps):
+    for step in steps:
         before = step.record.round_number - 1
         if is_kept(before, interval):
             server = assembly.server_step(config)
@@ -93,15 +91,6 @@ def fit(
         history.append(step.record)
         _log_round(folder, step.record, schedule.rounds)
     return FitResult(state, history, None)
-
-
-def _in_terms_of_the_app(steps: Iterator[Step]) -> Iterator[Step]:
-    """The steps; if too few clients answer, the key to look at is the app's."""
-    try:
-        yield from steps
-    except TooFewClientsError as error:
-        text = str(error).replace("train.min_participants", "min-clients")
-        raise TooFewClientsError(text) from None
 
 
 def _log_round(folder: Path, record: Record, rounds: int) -> None:
