@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fuprune.errors import InputError
+from fuprune.errors import FupruneError, InputError
 from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL
@@ -50,7 +50,7 @@ def answer(kind: str, header: Mapping[str, Any], tree: Any, node: Node) -> Answe
             )
         more, content = KINDS[kind](header, tree, node)
         reply |= more
-    except InputError as error:
+    except FupruneError as error:
         reply["problem"] = " ".join(str(error).split())[:500]
     # Flower starts a process for each message: it is all that the message has cost.
     reply["cpu_seconds"] = round(time.process_time(), 3)
@@ -82,16 +82,16 @@ def _forget(header, tree, node: Node) -> Answer:
     return {"confirmed": wanted}, None
 
 
-def _task(header, tree, node: Node) -> Answer:
-    from fuprune.flower import work
+def _work(task: str) -> Handler:
+    """The answer to a message that runs a program of JAX's."""
 
-    return work.run_task(header, tree, node)
+    def handle(header, tree, node: Node) -> Answer:
+        from fuprune.flower import work
 
+        nodes.keep_compiled_programs(node.folder)
+        return getattr(work, task)(header, tree, node)
 
-def _evaluate(header, tree, node: Node) -> Answer:
-    from fuprune.flower import work
-
-    return work.evaluate(header, tree, node)
+    return handle
 
 
 def _secure(step: str) -> Handler:
@@ -101,31 +101,24 @@ def _secure(step: str) -> Handler:
         from fuprune.flower import secure
 
         del tree
-        steps = {
-            "keys": secure.publish_keys,
-            "shares": secure.seal_shares,
-            "reveal": secure.reveal,
-        }
-        return steps[step](header.get("secure"), node), None
+        return getattr(secure, step)(header.get("secure"), node), None
 
     return handle
 
 
 # Flower's message types; what follows the dot is the name of the handler.
 KINDS: Mapping[str, Handler] = {
-    "train": _task,
-    "evaluate": _evaluate,
+    "train": _work("run_task"),
+    "evaluate": _work("evaluate"),
     "query.hello": _hello,
     "query.forget": _forget,
-    "query.class_statistics": _task,
-    "query.sums": _task,
-    "query.relabel": _task,
-    "query.secure_keys": _secure("keys"),
-    "query.secure_shares": _secure("shares"),
+    "query.class_statistics": _work("run_task"),
+    "query.sums": _work("run_task"),
+    "query.relabel": _work("run_task"),
+    "query.secure_keys": _secure("publish_keys"),
+    "query.secure_shares": _secure("seal_shares"),
     "query.secure_reveal": _secure("reveal"),
 }
-# Those that run a program of JAX's.
-WITH_PROGRAMS = frozenset(k for k, h in KINDS.items() if h in (_task, _evaluate))
 # Those whose answer needs none of the client's images, which are then not loaded.
 WITHOUT_DATA = frozenset(
     kind for kind in KINDS if kind.startswith(("query.forget", "query.secure_"))

@@ -19,14 +19,15 @@ import numpy as np
 from fuprune.audit.options import ProbeOptions
 from fuprune.audit.probe import held_out_scores
 from fuprune.audit.sampling import placements
-from fuprune.federated.evaluate import Evaluation
 from fuprune.files import write_whole
 from fuprune.flower import ledger
 from fuprune.flower.ledger import Entry
+from fuprune.flower.session import Session
 from fuprune.run.assembly import initial_variables
 from fuprune.unlearning.activations import pooled_convolutions
-from fuprune.unlearning.protocol import UnlearnError
 
+BEFORE_FILE = "before.json"  # of an order: what the model showed
+START_FILE = "start.json"  # of an order: which model it starts from, by which method
 NOT_CHECKED = (
     "Not checked, because it needs clients' data or a retrained model: membership of "
     "the forgotten images, how fast they are relearned, the distance to retraining. A "
@@ -35,31 +36,28 @@ NOT_CHECKED = (
 
 
 def write_report(
-    folder: Path,
-    *,
-    order: Entry,
-    method: str,
-    before: dict[str, Any],
-    after: dict[str, Any],
-    untrained: float | None,
-    test_images: int,
-    roster: Any,
-    facts: dict[str, Any],
+    session: Session, order: Entry, folder: Path, made: Any, facts: dict[str, Any]
 ) -> Path:
-    """Writes `report.md` and `report.json` of an order; the path of the first.
+    """Writes `report.md` and `report.json` of a closed order; the path of the first.
 
-    `before` and `after` are what `measure` found, on so many test images, `untrained`
-    is what `measure_untrained` found, and `facts` are the method's, JSON-able.
+    Meanwhile clients are told that it is closed. `made` is the network and the
+    variables that the method gave, and `facts` are the method's, JSON-able.
     """
+    roster, federation = session.clients.roster, session.federation
+    with ledger.sending(session.workdir, order.order, roster):
+        after = measure(session, order, *made)
+        start = initial_variables(made[0], session.key)
+        untrained = probe(made[0], start, federation, order.classes)
     content = {
         "order": order.order,
         "forgotten": order.describe(),
         "classes": list(order.classes),
         "clients": list(order.clients),
         "examples": [list(pair) for pair in order.examples],
-        "method": method,
-        "test_images": test_images,
-        "before": before,
+        # Not the present run's, which may only write the report of an earlier one.
+        "method": json.loads((folder / START_FILE).read_text("utf-8"))["method"],
+        "test_images": len(federation.test.labels),
+        "before": json.loads((folder / BEFORE_FILE).read_text("utf-8")),
         "after": after,
         "untrained_probe": untrained,
         "confirmed_by": ledger.holders(roster, order.order),
@@ -71,13 +69,19 @@ def write_report(
     return folder / "report.md"
 
 
-def measure(
-    model: Any, variables: Any, evaluation: Evaluation, order: Entry, federation: Any
-) -> dict[str, Any]:
+def keep_before(session: Session, order: Entry, folder: Path, *model) -> None:
+    """Keeps what the model shows before it is changed, also for a resumed run."""
+    file = folder / BEFORE_FILE
+    if not file.exists():
+        write_whole(file, json.dumps(measure(session, order, *model)) + "\n")
+
+
+def measure(session: Session, order: Entry, model: Any, variables: Any) -> dict:
     """What the server's test set shows of a model: a column of the report, JSON-able.
 
-    A class is also probed for, on the federation's `test` images.
+    A class is also probed for.
     """
+    evaluation = session.evaluate(model, variables)
     row: dict[str, Any] = {"parameters": count_parameters(variables)}
     if not order.classes:
         # The server holds nothing of what other orders name.
@@ -88,23 +92,13 @@ def measure(
         "remaining_accuracy": round(evaluation.accuracy_without(order.classes), 4),
         "forgotten_images": int(evaluation.confusion[named].sum()),
         "answers_forgotten": int(evaluation.confusion[:, named].sum()),
-        "probe": probe(model, variables, federation, order.classes),
+        "probe": probe(model, variables, session.federation, order.classes),
     }
 
 
 def count_parameters(variables: Any) -> int:
     """How many numbers a network learns."""
     return sum(int(np.size(x)) for x in jax.tree.leaves(variables["params"]))
-
-
-def measure_untrained(
-    model: Any, order: Entry, federation: Any, key: jax.Array
-) -> float | None:
-    """The probe of the network before any training; None if nothing is probed for."""
-    if not order.classes:
-        return None
-    start = initial_variables(model, key)
-    return probe(model, start, federation, order.classes)
 
 
 def probe(model, variables, federation: Any, classes) -> float | None:
@@ -117,10 +111,7 @@ def probe(model, variables, federation: Any, classes) -> float | None:
     forgotten = np.isin(test.labels, classes)
     if not 0 < forgotten.sum() < len(forgotten):
         return None
-    try:
-        features = _features(model, federation.prepare)(variables, test.images)
-    except UnlearnError:
-        return None
+    features = _features(model, federation.prepare)(variables, test.images)
     if features is None:
         return None
     scores = held_out_scores(
@@ -175,21 +166,18 @@ def verdict(content: dict[str, Any]) -> str:
     )
 
 
-_CLASS_LINES = (
+_LINES = (
     ("accuracy on the forgotten", "forgotten_accuracy"),
     ("accuracy on the remaining", "remaining_accuracy"),
     ("images answered with a forgotten class", "answers_forgotten"),
     ("probe: area under the ROC", "probe"),
+    ("accuracy", "accuracy"),
+    ("parameters", "parameters"),
 )
-_OTHER_LINES = (("accuracy", "accuracy"),)
 
 
 def _prose(content: dict[str, Any]) -> str:
     before, after = content["before"], content["after"]
-    lines = (
-        *(_CLASS_LINES if content["classes"] else _OTHER_LINES),
-        ("parameters", "parameters"),
-    )
     probed = [
         f"The probe of an untrained network of the same form: "
         f"{_text(content['untrained_probe'])}.",
@@ -206,7 +194,8 @@ def _prose(content: dict[str, Any]) -> str:
             "|---|---:|---:|",
             *(
                 f"| {name} | {_text(before[field])} | {_text(after[field])} |"
-                for name, field in lines
+                for name, field in _LINES
+                if field in before
             ),
             "",
             *(probed if content["classes"] else ()),

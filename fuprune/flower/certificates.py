@@ -7,6 +7,7 @@ node's key, and `ca.crt`, to its machine, and keep `ca.key` away from all of the
 """
 
 import argparse
+import contextlib
 import datetime
 import ipaddress
 import sys
@@ -115,10 +116,8 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _host(host: str) -> x509.GeneralName:
-    try:
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
     try:
         return x509.DNSName(host)
     except ValueError:

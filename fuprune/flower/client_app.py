@@ -19,7 +19,6 @@ from fuprune import __version__
 from fuprune.errors import FupruneError, InputError
 from fuprune.files import write_whole
 from fuprune.flower import answers, records
-from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
 
 app = ClientApp()
@@ -35,8 +34,6 @@ def reply_to(kind: str, message: Message, context: Context) -> Message:
     except FupruneError as error:
         reply, content = {"request": header.get("request"), "problem": str(error)}, None
     else:
-        if kind in answers.WITH_PROGRAMS:
-            nodes.keep_compiled_programs(node.folder)
         reply, content = answers.answer(kind, header, tree, node)
     return Message(records.pack(reply, content), reply_to=message)
 
@@ -120,24 +117,13 @@ def _rehearsed_data(text: str, client: int):
     return federation.train.images[chosen], federation.train.labels[chosen]
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Local training, gradients, or BatchNorm's moments."""
-    return reply_to("train", message, context)
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """What a model does on the client's own images, as counts."""
-    return reply_to("evaluate", message, context)
-
-
 def _register(kind: str) -> None:
-    @app.query(kind.removeprefix("query."))
-    def query(message: Message, context: Context) -> Message:
+    category, _, action = kind.partition(".")
+
+    @getattr(app, category)(action or "default")
+    def answer(message: Message, context: Context) -> Message:
         return reply_to(kind, message, context)
 
 
 for _kind in answers.KINDS:
-    if _kind.startswith("query."):
-        _register(_kind)
+    _register(_kind)

@@ -20,19 +20,15 @@ import jax
 from fuprune import typed_json
 from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
-from fuprune.federated.evaluate import Evaluation
-from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult
 from fuprune.files import write_whole
 from fuprune.flower import ledger, training
 from fuprune.flower.audit import (
+    START_FILE,
     count_parameters,
-    measure,
-    measure_untrained,
+    keep_before,
     write_report,
 )
-from fuprune.flower.joining import server_folder
-from fuprune.flower.progress import log_messages
 from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
 from fuprune.flower.settings import Settings
@@ -47,8 +43,6 @@ from fuprune.unlearning.request import ForgetRequest
 
 _LOGGER = logging.getLogger(__name__)
 
-BEFORE_FILE = "before.json"  # of an order: what the model showed
-START_FILE = "start.json"  # of an order: which model it starts from, by which method
 # Methods that need more than clients' uploads, and what that is.
 UNAVAILABLE = {
     "influence": "it takes one message to every client for each step of a linear "
@@ -89,7 +83,7 @@ def train(session: Session) -> None:
         interval=config.train.history_interval,
     )
     _publish(session, "train", model, fit.state.variables)
-    accuracy = _evaluate(session, model, fit.state.variables).accuracy
+    accuracy = session.evaluate(model, fit.state.variables).accuracy
     _LOGGER.info(
         "%d rounds are trained: %.1f%% of the test set is right",
         budget.schedule.rounds,
@@ -130,7 +124,7 @@ def forget(session: Session) -> Path:
             )
         # The server was killed when all was done but for the report.
         made = checkpoint.load(folder / "model")
-        return _report(session, order, folder, made, {"resumed": True})
+        return write_report(session, order, folder, made, {"resumed": True})
     if _current(session) == f"{unit}/model":
         # The server was killed when the model was handed out and the order still open.
         result, facts = current_model(session), {"resumed": True}
@@ -138,39 +132,14 @@ def forget(session: Session) -> Path:
         _begin(session, folder)
         with ledger.sending(session.workdir, name, roster):
             model, variables = current_model(session)
-            _keep_before(session, order, folder, model, variables)
+            keep_before(session, order, folder, model, variables)
         clients = session.clients.under(order=name)
         ordered = session._replace(clients=clients)
         result, facts = _run_method(ordered, order, method, model, variables, folder)
         _publish(session, unit, *result)
     roster.orders = ledger.close_order(session.workdir, name)
-    seconds = round(time.time() - started, 1)
-    return _report(session, order, folder, result, {**facts, "seconds": seconds})
-
-
-def _report(
-    session: Session, order: ledger.Entry, folder: Path, made: Any, facts: dict
-) -> Path:
-    """Tells clients that an order is closed, and writes what the server can check.
-
-    `made` is the network and the variables that the method gave.
-    """
-    roster = session.clients.roster
-    with ledger.sending(session.workdir, order.order, roster):
-        after = _measure(session, order, *made)
-        untrained = measure_untrained(made[0], order, session.federation, session.key)
-    return write_report(
-        folder,
-        order=order,
-        # Not the present run's, which may only write the report of an earlier one.
-        method=json.loads((folder / START_FILE).read_text("utf-8"))["method"],
-        before=json.loads((folder / BEFORE_FILE).read_text("utf-8")),
-        after=after,
-        untrained=untrained,
-        test_images=len(session.federation.test.labels),
-        roster=roster,
-        facts=facts,
-    )
+    facts = {**facts, "seconds": round(time.time() - started, 1)}
+    return write_report(session, order, folder, result, facts)
 
 
 def _begin(session: Session, folder: Path) -> None:
@@ -186,31 +155,15 @@ def _begin(session: Session, folder: Path) -> None:
     write_whole(file, json.dumps(start) + "\n")
 
 
-def _keep_before(session: Session, order: ledger.Entry, folder: Path, *model) -> None:
-    """Keeps what the model shows before it is changed, also for a resumed run."""
-    file = folder / BEFORE_FILE
-    if not file.exists():
-        write_whole(file, json.dumps(_measure(session, order, *model)) + "\n")
-
-
-def _measure(session: Session, order: ledger.Entry, model, variables):
-    """What the server's test set shows of a model."""
-    evaluation = _evaluate(session, model, variables)
-    return measure(model, variables, evaluation, order, session.federation)
-
-
 def evaluate(session: Session) -> None:
     """What the current model does on the server's test set and on clients' images."""
     model, variables = current_model(session)
-    here = _evaluate(session, model, variables)
+    here = session.evaluate(model, variables)
     classes = range(session.federation.num_classes)
     there = session.clients.evaluate(model, variables, classes)
-    rows = {
-        "test set": here.accuracy,
-        f"{int(there.confusion.sum())} images of clients": there.accuracy,
-    }
-    for where, accuracy in rows.items():
-        _LOGGER.info("accuracy on the %s: %.4f", where, accuracy)
+    _LOGGER.info("accuracy on the test set: %.4f", here.accuracy)
+    images = f"{int(there.confusion.sum())} images of clients"
+    _LOGGER.info("accuracy on the %s: %.4f", images, there.accuracy)
 
 
 def _request(session: Session, order: ledger.Entry) -> ForgetRequest:
@@ -232,7 +185,12 @@ def _run_method(
     unit = str(folder.relative_to(session.workdir) / "fine_tune")
     taught = None
     if method.budget == "fine_tune":
-        session, taught = _with_teacher(session, model, variables)
+        classes = request.classes
+        taught = assembly.fine_tune_objective(config, model, variables, classes)
+    if taught is not None:
+        # Clients learn from the trained model, whose arrays are in the objective.
+        teacher = {"spec": rebuild.spec(model), "masked_classes": list(request.classes)}
+        session = session._replace(clients=session.clients.under(teacher=teacher))
 
     def tune(model, variables, data, key, objective=None) -> FitResult:
         if objective is not None:
@@ -276,22 +234,6 @@ def _run_method(
     return (result.model, result.variables), facts
 
 
-def _with_teacher(
-    session: Session, model, variables
-) -> tuple[Session, Objective | None]:
-    """The session whose clients learn from a trained model, and what they minimise.
-
-    They have no teacher unless the config wants one.
-    """
-    classes = session.federation.request.classes
-    taught = assembly.fine_tune_objective(session.config, model, variables, classes)
-    if taught is None:
-        return session, None
-    teacher = {"spec": rebuild.spec(model), "masked_classes": list(classes)}
-    clients = session.clients.under(teacher=teacher)
-    return session._replace(clients=clients), taught
-
-
 def channels_cut(cuts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """How many channels each layer lost, over the cuts of all classes."""
     lost = collections.Counter()
@@ -318,16 +260,13 @@ def _remaining(
     session: Session, but_for: ledger.Entry | None = None
 ) -> FederatedDataset:
     """What clients may be asked for: nothing of any order but the one given."""
-    data = session.federation.data
-    if but_for is not None and but_for.examples:
-        named = [client for client, _ in but_for.examples]
-        shape = data.images.shape[1:]
-        data = stand_ins(data.num_clients, data.labels.shape[0], shape, named)
-    others = [
-        order
-        for order in ledger.read(session.workdir).values()
-        if but_for is None or order.order != but_for.order
-    ]
+    data, orders = session.federation.data, ledger.read(session.workdir)
+    if but_for is not None:
+        del orders[but_for.order]
+        if named := [client for client, _ in but_for.examples]:
+            shape = data.images.shape[1:]
+            data = stand_ins(data.num_clients, data.labels.shape[0], shape, named)
+    others = orders.values()
     data = drop_classes(data, sorted({u for order in others for u in order.classes}))
     return drop_clients(data, sorted({k for order in others for k in order.clients}))
 
@@ -360,11 +299,6 @@ def _publish(session: Session, unit: str, model, variables) -> None:
     write_whole(session.workdir / "current.json", current)
 
 
-def _evaluate(session: Session, model, variables) -> Evaluation:
-    federation = session.federation
-    return federation.evaluator(model, federation.test)(variables)
-
-
 RUNS = {"train": train, "forget": forget, "evaluate": evaluate}
 
 
@@ -374,7 +308,7 @@ def run(roster: Roster, settings: Settings) -> None:
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    workdir = server_folder(settings)
+    workdir = settings.workdir
     # A second server would write the same book of orders, models and checkpoints.
     with lock_workdir(workdir):
         roster.orders = ledger.read(workdir)
@@ -383,7 +317,9 @@ def run(roster: Roster, settings: Settings) -> None:
             done = RUNS[settings.command](session)
         finally:
             ledger.confirm(workdir, roster)
-            log_messages(workdir, roster)
+            with open(workdir / "messages.jsonl", "a", encoding="utf-8") as file:
+                for cost in roster.costs:
+                    file.write(json.dumps(cost) + "\n")
     if done is not None:
         print(Path(done).read_text("utf-8"))
         print(f"report: {done}")

@@ -9,6 +9,7 @@ speaks TLS and nodes prove who they are; with it nothing but loopback is listene
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import re
@@ -26,7 +27,7 @@ import psutil
 
 from fuprune.errors import FupruneError
 from fuprune.flower.certificates import make_certificates
-from fuprune.flower.progress import FAILED, FINISHED, TOLD
+from fuprune.flower.server_app import FAILED, FINISHED, TOLD
 
 HOST = "127.0.0.1"
 APP = Path(__file__).parent / "app"
@@ -107,7 +108,15 @@ class Loopback:
             command += ["--ssl-keyfile", str(self._keys / "superlink.key")]
             command.append("--enable-supernode-auth")
         self.link = self._start("superlink", command)
-        self._await_port(self.port, self.link, "superlink")
+        until = time.monotonic() + 180
+        while time.monotonic() < until and self.link.poll() is None:
+            with contextlib.suppress(OSError):
+                socket.create_connection((HOST, self.port), 1).close()
+                return
+            time.sleep(0.2)
+        raise FederationError(
+            f"the SuperLink does not listen; see {self._log('superlink')}."
+        )
 
     def register(self, public_key: Path) -> None:
         """Lets the SuperNode with this key in."""
@@ -144,51 +153,46 @@ class Loopback:
           FederationError: the run failed; the server's last lines are in it.
         """
         process, log = self.start_run(**config)
-        until, told = time.monotonic() + timeout, 0
-        while True:
+        until = time.monotonic() + timeout
+        text, told, ended = "", 0, False
+        while not ended:
             ended = process.poll() is not None
-            lines = log.read_text("utf-8", errors="replace").splitlines(keepends=True)
-            for line in lines[told:]:
-                if not line.endswith("\n") and not ended:
-                    break  # the rest of it is on the way
-                told += 1
-                told_now = line.startswith(TOLD) and not line.startswith(FAILED)
-                if told_now and line.rstrip() != f"{TOLD}{FINISHED}":
-                    on_line(line[len(TOLD) :].rstrip())
-            if ended:
-                break
-            if time.monotonic() > until:
+            text = log.read_text("utf-8", errors="replace")
+            # Until it has ended, the rest of the last line may be on the way.
+            lines = text.split("\n")[: None if ended else -1]
+            for line in map(str.rstrip, lines[told:]):
+                own = line.startswith(TOLD) and not line.startswith(FAILED)
+                if own and line != f"{TOLD}{FINISHED}":
+                    on_line(line.removeprefix(TOLD))
+            told = len(lines)
+            if not ended and time.monotonic() > until:
                 stop(process)
                 raise FederationError(f"the run took more than {timeout:.0f} s.")
             time.sleep(0.2)
-        text = "".join(lines)
-        status = "finished:completed" if f"{TOLD}{FINISHED}" in text else ""
-        if not status and FAILED not in text:
+        if FAILED not in text and f"{TOLD}{FINISHED}" not in text:
             # The stream broke, as it does on an overloaded machine: the run goes on.
-            text, status = self._await_end(text, until)
+            text += self._await_end(text, until)
         if FAILED in text:
             line = text[text.index(FAILED) + len(FAILED) :].splitlines()[0]
             raise FederationError(line)
-        if "finished:completed" not in status:  # says Flower
+        # Says the server, or Flower.
+        if f"{TOLD}{FINISHED}" not in text and "finished:completed" not in text:
             raise FederationError(
                 f"the run did not finish; see {log} and {self.folder / 'logs'}."
             )
         return text
 
-    def _await_end(self, text: str, until: float) -> tuple[str, str]:
-        """The log and the state of a run that is no longer streamed, at its end."""
+    def _await_end(self, text: str, until: float) -> str:
+        """The state and the log of a run that is no longer streamed, once it ends."""
         started = re.search(r"started run (\d+)", text)
-        if started is None:
-            return text, "never started"
-        status = ""
-        while "finished:" not in status and time.monotonic() < until:
+        while started and time.monotonic() < until:
             with contextlib.suppress(FederationError):  # the link may be overloaded
-                status = self.flwr("list", CONNECTION, "--run-id", started[1])
-                if "finished:" in status:
+                state = self.flwr("list", CONNECTION, "--run-id", started[1])
+                if "finished:" in state:
                     shown = self.flwr("log", started[1], CONNECTION, "--show")
-                    return f"{text}\n{shown}", status
+                    return f"\n{state}\n{shown}"
             time.sleep(3)
-        return text, status
+        return ""
 
     def start_run(self, **config) -> tuple[subprocess.Popen, Path]:
         """Starts `flwr run --stream`; the process and its log."""
@@ -206,7 +210,7 @@ class Loopback:
     def flwr(self, *arguments: str) -> str:
         """One command of Flower's."""
         done = subprocess.run(
-            [_program("flwr"), *arguments],
+            ["flwr", *arguments],
             env=self._environment(),
             cwd=self.folder,
             capture_output=True,
@@ -244,14 +248,14 @@ class Loopback:
             "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
             "NO_COLOR": "1",
             "COLUMNS": "200",
-            # Flower's processes start others by name.
+            # Programs of this environment; Flower's processes start others by name.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
 
     def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen:
         with open(self._log(name), "ab") as log:
             return subprocess.Popen(
-                [_program(command[0]), *command[1:]],
+                command,
                 env=self._environment(),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -263,15 +267,6 @@ class Loopback:
 
     def _log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
-
-    def _await_port(self, port: int, process, name: str, seconds: float = 180) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and process.poll() is None:
-            with contextlib.suppress(OSError):
-                socket.create_connection((HOST, port), 1).close()
-                return
-            time.sleep(0.2)
-        raise FederationError(f"{name} does not listen; see {self._log(name)}.")
 
 
 def stop(*processes: subprocess.Popen, seconds: float = 20) -> None:
@@ -304,46 +299,29 @@ def _signal(process: subprocess.Popen, number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _program(name: str) -> str:
-    """The program of this environment."""
-    return str(Path(sys.executable).parent / name)
-
-
 def demonstrate(folder: Path, given: argparse.Namespace) -> None:
     """Trains, forgets and reports, as `make federation` does."""
+    say = functools.partial(print, flush=True)
     settings: Mapping[str, Any] = {
         "config": (
             f"partition.clients={given.nodes} train.cohort={given.nodes} {given.config}"
         ),
         "min_clients": max(1, given.nodes - 1),
+        "on_line": lambda line: say(f"  {line}"),
     }
     federation = Loopback(folder, given.nodes, insecure=given.insecure)
     keys = "without TLS or keys" if given.insecure else "with TLS and a key for each"
-    _say(f"starting a SuperLink and {given.nodes} SuperNodes on {HOST}, {keys}")
-    _say(f"what each of them says is in {folder}/logs")
+    say(f"starting a SuperLink and {given.nodes} SuperNodes on {HOST}, {keys}")
+    say(f"what each of them says is in {folder}/logs")
     with federation:
-        _say("training:")
-        federation.run(command="train", on_line=_say_indented, **settings)
-        _say(f"forget order {given.order}, class {given.forget}:")
-        federation.run(
-            command="forget",
-            classes=given.forget,
-            order=given.order,
-            method=given.method,
-            on_line=_say_indented,
-            **settings,
-        )
-        _say("ending what was started")
+        say("training:")
+        federation.run(command="train", **settings)
+        say(f"forget order {given.order}, class {given.forget}:")
+        order = {"order": given.order, "classes": given.forget, "method": given.method}
+        federation.run(command="forget", **order, **settings)
+        say("ending what was started")
     (report,) = federation.workdir.glob("orders/*/report.md")
-    _say(f"\n{report.read_text('utf-8')}\nreport: {report}")
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _say_indented(line: str) -> None:
-    _say(f"  {line}")
+    say(f"\n{report.read_text('utf-8')}\nreport: {report}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

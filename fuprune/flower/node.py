@@ -69,13 +69,7 @@ def read_orders(folder: Path) -> dict[str, Order]:
             order = _order(json.loads(line))
         except (ValueError, InputError):
             continue
-        known = orders.get(order.order)
-        # What was closed stays closed, and what was to be forgotten stays so.
-        if known is not None:
-            named = [sorted({*getattr(known, n), *getattr(order, n)}) for n in NAMES]
-            closed = known.closed or order.closed
-            order = Order(order.order, *map(tuple, named), closed=closed)
-        orders[order.order] = order
+        orders[order.order] = _joined(orders.get(order.order), order)
     return orders
 
 
@@ -98,7 +92,8 @@ def log_orders(folder: Path, received: Sequence[Any]) -> dict[str, Order]:
         if (logged := file.read()) and not logged.endswith("\n"):
             file.write("\n")
         for order in new:
-            if _adds(order, known.get(order.order)):
+            before = known.get(order.order)
+            if _joined(before, order) != before:
                 row = {**order._asdict(), "received": round(time.time(), 3)}
                 file.write(json.dumps(row) + "\n")
         file.flush()
@@ -106,12 +101,13 @@ def log_orders(folder: Path, received: Sequence[Any]) -> dict[str, Order]:
     return read_orders(folder)
 
 
-def _adds(order: Order, known: Order | None) -> bool:
-    return (
-        known is None
-        or any(not {*getattr(order, n)} <= {*getattr(known, n)} for n in NAMES)
-        or (order.closed and not known.closed)
-    )
+def _joined(known: Order | None, order: Order) -> Order:
+    """What was closed stays closed, and what was to be forgotten stays so."""
+    if known is None:
+        return order
+    named = (sorted({*getattr(known, n), *getattr(order, n)}) for n in NAMES)
+    closed = known.closed or order.closed
+    return Order(order.order, *map(tuple, named), closed=closed)
 
 
 def _order(row: Any) -> Order:
@@ -132,7 +128,8 @@ def _order(row: Any) -> Order:
             f"an order is {dict(row)!r:.200}, but must have an id of up to 100 "
             "characters, and whole numbers for classes, clients and examples."
         )
-    return Order(str(name), *map(tuple, named), closed=bool(closed))
+    ordered = (tuple(sorted({*numbers})) for numbers in named)
+    return Order(str(name), *ordered, closed=bool(closed))
 
 
 def in_force(orders: Mapping[str, Order], order: object) -> list[Order]:

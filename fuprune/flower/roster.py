@@ -1,33 +1,29 @@
 """Who takes part, and one exchange of messages with them.
 
 Nodes come and go; a client is known by the id that it says it has. A reply counts only
-if it answers the request that was sent to its node, on the model that was sent.
+if it answers the request that was sent to its node, on the model that was sent. Nothing
+here loads JAX, so that clients are asked before the server itself is ready.
 """
 
 import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
 
 from fuprune.errors import TooFewClientsError
-from fuprune.flower.ledger import Entry
+from fuprune.flower import ledger
 from fuprune.flower.records import PROTOCOL, MessageError, digest, pack, unpack
+from fuprune.flower.settings import Settings, Timeouts
 
 _LOGGER = logging.getLogger(__name__)
+COLOURS_FILE = "colours.json"  # in the workdir: what clients' images are scaled with
 GREETINGS = 3  # without an answer, and a node is left out
-Replies = dict[int, tuple[dict[str, Any], Any]]  # by client: header and arrays
-
-
-class Timeouts(NamedTuple):
-    """How long the server waits, in seconds."""
-
-    reply: float = 600.0  # for the answers to one request
-    join: float = 600.0  # for enough clients to be there
-    poll: float = 0.5  # between two looks at who is there, and at what has come
+Requests = Mapping[int, tuple[Mapping[str, Any], Any]]  # by client: header and arrays
+Replies = dict[int, tuple[dict[str, Any], Any]]  # the same
 
 
 class Roster:
@@ -52,12 +48,12 @@ class Roster:
         self.channel_sums: dict[int, np.ndarray] = {}  # by client, [2 * C + 1]
         self.num_clients = num_clients
         self.timeouts = timeouts
-        self.orders: dict[str, Entry] = {}  # in force
+        self.orders: dict[str, ledger.Entry] = {}  # in force
         self.confirmed: dict[int, set[str]] = {}  # by client: orders in its log
         self.closed: dict[int, set[str]] = {}  # by client: those it knows as closed
         self.examples: dict[int, int] = {}  # by client, as it said
         self.shape: tuple[int, ...] | None = None
-        self.cpu_seconds: list[tuple[str, int, float]] = []  # kind, client, seconds
+        self.costs: list[dict[str, Any]] = []  # what each answer cost its client
         self._node_of: dict[int, int] = {}  # client -> Flower's node id
         self._refused: set[int] = set()  # nodes that are not of this federation
         self._unanswered: dict[int, int] = {}  # node -> greetings without an answer
@@ -100,9 +96,7 @@ class Roster:
                 )
             time.sleep(self.timeouts.poll)
 
-    def exchange(
-        self, kind: str, requests: Mapping[int, tuple[Mapping[str, Any], Any]]
-    ) -> Replies:
+    def exchange(self, kind: str, requests: Requests) -> Replies:
         """Sends each client a header and arrays; the replies that are answers.
 
         `kind` is Flower's message type.
@@ -157,7 +151,7 @@ class Roster:
         self.shape = tuple(shape)
         return None
 
-    def _send(self, kind: str, requests) -> Replies:
+    def _send(self, kind: str, requests: Requests) -> Replies:
         """Replies by Flower's node id."""
         messages, expected = [], {}
         client_of = {n: k for k, n in self._node_of.items()}
@@ -190,11 +184,10 @@ class Roster:
             node = message.metadata.src_node_id
             if node not in expected or node in replies:
                 continue
-            problem, found = self._read(message, *expected[node])
-            if found is None:
+            try:
+                replies[node] = _read(message, *expected[node])
+            except MessageError as problem:
                 _LOGGER.warning("%s: node %d: %s", kind, node, problem)
-                continue
-            replies[node] = found
         for node in expected.keys() - replies.keys():
             _LOGGER.warning("%s: no usable answer from node %d", kind, node)
         return replies
@@ -215,23 +208,6 @@ class Roster:
             time.sleep(self.timeouts.poll)
         return arrived
 
-    def _read(self, message, request: str, model: str | None):
-        """`(problem, None)`, or `("", (header, arrays))` of an answer to it."""
-        if message.has_error():
-            return f"Flower says: {message.error.reason}"[:300], None
-        try:
-            header, tree = unpack(message.content)
-        except MessageError as error:
-            return str(error), None
-        answered = header.get("request")
-        if answered != request:
-            return f"it answers request {answered!r:.60}, not {request}", None
-        if header.get("problem"):
-            return f"it cannot answer: {header['problem']!s:.500}", None
-        if model is not None and header.get("model") != model:
-            return "it worked on another model than the one that was sent", None
-        return "", (header, tree)
-
     def _note(self, kind: str, client: int, header) -> None:
         """Notes what a client says of its log and its time, under its own id alone."""
         for field, kept in (("orders", self.confirmed), ("closed", self.closed)):
@@ -240,4 +216,43 @@ class Roster:
                 kept[client] = {name for name in self.orders if name in names}
         seconds = header.get("cpu_seconds")
         if isinstance(seconds, int | float):
-            self.cpu_seconds.append((kind, client, float(seconds)))
+            cost = {"kind": kind, "client": client, "cpu_seconds": float(seconds)}
+            self.costs.append(cost)
+
+
+def _read(message: Message, request: str, model: str | None) -> tuple[dict, Any]:
+    """Header and arrays of an answer to the request, on the model of that digest."""
+    if message.has_error():
+        raise MessageError(f"Flower says: {message.error.reason}"[:300])
+    header, tree = unpack(message.content)
+    answered = header.get("request")
+    if answered != request:
+        raise MessageError(f"it answers request {answered!r:.60}, not {request}")
+    if header.get("problem"):
+        raise MessageError(f"it cannot answer: {header['problem']!s:.500}")
+    if model is not None and header.get("model") != model:
+        raise MessageError("it worked on another model than the one that was sent")
+    return header, tree
+
+
+def join_clients(grid, settings: Settings) -> Roster:
+    """Waits for enough clients.
+
+    Raises:
+      TooFewClientsError: they did not come in time.
+    """
+    config, workdir = settings.config, settings.workdir
+    workdir.mkdir(parents=True, exist_ok=True)
+    roster = Roster(
+        grid,
+        config.partition.clients,
+        settings.timeouts,
+        least=settings.min_clients,
+        # Sums of colours are told once, before anything was ordered to be forgotten.
+        normalise=config.data.normalise == "federated"
+        and not (workdir / COLOURS_FILE).exists(),
+    )
+    roster.orders = ledger.read(workdir)
+    present = roster.wait_for(settings.min_clients)
+    _LOGGER.info("clients %s are there", ", ".join(map(str, present)))
+    return roster

@@ -6,8 +6,9 @@ client's folder; `secure_statistics` is the server's side. Both call the functio
 and opens shares at most once per session.
 """
 
+import contextlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from fuprune.unlearning.secure_summation import (
     unmask,
 )
 from fuprune.unlearning.summation_keys import (
+    KEY_BYTES,
     Directory,
     Keys,
     PublicKeys,
@@ -37,8 +39,8 @@ from fuprune.unlearning.summation_keys import (
     share_keys,
 )
 
-# (kind, header by client) -> replies by client, arrays included
-Ask = Callable[[str, Mapping[int, dict[str, Any]]], Mapping[int, tuple[dict, Any]]]
+Replies = Mapping[int, tuple[dict[str, Any], Any]]  # header and arrays, by client
+Ask = Callable[[str, Mapping[int, dict[str, Any]]], Replies]  # (kind, headers)
 
 
 def publish_keys(secure: Any, node: Node) -> dict[str, Any]:
@@ -55,13 +57,14 @@ def seal_shares(secure: Any, node: Node) -> dict[str, Any]:
     kept = nodes.recall_secret(node.folder, session)
     if "directory" in kept:
         raise InputError(f"secure sum {session} has its directory already.")
-    directory = _directory(secure, session)
+    with _reading("directory"):
+        position = int(secure["position"])
+        directory = _directory(secure, session)
     if directory.threshold <= len(directory.public_keys) // 2:
         raise InputError(
             f"threshold {directory.threshold} of {len(directory.public_keys)} lets two "
             "groups of clients open different shares; refuse the sum."
         )
-    position = _position(secure)
     keys = Keys(*map(bytes.fromhex, kept["keys"]))
     sealed = share_keys(position, keys, directory)
     described = {"public": secure["public"], "threshold": secure["threshold"]}
@@ -78,7 +81,8 @@ def masked_upload(upload: Any, secure: Any, node: Node) -> np.ndarray:
     if kept.get("sent"):
         raise InputError(f"secure sum {session} has this client's upload already.")
     words = mask_upload(upload, kept["position"], keys, directory)
-    boxes = _boxes(secure.get("boxes"))
+    with _reading("boxes"):
+        boxes = _boxes(secure["boxes"])
     # Opened before anything is sent: a false share ends the sum here.
     open_shares(kept["position"], keys, directory, boxes)
     kept |= {"sent": True, "boxes": {str(o): box.hex() for o, box in boxes.items()}}
@@ -121,29 +125,27 @@ def secure_statistics(
       UnlearnError: the sum cannot be one of class statistics, so a client spoiled it.
     """
     session = secrets.token_hex(16)
-    opened = {"session": session}
-    replies = ask("query.secure_keys", {k: {"secure": opened} for k in clients})
-    published = {k: _public_keys(header) for k, (header, _) in replies.items()}
+    opened = {"secure": {"session": session}}
+    replies = ask("query.secure_keys", dict.fromkeys(clients, opened))
     # Unreadable keys count as no answer: whoever sent them is left out before anybody
     # depends on it.
-    published = {k: keys for k, keys in published.items() if keys is not None}
+    published = _readable(replies, _public_keys)
     members = [k for k in clients if k in published]
-    # From here on clients are known by their place among the members.
     directory = make_directory([published[k] for k in members], session=session)
-    told = {
-        "session": session,
-        "public": [[k.hex() for k in published[m]] for m in members],
-        "threshold": directory.threshold,
-    }
-    replies = ask(
-        "query.secure_shares",
-        {k: {"secure": {**told, "position": i}} for i, k in enumerate(members)},
-    )
-    found = {
-        members.index(k): _sealed(header, len(members))
-        for k, (header, _) in replies.items()
-    }
-    sealed = {i: boxes for i, boxes in found.items() if boxes is not None}
+    places = range(len(members))
+
+    # From here on clients are known by their place among the members.
+    def tell(kind: str, parts: Mapping[int, Any], header: Any = None) -> Replies:
+        headers = {
+            members[i]: {**(header or {}), "secure": {"session": session, **part}}
+            for i, part in parts.items()
+        }
+        return {members.index(k): reply for k, reply in ask(kind, headers).items()}
+
+    public = [[key.hex() for key in published[k]] for k in members]
+    told = {"public": public, "threshold": directory.threshold}
+    replies = tell("query.secure_shares", {i: {**told, "position": i} for i in places})
+    sealed = _readable(replies, lambda header: _sealed(header, len(members)))
     # A client whose shares are missing could not be made up for: everybody must have
     # shared before anything is masked.
     if len(sealed) < len(members):
@@ -152,27 +154,33 @@ def secure_statistics(
             f"clients {missing} left a secure sum before they had shared their keys; "
             "ask again."
         )
-    boxes = {
-        i: {str(o): sealed[o][i] for o in range(len(members))}
-        for i in range(len(members))
-    }
-    replies = ask(
-        "query.class_statistics",
-        {
-            k: {**request, "secure": {"session": session, "boxes": boxes[i]}}
-            for i, k in enumerate(members)
-        },
-    )
-    size = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(template))
+    boxes = {i: {"boxes": {str(o): sealed[o][i].hex() for o in places}} for i in places}
+    replies = tell("query.class_statistics", boxes, request)
+    size = sum(x.size for x in jax.tree.leaves(template))
     masked = {
-        members.index(k): words
-        for k, (_, words) in replies.items()
+        i: words
+        for i, (_, words) in replies.items()
         if isinstance(words, np.ndarray)
         # Sums are modulo 2^64, so that masks cancel exactly.
         and words.dtype == np.uint64
         and words.shape == (size,)
     }
-    total = _open(ask, masked, members, directory)
+    # Those who sent open shares, by which the masks come off the sum.
+    sent = sorted(masked)
+    replies = tell("query.secure_reveal", {i: {"sent": sent} for i in sent})
+    revealed = {
+        i: {owner: Share(i, value) for owner, value in shares.items()}
+        for i, shares in _readable(replies, _shares).items()
+    }
+    private_key_shares, self_seed_shares = gather_shares(
+        revealed, dropped=set(places) - set(sent), sent=sent
+    )
+    total = unmask(
+        masked,
+        directory,
+        private_key_shares=private_key_shares,
+        self_seed_shares=self_seed_shares,
+    )
     words = jax.device_get(decode(total, template))
     # Only the sum can be checked: single uploads are hidden by design.
     held = sum(sizes[members[i]] for i in masked)
@@ -186,77 +194,66 @@ def secure_statistics(
     return words
 
 
-def _open(ask: Ask, masked, members, directory: Directory) -> np.ndarray:
-    """Asks those who sent to open shares, and takes the masks off the sum."""
-    session = directory.session
-    sent = sorted(masked)
-    replies = ask(
-        "query.secure_reveal",
-        {members[i]: {"secure": {"session": session, "sent": sent}} for i in sent},
-    )
-    revealed = {
-        members.index(k): _shares(header, members.index(k))
-        for k, (header, _) in replies.items()
-    }
-    dropped = set(range(len(members))) - set(sent)
-    private_key_shares, self_seed_shares = gather_shares(
-        revealed, dropped=dropped, sent=sent
-    )
-    return unmask(
-        masked,
-        directory,
-        private_key_shares=private_key_shares,
-        self_seed_shares=self_seed_shares,
-    )
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 
 
-def _public_keys(header: Mapping[str, Any]) -> PublicKeys | None:
+def _readable(replies: Replies, read: Callable[[Any], Any]) -> dict[int, Any]:
+    """By client, what `read` finds in its header; unreadable ones are left out."""
+    found = {}
+    for client, (header, _) in replies.items():
+        with contextlib.suppress(*_UNREADABLE):
+            found[client] = read(header)
+    return found
+
+
+def _public_keys(header: Mapping[str, Any]) -> PublicKeys:
+    keys = PublicKeys(*map(bytes.fromhex, header["keys"]))
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise InputError(f"a public key has {KEY_BYTES} bytes.")
+    return keys
+
+
+def _sealed(header: Mapping[str, Any], number: int) -> list[bytes]:
+    boxes = list(map(bytes.fromhex, header["sealed"]))
+    if len(boxes) != number:
+        raise InputError(f"{len(boxes)} boxes came for {number} clients.")
+    return boxes
+
+
+def _shares(header: Mapping[str, Any]) -> dict[int, int]:
+    return {int(owner): int(value, 16) for owner, value in header["shares"].items()}
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Says what of a request it is that a client cannot read."""
     try:
-        mask, sealing = map(bytes.fromhex, header["keys"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    good = len(mask) == len(sealing) == 32
-    return PublicKeys(mask, sealing) if good else None
+        yield
+    except InputError:
+        raise
+    except _UNREADABLE as error:
+        raise InputError(f"the {what} of a secure sum cannot be read.") from error
 
 
-def _sealed(header: Mapping[str, Any], number: int) -> list[str] | None:
-    """A client's boxes, one for each of `number` clients; None if they are not that."""
-    boxes: Any = header.get("sealed")
-    if not isinstance(boxes, list) or len(boxes) != number:
-        return None
-    return boxes if all(isinstance(box, str) for box in boxes) else None
+def _boxes(boxes: Mapping[str, str]) -> dict[int, bytes]:
+    return {int(owner): bytes.fromhex(box) for owner, box in boxes.items()}
 
 
-def _shares(header: Mapping[str, Any], holder: int) -> dict[int, Share]:
-    """By owner, what a client opened; none if it cannot be read."""
-    try:
-        return {
-            int(owner): Share(holder, int(value, 16))
-            for owner, value in header["shares"].items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return {}
-
-
-def _boxes(boxes: Any) -> dict[int, bytes]:
-    try:
-        return {int(owner): bytes.fromhex(box) for owner, box in boxes.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError("the boxes of a secure sum cannot be read.") from error
+def _directory(told: Mapping[str, Any], session: str) -> Directory:
+    published = [PublicKeys(*map(bytes.fromhex, pair)) for pair in told["public"]]
+    return make_directory(published, int(told["threshold"]), session)
 
 
 def _senders(secure: Any, position: int, directory: Directory) -> set[int]:
     """Whose uploads the server says it has: of this sum, this client among them."""
-    sent = secure.get("sent")
-    everybody = range(len(directory.public_keys))
-    if not isinstance(sent, list) or not all(type(i) is int for i in sent):
-        raise InputError(f"senders are {sent!r:.80}, but must be whole numbers.")
+    sent, number = secure.get("sent"), len(directory.public_keys)
+    known = isinstance(sent, list) and all(type(i) is int for i in sent)
     # This client knows that it has sent. A list without it would ask the others for its
     # private key, which takes one of the two kinds of masks off its upload.
-    if position not in sent or not set(sent) <= set(everybody):
+    if not known or position not in sent or not set(sent) <= set(range(number)):
         raise InputError(
             f"the senders of a secure sum are {sent!r:.80}, but must be among its "
-            f"{len(everybody)} clients, and client {position} has sent; refuse the sum."
+            f"{number} clients, and client {position} has sent; refuse the sum."
         )
     return set(sent)
 
@@ -269,24 +266,7 @@ def _recall(session: str, node: Node) -> tuple[dict[str, Any], Keys, Directory]:
     return kept, keys, _directory(kept["directory"], session)
 
 
-def _directory(told: Any, session: str) -> Directory:
-    try:
-        published = [PublicKeys(*map(bytes.fromhex, pair)) for pair in told["public"]]
-        return make_directory(published, int(told["threshold"]), session)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError("the directory of a secure sum cannot be read.") from error
-
-
 def _session(secure: Any) -> str:
     if not isinstance(secure, dict) or not isinstance(secure.get("session"), str):
         raise InputError("a request of a secure sum has no session.")
     return secure["session"]
-
-
-def _position(secure: Any) -> int:
-    position = secure.get("position")
-    if type(position) is not int:
-        raise InputError(f"position is {position!r:.40}, but must be a whole number.")
-    return position

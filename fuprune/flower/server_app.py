@@ -8,8 +8,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fuprune.errors import FupruneError
-from fuprune.flower.progress import FAILED, FINISHED, TOLD
 
+TOLD = "fuprune: "  # begins each of the server's lines, among those of Flower's log
+FAILED = f"{TOLD}error: "  # begins the one that says why a run stopped
+FINISHED = "finished"  # the last one of a run that did not stop
 app = ServerApp()
 
 
@@ -17,7 +19,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Trains, forgets or evaluates, as the run's config says."""
     # Deferred, so that Flower can look at the app without waiting.
-    from fuprune.flower.joining import join_clients
+    from fuprune.flower.roster import join_clients
     from fuprune.flower.settings import read_settings
 
     # Only ours: Flower's transport has a line for every request.
@@ -35,7 +37,9 @@ def main(grid: Grid, context: Context) -> None:
         _load_loop()(roster, settings)
         logger.info(FINISHED)
     except FupruneError as error:
-        line = " ".join(str(error).split())
+        # The app has a key of its own for what a simulation's config calls otherwise.
+        text = str(error).replace("train.min_participants", "min-clients")
+        line = " ".join(text.split())
         print(f"{FAILED}{line}", flush=True)
         # Raised, so that Flower marks the run as failed and gives this as the reason;
         # an exit would take the process away before its log has been sent.

@@ -11,10 +11,10 @@ from fuprune import config as configuration
 from fuprune.data import normalisation, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.preprocess import make_preprocessing
+from fuprune.federated.evaluate import Evaluation
 from fuprune.files import write_whole
-from fuprune.flower.joining import COLOURS_FILE, server_folder
 from fuprune.flower.node import keep_compiled_programs
-from fuprune.flower.roster import Roster
+from fuprune.flower.roster import COLOURS_FILE, Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, Terms, stand_ins
 from fuprune.run.federation import Federation
@@ -38,14 +38,14 @@ class Session(NamedTuple):
         """Everything random that the server decides derives from it."""
         return jax.random.key(self.config.seed)
 
+    def evaluate(self, model, variables) -> Evaluation:
+        """What a model does on the server's test set."""
+        return self.federation.evaluator(model, self.federation.test)(variables)
+
 
 def open_session(roster: Roster, settings: Settings) -> Session:
-    """Prepares what the server itself holds, for the clients that are there.
-
-    Raises:
-      InputError: the config asks for what a federation does not have.
-    """
-    config, workdir = settings.config, server_folder(settings)
+    """Prepares what the server itself holds, for the clients that are there."""
+    config, workdir = settings.config, settings.workdir
     keep_compiled_programs(workdir)
     # Clients say the shape when they join; before that there is none.
     shape: tuple[int, ...] = roster.shape or (0, 0, 0)

@@ -5,25 +5,34 @@ config, which are checked as on the command line. The other keys of the app say 
 do, where the server keeps its files, and how long it waits.
 """
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.errors import InputError, check_choice
 from fuprune.flower.ledger import Entry
-from fuprune.flower.roster import Timeouts
 from fuprune.run.config_loading import apply_overrides, load_config, split_overrides
 
 COMMANDS = ("train", "forget", "evaluate")
+
+
+class Timeouts(NamedTuple):
+    """How long the server waits, in seconds."""
+
+    reply: float = 600.0  # for the answers to one request
+    join: float = 600.0  # for enough clients to be there
+    poll: float = 0.5  # between two looks at who is there, and at what has come
 
 
 class Settings(NamedTuple):
     """One run of the app."""
 
     command: str  # one of COMMANDS
-    workdir: str
+    workdir: Path  # absolute
     config: Any  # fuprune's
     order: Entry  # to forget; it names nothing in a run that does something else
     method: str
@@ -60,22 +69,29 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
     command = str(run_config.get("command", "train"))
     check_choice("command", command, COMMANDS)
     config = read_config(str(run_config.get("config", "")))
+    _check_config(config)
+    numbers = "numbers such as 3 or 3,7"
     order = Entry(
         str(run_config.get("order", "")),
-        _numbers(run_config, "classes"),
-        _numbers(run_config, "clients"),
-        _pairs(run_config, "examples"),
+        _list(run_config, "classes", int, numbers),
+        _list(run_config, "clients", int, numbers),
+        _list(run_config, "examples", _pair, "client:position, such as 2:14,2:15"),
     )
     if command == "forget" and not (len(order.kinds) == 1 and order.order):
         raise InputError(
             "a forget order needs an id, and classes or clients or examples; write "
             '-c \'command="forget" classes="3" order="2026-001"\'.'
         )
+    if command == "forget" and not re.fullmatch(r"[\w.:@+-]{1,100}", order.order):
+        raise InputError(
+            f"order is {order.order!r:.120}, but an id is up to 100 letters, digits "
+            "and . : @ + - _."
+        )
     if order.classes:
         config.unlearn.classes = order.classes
     return Settings(
         command,
-        str(run_config.get("workdir", "runs/federation")),
+        Path(str(run_config.get("workdir", "runs/federation"))).expanduser().absolute(),
         config,
         order,
         str(run_config.get("method", "class_pruning")),
@@ -87,25 +103,34 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
     )
 
 
-def _numbers(run_config: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    text = str(run_config.get(name, ""))
-    try:
-        return tuple(int(number) for number in text.split(",")) if text else ()
-    except ValueError:
-        raise InputError(
-            f"{name} is {text!r}, but must be numbers such as 3 or 3,7."
-        ) from None
+def _check_config(config) -> None:
+    for key, value, allowed in (
+        ("data.normalise", config.data.normalise, ("constants", "federated")),
+        ("privacy.epsilon", config.privacy.epsilon, (0.0,)),
+        ("privacy.min_count", config.privacy.min_count, (0,)),
+        ("relabel.answer", config.relabel.answer, ("nearest",)),
+    ):
+        if value not in allowed:
+            choices = " or ".join(map(str, allowed))
+            raise InputError(
+                f"{key} is {value!r}, which a federation of separate clients does not "
+                f"have; allowed: {choices}."
+            )
 
 
-def _pairs(run_config: Mapping[str, Any], name: str) -> tuple[tuple[int, int], ...]:
+def _list(
+    run_config: Mapping[str, Any], name: str, read: Callable[[str], Any], form: str
+) -> tuple:
     text = str(run_config.get(name, ""))
     try:
-        parts = [part.split(":") for part in text.split(",")] if text else []
-        return tuple((int(client), int(place)) for client, place in parts)
+        return tuple(map(read, text.split(","))) if text else ()
     except ValueError:
-        raise InputError(
-            f"{name} is {text!r}, but must be client:position, such as 2:14,2:15."
-        ) from None
+        raise InputError(f"{name} is {text!r}, but must be {form}.") from None
+
+
+def _pair(text: str) -> tuple[int, int]:
+    client, place = map(int, text.split(":"))
+    return client, place
 
 
 def _positive(run_config: Mapping[str, Any], name: str, default: int) -> int:

@@ -6,7 +6,7 @@ and checked here: a request cannot bring code.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 from fuprune.errors import InputError
@@ -39,19 +39,18 @@ class Setting(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """How a program is made, and what it does to the client's data."""
+    """How a program is made, and by which message it is asked for."""
 
     make: Callable[..., ClientProgram]  # (Setting, **arguments)
-    arguments: frozenset[str]
-    trains: bool = False  # the model learns from what it reads
-    optional: frozenset[str] = frozenset()  # arguments that may be absent
+    kind: str  # of the message that asks for it; in "train" the model learns
+    arguments: Set[str]
+    optional: Set[str] = frozenset()  # arguments that may be absent
 
 
-def _local_sgd(setting: Setting, *, batch_size, **work) -> ClientProgram:
+def _local_sgd(setting: Setting, **work) -> ClientProgram:
     return local_sgd(
         setting.model,
         optimizer(setting.config.train, setting.learning_rate),
-        batch_size=batch_size,
         max_length=setting.max_length,
         preprocess=setting.prepare_training,
         objective=setting.objective,
@@ -59,21 +58,18 @@ def _local_sgd(setting: Setting, *, batch_size, **work) -> ClientProgram:
     )
 
 
-def _local_gradient(setting: Setting, *, batch_size, microbatch) -> ClientProgram:
+def _local_gradient(setting: Setting, **work) -> ClientProgram:
     return local_gradient(
         setting.model,
-        batch_size=batch_size,
-        microbatch=microbatch,
         max_length=setting.max_length,
         preprocess=setting.prepare_training,
         objective=setting.objective,
+        **work,
     )
 
 
-def _local_statistics(setting: Setting, *, batch_size) -> ClientProgram:
-    return local_statistics(
-        setting.model, batch_size=batch_size, preprocess=setting.prepare_training
-    )
+def _local_statistics(setting: Setting, **work) -> ClientProgram:
+    return local_statistics(setting.model, preprocess=setting.prepare_training, **work)
 
 
 def _class_statistics(setting: Setting, **arguments) -> ClientProgram:
@@ -104,26 +100,24 @@ def _relabel(setting: Setting, *, others, batch_size) -> ClientProgram:
     )
 
 
-_CHUNK = frozenset(("chunk",))
 MAKERS: Mapping[str, Maker] = {
     "local_sgd": Maker(
-        _local_sgd,
-        frozenset(("local_epochs", "batch_size")),
-        True,
-        optional=frozenset(("local_steps",)),
+        _local_sgd, "train", {"local_epochs", "batch_size"}, {"local_steps"}
     ),
-    "local_gradient": Maker(
-        _local_gradient, frozenset(("batch_size", "microbatch")), True
-    ),
-    "local_statistics": Maker(_local_statistics, frozenset(("batch_size",)), True),
+    "local_gradient": Maker(_local_gradient, "train", {"batch_size", "microbatch"}),
+    "local_statistics": Maker(_local_statistics, "train", {"batch_size"}),
     "class_statistics": Maker(
-        _class_statistics, frozenset(("num_classes", "batch_size", "clip", "dense"))
+        _class_statistics,
+        "query.class_statistics",
+        {"num_classes", "batch_size", "clip", "dense"},
     ),
-    "fisher_sum": Maker(functools.partial(_sum, fisher_sum), _CHUNK),
-    "loss_sum": Maker(functools.partial(_sum, loss_sum), _CHUNK),
-    "gradient_sum": Maker(functools.partial(_sum, gradient_sum), _CHUNK),
-    "ascent": Maker(_ascent, frozenset(Ascent._fields), True),
-    "relabel": Maker(_relabel, frozenset(("others", "batch_size"))),
+    "fisher_sum": Maker(functools.partial(_sum, fisher_sum), "query.sums", {"chunk"}),
+    "loss_sum": Maker(functools.partial(_sum, loss_sum), "query.sums", {"chunk"}),
+    "gradient_sum": Maker(
+        functools.partial(_sum, gradient_sum), "query.sums", {"chunk"}
+    ),
+    "ascent": Maker(_ascent, "train", set(Ascent._fields)),
+    "relabel": Maker(_relabel, "query.relabel", {"others", "batch_size"}),
 }
 
 

@@ -7,18 +7,16 @@ may read, and its key.
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from fuprune import typed_json
 from fuprune.data.federated import FederatedDataset
-from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.federated.objective import Objective
-from fuprune.federated.train import FitResult, Step, iterate
+from fuprune.federated.train import FitResult, Record, iterate
 from fuprune.files import write_whole
-from fuprune.flower.progress import log_round
 from fuprune.flower.session import Session
 from fuprune.flower.transport import RemoteClients
 from fuprune.run import assembly, checkpoint, kept_files
@@ -27,6 +25,7 @@ from fuprune.surgery import rebuild
 from fuprune.unlearning.kept_rounds import is_kept, keep_round
 
 _LOGGER = logging.getLogger(__name__)
+_KEPT = ("rows", "lengths", "labels", "members")  # of the data that clients may read
 
 
 def fit(
@@ -64,7 +63,9 @@ def fit(
         start, state, _ = saved
         _LOGGER.info("%s goes on after round %d", unit, start)
     else:
-        _save(folder, 0, state, model, data, key)
+        checkpoint.save(folder / "checkpoints", 0, state, spec={})
+    # After the first checkpoint: `interrupted` counts on one.
+    _describe(folder, model, data, key)
     evaluate = session.federation.evaluator(model, session.federation.test)
     steps = iterate(
         algorithm,
@@ -78,7 +79,7 @@ def fit(
         evaluate_every=budget.is_due,
         min_participants=session.settings.min_clients,
     )
-    for step in _in_terms_of_the_app(steps):
+    for step in steps:
         before = step.record.round_number - 1
         if is_kept(before, interval):
             server = assembly.server_step(config)
@@ -86,32 +87,36 @@ def fit(
             kept = keep_round(before, state.variables, step.info, server)
             kept_files.save_round(session.workdir / kept_files.KEPT_ROUNDS, kept)
         state = step.state
-        _save(folder, step.record.round_number, state, model, data, key)
+        checkpoint.save(folder / "checkpoints", before + 1, state, spec={})
         history.append(step.record)
-        log_round(folder, step.record, schedule.rounds)
+        _log_round(folder, step.record, schedule.rounds)
     return FitResult(state, history, None)
 
 
-def _in_terms_of_the_app(steps: Iterator[Step]) -> Iterator[Step]:
-    """The steps; if too few clients answer, the key to look at is the app's."""
-    try:
-        yield from steps
-    except TooFewClientsError as error:
-        text = str(error).replace("train.min_participants", "min-clients")
-        raise TooFewClientsError(text) from None
-
-
-def _save(folder: Path, number: int, state, model, data: FederatedDataset, key):
-    spec = {
-        "model": rebuild.spec(model),
-        "rows": np.asarray(data.rows).tolist(),
-        "lengths": np.asarray(data.lengths).tolist(),
-        "labels": np.asarray(data.labels).tolist(),
-        "members": None if data.members is None else np.asarray(data.members).tolist(),
-        "key": np.asarray(jax.random.key_data(key)).tolist(),
+def _log_round(folder: Path, record: Record, rounds: int) -> None:
+    """Adds a round to `rounds.jsonl` of its unit, and tells it in one line."""
+    row = {
+        "round": record.round_number,
+        **{k: round(float(v), 6) for k, v in record.metrics.items()},
+        "rejected": list(record.rejected),
     }
-    checkpoint.save(folder / "checkpoints", number, state, spec=spec)
-    write_whole(folder / "unit.json", json.dumps(spec) + "\n")
+    with open(folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    scored = record.metrics.get("accuracy")
+    _LOGGER.info(
+        "%s: round %d of %d, %d clients%s",
+        folder.name.replace("_", "-"),
+        record.round_number,
+        rounds,
+        record.metrics["participants"],
+        "" if scored is None else f", {scored:.1%} of the test set is right",
+    )
+
+
+def _describe(folder: Path, model, data: FederatedDataset, key) -> None:
+    kept = {name: getattr(data, name) for name in _KEPT}
+    spec = {"model": rebuild.spec(model), **kept, "key": jax.random.key_data(key)}
+    write_whole(folder / "unit.json", json.dumps(typed_json.to_plain(spec)) + "\n")
 
 
 def interrupted(session: Session, unit: str):
@@ -123,7 +128,7 @@ def interrupted(session: Session, unit: str):
     model = rebuild.from_spec(spec["model"])
     kept = {
         name: None if spec[name] is None else jax.numpy.asarray(spec[name], np.int32)
-        for name in ("rows", "lengths", "labels", "members")
+        for name in _KEPT
     }
     data = session.federation.data._replace(**kept)
     key = jax.random.wrap_key_data(jax.numpy.asarray(spec["key"], jax.numpy.uint32))

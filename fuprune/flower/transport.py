@@ -21,7 +21,7 @@ from fuprune.federated.client import TrainContext
 from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.program import Client, ClientProgram, CohortFn, Shared
 from fuprune.flower.records import plain
-from fuprune.flower.roster import Replies, Roster
+from fuprune.flower.roster import Replies, Requests, Roster
 from fuprune.flower.secure import secure_statistics
 from fuprune.flower.tasks import MAKERS
 from fuprune.surgery import rebuild
@@ -75,9 +75,12 @@ class RemoteClients:
 
         def run(shared: Shared, clients: Client):
             template = _template(program, shared, clients)
+            present = self.roster.wait_for(self.roster.least)
+            requests = self._requests(task, shared, clients)
             if task.name == "class_statistics" and self.terms.secure:
-                return self._secure_sum(task, shared, clients, template), None
-            replies = self._ask(task, shared, clients)
+                asked = {k: requests[k] for k in requests if k in present}
+                return self._secure_sum(asked, template[1]), None
+            replies = self.roster.exchange(MAKERS[task.name].kind, requests)
             if task.name == "relabel":
                 return (), self._renamed(shared, clients, replies)
             return self._receive(door, shared, clients, template, replies)
@@ -124,19 +127,24 @@ class RemoteClients:
             },
         }
 
-    def _request(self, task, shared: Shared, clients: Client, i: int):
-        """Header and arrays for client `i` of the cohort."""
-        # The stand-ins in its row say which classes the program is to read.
-        row = np.asarray(clients.row)[i][: int(clients.length[i])]
-        header = self._header(_spec(task.model), np.asarray(shared.labels)[row])
-        header |= {"task": task.name, "arguments": dict(task.arguments)}
-        context = shared.context
-        if isinstance(context, TrainContext):
-            context = self._context_for(context, int(clients.client_id[i]))
-        return header, _on_host(context)
+    def _requests(self, task, shared: Shared, clients: Client) -> Requests:
+        """By id, header and arrays for those of the cohort who hold anything."""
+        spec = rebuild.spec(getattr(task.model, "module", task.model))
+        clients, labels = jax.device_get((clients, shared.labels))
+        requests = {}
+        for row, length, client in zip(*clients, strict=True):
+            if length > 0:
+                # The stand-ins in its row say which classes the program is to read.
+                header = self._header(spec, labels[row[:length]])
+                header |= {"task": task.name, "arguments": dict(task.arguments)}
+                context = self._context_for(shared.context, int(client))
+                requests[int(client)] = header, context
+        return requests
 
-    def _context_for(self, context: TrainContext, client: int) -> TrainContext:
+    def _context_for(self, context: Any, client: int) -> Any:
         """What one client gets to see: of statistics kept by client, its own."""
+        if not isinstance(context, TrainContext):
+            return context
         if jax.tree.leaves(context.objective) and self.terms.teacher is None:
             raise InputError(
                 "this objective has arrays of its own, and remote clients know no "
@@ -148,23 +156,6 @@ class RemoteClients:
                 lambda x: x[client], context.client_stats
             )
         return context._replace(variables=variables, client_stats=None)
-
-    def _requests(self, task, shared: Shared, clients: Client):
-        """By id, header and arrays for those of the cohort who hold anything."""
-        clients = jax.device_get(clients)
-        return {
-            int(k): self._request(task, shared, clients, i)
-            for i, k in enumerate(clients.client_id)
-            if clients.length[i] > 0
-        }
-
-    def _ask(self, task, shared: Shared, clients: Client) -> Replies:
-        self.roster.wait_for(self.roster.least)
-        requests = self._requests(task, shared, clients)
-        kind = "train" if MAKERS[task.name].trains else "query.sums"
-        if task.name in ("class_statistics", "relabel"):
-            kind = f"query.{task.name}"
-        return self.roster.exchange(kind, requests)
 
     def _receive(self, door, shared, clients, template, replies: Replies):
         total, each, answered = None, [], 0
@@ -197,11 +188,7 @@ class RemoteClients:
             )
         return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
 
-    def _secure_sum(self, task, shared, clients: Client, template) -> ClassActivations:
-        present = set(self.roster.wait_for(self.roster.least))
-        wanted = self._requests(task, shared, clients)
-        requests = {k: request for k, request in wanted.items() if k in present}
-
+    def _secure_sum(self, requests: Requests, template) -> ClassActivations:
         def ask(kind, headers):
             # The network goes along with one of the four messages only.
             arrays = kind == "query.class_statistics"
@@ -212,7 +199,7 @@ class RemoteClients:
 
         first = next(iter(requests.values()), ({}, None))[0]
         examples = self.roster.examples
-        return secure_statistics(ask, list(requests), first, template[1], examples)
+        return secure_statistics(ask, list(requests), first, template, examples)
 
 
 def stand_ins(
@@ -277,17 +264,3 @@ def _nonsense(like):
     # An integer has no value that says it is none; the NaN beside it does.
     value = np.nan if np.issubdtype(like.dtype, np.floating) else 0
     return np.full(like.shape, value, like.dtype)
-
-
-def _on_host(tree: Any) -> Any:
-    """The tree as it travels; typed keys stay what they are."""
-
-    def fetch(x):
-        is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-        return x if is_key else np.asarray(x)
-
-    return jax.tree.map(fetch, plain(tree))
-
-
-def _spec(model) -> dict[str, Any]:
-    return rebuild.spec(getattr(model, "module", model))

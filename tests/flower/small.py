@@ -6,8 +6,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fuprune import config as configuration
 from fuprune.data.normalisation import constant_statistics
 from fuprune.flower import client_app, loop
-from fuprune.flower.joining import join_clients
-from fuprune.flower.roster import Roster, Timeouts
+from fuprune.flower.roster import Roster, join_clients
+from fuprune.flower.settings import Timeouts
 from fuprune.flower.transport import RemoteClients, Terms, stand_ins
 from fuprune.models import zoo
 from fuprune.run.federation import make_federation

@@ -18,7 +18,8 @@ from fuprune.federated.program import Client, ClientProgram, Task
 from fuprune.flower import tasks, work
 from fuprune.flower.ledger import Entry
 from fuprune.flower.records import pack, unpack
-from fuprune.flower.roster import GREETINGS, Roster, Timeouts
+from fuprune.flower.roster import GREETINGS, Roster
+from fuprune.flower.settings import Timeouts
 from fuprune.run import assembly
 from fuprune.run.machine import Runtime
 from fuprune.surgery import rebuild

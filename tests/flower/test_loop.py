@@ -12,8 +12,8 @@ import pytest
 from fuprune.errors import InputError
 from fuprune.flower import ledger, loop, training
 from fuprune.flower.audit import verdict
-from fuprune.flower.joining import join_clients
 from fuprune.flower.records import unpack
+from fuprune.flower.roster import join_clients
 from fuprune.flower.settings import read_config, read_settings
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.files import WorkdirBusyError, lock_workdir
@@ -320,7 +320,12 @@ def test_a_report_says_in_one_sentence_what_its_figures_say(probe, untrained, sa
     [
         ({"command": "destroy"}, "must be one of train"),
         ({"command": "forget"}, "needs an id, and classes or"),
-        ({"command": "forget", "classes": "1", "clients": "1", "order": "a"}, "or"),
+        ({"command": "forget", "order": "a"}, "needs an id, and classes or"),
+        ({"command": "forget", "classes": "1", "order": "../../etc"}, "an id is"),
+        (
+            {"command": "forget", "classes": "1", "clients": "1", "order": "a"},
+            "needs an id, and classes or",
+        ),
         ({"clients": "first"}, "clients is 'first'"),
         ({"examples": "2:"}, "such as 2:14,2:15"),
         ({"command": "forget", "classes": "x", "order": "a"}, "numbers such as 3"),

@@ -10,8 +10,9 @@ from fuprune.data.federated import whole_cohort
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.flower import secure
+from fuprune.flower.answers import answer
 from fuprune.flower.node import Node
-from fuprune.flower.records import unpack
+from fuprune.flower.records import PROTOCOL, unpack
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secure_summation import encode
@@ -151,6 +152,9 @@ def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
     for wrong in ([7, 8, 9], [1, 2], ["0", "1"], None):
         with pytest.raises(InputError, match="senders"):
             secure.reveal({**named, "sent": wrong}, parties[0])
+    header = {"protocol": PROTOCOL, "secure": {**named, "sent": [0]}}
+    reply, _ = answer("query.secure_reveal", header, None, parties[0])
+    assert "1 of 3 clients remain" in reply["problem"]
     shown = secure.reveal({**named, "sent": [0, 2]}, parties[0])["shares"]
     assert sorted(shown) == ["0", "1", "2"]
 
