@@ -1,1 +1,37 @@
 """Images, how they are dealt to clients, and how they reach the device."""
+
+from fuprune.data.arrays import from_arrays as from_arrays
+from fuprune.data.augment import crop_and_flip as crop_and_flip
+from fuprune.data.augment import normalise as normalise
+from fuprune.data.dataset import DamagedDataError as DamagedDataError
+from fuprune.data.dataset import Dataset as Dataset
+from fuprune.data.dataset import DataUnavailableError as DataUnavailableError
+from fuprune.data.dataset import LabelledSet as LabelledSet
+from fuprune.data.federated import Cohort as Cohort
+from fuprune.data.federated import FederatedDataset as FederatedDataset
+from fuprune.data.federated import drop_classes as drop_classes
+from fuprune.data.federated import drop_clients as drop_clients
+from fuprune.data.federated import drop_examples as drop_examples
+from fuprune.data.federated import federate as federate
+from fuprune.data.federated import keep_classes as keep_classes
+from fuprune.data.federated import keep_clients as keep_clients
+from fuprune.data.federated import keep_examples as keep_examples
+from fuprune.data.federated import sample_cohort as sample_cohort
+from fuprune.data.federated import take_clients as take_clients
+from fuprune.data.federated import whole_cohort as whole_cohort
+from fuprune.data.normalisation import Statistics as Statistics
+from fuprune.data.normalisation import channel_statistics as channel_statistics
+from fuprune.data.normalisation import channel_sums as channel_sums
+from fuprune.data.normalisation import constant_statistics as constant_statistics
+from fuprune.data.normalisation import statistics_of_sums as statistics_of_sums
+from fuprune.data.partition import bias_partition as bias_partition
+from fuprune.data.partition import dirichlet_partition as dirichlet_partition
+from fuprune.data.partition import hold_out as hold_out
+from fuprune.data.partition import iid_partition as iid_partition
+from fuprune.data.partition import natural_partition as natural_partition
+from fuprune.data.partition import pathological_partition as pathological_partition
+from fuprune.data.partition import read_partition as read_partition
+from fuprune.data.sources import class_names as class_names
+from fuprune.data.sources import column as column
+from fuprune.data.sources import load as load
+from fuprune.data.sources import num_classes as num_classes
