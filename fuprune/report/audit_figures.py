@@ -18,12 +18,12 @@ from fuprune.run import queries
 
 def strip_figure(
     test: Evidence,
-    tested: str | None,
+    judged: str | None,
     styles: Mapping[str, str],
     say: Callable[[str], str],
 ) -> Markup:
     """Where each model lies against retraining; `say` words the test's sentences."""
-    names = sorted(test.values, key=lambda name: name != tested)
+    names = sorted(test.values, key=lambda name: name != judged)
     dots = [
         charts.Dot(formats.in_words(name), styles.get(name, "o0"), value)
         for name in names
@@ -36,10 +36,10 @@ def strip_figure(
     ]
     caption = f"Retrained: {interval_text(test)}."
     verdict = None
-    if tested in test.values:
-        value = value_text(test, test.values[tested])
-        caption = f"{formats.capital(formats.in_words(tested))}: {value}. {caption}"
-        verdict = chip(test.verdicts[tested])
+    if judged in test.values:
+        value = value_text(test, test.values[judged])
+        caption = f"{formats.capital(formats.in_words(judged))}: {value}. {caption}"
+        verdict = chip(test.verdicts[judged])
     least = judgement.difference_text(test)
     if least != formats.MISSING:
         caption += f" Smallest visible difference: {least}."

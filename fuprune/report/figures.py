@@ -169,7 +169,9 @@ def _compared_stages(record: RunRecord) -> list[StageRow]:
 def confusion_figures(record: RunRecord) -> Markup | None:
     """Confusion matrices of the raw, cut, final and retrained model."""
     raw, *others = _compared_stages(record) or [None]
-    stages = [raw, *queries.pruned_stages(record, roles.tested_method(record)), *others]
+    final = roles.final_stage(record, roles.tested_method(record))
+    cuts = queries.pruned_stages(record, final.method) if final is not None else []
+    stages = [raw, *cuts, *others]
     drawn = []
     for stage in stages:
         if stage is None or not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:

@@ -259,9 +259,9 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
 
 def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, ...]:
     audits = [
-        judgement.counts(run.audit, name)
+        judgement.counts(run.audit, judged)
         for run in group.runs
-        if run.audit is not None and name in run.audit.candidates
+        if (judged := judgement.candidate_of(run.audit, name)) and run.audit
     ]
     judged = [cell(sum(column)) for column in zip(*audits, strict=True)]
     return (
@@ -280,8 +280,9 @@ def runs_table(groups: Sequence[Group]) -> Table:
     for group in groups:
         for run in group.runs:
             judged = "not audited"
-            if run.audit is not None and group.tested in run.audit.candidates:
-                found = judgement.headline(run.audit, group.tested)
+            model = judgement.candidate_of(run.audit, group.tested)
+            if run.audit is not None and model is not None:
+                found = judgement.headline(run.audit, model)
                 failed = f"{len(found.failed)} of {found.tests} failed"
                 judged = f"{found.verdict}: {failed}"
             rows.append(

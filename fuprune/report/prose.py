@@ -44,12 +44,13 @@ class Answer(NamedTuple):
 def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
     """Sums a run up for somebody who reads nothing else."""
     tested = roles.tested_method(record, audit)
-    verdict = _judged(record, audit, tested)
+    judged = judgement.candidate_of(audit, tested)
+    verdict = _judged(record, audit, judged)
     answers = [
-        ("Gone?", verdict.short, _gone(record, audit, tested)),
+        ("Gone?", verdict.short, _gone(record, audit, tested, judged)),
         ("At what price?", _short_price(record, tested), _price(record, tested)),
         ("How sure?", _short_sure(audit), _sure(record, audit)),
-        ("What next?", "", _next(record, audit, tested)),
+        ("What next?", "", _next(record, audit, tested, judged)),
     ]
     written = [Answer(asked, short, " ".join(why)) for asked, short, why in answers]
     kept = tuple(answer for answer in written if answer.short or answer.details)
@@ -96,18 +97,18 @@ _VERDICTS = {
 
 
 def _judged(
-    record: RunRecord, audit: AuditReport | None, tested: str | None
+    record: RunRecord, audit: AuditReport | None, judged: str | None
 ) -> _Verdict:
     """The colour, the headline and the short answer of a run."""
     target = roles.forgotten_things(record, named=True)
     if audit is None or not audit.tests:
         missing = f"Not audited: nothing here shows that the model forgot {target}."
         return _Verdict("unknown", missing, "Unknown.")
-    if tested is None or tested not in audit.candidates:
+    if judged is None:
         missing = "Only controls were audited, so there is no method to judge."
         return _Verdict("unknown", missing, "Unknown.")
-    found = judgement.headline(audit, tested)
-    verdict, method = _VERDICTS[found.verdict], formats.in_words(tested)
+    found = judgement.headline(audit, judged)
+    verdict, method = _VERDICTS[found.verdict], formats.in_words(judged)
     headline = verdict.headline.format(
         formats.capital(method),
         method=method,
@@ -119,7 +120,10 @@ def _judged(
 
 
 def _gone(
-    record: RunRecord, audit: AuditReport | None, tested: str | None
+    record: RunRecord,
+    audit: AuditReport | None,
+    tested: str | None,
+    judged: str | None,
 ) -> Iterator[str]:
     rows = queries.rows_of(record, tested)
     lows = queries.known([row.u_accuracy for row in rows])
@@ -127,25 +131,25 @@ def _gone(
         where = f"On {roles.u_images(record)}"
         yield _accuracy_sentence(record, where, rows, "u_accuracy")
         yield from _as_good(record, lows)
-    if audit is None or tested not in audit.candidates:
+    if audit is None or judged is None:
         return
-    failed = judgement.failed(audit, tested)
+    failed = judgement.failed(audit, judged)
     if failed:
         found = [
-            f"{test_words(test)} {value_text(test, test.values[tested])} "
+            f"{test_words(test)} {value_text(test, test.values[judged])} "
             f"(retrained: {interval_text(test)})"
             for test in failed
         ]
         yield f"It fails {formats.listing(found, 4)}."
-    counted = judgement.headline(audit, tested).failed
+    counted = judgement.headline(audit, judged).failed
     further = [
         test_words(test)
         for test in audit.tests
-        if test.verdicts.get(tested) == FAIL and test.name not in counted
+        if test.verdicts.get(judged) == FAIL and test.name not in counted
     ]
     if further:
         yield f"Outside the headline it fails {formats.listing(further, 4)}."
-    yield from _control_sentences(audit, tested)
+    yield from _control_sentences(audit, judged)
 
 
 def _as_good(record: RunRecord, values: Sequence[float]) -> Iterator[str]:
@@ -388,7 +392,10 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
 
 
 def _next(
-    record: RunRecord, audit: AuditReport | None, tested: str | None
+    record: RunRecord,
+    audit: AuditReport | None,
+    tested: str | None,
+    judged: str | None,
 ) -> Iterator[str]:
     if audit is None or not audit.tests:
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
@@ -410,8 +417,8 @@ def _next(
         )
     if tested is not None and len(queries.rows_of(record, tested)) == 1:
         yield "Repeat it with other seeds before trusting the last digit."
-    if audit is not None and tested in audit.candidates:
-        if judgement.headline(audit, tested).verdict == FAIL:
+    if audit is not None and judged is not None:
+        if judgement.headline(audit, judged).verdict == FAIL:
             yield (
                 f"Do not call {roles.forgotten_things(record, named=True)} forgotten: "
                 "choose a stronger method (docs/methods.md) or retrain."

@@ -249,7 +249,8 @@ def _evidence(
         return [page.grid(drawn)]
     tested = roles.tested_method(run.record, run.audit)
     say = functools.partial(roles.reworded, run.record)
-    strips = [audit_figures.strip_figure(test, tested, styles, say) for test in tests]
+    judged = judgement.candidate_of(run.audit, tested)
+    strips = [audit_figures.strip_figure(test, judged, styles, say) for test in tests]
     alone = len(drawn) == 1
     return [
         page.grid([drawn[0], page.grid(strips[:fitting], "stack")]) if alone else None,

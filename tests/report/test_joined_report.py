@@ -14,6 +14,7 @@ from tests.report.fixture import (
     make_audit,
     make_curves,
     make_record,
+    method_row,
     write_run,
 )
 from tests.report.reading import Page
@@ -151,6 +152,20 @@ def test_a_method_that_stopped_is_left_out_and_not_averaged():
     group = joined.make_group("E1", (Run("a", record, [], {}, None, None, ()),))
     names = [row[1].value for row in joined.methods_table([group]).rows]
     assert "class_pruning" not in names and "mask_logit" in names
+
+
+def test_an_audited_later_seed_counts_for_its_method():
+    record, second = cifar10(), "class_pruning_seed2"
+    stopped, *others = record.methods
+    methods = [stopped._replace(error="no memory"), method_row(second), *others]
+    test = evidence("shadow_success_rate", {second: "fail"}, kind="shadow")
+    run = Run("a", record._replace(methods=methods), [], {}, make_audit(test), None, ())
+    groups = joined.group_runs([run])
+    row = joined.methods_table(groups).rows[0]
+    assert [entry.value for entry in row[-6:-2]] == [1, 0, 0, 0]
+    assert joined.runs_table(groups).rows[0][4].text == "fail: 1 of 1 failed"
+    (table,) = [one for one in paper.paper_tables(groups) if one.name == "table_4"]
+    assert [r[4].text for r in table.rows if r[3].text == "ours"] == ["35.00%"]
 
 
 def test_figure_3_has_one_panel_for_each_experiment(folder):

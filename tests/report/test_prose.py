@@ -92,6 +92,21 @@ def test_controls_alone_give_no_verdict():
     assert "Only controls were audited" in screen.headline
 
 
+def test_a_later_seed_stands_for_its_method_if_the_first_one_failed():
+    record = make_record()
+    stopped = record.methods[0]._replace(error="out of memory")
+    second = method_row("class_pruning_seed2")
+    record = record._replace(methods=[stopped, second, *record.methods[1:]])
+    fails = dict.fromkeys(("class_pruning_seed2", "mask_logit", "raw"), "fail")
+    screen = first_screen(record, make_audit(evidence("probe_auc", fails)))
+    assert screen.tone == "fail"
+    assert screen.headline.startswith("Class pruning seed2 can be told from a model")
+    said = found(screen)
+    assert "It fails probe AUC 50.0%" in said["Gone?"]
+    assert "It does no better than a trivial control: mask logit" in said["Gone?"]
+    assert "choose a stronger method" in said["What next?"]
+
+
 def test_accuracy_carries_data_and_seeds():
     gone = answers()["Gone?"]
     assert (

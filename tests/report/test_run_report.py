@@ -10,7 +10,14 @@ from fuprune import typed_json
 from fuprune.report import build
 from fuprune.report.figures import recovery_curves
 from fuprune.run.record import CurveRow, RequestRow
-from tests.report.fixture import make_audit, make_record, write_maps, write_run
+from tests.report.fixture import (
+    evidence,
+    make_audit,
+    make_record,
+    method_row,
+    write_maps,
+    write_run,
+)
 from tests.report.reading import Page
 
 
@@ -194,6 +201,22 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
     assert "(learning rates 0.01 and 0.03)" in page.text
     assert "Recognised inside, by depth: linear probe" in page.text
     assert "Recognised inside, by depth: nearest neighbours" in page.text
+
+
+def test_a_seed_that_stands_for_its_method_has_its_cut_and_verdicts(tmp_path):
+    record, second = make_record(), "class_pruning_seed2"
+    stopped, *others = record.methods
+    methods = [stopped._replace(error="no memory"), method_row(second), *others]
+    raw, pruned, tuned, *rest = record.stages
+    later = [stage._replace(method=second) for stage in (pruned, tuned)]
+    record = record._replace(methods=methods, stages=[raw, *later, *rest])
+    fails = dict.fromkeys((second, "mask_logit", "raw"), "fail")
+    folder = write_run(tmp_path / "run", record, make_audit(evidence("a", fails)))
+    page = page_of(folder)
+    assert "Class pruning seed2: 50.0%. Retrained: 10.0% to 20.0%." in page.text
+    labels = [a.get("aria-label", "") for a in page.all("svg")]
+    cut = "Confusion matrix of class pruning seed2, pruned 3"
+    assert any(label.startswith(cut) for label in labels)
 
 
 FILES = ("results.json", "metrics.jsonl", "audit.json", "feature_maps.npz")
