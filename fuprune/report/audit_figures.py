@@ -7,7 +7,7 @@ The curves are in the audit's `detail`, whose keys `audit.evidence` describes.
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from fuprune.audit.evidence import AuditReport, Evidence
+from fuprune.audit.evidence import AuditReport, Evidence, RelearnRun
 from fuprune.report import charts, formats, judgement, marks, page, roles
 from fuprune.report.figures import model_line
 from fuprune.report.judgement import interval_text, test_title, value_text
@@ -134,29 +134,21 @@ def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Marku
     level = detail.get("level")
     drawn = []
     if detail.get("curves"):
-        points = {
-            name: _points(curve, "steps", "accuracy")
-            for name, curve in detail["curves"].items()
-        }
+        curves = {name: [curve] for name, curve in detail["curves"].items()}
         caption = "mean over all settings"
-        drawn.append(_relearn_chart(points, level, styles, "Relearning", caption))
-    runs = detail.get("runs", [])
-    kinds = dict.fromkeys((run["images"], run["images_per_class"]) for run in runs)
-    for kind, amount in kinds if len(kinds) > 1 else ():
-        chosen = [
-            r for r in runs if (r["images"], r["images_per_class"]) == (kind, amount)
-        ]
-        rates = list(dict.fromkeys(f"{r['learning_rate']:g}" for r in chosen))
-        title = f"With {_IMAGES.get(kind, kind)}, {amount} per class"
-        points = {
-            name: charts.mean_curve(
-                [_points(r, "steps", "accuracy") for r in chosen if r["model"] == name]
-            )[0]
-            for name in dict.fromkeys(run["model"] for run in chosen)
-        }
+        drawn.append(_relearn_chart(curves, level, styles, "Relearning", caption))
+    kinds: dict[tuple[str, int], list[RelearnRun]] = {}
+    for run in detail.get("runs", []):
+        kinds.setdefault((run["images"], run["images_per_class"]), []).append(run)
+    for (images, amount), runs in kinds.items() if len(kinds) > 1 else ():
+        curves: dict[str, list[Mapping]] = {}
+        for run in runs:
+            curves.setdefault(run["model"], []).append(run)
+        title = f"With {_IMAGES.get(images, images)}, {amount} per class"
+        rates = list(dict.fromkeys(f"{run['learning_rate']:g}" for run in runs))
         noun = "learning rates" if len(rates) > 1 else "learning rate"
         caption = f"{noun} {formats.listing(rates)}"
-        drawn.append(_relearn_chart(points, level, styles, title, caption))
+        drawn.append(_relearn_chart(curves, level, styles, title, caption))
     return drawn
 
 
@@ -168,16 +160,20 @@ _IMAGES = {
 
 
 def _relearn_chart(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
+    curves: Mapping[str, Sequence[Mapping]],
     level: float | None,
     styles: Mapping[str, str],
     title: str,
     condition: str,
 ) -> Markup:
-    series = [
-        model_line(name, points, styles) for name, points in curves.items() if points
-    ]
-    last = max(x for line in series for x, _ in line.points)
+    """Draws each model's mean over its curves."""
+    series = []
+    for name, found in curves.items():
+        lines = [_points(curve, "steps", "accuracy") for curve in found]
+        means, _ = charts.mean_curve(lines)
+        if means:
+            series.append(model_line(name, means, styles))
+    last = max((x for line in series for x, _ in line.points), default=0)
     ends = [
         f"{line.label} {formats.percent(line.points[-1][1])} "
         f"at step {formats.number(line.points[-1][0])}"

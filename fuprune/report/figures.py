@@ -131,29 +131,13 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
             label,
         )
     else:
-        rows = [
-            (name, [_class_bar(name, *group, index) for group in groups])
-            for index, name in enumerate(names)
-        ]
-        emphasised = [index in record.classes for index in range(len(names))]
-        # Tall enough to fill the room beside the strips.
-        height = min(max(540 / (len(names) * len(groups)), 7.0), 22.0)
-        drawing = charts.bar_rows(
-            rows, label, high=1.0, emphasised=emphasised, bar_height=height
-        )
+        drawing = charts.bar_rows(names, groups, record.classes, label)
     return page.figure(
         drawing,
         "Accuracy of each class, before and after",
         caption,
         legend=page.legend([(title, "fill", style) for title, style, _ in groups]),
     )
-
-
-def _class_bar(
-    name: str, title: str, style: str, values: Sequence[float | None], index: int
-) -> charts.Bar:
-    hint = f"{name}, {title}: {formats.percent(values[index])}"
-    return charts.Bar(values[index], style, formats.percent(values[index], 0), hint)
 
 
 def _compared_stages(record: RunRecord) -> list[StageRow]:
@@ -245,9 +229,13 @@ def privacy_figure(record: RunRecord) -> Markup | None:
         return None
     styles = ("main", "o0", "o1", "o2", "o3")
     series = []
-    for (field, title), style in zip(tables.PRIVACY_FIELDS, styles, strict=True):
-        values = [(point.epsilon, getattr(point, field)) for point in points]
-        values = [(epsilon, value) for epsilon, value in values if value is not None]
+    fields = tables.PRIVACY_FIELDS.items()
+    for (field, title), style in zip(fields, styles, strict=True):
+        values = [
+            (point.epsilon, value)
+            for point in points
+            if (value := getattr(point, field)) is not None
+        ]
         if values:
             series.append(charts.Series(title, style, values))
     low, high = points[0].epsilon, points[-1].epsilon

@@ -55,7 +55,7 @@ def role(name: str, tested: str | None) -> str:
         return "before forgetting" if name == RAW else "untrained"
     if is_retrained(name):
         return "gold standard"
-    if tested is not None and family(name) == family(tested):
+    if family(name) == tested:
         return "under test"
     return "control" if control_of(name) else "baseline"
 
@@ -94,9 +94,7 @@ def tested_among(names: Sequence[str]) -> str | None:
 
 def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
     """The method under test, other candidates, the rest, the raw model last."""
-    names = sorted(
-        audit.candidates, key=lambda name: family(name) != family(tested or "")
-    )
+    names = sorted(audit.candidates, key=lambda name: family(name) != tested)
     for test in audit.tests:
         names += [name for name in test.values if name not in names]
     last = [name for name in (RANDOM, RAW) if name in names]
@@ -106,19 +104,20 @@ def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
 def styles(names: Iterable[str], tested: str | None) -> dict[str, str]:
     """A CSS class for each unit or audited model, one for all seeds of a method."""
     chosen: dict[str, str] = {}
-    fixed = {RAW: "raw", RANDOM: "random"}
     others: dict[str, str] = {}
     for name in names:
-        kind = family(name)
-        if tested is not None and kind == family(tested):
-            chosen[name] = "main"
-        elif is_retrained(name):
-            chosen[name] = "gold"
-        elif name in fixed:
-            chosen[name] = fixed[name]
-        else:
-            chosen[name] = others.setdefault(kind, f"o{len(others) % _CYCLE}")
+        fixed = _STYLES.get(role(name, tested))
+        cycled = f"o{len(others) % _CYCLE}"
+        chosen[name] = fixed or others.setdefault(family(name), cycled)
     return chosen
+
+
+_STYLES = {
+    "before forgetting": "raw",
+    "untrained": "random",
+    "gold standard": "gold",
+    "under test": "main",
+}
 
 
 def model_styles(record: RunRecord, audit: AuditReport | None) -> dict[str, str]:

@@ -264,10 +264,11 @@ def _tables(run: Run) -> dict[str, Table]:
     """Every table of a run that has content, by name."""
     record, audit, provenance = run.record, run.audit, run.record.provenance
     tested = roles.tested_method(record, audit)
-    settings = audit.settings if audit else {}
-    found = [
-        audit and tables.tally_table(audit, tested),
-        audit and tables.verdict_table(audit, tested),
+    settings, found = {}, []
+    if audit is not None:
+        settings = audit.settings
+        found = [tables.tally_table(audit, tested), tables.verdict_table(audit, tested)]
+    found += [
         *(tables.speed_table(record, target) for target in speed.TARGETS),
         tables.methods_table(record),
         tables.units_table(run.clocks),
@@ -285,7 +286,7 @@ def _tables(run: Run) -> dict[str, Table]:
             )
         ),
     ]
-    return {table.name: table for table in found if table is not None}
+    return table_forms.by_name(found)
 
 
 def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:

@@ -124,7 +124,7 @@ def test_each_run_finds_its_table(folder):
 def test_membership_is_the_difference_to_retraining_or_no_result(values, written):
     test = evidence("shadow_success_rate", {"class_pruning": "pass"}, kind="shadow")
     audit = make_audit(test._replace(retrained=values))
-    group = joined.make_group("E1", (Run("a", cifar10(), [], {}, audit, None, ()),))
+    (group,) = joined.group_runs([Run("a", cifar10(), [], {}, audit, None, ())])
     (table,) = [one for one in paper.paper_tables([group]) if one.name == "table_4"]
     rows = table.rows
     (found,) = [row for row in rows if row[3].text == "ours"]
@@ -149,8 +149,8 @@ def test_a_method_that_stopped_is_left_out_and_not_averaged():
     record = cifar10()
     stopped = record.methods[0]._replace(error="no clients left")
     record = record._replace(methods=[stopped, *record.methods[1:]])
-    group = joined.make_group("E1", (Run("a", record, [], {}, None, None, ()),))
-    names = [row[1].value for row in joined.methods_table([group]).rows]
+    groups = joined.group_runs([Run("a", record, [], {}, None, None, ())])
+    names = [row[1].value for row in joined.methods_table(groups).rows]
     assert "class_pruning" not in names and "mask_logit" in names
 
 
