@@ -94,7 +94,11 @@ def recovery_chart(
 
 def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
     """Accuracy of each class before, after, and for retraining."""
-    stages = [stage for stage in _compared_stages(record) if stage.per_class]
+    stages = [
+        stage
+        for stage in _compared_stages(record)
+        if stage.per_class and not roles.is_cut(stage)
+    ]
     if not stages:
         return None
     names = [
@@ -141,10 +145,12 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
 
 
 def _compared_stages(record: RunRecord) -> list[StageRow]:
-    """The raw, the final and the retrained model, as far as they are there."""
+    """The raw, cut, final and retrained models, as far as they are there."""
+    final = roles.final_stage(record, roles.tested_method(record))
     stages = [
         queries.raw_stage(record),
-        roles.final_stage(record, roles.tested_method(record)),
+        *queries.pruned_stages(record, final.method if final else None),
+        final,
         roles.final_stage(record, roles.RETRAIN),
     ]
     return [stage for stage in stages if stage is not None]
@@ -152,13 +158,9 @@ def _compared_stages(record: RunRecord) -> list[StageRow]:
 
 def confusion_figures(record: RunRecord) -> Markup | None:
     """Confusion matrices of the raw, cut, final and retrained model."""
-    raw, *others = _compared_stages(record) or [None]
-    final = roles.final_stage(record, roles.tested_method(record))
-    cuts = queries.pruned_stages(record, final.method) if final is not None else []
-    stages = [raw, *cuts, *others]
     drawn = []
-    for stage in stages:
-        if stage is None or not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:
+    for stage in _compared_stages(record):
+        if not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:
             continue
         counts = np.asarray(stage.confusion, dtype=np.float64)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

@@ -9,7 +9,6 @@ from fuprune.report import (
     figures,
     formats,
     joined,
-    output,
     page,
     paper,
     roles,
@@ -51,7 +50,7 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
         ]
     )
     names = table_forms.markdown_text(formats.listing([run.name for run in runs], 20))
-    return output.write_report(
+    return page.write_report(
         Path(folder),
         _page(runs, groups, every_table),
         ["# Our runs beside the paper's tables", "", f"Runs: {names}."],

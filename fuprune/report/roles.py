@@ -133,9 +133,7 @@ def final_stage(record: RunRecord, method: str | None) -> StageRow | None:
     stages = [
         stage
         for stage in record.stages
-        if family(stage.method) == method
-        and stage.stage != RAW
-        and not stage.stage.startswith("pruned")
+        if family(stage.method) == method and stage.stage != RAW and not is_cut(stage)
     ]
     first = [stage for stage in stages if stage.method == stages[0].method]
     return first[-1] if first else None
@@ -146,8 +144,12 @@ def stage_title(stage: StageRow) -> str:
     if stage.stage == RAW:
         return RAW
     method, step = formats.in_words(stage.method), formats.in_words(stage.stage)
-    ended = not stage.stage.startswith("pruned")
-    return method if ended else f"{method}, {step}"
+    return f"{method}, {step}" if is_cut(stage) else method
+
+
+def is_cut(stage: StageRow) -> bool:
+    """Whether it is a model between a cut and what follows."""
+    return stage.stage.startswith("pruned")
 
 
 def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:

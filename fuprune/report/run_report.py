@@ -15,7 +15,6 @@ from fuprune.report import (
     figures,
     formats,
     judgement,
-    output,
     page,
     prose,
     roles,
@@ -49,7 +48,7 @@ def build(workdir: str | Path) -> Path:
             "remove the link."
         )
     made = _tables(run)
-    return output.write_report(
+    return page.write_report(
         folder, html_page(run, made), _markdown(run), made.values()
     )
 
@@ -158,15 +157,14 @@ def _accuracy_section(
     run: Run, question: Question, made: Mapping[str, Table], styles: Mapping[str, str]
 ) -> page.Section:
     bars = figures.class_figure(run.record, styles)
-    body: list[Child] = [
+    return page.section(
+        *question[:4],
         table_forms.to_html(made.get("paper_form")),
         *_evidence(run, question, styles, [bars], fitting=4),
         _titled("Which class is answered", figures.confusion_figures(run.record)),
         _folded("Accuracy of each class as a table", made.get("classes")),
-    ]
-    if not run.record.stages:
-        body.append(page.missing("There are no accuracies yet."))
-    return page.section(*question[:4], *body)
+        None if run.record.stages else page.missing("There are no accuracies yet."),
+    )
 
 
 def _speed_section(
@@ -174,19 +172,11 @@ def _speed_section(
 ) -> page.Section:
     record = run.record
     main, *others = [made.get(f"speed_{target}") for target in speed.TARGETS]
-    body: list[Child] = [
-        figures.recovery_figure(record, run.curves, styles),
-        table_forms.to_html(main),
-        _folded("The same for other targets", *others),
-        table_forms.to_html(made.get("methods")),
-        _folded("Where the time of the run went", made.get("units")),
-    ]
     lacking = {
         0: "No method has finished yet.",
         1: "Only one method was run, so there is nothing to compare it with: no "
         "retraining, no baseline, no control.",
     }.get(len({row.method for row in record.methods}))
-    body.append(page.missing(lacking) if lacking else None)
     return page.section(
         "speed",
         "At what price?",
@@ -199,7 +189,12 @@ def _speed_section(
         "replays kept rounds, and SISA trains some of its shards again. The honest "
         "comparison is retraining from scratch, and the sobering one is fine-tuning "
         "alone.",
-        *body,
+        figures.recovery_figure(record, run.curves, styles),
+        table_forms.to_html(main),
+        _folded("The same for other targets", *others),
+        table_forms.to_html(made.get("methods")),
+        _folded("Where the time of the run went", made.get("units")),
+        page.missing(lacking) if lacking else None,
     )
 
 
@@ -329,14 +324,14 @@ def _privacy_section(run: Run, made: Mapping[str, Table]) -> page.Section | None
 
 def _rerun_section(run: Run, made: Mapping[str, Table]) -> page.Section:
     provenance = run.record.provenance
-    commands = [
-        ("This page, from the files alone", f"python -m fuprune.report {run.name}")
-    ]
-    if provenance.command:
-        commands.insert(0, ("The command", shlex.join(provenance.command)))
+    commands = {
+        "The command": shlex.join(provenance.command),
+        "This page, from the files alone": f"python -m fuprune.report {run.name}",
+    }
     body: list[Child] = [
         [element("h3", None, heading), element("pre", {"class": "wrapping"}, command)]
-        for heading, command in commands
+        for heading, command in commands.items()
+        if command
     ]
     if provenance.commit:
         commit, where = element("code", None, provenance.commit), provenance.platform
