@@ -12,15 +12,13 @@ from fuprune.report import charts, formats, judgement, marks, page, roles
 from fuprune.report.figures import model_line
 from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.markup import Markup
+from fuprune.report.roles import Styles
 from fuprune.report.table_forms import chip
 from fuprune.run import queries
 
 
 def strip_figure(
-    test: Evidence,
-    judged: str | None,
-    styles: Mapping[str, str],
-    say: Callable[[str], str],
+    test: Evidence, judged: str | None, styles: Styles, say: Callable[[str], str]
 ) -> Markup:
     """Where each model lies against retraining; `say` words the test's sentences."""
     names = sorted(test.values, key=lambda name: name != judged)
@@ -63,10 +61,7 @@ def strip_figure(
 
 
 def strip_legend(
-    audit: AuditReport,
-    tests: Sequence[Evidence],
-    tested: str | None,
-    styles: Mapping[str, str],
+    audit: AuditReport, tests: Sequence[Evidence], tested: str | None, styles: Styles
 ) -> Markup:
     """Explains the dots of the strips of some tests."""
     entries = [
@@ -77,13 +72,13 @@ def strip_legend(
     return page.legend([("where retrained models lie", "range", ""), *entries])
 
 
-def roc_figures(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
+def roc_figures(audit: AuditReport, styles: Styles) -> Markup | None:
     """ROC curves of every attack, with logarithmic axes."""
     attacks = audit.detail.get("roc", {}).items()
     return page.grid([_roc(name, curves, styles) for name, curves in attacks if curves])
 
 
-def _roc(attack: str, curves: Mapping, styles: Mapping[str, str]) -> Markup:
+def _roc(attack: str, curves: Mapping, styles: Styles) -> Markup:
     series = [
         model_line(
             name, stairs(_points(curve, "false_positives", "true_positives")), styles
@@ -112,11 +107,11 @@ def _rate(value: float) -> str:
     return f"{100 * value:g}%"
 
 
-def _points(curve: Mapping, across: str, up: str) -> list[tuple[float, float]]:
+def _points(curve: Mapping, across: str, up: str) -> charts.Points:
     return list(zip(curve[across], curve[up], strict=True))
 
 
-def stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def stairs(points: charts.Points) -> charts.Points:
     """Keeps the height until the next false alarm: nothing lies between two points."""
     steps = list(points[:1])
     for (_, before), (across, up) in zip(points, points[1:], strict=False):
@@ -124,7 +119,7 @@ def stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return steps
 
 
-def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:
+def relearn_figures(audit: AuditReport, styles: Styles) -> list[Markup]:
     """Accuracy on forgotten test images while a model is taught them again.
 
     The first figure is each model's mean over everything that was tried; one more per
@@ -162,7 +157,7 @@ _IMAGES = {
 def _relearn_chart(
     curves: Mapping[str, Sequence[Mapping]],
     level: float | None,
-    styles: Mapping[str, str],
+    styles: Styles,
     title: str,
     condition: str,
 ) -> Markup:
@@ -192,7 +187,7 @@ def _relearn_chart(
     )
 
 
-def probe_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:
+def probe_figures(audit: AuditReport, styles: Styles) -> list[Markup]:
     """How well fresh classifiers find forgotten images by depth, a figure for each."""
     detail = audit.detail.get("probe", {})
     layers = detail.get("layers", [])
@@ -223,7 +218,7 @@ _CLASSIFIERS = {
 }
 
 
-def cka_figure(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
+def cka_figure(audit: AuditReport, styles: Styles) -> Markup | None:
     """Likeness of each layer to retraining, along the depth of the network."""
     found = audit.detail.get("cka", {})
     layers = list(dict.fromkeys(layer for table in found.values() for layer in table))
@@ -245,9 +240,9 @@ def cka_figure(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
 
 
 def _depth_chart(
-    points: Mapping[str, Sequence[tuple[float, float]]],
+    points: Mapping[str, charts.Points],
     layers: Sequence[str],
-    styles: Mapping[str, str],
+    styles: Styles,
     unit: str,
     title: str,
     caption: str,

@@ -3,8 +3,8 @@
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from fuprune.report.marks import (
 )
 from fuprune.report.markup import Child, Markup
 
+Points: TypeAlias = Sequence[tuple[float, float]]  # of a line, (across, up)
+
 _MOST_POINTS = 400
 
 
@@ -33,14 +35,12 @@ class Series(NamedTuple):
 
     label: str
     style: str  # CSS class that sets colour and dash
-    points: Sequence[tuple[float, float]]
+    points: Points
     spread: Sequence[float] = ()  # standard deviation at each point, if known
     family: str = ""  # one name in the legend for several seeds; the label if empty
 
 
-def mean_curve(
-    curves: Sequence[Iterable[tuple[float, float]]],
-) -> tuple[list[tuple[float, float]], list[float]]:
+def mean_curve(curves: Sequence[Points]) -> tuple[Points, list[float]]:
     """The mean of lines and, of several, the standard deviation, point by point.
 
     Only where every line has a point: a mean over those that went on would jump where

@@ -4,12 +4,13 @@ Each function returns the framed drawing, or None when there is nothing to draw.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from fuprune.report import charts, formats, marks, page, roles, tables
 from fuprune.report.markup import Markup, element
+from fuprune.report.roles import Styles
 from fuprune.run import queries, speed
 from fuprune.run.feature_maps import PictureArrays
 from fuprune.run.record import CurveRow, CutRow, RunRecord, StageRow
@@ -37,7 +38,7 @@ def recovery_curves(curves: Sequence[CurveRow]) -> dict[str, list[tuple[float, f
 
 
 def recovery_figure(
-    record: RunRecord, curves: Sequence[CurveRow], styles: Mapping[str, str]
+    record: RunRecord, curves: Sequence[CurveRow], styles: Styles
 ) -> Markup | None:
     """Figure 3: R-set accuracy against rounds of fine-tuning and of retraining."""
     series = []
@@ -59,9 +60,7 @@ def recovery_figure(
     )
 
 
-def model_line(
-    name: str, points: Sequence[tuple[float, float]], styles: Mapping[str, str]
-) -> charts.Series:
+def model_line(name: str, points: charts.Points, styles: Styles) -> charts.Series:
     """The line of one model, under one name with other seeds of its method."""
     style = "gold" if roles.is_retrained(name) else styles.get(name, "o0")
     kind = formats.in_words(roles.family(name))
@@ -92,7 +91,7 @@ def recovery_chart(
     )
 
 
-def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
+def class_figure(record: RunRecord, styles: Styles) -> Markup | None:
     """Accuracy of each class before, after, and for retraining."""
     stages = [
         stage
@@ -268,20 +267,18 @@ def feature_map_figure(record: RunRecord, maps: PictureArrays | None) -> Markup 
         element("th", {"scope": "col", "class": red.get(label)}, name)
         for name, label in zip(names, labels, strict=True)
     ]
-    pictures = map(marks.photograph, maps.images)
-    rows = [_picture_row("image", list(zip(pictures, names, strict=False)))]
+    rows: dict[str, Iterable[str]] = {"image": map(marks.photograph, maps.images)}
     chosen = record.feature_maps
     for title, seen in (("most", maps.maps_most), ("least", maps.maps_least)):
         highest = float(np.nan_to_num(seen, posinf=0.0).max(initial=0.0))
-        drawn = [marks.heat_map(one, highest) for one in seen[: len(names)]]
         channel = f", channel {getattr(chosen, title)}" if chosen else ""
-        row_title = f"{title} discriminative{channel}"
-        rows.append(_picture_row(row_title, list(zip(drawn, names, strict=True))))
+        drawn = [marks.heat_map(one, highest) for one in seen[: len(names)]]
+        rows[f"{title} discriminative{channel}"] = drawn
     table = element(
         "table",
         {"class": "maps"},
         element("thead", None, element("tr", None, element("td"), *heads)),
-        element("tbody", None, *rows),
+        element("tbody", None, *(_picture_row(*row, names) for row in rows.items())),
     )
     where = f" of layer {chosen.layer}" if chosen else ""
     return page.figure(
@@ -294,9 +291,9 @@ def feature_map_figure(record: RunRecord, maps: PictureArrays | None) -> Markup 
     )
 
 
-def _picture_row(title: str, pictures: Sequence[tuple[str, str]]) -> Markup:
+def _picture_row(title: str, pictures: Iterable[str], names: Sequence[str]) -> Markup:
     cells = [
         element("td", None, element("img", {"src": address, "alt": f"{title}: {name}"}))
-        for address, name in pictures
+        for address, name in zip(pictures, names, strict=False)
     ]
     return element("tr", None, element("th", {"scope": "row"}, title), *cells)

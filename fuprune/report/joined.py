@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import figures, formats, judgement, paper_numbers, roles, tables
+from fuprune.report.charts import Points
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
@@ -139,9 +140,9 @@ def raw_stages(group: Group) -> list[StageRow]:
     return list(found.values())
 
 
-def recovery_curves(group: Group) -> dict[str, list[list[tuple[float, float]]]]:
+def recovery_curves(group: Group) -> dict[str, list[Points]]:
     """By method, the R-set accuracy of each of its models over rounds."""
-    found: dict[str, dict[tuple, list[tuple[float, float]]]] = {}
+    found: dict[str, dict[tuple, Points]] = {}
     for run in group.runs:
         seed = queries.setting(run.record, "seed")
         for unit, points in figures.recovery_curves(run.curves).items():

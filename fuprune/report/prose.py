@@ -122,10 +122,7 @@ def _judged(
 
 
 def _gone(
-    record: RunRecord,
-    audit: AuditReport | None,
-    tested: str | None,
-    judged: str | None,
+    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
 ) -> Iterator[str]:
     rows = queries.rows_of(record, tested)
     lows = queries.known([row.u_accuracy for row in rows])
@@ -384,10 +381,7 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
 
 
 def _next(
-    record: RunRecord,
-    audit: AuditReport | None,
-    tested: str | None,
-    judged: str | None,
+    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
 ) -> Iterator[str]:
     if audit is None or not audit.tests:
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."

@@ -5,7 +5,8 @@ the accent colour; the others share a colour-blind safe cycle with changing dash
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
@@ -14,6 +15,7 @@ from fuprune.run.queries import RAW
 from fuprune.run.record import CutRow, RunRecord, StageRow
 from fuprune.unlearning.methods import METHODS
 
+Styles: TypeAlias = Mapping[str, str]  # a CSS class for each unit or audited model
 RETRAIN = "retrain"
 RANDOM = "random_init"
 # Ways to bring U-set accuracy to zero that nobody would call forgetting, and what each
@@ -101,8 +103,8 @@ def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
     return [name for name in names if name not in last] + last
 
 
-def styles(names: Iterable[str], tested: str | None) -> dict[str, str]:
-    """A CSS class for each unit or audited model, one for all seeds of a method."""
+def styles(names: Iterable[str], tested: str | None) -> Styles:
+    """The colours of some models, one for all seeds of a method."""
     chosen: dict[str, str] = {}
     others: dict[str, str] = {}
     for name in names:
@@ -120,7 +122,7 @@ _STYLES = {
 }
 
 
-def model_styles(record: RunRecord, audit: AuditReport | None) -> dict[str, str]:
+def model_styles(record: RunRecord, audit: AuditReport | None) -> Styles:
     """The colours of all models of a run, the same on the whole page."""
     tested = tested_method(record, audit)
     audited = audited_models(audit, tested) if audit else []

@@ -23,6 +23,7 @@ from fuprune.report import (
 )
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.questions import Question, questions_about
+from fuprune.report.roles import Styles
 from fuprune.report.table_forms import Table
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run, read_run
@@ -154,7 +155,7 @@ def _first_section(run: Run, made: Mapping[str, Table]) -> page.Section:
 
 
 def _accuracy_section(
-    run: Run, question: Question, made: Mapping[str, Table], styles: Mapping[str, str]
+    run: Run, question: Question, made: Mapping[str, Table], styles: Styles
 ) -> page.Section:
     bars = figures.class_figure(run.record, styles)
     return page.section(
@@ -167,9 +168,7 @@ def _accuracy_section(
     )
 
 
-def _speed_section(
-    run: Run, made: Mapping[str, Table], styles: Mapping[str, str]
-) -> page.Section:
+def _speed_section(run: Run, made: Mapping[str, Table], styles: Styles) -> page.Section:
     record = run.record
     main, *others = [made.get(f"speed_{target}") for target in speed.TARGETS]
     lacking = {
@@ -199,7 +198,7 @@ def _speed_section(
 
 
 def _audit_sections(
-    run: Run, questions: Sequence[Question], styles: Mapping[str, str]
+    run: Run, questions: Sequence[Question], styles: Styles
 ) -> list[page.Section]:
     if run.audit is None:
         explanation = page.missing(
@@ -233,7 +232,7 @@ def _audit_sections(
 def _evidence(
     run: Run,
     question: Question,
-    styles: Mapping[str, str],
+    styles: Styles,
     beside: list[Markup | None],
     fitting: int = 2,
 ) -> list[Child]:

@@ -119,13 +119,11 @@ def _group_heads(columns: Sequence[Column]) -> Markup | None:
 
 
 def _html_cell(entry: Cell, column: Column, position: int) -> Markup:
-    kinds = (("number", column.numeric), ("words", column.words))
-    kinds += (("muted", entry.value is None),)
-    classes = " ".join(name for name, wanted in kinds if wanted)
+    flags = (column.numeric, column.words, entry.value is None)
+    kinds = itertools.compress(("number", "words", "muted"), flags)
     content = [entry.text, " ", chip(entry.verdict)] if entry.verdict else [entry.text]
-    if position == 0:
-        return element("th", {"class": classes or None, "scope": "row"}, *content)
-    return element("td", {"class": classes or None}, *content)
+    tag, scope = ("td", None) if position else ("th", "row")
+    return element(tag, {"class": " ".join(kinds) or None, "scope": scope}, *content)
 
 
 def to_markdown(table: Table) -> str:

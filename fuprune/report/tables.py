@@ -200,22 +200,22 @@ def reached_cells(found: speed.Reached | None) -> list[Cell]:
 
 def paper_table(record: RunRecord) -> Table:
     """The table of the paper's form: raw, after-pruned, fine-tuned, re-trained."""
-    cuts = {
-        row.name: (row, queries.pruned_stages(record, row.name))
+    cuts = [
+        (row, stages)
         for row in record.methods
-        if queries.pruned_stages(record, row.name)
-    }
+        if (stages := queries.pruned_stages(record, row.name))
+    ]
     tested = roles.tested_method(record)
     retrained = next(iter(queries.rows_of(record, roles.RETRAIN)), None)
-    longest = max((len(stages) for _, stages in cuts.values()), default=0)
+    longest = max((len(stages) for _, stages in cuts), default=0)
     headings = [f"After cut {n + 1}" for n in range(longest)]
     headings = headings if longest > 1 else ["After-pruned"]
     rows = []
-    for name, (final, stages) in cuts.items():
-        models = [queries.raw_stage(record), *stages]
-        models += [None] * (longest - len(stages)) + [final, retrained]
+    for final, stages in cuts:
+        padding = [None] * (longest - len(stages))
+        models = [queries.raw_stage(record), *stages, *padding, final, retrained]
         cells = accuracy_cells([[model] for model in models])
-        rows.append((model_cell(name, tested), *cells))
+        rows.append((model_cell(final.name, tested), *cells))
     return Table(
         "paper_form",
         "In the form of the paper's Tables 2 and 3",

@@ -10,7 +10,13 @@ from fuprune.report.judgement import (
     powerless_membership,
 )
 from fuprune.report.prose import as_text, first_screen
-from tests.report.fixture import evidence, make_audit, make_record, method_row
+from tests.report.fixture import (
+    evidence,
+    make_audit,
+    make_record,
+    method_row,
+    with_later_seed,
+)
 
 PRUNING = "class_pruning"
 
@@ -93,12 +99,9 @@ def test_controls_alone_give_no_verdict():
 
 
 def test_a_later_seed_stands_for_its_method_if_the_first_one_failed():
-    record = make_record()
-    stopped = record.methods[0]._replace(error="out of memory")
-    second = method_row("class_pruning_seed2")
-    record = record._replace(methods=[stopped, second, *record.methods[1:]])
     fails = dict.fromkeys(("class_pruning_seed2", "mask_logit", "raw"), "fail")
-    screen = first_screen(record, make_audit(evidence("probe_auc", fails)))
+    audit = make_audit(evidence("probe_auc", fails))
+    screen = first_screen(with_later_seed(make_record()), audit)
     assert screen.tone == "fail"
     assert screen.headline.startswith("Class pruning seed2 can be told from a model")
     said = found(screen)

@@ -14,7 +14,7 @@ from tests.report.fixture import (
     evidence,
     make_audit,
     make_record,
-    method_row,
+    with_later_seed,
     write_maps,
     write_run,
 )
@@ -129,8 +129,7 @@ def test_same_files_give_the_same_bytes(tmp_path, run):
 def test_each_class_cut_has_its_heat_map_widths_and_columns(tmp_path, classes):
     record = make_record(classes=classes)
     page = page_of(write_run(tmp_path / "run", record))
-    labels = [a["aria-label"] for a in page.all("svg") if "aria-label" in a]
-    heat = [label for label in labels if label.startswith("TF-IDF scores")]
+    heat = [label for label in page.labels if label.startswith("TF-IDF scores")]
     assert len(heat) == page.text.count("Every layer before and after") == len(classes)
     assert "scores of 8 channels in 2 layers; 2 were cut" in heat[0]
     several = len(classes) > 1
@@ -163,9 +162,8 @@ def test_a_hundred_classes_are_drawn_as_dots(tmp_path):
     names = [f"kind {index}" for index in range(100)]
     record = make_record(class_names=names, classes=(99,))
     page = page_of(write_run(tmp_path / "run", record))
-    labels = [a["aria-label"] for a in page.all("svg") if "aria-label" in a]
-    assert any(label.startswith("Accuracy of 100 classes") for label in labels)
-    assert any(label.startswith("Confusion matrix of raw") for label in labels)
+    assert any(label.startswith("Accuracy of 100 classes") for label in page.labels)
+    assert any(label.startswith("Confusion matrix of raw") for label in page.labels)
 
 
 def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
@@ -204,19 +202,12 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
 
 
 def test_a_seed_that_stands_for_its_method_has_its_cut_and_verdicts(tmp_path):
-    record, second = make_record(), "class_pruning_seed2"
-    stopped, *others = record.methods
-    methods = [stopped._replace(error="no memory"), method_row(second), *others]
-    raw, pruned, tuned, *rest = record.stages
-    later = [stage._replace(method=second) for stage in (pruned, tuned)]
-    record = record._replace(methods=methods, stages=[raw, *later, *rest])
-    fails = dict.fromkeys((second, "mask_logit", "raw"), "fail")
-    folder = write_run(tmp_path / "run", record, make_audit(evidence("a", fails)))
-    page = page_of(folder)
+    fails = dict.fromkeys(("class_pruning_seed2", "mask_logit", "raw"), "fail")
+    audit = make_audit(evidence("a", fails))
+    page = page_of(write_run(tmp_path / "run", with_later_seed(make_record()), audit))
     assert "Class pruning seed2: 50.0%. Retrained: 10.0% to 20.0%." in page.text
-    labels = [a.get("aria-label", "") for a in page.all("svg")]
     cut = "Confusion matrix of class pruning seed2, pruned 3"
-    assert any(label.startswith(cut) for label in labels)
+    assert any(label.startswith(cut) for label in page.labels)
 
 
 FILES = ("results.json", "metrics.jsonl", "audit.json", "feature_maps.npz")
