@@ -7,23 +7,21 @@ The curves are in the audit's `detail`, whose keys `audit.evidence` describes.
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from fuprune.audit.evidence import AuditReport, Evidence
+from fuprune.audit.evidence import AuditReport, Evidence, RelearnRun
 from fuprune.report import charts, formats, judgement, marks, page, roles
 from fuprune.report.figures import model_line
 from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.markup import Markup
+from fuprune.report.roles import Styles
 from fuprune.report.table_forms import chip
 from fuprune.run import queries
 
 
 def strip_figure(
-    test: Evidence,
-    tested: str | None,
-    styles: Mapping[str, str],
-    say: Callable[[str], str],
+    test: Evidence, judged: str | None, styles: Styles, say: Callable[[str], str]
 ) -> Markup:
     """Where each model lies against retraining; `say` words the test's sentences."""
-    names = sorted(test.values, key=lambda name: name != tested)
+    names = sorted(test.values, key=lambda name: name != judged)
     dots = [
         charts.Dot(formats.in_words(name), styles.get(name, "o0"), value)
         for name in names
@@ -36,10 +34,10 @@ def strip_figure(
     ]
     caption = f"Retrained: {interval_text(test)}."
     verdict = None
-    if tested in test.values:
-        value = value_text(test, test.values[tested])
-        caption = f"{formats.capital(formats.in_words(tested))}: {value}. {caption}"
-        verdict = chip(test.verdicts[tested])
+    if judged in test.values:
+        value = value_text(test, test.values[judged])
+        caption = f"{formats.capital(formats.in_words(judged))}: {value}. {caption}"
+        verdict = chip(test.verdicts[judged])
     least = judgement.difference_text(test)
     if least != formats.MISSING:
         caption += f" Smallest visible difference: {least}."
@@ -63,10 +61,7 @@ def strip_figure(
 
 
 def strip_legend(
-    audit: AuditReport,
-    tests: Sequence[Evidence],
-    tested: str | None,
-    styles: Mapping[str, str],
+    audit: AuditReport, tests: Sequence[Evidence], tested: str | None, styles: Styles
 ) -> Markup:
     """Explains the dots of the strips of some tests."""
     entries = [
@@ -77,13 +72,13 @@ def strip_legend(
     return page.legend([("where retrained models lie", "range", ""), *entries])
 
 
-def roc_figures(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
+def roc_figures(audit: AuditReport, styles: Styles) -> Markup | None:
     """ROC curves of every attack, with logarithmic axes."""
     attacks = audit.detail.get("roc", {}).items()
     return page.grid([_roc(name, curves, styles) for name, curves in attacks if curves])
 
 
-def _roc(attack: str, curves: Mapping, styles: Mapping[str, str]) -> Markup:
+def _roc(attack: str, curves: Mapping, styles: Styles) -> Markup:
     series = [
         model_line(
             name, stairs(_points(curve, "false_positives", "true_positives")), styles
@@ -112,11 +107,11 @@ def _rate(value: float) -> str:
     return f"{100 * value:g}%"
 
 
-def _points(curve: Mapping, across: str, up: str) -> list[tuple[float, float]]:
+def _points(curve: Mapping, across: str, up: str) -> charts.Points:
     return list(zip(curve[across], curve[up], strict=True))
 
 
-def stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def stairs(points: charts.Points) -> charts.Points:
     """Keeps the height until the next false alarm: nothing lies between two points."""
     steps = list(points[:1])
     for (_, before), (across, up) in zip(points, points[1:], strict=False):
@@ -124,7 +119,7 @@ def stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return steps
 
 
-def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:
+def relearn_figures(audit: AuditReport, styles: Styles) -> list[Markup]:
     """Accuracy on forgotten test images while a model is taught them again.
 
     The first figure is each model's mean over everything that was tried; one more per
@@ -134,29 +129,21 @@ def relearn_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Marku
     level = detail.get("level")
     drawn = []
     if detail.get("curves"):
-        points = {
-            name: _points(curve, "steps", "accuracy")
-            for name, curve in detail["curves"].items()
-        }
+        curves = {name: [curve] for name, curve in detail["curves"].items()}
         caption = "mean over all settings"
-        drawn.append(_relearn_chart(points, level, styles, "Relearning", caption))
-    runs = detail.get("runs", [])
-    kinds = dict.fromkeys((run["images"], run["images_per_class"]) for run in runs)
-    for kind, amount in kinds if len(kinds) > 1 else ():
-        chosen = [
-            r for r in runs if (r["images"], r["images_per_class"]) == (kind, amount)
-        ]
-        rates = list(dict.fromkeys(f"{r['learning_rate']:g}" for r in chosen))
-        title = f"With {_IMAGES.get(kind, kind)}, {amount} per class"
-        points = {
-            name: charts.mean_curve(
-                [_points(r, "steps", "accuracy") for r in chosen if r["model"] == name]
-            )[0]
-            for name in dict.fromkeys(run["model"] for run in chosen)
-        }
+        drawn.append(_relearn_chart(curves, level, styles, "Relearning", caption))
+    kinds: dict[tuple[str, int], list[RelearnRun]] = {}
+    for run in detail.get("runs", []):
+        kinds.setdefault((run["images"], run["images_per_class"]), []).append(run)
+    for (images, amount), runs in kinds.items() if len(kinds) > 1 else ():
+        curves: dict[str, list[Mapping]] = {}
+        for run in runs:
+            curves.setdefault(run["model"], []).append(run)
+        title = f"With {_IMAGES.get(images, images)}, {amount} per class"
+        rates = list(dict.fromkeys(f"{run['learning_rate']:g}" for run in runs))
         noun = "learning rates" if len(rates) > 1 else "learning rate"
         caption = f"{noun} {formats.listing(rates)}"
-        drawn.append(_relearn_chart(points, level, styles, title, caption))
+        drawn.append(_relearn_chart(curves, level, styles, title, caption))
     return drawn
 
 
@@ -168,16 +155,20 @@ _IMAGES = {
 
 
 def _relearn_chart(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
+    curves: Mapping[str, Sequence[Mapping]],
     level: float | None,
-    styles: Mapping[str, str],
+    styles: Styles,
     title: str,
     condition: str,
 ) -> Markup:
-    series = [
-        model_line(name, points, styles) for name, points in curves.items() if points
-    ]
-    last = max(x for line in series for x, _ in line.points)
+    """Draws each model's mean over its curves."""
+    series = []
+    for name, found in curves.items():
+        lines = [_points(curve, "steps", "accuracy") for curve in found]
+        means, _ = charts.mean_curve(lines)
+        if means:
+            series.append(model_line(name, means, styles))
+    last = max((x for line in series for x, _ in line.points), default=0)
     ends = [
         f"{line.label} {formats.percent(line.points[-1][1])} "
         f"at step {formats.number(line.points[-1][0])}"
@@ -196,7 +187,7 @@ def _relearn_chart(
     )
 
 
-def probe_figures(audit: AuditReport, styles: Mapping[str, str]) -> list[Markup]:
+def probe_figures(audit: AuditReport, styles: Styles) -> list[Markup]:
     """How well fresh classifiers find forgotten images by depth, a figure for each."""
     detail = audit.detail.get("probe", {})
     layers = detail.get("layers", [])
@@ -227,7 +218,7 @@ _CLASSIFIERS = {
 }
 
 
-def cka_figure(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
+def cka_figure(audit: AuditReport, styles: Styles) -> Markup | None:
     """Likeness of each layer to retraining, along the depth of the network."""
     found = audit.detail.get("cka", {})
     layers = list(dict.fromkeys(layer for table in found.values() for layer in table))
@@ -249,9 +240,9 @@ def cka_figure(audit: AuditReport, styles: Mapping[str, str]) -> Markup | None:
 
 
 def _depth_chart(
-    points: Mapping[str, Sequence[tuple[float, float]]],
+    points: Mapping[str, charts.Points],
     layers: Sequence[str],
-    styles: Mapping[str, str],
+    styles: Styles,
     unit: str,
     title: str,
     caption: str,

@@ -3,8 +3,8 @@
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from fuprune.report.marks import (
 )
 from fuprune.report.markup import Child, Markup
 
+Points: TypeAlias = Sequence[tuple[float, float]]  # of a line, (across, up)
+
 _MOST_POINTS = 400
 
 
@@ -33,15 +35,13 @@ class Series(NamedTuple):
 
     label: str
     style: str  # CSS class that sets colour and dash
-    points: Sequence[tuple[float, float]]
+    points: Points
     spread: Sequence[float] = ()  # standard deviation at each point, if known
     family: str = ""  # one name in the legend for several seeds; the label if empty
 
 
-def mean_curve(
-    curves: Sequence[Iterable[tuple[float, float]]],
-) -> tuple[list[tuple[float, float]], list[float]]:
-    """The mean of several lines and its standard deviation, point by point.
+def mean_curve(curves: Sequence[Points]) -> tuple[Points, list[float]]:
+    """The mean of lines and, of several, the standard deviation, point by point.
 
     Only where every line has a point: a mean over those that went on would jump where
     one of them stops.
@@ -51,21 +51,7 @@ def mean_curve(
         found.setdefault(x, []).append(y)
     kept = sorted(x for x in found if len(found[x]) == len(curves))
     means = [(x, sum(found[x]) / len(curves)) for x in kept]
-    return means, [standard_deviation(found[x]) for x in kept]
-
-
-def standard_deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation; 0 for one value."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-class Bar(NamedTuple):
-    """One horizontal bar."""
-
-    value: float | None
-    style: str
-    written: str  # at the right; may be empty
-    title: str
+    return means, [statistics.stdev(found[x]) for x in kept if len(curves) > 1]
 
 
 class Dot(NamedTuple):
@@ -132,32 +118,37 @@ def _line(frame: Frame, line: Series) -> Child:
 
 
 def bar_rows(
-    rows: Sequence[tuple[str, Sequence[Bar]]],
+    names: Sequence[str],
+    groups: Sequence[tuple[str, str, Sequence[float | None]]],
+    marked: Sequence[int],
     label: str,
-    *,
-    high: float,
-    emphasised: Sequence[bool] = (),
-    bar_height: float = 9,
 ) -> Markup:
-    """Draws rows of horizontal bars, several to a row; `high` fills the width."""
+    """Draws horizontal bars in a row per name, and in each row one for every group.
+
+    A group has a title, a style and a share for each name. Marked rows are strong.
+    """
     marks: list[Child] = []
     label_width, value_width = 96, 46
     y, room = 4.0, WIDTH - label_width - value_width
-    for position, (name, bars) in enumerate(rows):
-        height = max(len(bars) * (bar_height + 2), 13)
-        style = "strong" if [*emphasised[position:], False][0] else "tick"
+    # Tall enough to fill the room beside the strips.
+    bar_height = min(max(540 / (len(names) * len(groups)), 7.0), 22.0)
+    height = max(len(groups) * (bar_height + 2), 13)
+    for index, name in enumerate(names):
+        style = "strong" if index in marked else "tick"
         middle, text = y + height / 2 + 3, fitted(name, label_width - 10)
         marks.append(letters(label_width - 8, middle, text, "end", style))
-        top = y + (height - len(bars) * (bar_height + 2)) / 2
-        for bar in bars:
+        top = y + (height - len(groups) * (bar_height + 2)) / 2
+        for title, style, shares in groups:
+            share = shares[index]
             box: dict = {"x": label_width, "y": top, "height": bar_height, "rx": 1.5}
             marks.append(mark("rect", "track", width=room, **box))
-            if bar.value is not None and high > 0:
-                length = max(room * min(max(bar.value / high, 0.0), 1.0), 1.5)
-                style = f"fill {bar.style}"
-                marks.append(mark("rect", style, bar.title, width=length, **box))
+            if share is not None:
+                length = max(room * min(max(share, 0.0), 1.0), 1.5)
+                hint = f"{name}, {title}: {formats.percent(share)}"
+                marks.append(mark("rect", f"fill {style}", hint, width=length, **box))
             x, baseline = WIDTH - value_width + 6, top + bar_height / 2 + 3.5
-            marks.append(letters(x, baseline, bar.written, "start", "small"))
+            written = formats.whole_percent(share)
+            marks.append(letters(x, baseline, written, "start", "small"))
             top += bar_height + 2
         y += height + 6
     return svg(WIDTH, y + 2, label, *marks)

@@ -4,12 +4,13 @@ Each function returns the framed drawing, or None when there is nothing to draw.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from fuprune.report import charts, formats, marks, page, roles, tables
 from fuprune.report.markup import Markup, element
+from fuprune.report.roles import Styles
 from fuprune.run import queries, speed
 from fuprune.run.feature_maps import PictureArrays
 from fuprune.run.record import CurveRow, CutRow, RunRecord, StageRow
@@ -37,7 +38,7 @@ def recovery_curves(curves: Sequence[CurveRow]) -> dict[str, list[tuple[float, f
 
 
 def recovery_figure(
-    record: RunRecord, curves: Sequence[CurveRow], styles: Mapping[str, str]
+    record: RunRecord, curves: Sequence[CurveRow], styles: Styles
 ) -> Markup | None:
     """Figure 3: R-set accuracy against rounds of fine-tuning and of retraining."""
     series = []
@@ -59,9 +60,7 @@ def recovery_figure(
     )
 
 
-def model_line(
-    name: str, points: Sequence[tuple[float, float]], styles: Mapping[str, str]
-) -> charts.Series:
+def model_line(name: str, points: charts.Points, styles: Styles) -> charts.Series:
     """The line of one model, under one name with other seeds of its method."""
     style = "gold" if roles.is_retrained(name) else styles.get(name, "o0")
     kind = formats.in_words(roles.family(name))
@@ -92,9 +91,13 @@ def recovery_chart(
     )
 
 
-def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
+def class_figure(record: RunRecord, styles: Styles) -> Markup | None:
     """Accuracy of each class before, after, and for retraining."""
-    stages = [stage for stage in _compared_stages(record) if stage.per_class]
+    stages = [
+        stage
+        for stage in _compared_stages(record)
+        if stage.per_class and not roles.is_cut(stage)
+    ]
     if not stages:
         return None
     names = [
@@ -131,16 +134,7 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
             label,
         )
     else:
-        rows = [
-            (name, [_class_bar(name, *group, index) for group in groups])
-            for index, name in enumerate(names)
-        ]
-        emphasised = [index in record.classes for index in range(len(names))]
-        # Tall enough to fill the room beside the strips.
-        height = min(max(540 / (len(names) * len(groups)), 7.0), 22.0)
-        drawing = charts.bar_rows(
-            rows, label, high=1.0, emphasised=emphasised, bar_height=height
-        )
+        drawing = charts.bar_rows(names, groups, record.classes, label)
     return page.figure(
         drawing,
         "Accuracy of each class, before and after",
@@ -149,18 +143,13 @@ def class_figure(record: RunRecord, styles: Mapping[str, str]) -> Markup | None:
     )
 
 
-def _class_bar(
-    name: str, title: str, style: str, values: Sequence[float | None], index: int
-) -> charts.Bar:
-    hint = f"{name}, {title}: {formats.percent(values[index])}"
-    return charts.Bar(values[index], style, formats.percent(values[index], 0), hint)
-
-
 def _compared_stages(record: RunRecord) -> list[StageRow]:
-    """The raw, the final and the retrained model, as far as they are there."""
+    """The raw, cut, final and retrained models, as far as they are there."""
+    final = roles.final_stage(record, roles.tested_method(record))
     stages = [
         queries.raw_stage(record),
-        roles.final_stage(record, roles.tested_method(record)),
+        *queries.pruned_stages(record, final.method if final else None),
+        final,
         roles.final_stage(record, roles.RETRAIN),
     ]
     return [stage for stage in stages if stage is not None]
@@ -168,11 +157,9 @@ def _compared_stages(record: RunRecord) -> list[StageRow]:
 
 def confusion_figures(record: RunRecord) -> Markup | None:
     """Confusion matrices of the raw, cut, final and retrained model."""
-    raw, *others = _compared_stages(record) or [None]
-    stages = [raw, *queries.pruned_stages(record, roles.tested_method(record)), *others]
     drawn = []
-    for stage in stages:
-        if stage is None or not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:
+    for stage in _compared_stages(record):
+        if not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:
             continue
         counts = np.asarray(stage.confusion, dtype=np.float64)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -243,9 +230,13 @@ def privacy_figure(record: RunRecord) -> Markup | None:
         return None
     styles = ("main", "o0", "o1", "o2", "o3")
     series = []
-    for (field, title), style in zip(tables.PRIVACY_FIELDS, styles, strict=True):
-        values = [(point.epsilon, getattr(point, field)) for point in points]
-        values = [(epsilon, value) for epsilon, value in values if value is not None]
+    fields = tables.PRIVACY_FIELDS.items()
+    for (field, title), style in zip(fields, styles, strict=True):
+        values = [
+            (point.epsilon, value)
+            for point in points
+            if (value := getattr(point, field)) is not None
+        ]
         if values:
             series.append(charts.Series(title, style, values))
     low, high = points[0].epsilon, points[-1].epsilon
@@ -276,20 +267,18 @@ def feature_map_figure(record: RunRecord, maps: PictureArrays | None) -> Markup 
         element("th", {"scope": "col", "class": red.get(label)}, name)
         for name, label in zip(names, labels, strict=True)
     ]
-    pictures = map(marks.photograph, maps.images)
-    rows = [_picture_row("image", list(zip(pictures, names, strict=False)))]
+    rows: dict[str, Iterable[str]] = {"image": map(marks.photograph, maps.images)}
     chosen = record.feature_maps
     for title, seen in (("most", maps.maps_most), ("least", maps.maps_least)):
         highest = float(np.nan_to_num(seen, posinf=0.0).max(initial=0.0))
-        drawn = [marks.heat_map(one, highest) for one in seen[: len(names)]]
         channel = f", channel {getattr(chosen, title)}" if chosen else ""
-        row_title = f"{title} discriminative{channel}"
-        rows.append(_picture_row(row_title, list(zip(drawn, names, strict=True))))
+        drawn = [marks.heat_map(one, highest) for one in seen[: len(names)]]
+        rows[f"{title} discriminative{channel}"] = drawn
     table = element(
         "table",
         {"class": "maps"},
         element("thead", None, element("tr", None, element("td"), *heads)),
-        element("tbody", None, *rows),
+        element("tbody", None, *(_picture_row(*row, names) for row in rows.items())),
     )
     where = f" of layer {chosen.layer}" if chosen else ""
     return page.figure(
@@ -302,9 +291,9 @@ def feature_map_figure(record: RunRecord, maps: PictureArrays | None) -> Markup 
     )
 
 
-def _picture_row(title: str, pictures: Sequence[tuple[str, str]]) -> Markup:
+def _picture_row(title: str, pictures: Iterable[str], names: Sequence[str]) -> Markup:
     cells = [
         element("td", None, element("img", {"src": address, "alt": f"{title}: {name}"}))
-        for address, name in pictures
+        for address, name in zip(pictures, names, strict=False)
     ]
     return element("tr", None, element("th", {"scope": "row"}, title), *cells)

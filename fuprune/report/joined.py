@@ -1,10 +1,12 @@
 """Several runs as experiments, in parts or with other seeds, and tables over them."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import figures, formats, judgement, paper_numbers, roles, tables
-from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
+from fuprune.report.charts import Points
+from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
 from fuprune.run.record import MethodRow, StageRow
@@ -85,10 +87,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for position, run in enumerate(runs):
         key = queries.experiment_of(run.record) or str(position)
         groups.setdefault(key, []).append(run)
-    return [make_group(f"E{n}", found) for n, found in enumerate(groups.values(), 1)]
+    return [_make_group(f"E{n}", found) for n, found in enumerate(groups.values(), 1)]
 
 
-def make_group(tag: str, runs: Sequence[Run]) -> Group:
+def _make_group(tag: str, runs: Sequence[Run]) -> Group:
     """A group, described by its first run."""
     record = runs[0].record
     amount = len(record.class_names)
@@ -138,9 +140,9 @@ def raw_stages(group: Group) -> list[StageRow]:
     return list(found.values())
 
 
-def recovery_curves(group: Group) -> dict[str, list[list[tuple[float, float]]]]:
+def recovery_curves(group: Group) -> dict[str, list[Points]]:
     """By method, the R-set accuracy of each of its models over rounds."""
-    found: dict[str, dict[tuple, list[tuple[float, float]]]] = {}
+    found: dict[str, dict[tuple, Points]] = {}
     for run in group.runs:
         seed = queries.setting(run.record, "seed")
         for unit, points in figures.recovery_curves(run.curves).items():
@@ -169,29 +171,24 @@ def speedup(group: Group, method: str, target: str) -> list[float | None]:
     return speed.speedups(reached(group, method, target), base)
 
 
-def speed_table(groups: Sequence[Group]) -> Table | None:
+def speed_table(groups: Sequence[Group]) -> Table:
     """Figure 3 in numbers: what was spent until each target, beside retraining."""
-    rows = []
-    for group in groups:
-        for target in speed.TARGETS:
-            found = reached(group, group.tested, target)
-            if found is None:
-                continue
-            ratios = speedup(group, group.tested, target)
-            rows.append(
-                (
-                    cell(group.subject),
-                    cell(group.tested, roles.method_words(group.tested)),
-                    cell(target, formats.in_words(target)),
-                    cell(found.accuracy, formats.percent(found.accuracy)),
-                    *tables.reached_cells(found)[:2],
-                    *tables.reached_cells(reached(group, roles.RETRAIN, target))[:2],
-                    tables.reached_cells(reached(group, "retrain_short", target))[0],
-                    *tables.ratio_cells(ratios),
-                    cell(_paper_speedup(group)),
-                )
-            )
-    return table_of(
+    rows = [
+        (
+            cell(group.subject),
+            cell(group.tested, roles.method_words),
+            cell(target, formats.in_words),
+            cell(found.accuracy, formats.percent),
+            *tables.reached_cells(found)[:2],
+            *tables.reached_cells(reached(group, roles.RETRAIN, target))[:2],
+            *tables.reached_cells(reached(group, "retrain_short", target))[:1],
+            *(cell(r, formats.times) for r in speedup(group, group.tested, target)),
+            cell(_paper_speedup(group)),
+        )
+        for group, target in itertools.product(groups, speed.TARGETS)
+        if (found := reached(group, group.tested, target)) is not None
+    ]
+    return Table(
         "figure_3",
         "Figure 3 in numbers: what was spent until a target",
         (
@@ -211,18 +208,21 @@ def speed_table(groups: Sequence[Group]) -> Table | None:
 
 
 def _paper_speedup(group: Group) -> str:
-    if not group.forgets_last:
+    if group.forgets_last:
         found = [
-            row.numbers[-1]
+            row.numbers
+            for row in paper_numbers.FIGURE_3
+            if (group.dataset, group.is_even) == (row.dataset, True)
+            and group.model.startswith(row.model)
+        ]
+    else:
+        found = [
+            row.numbers[-1:]
             for row in paper_numbers.TABLE_3_AND_APPENDIX
             if same_cifar10(group, row.model, row.classes)
         ]
-        return formats.times(found[0]) if found else ""
-    for row in paper_numbers.FIGURE_3 if group.is_even else ():
-        if row.dataset == group.dataset and group.model.startswith(row.family):
-            if row.low == row.high:
-                return formats.times(row.low)
-            return f"{row.low:g} to {formats.times(row.high)}"
+    for *lowest, highest in found:
+        return " to ".join([*map("{:g}".format, lowest), formats.times(highest)])
     return ""
 
 
@@ -232,16 +232,17 @@ def same_cifar10(group: Group, model: str, classes: Iterable[int]) -> bool:
     return repeated and sorted(group.classes) == sorted(classes)
 
 
-def methods_table(groups: Sequence[Group]) -> Table | None:
+def methods_table(groups: Sequence[Group]) -> Table:
     """Every method of every group: what it reached, spent, and how it was judged."""
-    rows = []
-    for group in groups:
-        names = (row.method for run in group.runs for row in run.record.methods)
-        for name in dict.fromkeys(names):
-            found = method_rows(group, name)
-            if found:
-                rows.append(_method_row(group, name, found))
-    return table_of(
+    rows = [
+        _method_row(group, name, found)
+        for group in groups
+        for name in dict.fromkeys(
+            row.method for run in group.runs for row in run.record.methods
+        )
+        if (found := method_rows(group, name))
+    ]
+    return Table(
         "methods",
         "Every method of every experiment",
         (
@@ -259,14 +260,14 @@ def methods_table(groups: Sequence[Group]) -> Table | None:
 
 def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, ...]:
     audits = [
-        judgement.counts(run.audit, name)
+        judgement.counts(run.audit, judged)
         for run in group.runs
-        if run.audit is not None and name in run.audit.candidates
+        if (judged := judgement.candidate_of(run.audit, name)) and run.audit
     ]
     judged = [cell(sum(column)) for column in zip(*audits, strict=True)]
     return (
-        cell(group.subject, None, "highlight" if name == group.tested else ""),
-        cell(name, formats.in_words(name)),
+        cell(group.subject, highlight=name == group.tested),
+        cell(name, formats.in_words),
         *tables.cost_cells(found),
         *(judged or [cell(None)] * len(judgement.COUNTED)),
         cell(len(found)),
@@ -280,8 +281,9 @@ def runs_table(groups: Sequence[Group]) -> Table:
     for group in groups:
         for run in group.runs:
             judged = "not audited"
-            if run.audit is not None and group.tested in run.audit.candidates:
-                found = judgement.headline(run.audit, group.tested)
+            model = judgement.candidate_of(run.audit, group.tested)
+            if run.audit is not None and model is not None:
+                found = judgement.headline(run.audit, model)
                 failed = f"{len(found.failed)} of {found.tests} failed"
                 judged = f"{found.verdict}: {failed}"
             rows.append(
@@ -298,4 +300,4 @@ def runs_table(groups: Sequence[Group]) -> Table:
     names = ("Run", "Experiment", "Seed", "Scale", "Audit", "Commit", "Notes")
     wordy = ("Scale", "Notes", "Audit")
     columns = [Column(n, numeric=False, words=n in wordy) for n in names]
-    return Table("runs", "Every run that went in", tuple(columns), tuple(rows))
+    return Table("runs", "Every run that went in", columns, rows)

@@ -9,7 +9,6 @@ from fuprune.report import (
     figures,
     formats,
     joined,
-    output,
     page,
     paper,
     roles,
@@ -42,15 +41,16 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
             raise InputError(f"{str(place)!r} is given twice; give each run once.")
     runs = [read_run(workdir) for workdir in workdirs]
     groups = joined.group_runs(runs)
-    found = [
-        joined.methods_table(groups),
-        joined.speed_table(groups),
-        *paper.paper_tables(groups),
-        joined.runs_table(groups),
-    ]
-    every_table = {table.name: table for table in found if table is not None}
+    every_table = table_forms.by_name(
+        [
+            joined.methods_table(groups),
+            joined.speed_table(groups),
+            *paper.paper_tables(groups),
+            joined.runs_table(groups),
+        ]
+    )
     names = table_forms.markdown_text(formats.listing([run.name for run in runs], 20))
-    return output.write_report(
+    return page.write_report(
         Path(folder),
         _page(runs, groups, every_table),
         ["# Our runs beside the paper's tables", "", f"Runs: {names}."],
@@ -122,12 +122,15 @@ def _group_methods(group: Group) -> Child:
     """One experiment's methods; its name is the heading, not a column."""
     table = joined.methods_table([group])
     heading = element("h3", None, group.subject)
-    if table is None:
+    if not table.rows:
         return [heading, page.missing("No method of this run has finished.")]
     narrow = table._replace(
         title=group.subject,
         columns=table.columns[1:],
-        rows=tuple((row[1]._replace(kind=row[0].kind), *row[2:]) for row in table.rows),
+        rows=[
+            (method._replace(highlight=subject.highlight), *others)
+            for subject, method, *others in table.rows
+        ],
         note=f"{group.scale}.",
     )
     return [heading, table_forms.to_html(narrow, caption=False)]
@@ -154,10 +157,9 @@ def _recovery(group: Group) -> Markup | None:
     series = []
     for name, curves in methods.items():
         means, spread = charts.mean_curve(curves)
-        shaded = spread if len(curves) > 1 else ()
         if means:
             words = formats.in_words(name)
-            series.append(charts.Series(words, styles[name], means, shaded))
+            series.append(charts.Series(words, styles[name], means, spread))
     target = joined.reached(group, roles.RETRAIN, "retrained")
     accuracy = target.accuracy if target else None
     return figures.recovery_chart(series, accuracy, group.subject, f"{group.scale}.")

@@ -47,15 +47,10 @@ def element(
     The names of tag and attributes are constants of the program. Values and text are
     escaped, children that are `Markup` are kept, and what is `None` is left out.
     """
-    parts = [f"<{name}"]
-    for key, value in (attributes or {}).items():
-        if value is not None:
-            parts.append(f' {key}="{text(value)}"')
-    parts.append(">")
-    if name not in _VOID:
-        parts.append(join(children))
-        parts.append(f"</{name}>")
-    return Markup("".join(parts))
+    given = (attributes or {}).items()
+    pairs = [f' {key}="{text(value)}"' for key, value in given if value is not None]
+    opening = f"<{name}{''.join(pairs)}>"
+    return Markup(opening if name in _VOID else f"{opening}{join(children)}</{name}>")
 
 
 def region(style: str, name: str, child: Child) -> Markup:
@@ -66,12 +61,10 @@ def region(style: str, name: str, child: Child) -> Markup:
 
 def join(children: Iterable[Child]) -> Markup:
     """Concatenates children, escaping the plain ones."""
-    parts = []
-    for child in children:
-        if child is None:
-            continue
-        if isinstance(child, (str, int, float)):
-            parts.append(text(child))
-        else:
-            parts.append(join(child))
-    return Markup("".join(parts))
+    return Markup(
+        "".join(
+            text(child) if isinstance(child, str | int | float) else join(child)
+            for child in children
+            if child is not None
+        )
+    )

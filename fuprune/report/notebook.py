@@ -49,20 +49,25 @@ def plan_table(plan: PrunePlan) -> Table:
     ]
     which = Column("Channels kept", numeric=False, words=True)
     columns = (*in_words("Layer"), Column("Kept"), which)
-    return Table("plan", "What a cut keeps", columns, tuple(rows))
+    return Table("plan", "What a cut keeps", columns, rows)
 
 
 def _record(record: RunRecord, audit: AuditReport | None) -> list[Child]:
     card = run_report.first_screen_card(prose.first_screen(record, audit))
-    return [card, table_forms.to_html(tables.methods_table(record))]
+    return [card, *_filled(tables.methods_table(record))]
 
 
 def _audit(audit: AuditReport | None) -> list[Child]:
     if audit is None:
         return []
     tested = roles.tested_among(audit.candidates)
-    made = tables.tally_table(audit, tested), tables.verdict_table(audit, tested)
-    return [table_forms.to_html(table) for table in made]
+    return _filled(
+        tables.tally_table(audit, tested), tables.verdict_table(audit, tested)
+    )
+
+
+def _filled(*made: Table) -> list[Child]:
+    return [table_forms.to_html(table) for table in table_forms.by_name(made).values()]
 
 
 def _framed(*parts: Child) -> Shown:

@@ -1,4 +1,4 @@
-"""The page around the evidence: head, contents, sections and figures.
+"""The page around the evidence: head, contents, sections, figures, and its files.
 
 The page holds everything it shows. A content-security policy forbids scripts and any
 connection, so that even a slip in escaping could not run what a file carries.
@@ -6,11 +6,15 @@ connection, so that even a slip in escaping could not run what a file carries.
 
 import importlib.resources
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from fuprune.report import charts, marks
+from fuprune.errors import InputError
+from fuprune.files import write_whole
+from fuprune.report import charts, marks, table_forms
 from fuprune.report.markup import Child, Markup, element, join, region, text
+from fuprune.report.table_forms import Table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -142,6 +146,31 @@ def style_sheet() -> str:
     """The style sheet that every drawing and table relies on."""
     folder = importlib.resources.files("fuprune.report")
     return folder.joinpath("page.css").read_text(encoding="utf-8")
+
+
+def write_report(
+    folder: Path, html: str, heading: Iterable[str], tables: Iterable[Table]
+) -> Path:
+    """Writes `report.html`, `report.md` and one CSV per table, each as a whole.
+
+    `heading` is the lines of Markdown before the tables. Returns `report.html`'s path.
+
+    Raises:
+      InputError: a file is in the folder's place.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(
+            f"{str(folder)!r} is not a folder; remove it or choose another place."
+        ) from error
+    folder, tables = folder.resolve(), list(tables)
+    parts = [*heading, "", *map(table_forms.to_markdown, tables)]
+    write_whole(folder / "report.md", "\n".join(parts))
+    for table in tables:
+        write_whole(folder / f"{table.name}.csv", table_forms.to_csv(table))
+    write_whole(folder / "report.html", html)
+    return folder / "report.html"
 
 
 _PAGE = """<!DOCTYPE html>

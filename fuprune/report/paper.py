@@ -49,34 +49,30 @@ def _filled(table: PaperTable, groups: Sequence[Group]) -> Table:
     """
     rows: list[tuple[Cell, ...]] = []
 
-    def add(label: tuple[str, ...], source: str, numbers: list[Cell], tag: str) -> None:
-        tint = "highlight" if source == "ours" else ""
-        named = [cell(part, formats.in_words(part), tint) for part in label]
-        rows.append((*named, cell(source), *numbers, cell(tag)))
-
     def add_ours(group: Group, method: str) -> None:
         numbers = table.our_cells(group, method)
         if numbers is not None:
-            add(table.label(group, method), "ours", numbers, group.tag)
+            label = table.label(group, method)
+            named = [cell(part, formats.in_words, highlight=True) for part in label]
+            rows.append((*named, cell("ours"), *numbers, cell(group.tag)))
 
     for method in dict.fromkeys(entry.method for entry in table.entries):
-        used = []
-        for entry in table.entries:
-            if entry.method != method:
-                continue
-            written = zip(entry.numbers, table.written, strict=True)
-            numbers = [cell(value, write(value)) for value, write in written]
-            add(table.label(entry, method), "paper", numbers, "")
-            repeating = [group for group in groups if table.repeats(group, entry)]
-            used += repeating
-            for group in repeating:
-                add_ours(group, method)
-        for group in groups:
-            if group not in used and table.belongs(group):
-                add_ours(group, method)
+        further = [group for group in groups if table.belongs(group)]
+        for entry in (entry for entry in table.entries if entry.method == method):
+            named = [
+                cell(part, formats.in_words) for part in table.label(entry, method)
+            ]
+            numbers = map(cell, entry.numbers, table.written)
+            rows.append((*named, cell("paper"), *numbers, cell("")))
+            for group in groups:
+                if table.repeats(group, entry):
+                    add_ours(group, method)
+                    further = [other for other in further if other != group]
+        for group in further:
+            add_ours(group, method)
     words, tag = in_words(*table.labels, "Source"), in_words("Experiment")
     columns = (*words, *table.columns, *tag)
-    return Table(table.name, table.title, columns, tuple(rows), table.note)
+    return Table(table.name, table.title, columns, rows, table.note)
 
 
 def _fits_table_1(group: Group) -> bool:
@@ -103,7 +99,7 @@ def _stage_cells(group: Group, cuts: Sequence[int]) -> list[Cell] | None:
 def _stages_and_speedup(group: Group, method: str) -> list[Cell] | None:
     accuracies = _stage_cells(group, [0, -1])
     ratio = joined.speedup(group, method, "retrained")[0]
-    return accuracies and [*accuracies, *tables.ratio_cells([ratio])]
+    return accuracies and [*accuracies, cell(ratio, formats.times)]
 
 
 def _attack(group: Group, method: str) -> list[Cell] | None:
@@ -138,7 +134,8 @@ def _evidence(group: Group, method: str, test_name: str):
         for run in group.runs
         for test in (run.audit.tests if run.audit is not None else ())
         if test.name == test_name
-        and (value := test.values.get(method)) is not None
+        and (judged := judgement.candidate_of(run.audit, method))
+        and (value := test.values.get(judged)) is not None
         and queries.known(test.retrained)
     ]
 

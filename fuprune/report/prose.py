@@ -14,7 +14,6 @@ from fuprune.audit.evidence import (
     NOT_TOLD_APART,
     PASS,
     AuditReport,
-    Evidence,
 )
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_words, value_text
@@ -44,14 +43,18 @@ class Answer(NamedTuple):
 def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
     """Sums a run up for somebody who reads nothing else."""
     tested = roles.tested_method(record, audit)
-    verdict = _judged(record, audit, tested)
-    answers = [
-        ("Gone?", verdict.short, _gone(record, audit, tested)),
-        ("At what price?", _short_price(record, tested), _price(record, tested)),
-        ("How sure?", _short_sure(audit), _sure(record, audit)),
-        ("What next?", "", _next(record, audit, tested)),
+    judged = judgement.candidate_of(audit, tested)
+    verdict = _judged(record, audit, judged)
+    answers = {
+        "Gone?": [verdict.short, *_gone(record, audit, tested, judged)],
+        "At what price?": _price(record, tested),
+        "How sure?": _sure(record, audit),
+        "What next?": ["", *_next(record, audit, tested, judged)],
+    }
+    written = [
+        Answer(question, short, " ".join(details))
+        for question, (short, *details) in answers.items()
     ]
-    written = [Answer(asked, short, " ".join(why)) for asked, short, why in answers]
     kept = tuple(answer for answer in written if answer.short or answer.details)
     return FirstScreen(verdict.tone, verdict.headline, kept)
 
@@ -96,18 +99,18 @@ _VERDICTS = {
 
 
 def _judged(
-    record: RunRecord, audit: AuditReport | None, tested: str | None
+    record: RunRecord, audit: AuditReport | None, judged: str | None
 ) -> _Verdict:
     """The colour, the headline and the short answer of a run."""
     target = roles.forgotten_things(record, named=True)
     if audit is None or not audit.tests:
         missing = f"Not audited: nothing here shows that the model forgot {target}."
         return _Verdict("unknown", missing, "Unknown.")
-    if tested is None or tested not in audit.candidates:
+    if judged is None:
         missing = "Only controls were audited, so there is no method to judge."
         return _Verdict("unknown", missing, "Unknown.")
-    found = judgement.headline(audit, tested)
-    verdict, method = _VERDICTS[found.verdict], formats.in_words(tested)
+    found = judgement.headline(audit, judged)
+    verdict, method = _VERDICTS[found.verdict], formats.in_words(judged)
     headline = verdict.headline.format(
         formats.capital(method),
         method=method,
@@ -119,7 +122,7 @@ def _judged(
 
 
 def _gone(
-    record: RunRecord, audit: AuditReport | None, tested: str | None
+    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
 ) -> Iterator[str]:
     rows = queries.rows_of(record, tested)
     lows = queries.known([row.u_accuracy for row in rows])
@@ -127,25 +130,25 @@ def _gone(
         where = f"On {roles.u_images(record)}"
         yield _accuracy_sentence(record, where, rows, "u_accuracy")
         yield from _as_good(record, lows)
-    if audit is None or tested not in audit.candidates:
+    if audit is None or judged is None:
         return
-    failed = judgement.failed(audit, tested)
+    failed = judgement.failed(audit, judged)
     if failed:
         found = [
-            f"{test_words(test)} {value_text(test, test.values[tested])} "
+            f"{test_words(test)} {value_text(test, test.values[judged])} "
             f"(retrained: {interval_text(test)})"
             for test in failed
         ]
         yield f"It fails {formats.listing(found, 4)}."
-    counted = judgement.headline(audit, tested).failed
+    counted = judgement.headline(audit, judged).failed
     further = [
         test_words(test)
         for test in audit.tests
-        if test.verdicts.get(tested) == FAIL and test.name not in counted
+        if test.verdicts.get(judged) == FAIL and test.name not in counted
     ]
     if further:
         yield f"Outside the headline it fails {formats.listing(further, 4)}."
-    yield from _control_sentences(audit, tested)
+    yield from _control_sentences(audit, judged)
 
 
 def _as_good(record: RunRecord, values: Sequence[float]) -> Iterator[str]:
@@ -229,37 +232,30 @@ def _control_sentences(audit: AuditReport, tested: str) -> Iterator[str]:
 
 def _tests_lost(audit: AuditReport, loser: str, winner: str) -> list[str]:
     """The tests in which one model has a worse verdict than another."""
-
-    def rank(test: Evidence, name: str) -> int:
-        return _RANK.get(test.verdicts[name], 2)
-
     return [
         test_words(test)
         for test in audit.tests
-        if loser in test.verdicts
-        and winner in test.verdicts
-        and rank(test, loser) < rank(test, winner)
+        if {loser, winner} <= test.verdicts.keys()
+        and _RANK.get(test.verdicts[loser], 2) < _RANK.get(test.verdicts[winner], 2)
     ]
 
 
-def _short_price(record: RunRecord, tested: str | None) -> str:
-    ours = _mean(queries.rows_of(record, tested), "r_accuracy")
-    base = _mean(queries.rows_of(record, roles.RETRAIN), "r_accuracy")
-    if ours is None or base is None:
-        return ""
-    points = 100 * (ours - base)
-    if abs(points) < 0.05:
-        return f"As accurate on {roles.r_images(record)} as retraining."
-    more = "less" if points < 0 else "more"
-    amount = f"{abs(points):.1f} points {more} accuracy on {roles.r_images(record)}"
-    return f"{amount} than retraining."
-
-
 def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
+    """The short answer, then the details."""
     rows = queries.rows_of(record, tested)
     accuracy = _mean(rows, "r_accuracy")
+    retrained = _mean(queries.rows_of(record, roles.RETRAIN), "r_accuracy")
     if accuracy is None:
+        yield ""
         return
+    points = 100 * (accuracy - (retrained or 0.0))
+    amount = f"{abs(points):.1f} points {'less' if points < 0 else 'more'} accuracy"
+    if retrained is None:
+        yield ""
+    elif abs(points) < 0.05:
+        yield f"As accurate on {roles.r_images(record)} as retraining."
+    else:
+        yield f"{amount} on {roles.r_images(record)} than retraining."
     where = roles.r_images(record, every=True)
     yield _accuracy_sentence(record, f"On {where}", rows, "r_accuracy")
     yield from _speed_sentences(record, rows)
@@ -337,16 +333,10 @@ def _ratio(speedup: float, less: str, more: str) -> str:
     return f"{formats.times(1 / speedup)} {more}"
 
 
-def _short_sure(audit: AuditReport | None) -> str:
-    if audit is None or not audit.tests:
-        return "Not at all."
-    able = sum(judgement.has_power(test) for test in audit.tests)
-    tests = formats.plural(len(audit.tests), "test")
-    return f"{able} of {tests} could see a difference."
-
-
 def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
+    """The short answer, then the details."""
     if audit is None or not audit.tests:
+        yield "Not at all."
         yield (
             "Low accuracy on a class is weak evidence, because hiding one output gives "
             "it, too."
@@ -355,6 +345,9 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
             "that never saw them are right on many of them, too."
         )
         return
+    able = sum(judgement.has_power(test) for test in audit.tests)
+    tests = formats.plural(len(audit.tests), "test")
+    yield f"{able} of {tests} could see a difference."
     seeds = judgement.retrained_models(audit)
     known = audit.settings.get
     images = known("forgotten_test_images")
@@ -388,7 +381,7 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
 
 
 def _next(
-    record: RunRecord, audit: AuditReport | None, tested: str | None
+    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
 ) -> Iterator[str]:
     if audit is None or not audit.tests:
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
@@ -410,8 +403,8 @@ def _next(
         )
     if tested is not None and len(queries.rows_of(record, tested)) == 1:
         yield "Repeat it with other seeds before trusting the last digit."
-    if audit is not None and tested in audit.candidates:
-        if judgement.headline(audit, tested).verdict == FAIL:
+    if audit is not None and judged is not None:
+        if judgement.headline(audit, judged).verdict == FAIL:
             yield (
                 f"Do not call {roles.forgotten_things(record, named=True)} forgotten: "
                 "choose a stronger method (docs/methods.md) or retrain."

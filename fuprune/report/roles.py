@@ -5,7 +5,8 @@ the accent colour; the others share a colour-blind safe cycle with changing dash
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
@@ -14,6 +15,7 @@ from fuprune.run.queries import RAW
 from fuprune.run.record import CutRow, RunRecord, StageRow
 from fuprune.unlearning.methods import METHODS
 
+Styles: TypeAlias = Mapping[str, str]  # a CSS class for each unit or audited model
 RETRAIN = "retrain"
 RANDOM = "random_init"
 # Ways to bring U-set accuracy to zero that nobody would call forgetting, and what each
@@ -55,7 +57,7 @@ def role(name: str, tested: str | None) -> str:
         return "before forgetting" if name == RAW else "untrained"
     if is_retrained(name):
         return "gold standard"
-    if tested is not None and family(name) == family(tested):
+    if family(name) == tested:
         return "under test"
     return "control" if control_of(name) else "baseline"
 
@@ -94,34 +96,33 @@ def tested_among(names: Sequence[str]) -> str | None:
 
 def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
     """The method under test, other candidates, the rest, the raw model last."""
-    names = sorted(
-        audit.candidates, key=lambda name: family(name) != family(tested or "")
-    )
+    names = sorted(audit.candidates, key=lambda name: family(name) != tested)
     for test in audit.tests:
         names += [name for name in test.values if name not in names]
     last = [name for name in (RANDOM, RAW) if name in names]
     return [name for name in names if name not in last] + last
 
 
-def styles(names: Iterable[str], tested: str | None) -> dict[str, str]:
-    """A CSS class for each unit or audited model, one for all seeds of a method."""
+def styles(names: Iterable[str], tested: str | None) -> Styles:
+    """The colours of some models, one for all seeds of a method."""
     chosen: dict[str, str] = {}
-    fixed = {RAW: "raw", RANDOM: "random"}
     others: dict[str, str] = {}
     for name in names:
-        kind = family(name)
-        if tested is not None and kind == family(tested):
-            chosen[name] = "main"
-        elif is_retrained(name):
-            chosen[name] = "gold"
-        elif name in fixed:
-            chosen[name] = fixed[name]
-        else:
-            chosen[name] = others.setdefault(kind, f"o{len(others) % _CYCLE}")
+        fixed = _STYLES.get(role(name, tested))
+        cycled = f"o{len(others) % _CYCLE}"
+        chosen[name] = fixed or others.setdefault(family(name), cycled)
     return chosen
 
 
-def model_styles(record: RunRecord, audit: AuditReport | None) -> dict[str, str]:
+_STYLES = {
+    "before forgetting": "raw",
+    "untrained": "random",
+    "gold standard": "gold",
+    "under test": "main",
+}
+
+
+def model_styles(record: RunRecord, audit: AuditReport | None) -> Styles:
     """The colours of all models of a run, the same on the whole page."""
     tested = tested_method(record, audit)
     audited = audited_models(audit, tested) if audit else []
@@ -134,9 +135,7 @@ def final_stage(record: RunRecord, method: str | None) -> StageRow | None:
     stages = [
         stage
         for stage in record.stages
-        if family(stage.method) == method
-        and stage.stage != RAW
-        and not stage.stage.startswith("pruned")
+        if family(stage.method) == method and stage.stage != RAW and not is_cut(stage)
     ]
     first = [stage for stage in stages if stage.method == stages[0].method]
     return first[-1] if first else None
@@ -147,8 +146,12 @@ def stage_title(stage: StageRow) -> str:
     if stage.stage == RAW:
         return RAW
     method, step = formats.in_words(stage.method), formats.in_words(stage.stage)
-    ended = not stage.stage.startswith("pruned")
-    return method if ended else f"{method}, {step}"
+    return f"{method}, {step}" if is_cut(stage) else method
+
+
+def is_cut(stage: StageRow) -> bool:
+    """Whether it is a model between a cut and what follows."""
+    return stage.stage.startswith("pruned")
 
 
 def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:

@@ -15,7 +15,6 @@ from fuprune.report import (
     figures,
     formats,
     judgement,
-    output,
     page,
     prose,
     roles,
@@ -24,6 +23,7 @@ from fuprune.report import (
 )
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.questions import Question, questions_about
+from fuprune.report.roles import Styles
 from fuprune.report.table_forms import Table
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run, read_run
@@ -49,7 +49,7 @@ def build(workdir: str | Path) -> Path:
             "remove the link."
         )
     made = _tables(run)
-    return output.write_report(
+    return page.write_report(
         folder, html_page(run, made), _markdown(run), made.values()
     )
 
@@ -155,38 +155,27 @@ def _first_section(run: Run, made: Mapping[str, Table]) -> page.Section:
 
 
 def _accuracy_section(
-    run: Run, question: Question, made: Mapping[str, Table], styles: Mapping[str, str]
+    run: Run, question: Question, made: Mapping[str, Table], styles: Styles
 ) -> page.Section:
     bars = figures.class_figure(run.record, styles)
-    body: list[Child] = [
+    return page.section(
+        *question[:4],
         table_forms.to_html(made.get("paper_form")),
         *_evidence(run, question, styles, [bars], fitting=4),
         _titled("Which class is answered", figures.confusion_figures(run.record)),
         _folded("Accuracy of each class as a table", made.get("classes")),
-    ]
-    if not run.record.stages:
-        body.append(page.missing("There are no accuracies yet."))
-    return page.section(*question[:4], *body)
+        None if run.record.stages else page.missing("There are no accuracies yet."),
+    )
 
 
-def _speed_section(
-    run: Run, made: Mapping[str, Table], styles: Mapping[str, str]
-) -> page.Section:
+def _speed_section(run: Run, made: Mapping[str, Table], styles: Styles) -> page.Section:
     record = run.record
     main, *others = [made.get(f"speed_{target}") for target in speed.TARGETS]
-    body: list[Child] = [
-        figures.recovery_figure(record, run.curves, styles),
-        table_forms.to_html(main),
-        _folded("The same for other targets", *others),
-        table_forms.to_html(made.get("methods")),
-        _folded("Where the time of the run went", made.get("units")),
-    ]
     lacking = {
         0: "No method has finished yet.",
         1: "Only one method was run, so there is nothing to compare it with: no "
         "retraining, no baseline, no control.",
     }.get(len({row.method for row in record.methods}))
-    body.append(page.missing(lacking) if lacking else None)
     return page.section(
         "speed",
         "At what price?",
@@ -199,12 +188,17 @@ def _speed_section(
         "replays kept rounds, and SISA trains some of its shards again. The honest "
         "comparison is retraining from scratch, and the sobering one is fine-tuning "
         "alone.",
-        *body,
+        figures.recovery_figure(record, run.curves, styles),
+        table_forms.to_html(main),
+        _folded("The same for other targets", *others),
+        table_forms.to_html(made.get("methods")),
+        _folded("Where the time of the run went", made.get("units")),
+        page.missing(lacking) if lacking else None,
     )
 
 
 def _audit_sections(
-    run: Run, questions: Sequence[Question], styles: Mapping[str, str]
+    run: Run, questions: Sequence[Question], styles: Styles
 ) -> list[page.Section]:
     if run.audit is None:
         explanation = page.missing(
@@ -238,7 +232,7 @@ def _audit_sections(
 def _evidence(
     run: Run,
     question: Question,
-    styles: Mapping[str, str],
+    styles: Styles,
     beside: list[Markup | None],
     fitting: int = 2,
 ) -> list[Child]:
@@ -249,7 +243,8 @@ def _evidence(
         return [page.grid(drawn)]
     tested = roles.tested_method(run.record, run.audit)
     say = functools.partial(roles.reworded, run.record)
-    strips = [audit_figures.strip_figure(test, tested, styles, say) for test in tests]
+    judged = judgement.candidate_of(run.audit, tested)
+    strips = [audit_figures.strip_figure(test, judged, styles, say) for test in tests]
     alone = len(drawn) == 1
     return [
         page.grid([drawn[0], page.grid(strips[:fitting], "stack")]) if alone else None,
@@ -263,10 +258,11 @@ def _tables(run: Run) -> dict[str, Table]:
     """Every table of a run that has content, by name."""
     record, audit, provenance = run.record, run.audit, run.record.provenance
     tested = roles.tested_method(record, audit)
-    settings = audit.settings if audit else {}
-    found = [
-        audit and tables.tally_table(audit, tested),
-        audit and tables.verdict_table(audit, tested),
+    settings, found = {}, []
+    if audit is not None:
+        settings = audit.settings
+        found = [tables.tally_table(audit, tested), tables.verdict_table(audit, tested)]
+    found += [
         *(tables.speed_table(record, target) for target in speed.TARGETS),
         tables.methods_table(record),
         tables.units_table(run.clocks),
@@ -284,7 +280,7 @@ def _tables(run: Run) -> dict[str, Table]:
             )
         ),
     ]
-    return {table.name: table for table in found if table is not None}
+    return table_forms.by_name(found)
 
 
 def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
@@ -327,14 +323,14 @@ def _privacy_section(run: Run, made: Mapping[str, Table]) -> page.Section | None
 
 def _rerun_section(run: Run, made: Mapping[str, Table]) -> page.Section:
     provenance = run.record.provenance
-    commands = [
-        ("This page, from the files alone", f"python -m fuprune.report {run.name}")
-    ]
-    if provenance.command:
-        commands.insert(0, ("The command", shlex.join(provenance.command)))
+    commands = {
+        "The command": shlex.join(provenance.command),
+        "This page, from the files alone": f"python -m fuprune.report {run.name}",
+    }
     body: list[Child] = [
         [element("h3", None, heading), element("pre", {"class": "wrapping"}, command)]
-        for heading, command in commands
+        for heading, command in commands.items()
+        if command
     ]
     if provenance.commit:
         commit, where = element("code", None, provenance.commit), provenance.platform

@@ -7,7 +7,7 @@ into the CSV. Each form escapes what it must: tags, pipes, spreadsheet formulas.
 import csv
 import io
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from fuprune.report import formats
@@ -20,8 +20,8 @@ class Cell(NamedTuple):
     """One value of a table."""
 
     text: str
-    value: float | str | None = None  # for the CSV; `None` means `text`
-    kind: str = ""  # "muted", or "highlight" in a row's first cell to tint the row
+    value: float | str | None  # for the CSV; None is unknown, empty there and muted
+    highlight: bool = False  # in a row's first cell, to tint the row
     verdict: str = ""  # of the audit, a coloured word beside the text
 
 
@@ -39,21 +39,14 @@ class Table(NamedTuple):
 
     name: str  # file name without its ending; a constant of the program
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]  # without any, the table is left out of a report
     note: str = ""
 
 
-def table_of(
-    name: str,
-    title: str,
-    columns: Iterable[Column],
-    rows: Iterable[tuple[Cell, ...]],
-    note: str = "",
-) -> Table | None:
-    """Makes a table; None without rows."""
-    made = Table(name, title, tuple(columns), tuple(rows), note)
-    return made if made.rows else None
+def by_name(tables: Iterable[Table]) -> dict[str, Table]:
+    """Those tables that hold something."""
+    return {table.name: table for table in tables if table.rows}
 
 
 def in_words(*titles: str) -> list[Column]:
@@ -62,13 +55,19 @@ def in_words(*titles: str) -> list[Column]:
 
 
 def cell(
-    value: object, text: str | None = None, kind: str = "", verdict: str = ""
+    value: object,
+    text: str | Callable[..., str] | None = None,
+    *,
+    highlight: bool = False,
+    verdict: str = "",
 ) -> Cell:
-    """Makes a cell of a raw value and the text that a person reads."""
+    """Makes a cell of a raw value and the text that a person reads, or its writer."""
     if value is None:
-        return Cell(text or formats.MISSING, "", kind or "muted", verdict)
+        shown = text if isinstance(text, str) else formats.MISSING
+        return Cell(shown, None, highlight, verdict)
     exact = value if isinstance(value, int | float) else str(value)
-    return Cell(str(value) if text is None else text, exact, kind, verdict)
+    shown = text(value) if callable(text) else text
+    return Cell(str(value) if shown is None else shown, exact, highlight, verdict)
 
 
 def chip(verdict: str) -> Markup:
@@ -93,7 +92,7 @@ def to_html(table: Table | None, caption: bool = True) -> Markup:
     body = [
         element(
             "tr",
-            {"class": "highlight" if row and row[0].kind == "highlight" else None},
+            {"class": "highlight" if row and row[0].highlight else None},
             *map(_html_cell, row, table.columns, range(len(row))),
         )
         for row in table.rows
@@ -120,13 +119,11 @@ def _group_heads(columns: Sequence[Column]) -> Markup | None:
 
 
 def _html_cell(entry: Cell, column: Column, position: int) -> Markup:
-    kinds = (("number", column.numeric), ("words", column.words))
-    kinds += (("muted", entry.kind == "muted"),)
-    classes = " ".join(name for name, wanted in kinds if wanted)
+    flags = (column.numeric, column.words, entry.value is None)
+    kinds = itertools.compress(("number", "words", "muted"), flags)
     content = [entry.text, " ", chip(entry.verdict)] if entry.verdict else [entry.text]
-    if position == 0:
-        return element("th", {"class": classes or None, "scope": "row"}, *content)
-    return element("td", {"class": classes or None}, *content)
+    tag, scope = ("td", None) if position else ("th", "row")
+    return element(tag, {"class": " ".join(kinds) or None, "scope": scope}, *content)
 
 
 def to_markdown(table: Table) -> str:
@@ -172,15 +169,14 @@ def to_csv(table: Table) -> str:
     columns = []
     for position, title in enumerate(_full_titles(table)):
         entries = [row[position] for row in table.rows]
-        values = [e.text if e.value is None else e.value for e in entries]
-        columns.append([title, *values])
+        columns.append([title, *(entry.value for entry in entries)])
         if any(entry.verdict for entry in entries):
             columns.append([f"{title} verdict", *(entry.verdict for entry in entries)])
     writer.writerows([*map(_csv_value, row)] for row in zip(*columns, strict=True))
     return buffer.getvalue()
 
 
-def _csv_value(value: float | str) -> float | str:
+def _csv_value(value: float | str | None) -> float | str | None:
     """Defuses text that a spreadsheet would take for a formula."""
     if not isinstance(value, str):
         return value

@@ -1,15 +1,16 @@
 """The tables of one run: methods, speed, stages, classes, layers, settings, verdicts.
 
-Each function returns a `Table`, or None when the record holds nothing for it.
+A table has no rows if the record holds nothing for it, and is then left out.
 """
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fuprune.audit.evidence import AuditReport, Evidence
-from fuprune.report import charts, formats, judgement, roles
+from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_title, value_text
-from fuprune.report.table_forms import Cell, Column, Table, cell, in_words, table_of
+from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
 from fuprune.run import queries, speed
 from fuprune.run.record import CutRow, MethodRow, PhaseClock, RunRecord, StageRow
 
@@ -25,13 +26,13 @@ _COSTS = (
 )
 COST_COLUMNS = tuple(column for column, _, _ in _COSTS)
 # What a point of the privacy curve says, and its title in tables and legends.
-PRIVACY_FIELDS = (
-    ("r_accuracy", "R-set accuracy"),
-    ("u_accuracy", "U-set accuracy"),
-    ("overlap", "Same channels cut"),
-    ("fine_tuned_r_accuracy", "R-set, fine-tuned"),
-    ("fine_tuned_u_accuracy", "U-set, fine-tuned"),
-)
+PRIVACY_FIELDS = {
+    "r_accuracy": "R-set accuracy",
+    "u_accuracy": "U-set accuracy",
+    "overlap": "Same channels cut",
+    "fine_tuned_r_accuracy": "R-set, fine-tuned",
+    "fine_tuned_u_accuracy": "U-set, fine-tuned",
+}
 # The titles of `speed.COSTS`, and how each is written.
 _SPENT = {
     "rounds": formats.number,
@@ -41,7 +42,7 @@ _SPENT = {
 }
 
 
-def methods_table(record: RunRecord) -> Table | None:
+def methods_table(record: RunRecord) -> Table:
     """Every method and seed: what it reached, and all that it spent."""
     tested = roles.tested_method(record)
     order = list(dict.fromkeys(row.method for row in record.methods))
@@ -51,7 +52,7 @@ def methods_table(record: RunRecord) -> Table | None:
             model_cell(row.name, tested),
             cell(roles.role(row.method, tested)),
             *cost_cells([row]),
-            _share_cell(row, retrained),
+            cell(_share(row, retrained), formats.times),
             cell(_remark(row)),
         )
         for row in sorted(record.methods, key=lambda row: order.index(row.method))
@@ -61,7 +62,7 @@ def methods_table(record: RunRecord) -> Table | None:
     columns = (*in_words("Method", "Role"), *COST_COLUMNS, share, remark)
     if not any(map(_remark, record.methods)):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return table_of(
+    return Table(
         "methods",
         "Every method, and all that it spent",
         columns,
@@ -75,7 +76,7 @@ def methods_table(record: RunRecord) -> Table | None:
     )
 
 
-def units_table(clocks: Mapping[str, PhaseClock]) -> Table | None:
+def units_table(clocks: Mapping[str, PhaseClock]) -> Table:
     """Where the time of a run went: every unit that finished, and all of them."""
     entries: list[tuple[str, float, float | None]] = [
         (name, clock.unit, clock.programs)
@@ -87,12 +88,12 @@ def units_table(clocks: Mapping[str, PhaseClock]) -> Table | None:
         programs = None if None in parts else sum(queries.known(parts))
         entries.append(("all of them", sum(unit for _, unit, _ in entries), programs))
     times = (Column("all of it", group="Time"), Column("programs", group="Time"))
-    return table_of(
+    return Table(
         "units",
         "Where the time went",
         (*in_words("Unit"), *times),
         [
-            (cell(name), *(cell(t, formats.seconds(t)) for t in seconds))
+            (cell(name), *(cell(time, formats.seconds) for time in seconds))
             for name, *seconds in entries
         ],
         "Each unit in its last start, in seconds of the clock. Programs: tracing, "
@@ -101,12 +102,9 @@ def units_table(clocks: Mapping[str, PhaseClock]) -> Table | None:
     )
 
 
-def _share_cell(row: MethodRow, retrained: float | None) -> Cell:
+def _share(row: MethodRow, retrained: float | None) -> float | None:
     """The clients' work as a share of retraining's."""
-    if row.error or not retrained:
-        return cell(None)
-    share = row.images / retrained
-    return cell(share, formats.times(share))
+    return row.images / retrained if retrained and not row.error else None
 
 
 def _sets(record: RunRecord) -> str:
@@ -137,8 +135,8 @@ def mean_cell(
         return cell(None)
     mean = sum(known) / len(known) if len(known) > 1 else known[0]
     if len(known) == 1 or not spread:
-        return cell(mean, written(mean))
-    text, deviation = written(mean), charts.standard_deviation(known)
+        return cell(mean, written)
+    text, deviation = written(mean), statistics.stdev(known)
     unit = text[-1] if text[-1] in "%\N{MULTIPLICATION SIGN}" else ""
     width = written(deviation) if unit == "%" else formats.number(deviation, 2)
     both = f"{text.removesuffix(unit)} \N{PLUS-MINUS SIGN} {width.removesuffix(unit)}"
@@ -150,11 +148,7 @@ def _remark(row: MethodRow) -> str:
     return f"did not finish: {row.error}" if row.error else formats.capital(warning)
 
 
-def _tint(highlighted: bool) -> str:
-    return "highlight" if highlighted else ""
-
-
-def speed_table(record: RunRecord, target: str) -> Table | None:
+def speed_table(record: RunRecord, target: str) -> Table:
     """When each method came to one of `speed.TARGETS`, and how much sooner."""
     tested = roles.tested_method(record)
     retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), target)
@@ -166,15 +160,10 @@ def speed_table(record: RunRecord, target: str) -> Table | None:
         accuracy = found.accuracy
         # Retraining is not compared with itself.
         base = None if method == roles.RETRAIN else retrained
-        faster = speed.speedups(found, base)
-        rows.append(
-            (
-                cell(method, roles.method_words(method), _tint(method == tested)),
-                *reached_cells(found),
-                *ratio_cells(faster),
-            )
-        )
-    return table_of(
+        named = cell(method, roles.method_words(method), highlight=method == tested)
+        ratios = [cell(r, formats.times) for r in speed.speedups(found, base)]
+        rows.append((named, *reached_cells(found), *ratios))
+    return Table(
         f"speed_{target}",
         f"Speed to {roles.reworded(record, speed.TARGETS[target])}: "
         f"{formats.percent(accuracy)} on the R-set of the "
@@ -197,45 +186,37 @@ def cost_columns(group: str) -> list[Column]:
     return [Column(title, group=group) for title in _SPENT]
 
 
-def ratio_cells(ratios: Iterable[float | None]) -> list[Cell]:
-    """Speed-ups, such as those of `speed.speedups`."""
-    return [cell(ratio, formats.times(ratio)) for ratio in ratios]
-
-
 def reached_cells(found: speed.Reached | None) -> list[Cell]:
     """Rounds, time, images and bytes until a target; seeds that were late are said."""
-    if found is None:
-        return [cell(None)] * len(speed.COSTS)
-    if found.rounds is None:
-        return [cell(None, "not reached"), *[cell(None)] * (len(speed.COSTS) - 1)]
-    values = [getattr(found, cost) for cost in speed.COSTS]
-    written = zip(values, _SPENT.values(), strict=True)
-    made = [cell(value, write(value)) for value, write in written]
-    if found.late:
+    costs = zip(speed.COSTS, _SPENT.values(), strict=True)
+    made = [cell(getattr(found, cost, None), written) for cost, written in costs]
+    if found is not None and found.rounds is None:
+        made[0] = cell(None, "not reached")
+    elif found is not None and found.late:
         late = f"{made[0].text} ({found.late} of {found.seeds} not reached)"
         made[0] = made[0]._replace(text=late)
     return made
 
 
-def paper_table(record: RunRecord) -> Table | None:
+def paper_table(record: RunRecord) -> Table:
     """The table of the paper's form: raw, after-pruned, fine-tuned, re-trained."""
-    cuts = {
-        row.name: (row, queries.pruned_stages(record, row.name))
+    cuts = [
+        (row, stages)
         for row in record.methods
-        if queries.pruned_stages(record, row.name)
-    }
+        if (stages := queries.pruned_stages(record, row.name))
+    ]
     tested = roles.tested_method(record)
     retrained = next(iter(queries.rows_of(record, roles.RETRAIN)), None)
-    longest = max((len(stages) for _, stages in cuts.values()), default=0)
+    longest = max((len(stages) for _, stages in cuts), default=0)
     headings = [f"After cut {n + 1}" for n in range(longest)]
     headings = headings if longest > 1 else ["After-pruned"]
     rows = []
-    for name, (final, stages) in cuts.items():
-        models = [queries.raw_stage(record), *stages]
-        models += [None] * (longest - len(stages)) + [final, retrained]
+    for final, stages in cuts:
+        padding = [None] * (longest - len(stages))
+        models = [queries.raw_stage(record), *stages, *padding, final, retrained]
         cells = accuracy_cells([[model] for model in models])
-        rows.append((model_cell(name, tested), *cells))
-    return table_of(
+        rows.append((model_cell(final.name, tested), *cells))
+    return Table(
         "paper_form",
         "In the form of the paper's Tables 2 and 3",
         [
@@ -270,18 +251,18 @@ def exact_percent(value: float) -> str:
     return formats.percent(value, 2)
 
 
-def class_table(record: RunRecord) -> Table | None:
+def class_table(record: RunRecord) -> Table:
     """The accuracy of each class in each stage."""
     stages = [stage for stage in record.stages if stage.per_class]
     by_class = zip(*(stage.per_class for stage in stages), strict=False)
     rows = [
         (
-            cell(queries.class_label(record, n), None, _tint(n in record.classes)),
-            *(cell(value, formats.percent(value)) for value in values),
+            cell(queries.class_label(record, n), highlight=n in record.classes),
+            *(cell(value, formats.percent) for value in values),
         )
         for n, values in enumerate(by_class)
     ]
-    return table_of(
+    return Table(
         "classes",
         "Accuracy of each class, stage by stage",
         [*in_words("Class"), *(Column(roles.stage_title(stage)) for stage in stages)],
@@ -314,8 +295,8 @@ def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
     columns = [Column(when, group=title) for title in titles for when in moments]
     rows = [
         (
-            cell(row.layer, None, _tint(row.layer == "total")),
-            *_cells(row, fields, formats.number),
+            cell(row.layer, highlight=row.layer == "total"),
+            *(cell(getattr(row, field), formats.number) for field in fields),
             cell(row.spared),
         )
         for row in cut.layers
@@ -323,33 +304,30 @@ def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
     return Table(
         name,
         f"Every layer before and after the cut ({cut_title(record, unit, cut)})",
-        (Column("Layer", numeric=False), *columns, Column("Spared")),
-        tuple(rows),
+        (*in_words("Layer"), *columns, Column("Spared")),
+        rows,
         "Spared channels were due to go but kept so that the layer is not emptied.",
     )
 
 
-def _cells(row: Any, fields: Iterable[str], written: Callable[..., str]) -> list[Cell]:
-    """Some numbers of a row, all written in one way."""
-    return [cell(getattr(row, field), written(getattr(row, field))) for field in fields]
-
-
-def privacy_curve_table(record: RunRecord) -> Table | None:
+def privacy_curve_table(record: RunRecord) -> Table:
     """Accuracy against epsilon."""
-    fields, titles = zip(*PRIVACY_FIELDS, strict=True)
     rows = [
-        (cell(point.epsilon), *_cells(point, fields, formats.percent))
+        (
+            cell(point.epsilon),
+            *(cell(getattr(point, field), formats.percent) for field in PRIVACY_FIELDS),
+        )
         for point in record.privacy_curve
     ]
-    columns = (Column("Epsilon"), *map(Column, titles))
-    return table_of("privacy_curve", "Accuracy against epsilon", columns, rows)
+    columns = (Column("Epsilon"), *map(Column, PRIVACY_FIELDS.values()))
+    return Table("privacy_curve", "Accuracy against epsilon", columns, rows)
 
 
-def key_value_table(name: str, title: str, values: Mapping[str, Any]) -> Table | None:
+def key_value_table(name: str, title: str, values: Mapping[str, Any]) -> Table:
     """Lists nested values, one dotted key per row; None if there are none."""
     columns = (*in_words("Key"), Column("Value", numeric=False, words=True))
     rows = [(cell(key), _value_cell(value)) for key, value in _flat(values)]
-    return table_of(name, title, columns, rows)
+    return Table(name, title, columns, rows)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -362,29 +340,29 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _value_cell(value: Any) -> Cell:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return cell(value, f"{value:g}" if isinstance(value, float) else None)
+        return cell(value, "{:g}".format if isinstance(value, float) else None)
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value)) or "(none)"
     return cell(formats.shorten("(none)" if value == {} else str(value), 300))
 
 
-def tally_table(audit: AuditReport, tested: str | None) -> Table | None:
+def tally_table(audit: AuditReport, tested: str | None) -> Table:
     """The headline's verdict on every audited model, and the count of all tests."""
     rows = [
         (
             model_cell(name, tested),
             cell(roles.described(name, tested)),
-            Cell("", "", "", judgement.headline(audit, name).verdict),
+            cell("", verdict=judgement.headline(audit, name).verdict),
             *(cell(amount) for amount in judgement.counts(audit, name)),
         )
         for name in _judged_models(audit, tested)
     ]
     role = Column("Role", numeric=False, words=True)
-    return table_of(
+    return Table(
         "tally",
         "Verdicts on every model",
         (*in_words("Model"), role, *in_words("Headline"), *count_columns("All tests")),
-        rows if audit.tests else (),
+        rows if audit.tests else [],
         "The raw model was trained on what is to be forgotten and should fail: where "
         "it does not, the test has no power here and cannot tell.",
     )
@@ -403,38 +381,35 @@ def _judged_models(audit: AuditReport, tested: str | None) -> list[str]:
 
 def model_cell(name: str, tested: str | None) -> Cell:
     """A model's name, tinted if it is the method under test."""
-    return cell(name, formats.in_words(name), _tint(roles.family(name) == tested))
+    return cell(name, formats.in_words, highlight=roles.family(name) == tested)
 
 
-def verdict_table(audit: AuditReport, tested: str | None) -> Table | None:
+def verdict_table(audit: AuditReport, tested: str | None) -> Table:
     """The verdict on every model in every test, those that could see first."""
     names = _judged_models(audit, tested)
-    if not names:
-        return None
     # A phone shows two columns: the test and the method it is about.
-    first, *others = names
+    first, others = names[:1], names[1:]
     rows = [
         (
             cell(test.name, test_title(test)),
-            _judged(test, first),
+            *(_judged(test, name) for name in first),
             cell(interval_text(test)),
             cell(judgement.difference_text(test)),
             *(_judged(test, name) for name in others),
         )
         for test in judgement.ordered(audit)
     ]
-    columns = (
-        Column("Test", numeric=False),
-        Column(formats.in_words(first)),
-        Column("Where retrained models lie"),
-        Column("Smallest visible difference"),
-        *(Column(formats.in_words(name)) for name in others),
-    )
-    return table_of(
+    return Table(
         "verdicts",
         "What was tested, and what could be seen",
-        columns,
-        rows,
+        (
+            *in_words("Test"),
+            *(Column(formats.in_words(name)) for name in first),
+            Column("Where retrained models lie"),
+            Column("Smallest visible difference"),
+            *(Column(formats.in_words(name)) for name in others),
+        ),
+        rows if names else [],
         "Tests that tell the raw model from retraining come first. A model fails when "
         "it lies where a retrained model hardly would; otherwise it is not told apart.",
     )
@@ -444,4 +419,4 @@ def _judged(test: Evidence, name: str) -> Cell:
     if name not in test.values:
         return cell(None)
     value = test.values[name]
-    return cell(value, value_text(test, value), "", test.verdicts[name])
+    return cell(value, value_text(test, value), verdict=test.verdicts[name])

@@ -6,6 +6,7 @@ import numpy as np
 
 from fuprune import typed_json
 from fuprune.audit.evidence import HEADLINE, AuditReport, Evidence, Headline
+from fuprune.run.reading import Run
 from fuprune.run.record import (
     FORMAT,
     Crossing,
@@ -176,6 +177,24 @@ def make_curves(record: RunRecord) -> list[CurveRow]:
         for row in record.methods
         for n in range(0, row.rounds + 1, 10)
     ]
+
+
+def with_later_seed(record: RunRecord) -> RunRecord:
+    """A record whose class pruning failed with its first seed and not with its second.
+
+    The second seed's rows and stages are those that the first one had.
+    """
+    (pruning, *others), later = record.methods, "class_pruning_seed2"
+    units = {pruning.name: later}
+    stages = [s._replace(method=units.get(s.method, s.method)) for s in record.stages]
+    failed, second = pruning._replace(error="no memory"), pruning._replace(name=later)
+    return record._replace(methods=[failed, second, *others], stages=stages)
+
+
+def make_run(record=None, audit=None, *, name="a", curves=()) -> Run:
+    """A run as it is read."""
+    record = make_record() if record is None else record
+    return Run(name, record, list(curves), {}, audit, None, ())
 
 
 def write_run(directory: Path, record=None, audit=None) -> Path:

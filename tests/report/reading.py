@@ -34,5 +34,11 @@ class Page(html.parser.HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
     @property
+    def labels(self) -> list[str]:
+        """What readers of the screen are told of parts of the page."""
+        found = [given.get("aria-label") for _, given in self.elements]
+        return [label for label in found if label]
+
+    @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fuprune.report import audit_figures, charts, marks
-from fuprune.report.charts import Bar, Dot, Series
+from fuprune.report.charts import Dot, Series
 from fuprune.report.marks import Axis
 
 
@@ -64,8 +64,8 @@ def test_a_logarithmic_axis_spaces_powers_evenly():
 
 
 def test_bars_are_as_long_as_their_values():
-    rows = [("a", [Bar(0.5, "main", "", "half"), Bar(1.0, "raw", "", "all")])]
-    root = parsed(charts.bar_rows(rows, "label", high=1.0))
+    groups = [("half", "main", [0.5]), ("all", "raw", [1.0])]
+    root = parsed(charts.bar_rows(["a"], groups, [], "label"))
     widths = {
         rect.attrib["class"]: float(rect.attrib["width"]) for rect in root.iter("rect")
     }
@@ -74,8 +74,7 @@ def test_bars_are_as_long_as_their_values():
 
 
 def test_missing_values_have_no_bar():
-    rows = [("a", [Bar(None, "main", "never", "none")])]
-    root = parsed(charts.bar_rows(rows, "label", high=1.0))
+    root = parsed(charts.bar_rows(["a"], [("none", "main", [None])], [], "label"))
     assert [rect.attrib["class"] for rect in root.iter("rect")] == ["track"]
 
 

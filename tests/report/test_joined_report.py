@@ -8,12 +8,13 @@ import pytest
 
 from fuprune.report import join, joined, paper, paper_numbers
 from fuprune.report.__main__ import main
-from fuprune.run.reading import Run
 from tests.report.fixture import (
     evidence,
     make_audit,
     make_curves,
     make_record,
+    make_run,
+    with_later_seed,
     write_run,
 )
 from tests.report.reading import Page
@@ -64,7 +65,7 @@ def test_parts_of_an_experiment_are_one_and_count_each_model_once():
     """As when machines share retraining: the same raw model, and one seed in both."""
     parts = [("class_pruning", "retrain"), ("retrain", "retrain_seed2")]
     runs = [
-        Run(f"part{n}", record, make_curves(record), {}, None, None, ())
+        make_run(record, name=f"part{n}", curves=make_curves(record))
         for n, record in enumerate(cifar10(methods=methods) for methods in parts)
     ]
     (group,) = joined.group_runs(runs)
@@ -123,7 +124,7 @@ def test_each_run_finds_its_table(folder):
 def test_membership_is_the_difference_to_retraining_or_no_result(values, written):
     test = evidence("shadow_success_rate", {"class_pruning": "pass"}, kind="shadow")
     audit = make_audit(test._replace(retrained=values))
-    group = joined.make_group("E1", (Run("a", cifar10(), [], {}, audit, None, ()),))
+    (group,) = joined.group_runs([make_run(cifar10(), audit)])
     (table,) = [one for one in paper.paper_tables([group]) if one.name == "table_4"]
     rows = table.rows
     (found,) = [row for row in rows if row[3].text == "ours"]
@@ -148,15 +149,26 @@ def test_a_method_that_stopped_is_left_out_and_not_averaged():
     record = cifar10()
     stopped = record.methods[0]._replace(error="no clients left")
     record = record._replace(methods=[stopped, *record.methods[1:]])
-    group = joined.make_group("E1", (Run("a", record, [], {}, None, None, ()),))
-    names = [row[1].value for row in joined.methods_table([group]).rows]
+    groups = joined.group_runs([make_run(record)])
+    names = [row[1].value for row in joined.methods_table(groups).rows]
     assert "class_pruning" not in names and "mask_logit" in names
+
+
+def test_an_audited_later_seed_counts_for_its_method():
+    fails = {"class_pruning_seed2": "fail"}
+    audit = make_audit(evidence("shadow_success_rate", fails, kind="shadow"))
+    groups = joined.group_runs([make_run(with_later_seed(cifar10()), audit)])
+    row = joined.methods_table(groups).rows[0]
+    assert [entry.value for entry in row[-6:-2]] == [1, 0, 0, 0]
+    assert joined.runs_table(groups).rows[0][4].text == "fail: 1 of 1 failed"
+    (table,) = [one for one in paper.paper_tables(groups) if one.name == "table_4"]
+    assert [r[4].text for r in table.rows if r[3].text == "ours"] == ["35.00%"]
 
 
 def test_figure_3_has_one_panel_for_each_experiment(folder):
     page = Page((folder / "report.html").read_text())
-    labels = [a.get("aria-label", "") for a in page.all("svg")]
-    assert sum(label.startswith("Lines of R-set accuracy") for label in labels) == 4
+    lines = "Lines of R-set accuracy"
+    assert sum(label.startswith(lines) for label in page.labels) == 4
     bands = [a["class"] for a in page.all("polygon") if "band" in a["class"]]
     assert "band gold" in bands
 

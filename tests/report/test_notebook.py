@@ -15,7 +15,7 @@ from fuprune.report import show
 from fuprune.run.reading import Run
 from fuprune.run.record import RunRecord
 from fuprune.surgery.plan import PrunePlan
-from tests.report.fixture import make_audit, make_record
+from tests.report.fixture import make_audit, make_record, make_run
 from tests.report.reading import Page
 
 
@@ -36,7 +36,7 @@ def test_an_audit_shows_its_verdicts():
 
 
 def test_a_whole_run_shows_both():
-    run = Run("a", make_record(), [], {}, make_audit(), None, ())
+    run = make_run(audit=make_audit())
     assert "Class pruning can be told from a model" in shown(run)
     assert "Verdicts on every model" in shown(run)
 

@@ -10,7 +10,13 @@ from fuprune.report.judgement import (
     powerless_membership,
 )
 from fuprune.report.prose import as_text, first_screen
-from tests.report.fixture import evidence, make_audit, make_record, method_row
+from tests.report.fixture import (
+    evidence,
+    make_audit,
+    make_record,
+    method_row,
+    with_later_seed,
+)
 
 PRUNING = "class_pruning"
 
@@ -90,6 +96,18 @@ def test_controls_alone_give_no_verdict():
     audit = make_audit(evidence("a", {"mask_logit": "pass"}))
     screen = first_screen(make_record(methods=("mask_logit",)), audit)
     assert "Only controls were audited" in screen.headline
+
+
+def test_a_later_seed_stands_for_its_method_if_the_first_one_failed():
+    fails = dict.fromkeys(("class_pruning_seed2", "mask_logit", "raw"), "fail")
+    audit = make_audit(evidence("probe_auc", fails))
+    screen = first_screen(with_later_seed(make_record()), audit)
+    assert screen.tone == "fail"
+    assert screen.headline.startswith("Class pruning seed2 can be told from a model")
+    said = found(screen)
+    assert "It fails probe AUC 50.0%" in said["Gone?"]
+    assert "It does no better than a trivial control: mask logit" in said["Gone?"]
+    assert "choose a stronger method" in said["What next?"]
 
 
 def test_accuracy_carries_data_and_seeds():

@@ -10,7 +10,14 @@ from fuprune import typed_json
 from fuprune.report import build
 from fuprune.report.figures import recovery_curves
 from fuprune.run.record import CurveRow, RequestRow
-from tests.report.fixture import make_audit, make_record, write_maps, write_run
+from tests.report.fixture import (
+    evidence,
+    make_audit,
+    make_record,
+    with_later_seed,
+    write_maps,
+    write_run,
+)
 from tests.report.reading import Page
 
 
@@ -122,8 +129,7 @@ def test_same_files_give_the_same_bytes(tmp_path, run):
 def test_each_class_cut_has_its_heat_map_widths_and_columns(tmp_path, classes):
     record = make_record(classes=classes)
     page = page_of(write_run(tmp_path / "run", record))
-    labels = [a["aria-label"] for a in page.all("svg") if "aria-label" in a]
-    heat = [label for label in labels if label.startswith("TF-IDF scores")]
+    heat = [label for label in page.labels if label.startswith("TF-IDF scores")]
     assert len(heat) == page.text.count("Every layer before and after") == len(classes)
     assert "scores of 8 channels in 2 layers; 2 were cut" in heat[0]
     several = len(classes) > 1
@@ -156,9 +162,8 @@ def test_a_hundred_classes_are_drawn_as_dots(tmp_path):
     names = [f"kind {index}" for index in range(100)]
     record = make_record(class_names=names, classes=(99,))
     page = page_of(write_run(tmp_path / "run", record))
-    labels = [a["aria-label"] for a in page.all("svg") if "aria-label" in a]
-    assert any(label.startswith("Accuracy of 100 classes") for label in labels)
-    assert any(label.startswith("Confusion matrix of raw") for label in labels)
+    assert any(label.startswith("Accuracy of 100 classes") for label in page.labels)
+    assert any(label.startswith("Confusion matrix of raw") for label in page.labels)
 
 
 def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
@@ -194,6 +199,15 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
     assert "(learning rates 0.01 and 0.03)" in page.text
     assert "Recognised inside, by depth: linear probe" in page.text
     assert "Recognised inside, by depth: nearest neighbours" in page.text
+
+
+def test_a_seed_that_stands_for_its_method_has_its_cut_and_verdicts(tmp_path):
+    fails = dict.fromkeys(("class_pruning_seed2", "mask_logit", "raw"), "fail")
+    audit = make_audit(evidence("a", fails))
+    page = page_of(write_run(tmp_path / "run", with_later_seed(make_record()), audit))
+    assert "Class pruning seed2: 50.0%. Retrained: 10.0% to 20.0%." in page.text
+    cut = "Confusion matrix of class pruning seed2, pruned 3"
+    assert any(label.startswith(cut) for label in page.labels)
 
 
 FILES = ("results.json", "metrics.jsonl", "audit.json", "feature_maps.npz")
