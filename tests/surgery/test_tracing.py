@@ -15,7 +15,7 @@ from fuprune.errors import InputError
 from fuprune.models import brought
 from fuprune.models.adapt import adapt
 from fuprune.surgery import PrunePlan, cutting, rebuild, trace
-from fuprune.surgery.slim import cut_tree
+from fuprune.surgery.arrays import cut_tree
 from tests.surgery import networks
 
 FAST = ("mobilenet", "vit")
