@@ -113,7 +113,8 @@ def traced(model, variables, plan):
     """The same cut by tracing, for convolutions that are plain XLA."""
     if model.conv != "xla":
         return {}
-    return {"traced": cutting.compact(model, variables, plan)}
+    cut = cutting.plan_cuts(model, variables, plan)
+    return {"traced": (cut.network, cut.variables(variables))}
 
 
 def make_run(model, variables, options):

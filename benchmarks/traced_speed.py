@@ -124,8 +124,9 @@ def by_wiring(name, options):
     variables = jax.jit(model.init)(jax.random.key(options.seed), images)
     widths = {layer: model.wiring()[layer].width for layer in zoo.layer_names(model)}
     plan = random_plan(widths, options.seed)
+    traced = cutting.plan_cuts(model, variables, plan)
     return (
-        cutting.compact(model, variables, plan),
+        (traced.network, traced.variables(variables)),
         surgery.compact(model, variables, plan),
     )
 

@@ -17,9 +17,8 @@ from fuprune.audit.outputs import Outputs, compute_outputs, forward, layer_names
 from fuprune.audit.spread import Draft, by_role, is_retrained
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
-from fuprune.models.adapt import adapt
+from fuprune.models.adapt import adapt, own_variables
 from fuprune.models.fresh import fresh_variables
-from fuprune.surgery import SlimModule, arrays_of
 
 RAW = "raw"
 RANDOM = "random_init"
@@ -212,9 +211,7 @@ def _sane(answers: ModelOutputs) -> bool:
 def _on_device(name: str, model: Model) -> Model:
     """The network as the audit calls it, and its variables as device arrays."""
     module, variables = model
-    if variables is None:
-        variables = arrays_of(module)
-    network = module.slim if isinstance(module, SlimModule) else adapt(module)
+    network, variables = adapt(module), own_variables(module, variables)
     try:
         hash(module if isinstance(module, nn.Module) else network)
     except TypeError as error:

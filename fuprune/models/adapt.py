@@ -16,7 +16,7 @@ returns is hashable, and equal for equal networks, so it is static under jit.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -51,7 +51,7 @@ def adapt(
     init: Callable | None = None,
     takes_mask: bool | None = None,
     rngs: tuple[str, ...] = ("dropout",),
-):
+) -> Any:
     """A network in the form of this module's first lines.
 
     Networks that have it already, such as those of the zoo, come back as they are.
@@ -76,10 +76,10 @@ def adapt(
       >>> net.apply(variables, jnp.zeros((2, 6, 6, 1)), train=False).shape
       (2, 8)
     """
-    if isinstance(model, LinenNetwork | NNXNetwork | FunctionNetwork):
+    if isinstance(model, Network):
         return model
     if isinstance(model, nn.Module):
-        convention = _read_convention(type(model).__call__, takes_mask)
+        convention = _read_convention(_parameters(type(model).__call__), takes_mask)
         if convention == Convention(("train",), (), True):
             return model
         return LinenNetwork(model, convention, tuple(rngs))
@@ -101,7 +101,7 @@ def adapt(
     return FunctionNetwork(
         apply,
         init if init is not None else getattr(model, "init", None),
-        _read_convention(apply, takes_mask),
+        _read_convention(names, takes_mask),
         tuple(name for name in ("mutable", "rngs") if name in names),
     )
 
@@ -113,8 +113,7 @@ def _parameters(function) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _read_convention(call, takes_mask: bool | None) -> Convention:
-    names = _parameters(call)
+def _read_convention(names: Collection[str], takes_mask: bool | None) -> Convention:
     return Convention(
         tuple(name for name in TRAINING_NAMES if name in names),
         tuple(name for name in EVALUATION_NAMES if name in names),
@@ -122,8 +121,12 @@ def _read_convention(call, takes_mask: bool | None) -> Convention:
     )
 
 
+class Network:
+    """A network of this package in the form of this module's first lines."""
+
+
 @dataclasses.dataclass(frozen=True)
-class LinenNetwork:
+class LinenNetwork(Network):
     """A Linen module of any convention, called by ours."""
 
     module: nn.Module
@@ -152,7 +155,7 @@ class LinenNetwork:
         Every stream gets a key of its own from the one that `rngs` has for dropout; the
         options are those of `nn.Module.apply`.
         """
-        if rngs is not None:
+        if rngs:
             key = rngs["dropout"]
             rngs = {
                 # The first stream has the key as it is: with dropout alone, the module
@@ -165,15 +168,14 @@ class LinenNetwork:
 
     def _at(self, train):
         """The module with those of its attributes set that say the same."""
-        fields = {field.name for field in dataclasses.fields(self.module)}
+        fields = [field.name for field in dataclasses.fields(self.module)]
         # Some modules take the mode as an attribute, which only a clone can change.
-        settings = {name: train for name in TRAINING_NAMES if name in fields}
-        settings |= {name: not train for name in EVALUATION_NAMES if name in fields}
+        settings = _read_convention(fields, takes_mask=False).arguments(train)
         return self.module.clone(**settings) if settings else self.module
 
 
 @dataclasses.dataclass(frozen=True)
-class NNXNetwork:
+class NNXNetwork(Network):
     """An NNX module taken apart: its graph, static, and where each array belongs."""
 
     graph: Any  # nnx.GraphDef
@@ -208,7 +210,7 @@ class NNXNetwork:
 
     def module(self, variables, *, rngs=None) -> nnx.Module:
         """The NNX module that holds these variables."""
-        key = jax.random.key(0) if rngs is None else rngs["dropout"]
+        key = rngs["dropout"] if rngs else jax.random.key(0)
         flat = []
         for number, (collection, path) in enumerate(self.places):
             # Random state comes from the arguments in every call, counters at zero: a
@@ -226,7 +228,7 @@ class NNXNetwork:
 
 
 @dataclasses.dataclass(frozen=True)
-class FunctionNetwork:
+class FunctionNetwork(Network):
     """A plain function of variables and images, called as the others are."""
 
     function: Callable
@@ -258,38 +260,6 @@ class FunctionNetwork:
         # A function that knows nothing of state has none to return.
         is_whole = mutable is False or "mutable" in self.also
         return result if is_whole else (result, {})
-
-
-def asked_for(mutable: Any, rngs) -> dict[str, Any]:
-    """Options for `apply` that are asked for; a network need not take the others."""
-    return {
-        **({"mutable": mutable} if mutable is not False else {}),
-        **({"rngs": rngs} if rngs else {}),
-    }
-
-
-class Forwarding:
-    """`apply` of a network that stands before another one of this form."""
-
-    def target(self, variables) -> tuple[Any, Any]:
-        """The other network, and the variables that it gets."""
-        raise NotImplementedError
-
-    def apply(
-        self,
-        variables,
-        images,
-        train: bool = False,
-        mask=None,
-        *,
-        mutable: Any = False,
-        rngs=None,
-        **options,
-    ) -> Any:
-        """Logits [B, U], and the updated collections if `mutable` names any."""
-        network, variables = self.target(variables)
-        options |= asked_for(mutable, rngs)
-        return network.apply(variables, images, train=train, mask=mask, **options)
 
 
 def own_variables(model: Any, variables: Any) -> Any:
@@ -336,7 +306,7 @@ def _arrays(module: nnx.Module) -> list[tuple[str, tuple, Any]]:
 
 def _adapt_nnx(module, factory, takes_mask) -> NNXNetwork:
     places = tuple((collection, path) for collection, path, _ in _arrays(module))
-    convention = _read_convention(type(module).__call__, takes_mask)
+    convention = _read_convention(_parameters(type(module).__call__), takes_mask)
     return NNXNetwork(nnx.graphdef(module), places, convention, factory)
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.errors import InputError
-from fuprune.models.adapt import Forwarding, adapt
+from fuprune.models.adapt import Network, adapt
 from fuprune.models.zoo import check_sizes
 
 FACTORY_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -26,7 +26,7 @@ Factory = str | Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class BroughtNetwork(Forwarding):
+class BroughtNetwork(Network):
     """A network that a factory made, in the form that `models.adapt` describes."""
 
     network: Any  # adapted
@@ -38,9 +38,9 @@ class BroughtNetwork(Forwarding):
         """Fresh variables."""
         return self.network.init(key, images, train=train)
 
-    def target(self, variables) -> tuple[Any, Any]:
-        """The network itself."""
-        return self.network, variables
+    def apply(self, variables, images, *arguments, **options):
+        """Logits [B, U], and the updated collections if `mutable` names any."""
+        return self.network.apply(variables, images, *arguments, **options)
 
 
 def is_factory_name(name: str) -> bool:

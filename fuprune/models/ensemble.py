@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.errors import InputError, check_choice
-from fuprune.models.adapt import asked_for
+from fuprune.models.adapt import Network, adapt
 
 VOTES = ("softmax", "votes")
 
 
 @dataclasses.dataclass(frozen=True)
-class Ensemble:
+class Ensemble(Network):
     """`size` copies of `member`, in the form that `models.adapt` describes.
 
     With `vote="softmax"` the members' probabilities are averaged; with "votes" each
@@ -53,28 +53,22 @@ class Ensemble:
 
     def init(self, key, images, train: bool = False):
         """Fresh variables, other ones for each member."""
-        return stack_members(
-            [
-                self.member.init(jax.random.fold_in(key, i), images, train=train)
-                for i in range(self.size)
-            ]
-        )
+        keys = (jax.random.fold_in(key, i) for i in range(self.size))
+        return stack_members([self.member.init(k, images, train=train) for k in keys])
 
-    def apply(
-        self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
-    ):
-        """Logits [B, U], and the updated collections if `mutable` names any."""
-        options = {"train": train, **asked_for(mutable, rngs)}
-        options |= {} if mask is None else {"mask": mask}
-        answers, updated = [], []
-        for i in range(self.size):
-            answer = self.member.apply(member_of(variables, i), images, **options)
-            if mutable is not False:
-                answer, state = answer
-                updated.append(state)
-            answers.append(answer)
-        logits = self.combine(jnp.stack(answers))
-        return logits if mutable is False else (logits, stack_members(updated))
+    def apply(self, variables, images, *arguments, mutable=False, **options):
+        """Logits [B, U], and the updated collections unless `mutable` is False."""
+        member = adapt(self.member)
+        results = [
+            member.apply(
+                member_of(variables, i), images, *arguments, mutable=mutable, **options
+            )
+            for i in range(self.size)
+        ]
+        if mutable is False:
+            return self.combine(jnp.stack(results))
+        answers, updated = zip(*results, strict=True)
+        return self.combine(jnp.stack(answers)), stack_members(updated)
 
     def combine(self, answers: jax.Array) -> jax.Array:
         """Members' logits [S, B, U] -> logits [B, U] of what they agree on."""

@@ -4,16 +4,16 @@ The door to the room: `mask` and `compact` take networks of the zoo, which are c
 their wiring, and any other network, which is cut by tracing it.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flax import nnx
 
 from fuprune.errors import check_choice
 from fuprune.models import zoo
-from fuprune.models.adapt import NNXNetwork, Variables, adapt, own_variables
-from fuprune.models.adapt import variables_of as arrays_of
+from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.surgery import cutting, report, wiring
+from fuprune.surgery.arrays import PlannedCut
 from fuprune.surgery.cutting import Observed as Observed
 from fuprune.surgery.cutting import capture as capture
 from fuprune.surgery.cutting import observe as observe
@@ -28,12 +28,6 @@ from fuprune.surgery.plan import PrunePlan as PrunePlan
 from fuprune.surgery.plan import make_plan as make_plan
 from fuprune.surgery.slim import PinnedNetwork as PinnedNetwork
 from fuprune.surgery.slim import SlimNetwork as SlimNetwork
-from fuprune.surgery.wiring import compact_tree as compact_tree
-from fuprune.surgery.wiring import mask_tree as mask_tree
-
-
-def _has_wiring(model: Any) -> bool:
-    return hasattr(model, "wiring")
 
 
 def mask(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> Any:
@@ -55,14 +49,13 @@ def mask(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) ->
     Returns:
       Variables, or for an NNX module given without any, a masked copy of the module.
     """
-    if _has_wiring(model):
-        return wiring.mask(model, variables, plan)
-    if isinstance(model, nnx.Module) and variables is None:
-        masked = cutting.mask(model, arrays_of(model), plan, example=example)
-        if isinstance(model, SlimModule):
-            return SlimModule(model.slim, masked)
-        return cast(NNXNetwork, adapt(model)).module(masked)
-    return cutting.mask(model, variables, plan, example=example)
+    cut = _planned(model, variables, plan, example)
+    masked = cut.variables(own_variables(model, variables), fill=True)
+    if variables is not None:
+        return masked
+    if isinstance(model, SlimModule):
+        return SlimModule(model.slim, masked)
+    return adapt(model).module(masked)
 
 
 def compact(
@@ -74,19 +67,15 @@ def compact(
       A network with fewer channels and its variables: in evaluation the same function
       as the masked ones, and in training the same gradients. A model of the zoo stays
       one, an NNX module given without variables becomes a `SlimModule` (and its state),
-      and any other network a `SlimNetwork`.
+      and any other network a `SlimNetwork`. With nothing to cut, all is as it was.
     """
-    if _has_wiring(model):
-        return wiring.compact(model, variables, plan)
-    if isinstance(model, nnx.Module) and variables is None:
-        small, cut = cutting.compact(
-            adapt(model), arrays_of(model), plan, example=example
-        )
-        if not isinstance(small, SlimNetwork):
-            return model, nnx.state(model)
-        module = SlimModule(small, cut)
+    cut = _planned(model, variables, plan, example)
+    if variables is None:
+        module = model
+        if cut.cuts:
+            module = SlimModule(cut.network, cut.variables(own_variables(model, None)))
         return module, nnx.state(module)
-    return cutting.compact(adapt(model), variables, plan, example=example)
+    return cut.network if cut.cuts else adapt(model), cut.variables(variables)
 
 
 def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> Any:
@@ -94,10 +83,11 @@ def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> 
 
     A model of the zoo is one already. Arguments are those of `mask`.
     """
-    if _has_wiring(model):
+    if hasattr(model, "wiring"):
         return model
-    variables = own_variables(model, variables)
-    return cutting.pin(model, variables, plan, example=example)
+    cut = _planned(model, variables, plan, example)
+    network = cutting.unpinned(adapt(model))
+    return PinnedNetwork(network, cut.cuts, cut.network.input_shape)
 
 
 def cut_optimizer_state(
@@ -120,11 +110,16 @@ def cut_optimizer_state(
       example: images, as in `mask`.
     """
     check_choice("how", how, ("mask", "compact"))
-    if _has_wiring(model):
-        return wiring.cut_optimizer_state(model, plan, opt_state, how)
-    return cutting.cut_optimizer_state(
-        model, _needed(model, variables), plan, opt_state, how, example=example
-    )
+    cut = _planned(model, variables, plan, example)
+    return cut.moments(opt_state, fill=how == "mask")
+
+
+def _planned(model, variables, plan, example) -> PlannedCut:
+    """What a plan leaves of a network, by its wiring or by tracing its variables."""
+    if hasattr(model, "wiring"):
+        return wiring.plan_cuts(model, plan)
+    variables = _needed(model, variables)
+    return cutting.plan_cuts(adapt(model), variables, plan, example)
 
 
 def _needed(model, variables) -> Variables:
@@ -152,7 +147,7 @@ def plan_report(
       input_shape: (H, W, C) of an image; None for the one the model was made for.
       variables: those before the cut, for a network that is not of the zoo.
     """
-    if _has_wiring(model):
+    if hasattr(model, "wiring"):
         return wiring.plan_report(model, plan, input_shape)
     example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
     return report.plan_report(
@@ -173,7 +168,7 @@ def layer_names(
 
     With `dense` the dense layers of a network that is not of the zoo are among them.
     """
-    if _has_wiring(model):
+    if hasattr(model, "wiring"):
         return zoo.layer_names(model)
     variables = _needed(model, variables)
     return tuple(trace_layers(model, variables, example, dense=dense))
@@ -183,7 +178,7 @@ def kept_channels(
     model: Any, variables: Any = None, *, example: Any = None
 ) -> dict[str, tuple[int, ...]]:
     """Returns the channels each layer has, as ids in the uncut network."""
-    if _has_wiring(model):
+    if hasattr(model, "wiring"):
         wires = model.wiring()
         return {layer: wires[layer].outputs for layer in zoo.layer_names(model)}
     return cutting.kept_channels(model, _needed(model, variables), example)

@@ -147,7 +147,7 @@ def _follows(name, held, axis, shape, notes) -> bool:
     if held.kept[axis] is not None or not is_static(held.rest):
         return False
     found = [(p, o) for p, o in held.origins.items() if o.axis == axis]
-    if not found or not all(notes.is_channelwise(leaf) for (leaf, _), _ in found):
+    if not found or not all(notes.is_channelwise(path) for (path, _), _ in found):
         return False
     if all(origin.pure for _, origin in found):
         return True
@@ -322,10 +322,10 @@ def dot_general(eqn, operands, notes) -> Result:
 
 
 def _found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
-    for (leaf, axis), origin in kernel.origins.items():
-        if origin.axis == columns and origin.pure and not notes.is_channelwise(leaf):
-            notes.layer(leaf, axis, kind, source, result, channel)
-            return result._replace(layer=leaf)
+    for (path, axis), origin in kernel.origins.items():
+        if origin.axis == columns and origin.pure and not notes.is_channelwise(path):
+            notes.layer(path, axis, kind, source, result, channel)
+            return result._replace(layer=path)
     return result
 
 

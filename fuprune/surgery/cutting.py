@@ -1,4 +1,4 @@
-"""Surgery on any network by tracing: its layers, mask, and compact."""
+"""Surgery on any network by tracing: its layers, what they give, and their cuts."""
 
 from typing import Any, NamedTuple
 
@@ -8,48 +8,15 @@ import numpy as np
 
 from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.surgery import trace
-from fuprune.surgery.arrays import cut_array
-from fuprune.surgery.findings import Layer, Path, SurgeryError
+from fuprune.surgery.arrays import Path, PathCuts, PlannedCut
+from fuprune.surgery.findings import Layer, SurgeryError
 from fuprune.surgery.held import in_full, onto, same
 from fuprune.surgery.plan import PrunePlan, check_kept
-from fuprune.surgery.slim import (
-    PathCuts,
-    PinnedNetwork,
-    SlimNetwork,
-    cut_tree,
-    pathed,
-)
+from fuprune.surgery.slim import PinnedNetwork, SlimNetwork
 from fuprune.surgery.trace import Program
 
 # Sides of images to try, for a network that does not say what it takes.
 SIDES = (32, 28, 8, 16, 64, 224, 96, 48, 24, 12, 20, 40, 80, 128, 160, 192, 256, 299)
-
-
-def mask(
-    model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
-) -> Variables:
-    """`surgery.mask`, by tracing: fills what `compact` would remove."""
-    _, relative = plan_cuts(adapt(model), variables, plan, example)
-    return cut_tree(relative, variables, fill=True)
-
-
-def compact(
-    model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
-) -> tuple[Any, Variables]:
-    """`surgery.compact`, by tracing; with nothing to cut, all is as it was."""
-    slim, relative = plan_cuts(adapt(model), variables, plan, example)
-    if not relative:
-        return model, variables
-    return slim, cut_tree(relative, variables)
-
-
-def pin(
-    model: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
-) -> PinnedNetwork:
-    """`surgery.pin`, by tracing."""
-    network = _unpinned(adapt(model))
-    slim, relative = plan_cuts(network, variables, plan, example)
-    return PinnedNetwork(network, relative, slim.input_shape)
 
 
 def trace_layers(
@@ -112,13 +79,13 @@ def _hidden(program, cuts, layers) -> set[str]:
 
 def _is_row_missing(program, before, after, layer, unit) -> bool:
     """Whether a kernel no longer reads a unit; flattened, it has several rows of it."""
-    width = program.shapes[layer.leaf].shape[layer.axis]
-    for (leaf, axis), kept in after.items():
-        shape = program.shapes[leaf].shape
+    width = program.shapes[layer.path].shape[layer.axis]
+    for (path, axis), kept in after.items():
+        shape = program.shapes[path].shape
         is_kernel = len(shape) > 1 and max(shape) < np.prod(shape)
-        if leaf == layer.leaf or not is_kernel or shape[axis] % width:
+        if path == layer.path or not is_kernel or shape[axis] % width:
             continue
-        there = trace.kept_of(program, before, (leaf, axis))
+        there = trace.kept_of(program, before, (path, axis))
         rows = np.intersect1d(there, np.arange(unit, shape[axis], width))
         if len(rows) and not np.intersect1d(rows, kept).size:
             return True
@@ -134,7 +101,7 @@ def capture(
     _, findings = trace.run(program, jax.tree.leaves(variables), cuts, [images])
     captured = {}
     for name, layer in _cuttable(program, cuts, dense).items():
-        held, channel = findings.outputs[layer.leaf]
+        held, channel = findings.outputs[layer.path]
         kept: list[Any] = [None] * len(held.shape)
         kept[channel] = cuts.get(layer.pair)
         captured[name] = jnp.moveaxis(onto(held, kept), channel, -1)
@@ -159,12 +126,12 @@ def observe(model: Any, variables: Variables, images: Any) -> Observed:
     logits = in_full(results[0])
     outputs, last, head, head_logits, features = {}, None, None, logits, None
     for name, layer in _layers(program, cuts, findings).items():
-        held, channel = findings.outputs[layer.leaf]
+        held, channel = findings.outputs[layer.path]
         outputs[name] = jnp.moveaxis(in_full(held), channel, -1)
         # The last one of that shape counts: what follows it only rescales logits.
         if layer.kind == "dense" and outputs[name].shape == logits.shape:
             last, head, head_logits = name, layer.path[1:-1], outputs[name]
-            features = in_full(findings.inputs[layer.leaf])
+            features = in_full(findings.inputs[layer.path])
     if last is not None:
         del outputs[last]
     return Observed(logits, head, head_logits, features, outputs)
@@ -174,7 +141,7 @@ def program_of(
     network: Any, variables: Variables, example: Any = None
 ) -> tuple[Program, trace.Cuts]:
     """Returns the evaluation of an adapted network, uncut, and what is cut of it."""
-    network = _unpinned(network)
+    network = unpinned(network)
     images = _example(network, variables, example)
     slim = network
     if not isinstance(network, SlimNetwork):
@@ -186,7 +153,7 @@ def program_of(
     return slim.trace(call, variables, (images,))
 
 
-def _unpinned(network: Any) -> Any:
+def unpinned(network: Any) -> Any:
     """The network that a pinned one pins; dead channels are dead in its variables."""
     return network.base if isinstance(network, PinnedNetwork) else network
 
@@ -198,10 +165,9 @@ def layers_of(program: Program, cuts: trace.Cuts) -> dict[str, Layer]:
 
 def _layers(program, cuts, findings) -> dict[str, Layer]:
     layers = {}
-    for leaf, (axis, kind) in findings.layers.items():
-        path = program.paths[leaf]
-        channels = len(trace.kept_of(program, cuts, (leaf, axis)))
-        layers[layer_name(path)] = Layer(path, kind, channels, leaf, axis)
+    for path, (axis, kind) in findings.layers.items():
+        channels = len(trace.kept_of(program, cuts, (path, axis)))
+        layers[layer_name(path)] = Layer(path, kind, channels, axis)
     return layers
 
 
@@ -252,9 +218,9 @@ def _same_kept(first, second) -> bool:
 
 def plan_cuts(
     network: Any, variables: Variables, plan: PrunePlan, example: Any = None
-) -> tuple[SlimNetwork, PathCuts]:
-    """Returns the slim network, and its cuts as positions in these variables."""
-    network = _unpinned(network)
+) -> PlannedCut:
+    """Returns the slim network, and what is left of these variables."""
+    network = unpinned(network)
     program, before = program_of(network, variables, example)
     whole, findings = trace.examine(program, before)
     layers = _layers(program, before, findings)
@@ -275,13 +241,13 @@ def plan_cuts(
         check_kept(name, np.asarray(keep), layer.channels)
         # A plan counts the channels that are left, a cut those of the uncut network.
         ids = trace.kept_of(program, planned, layer.pair)[np.asarray(keep)]
-        if len(ids) < program.shapes[layer.leaf].shape[layer.axis]:
+        if len(ids) < program.shapes[layer.path].shape[layer.axis]:
             planned[layer.pair] = ids
     cuts, results = trace.find_cuts(program, planned)
     _check_outputs(program, whole, results, planned, layers)
-    images = program.jaxpr.jaxpr.invars[len(program.shapes)].aval
     base = network.base if isinstance(network, SlimNetwork) else network
-    slim = SlimNetwork(base, pathed(cuts, program), tuple(images.shape[1:]))
+    input_shape = program.arguments[0].shape[1:]
+    slim = SlimNetwork(base, _path_cuts(program, cuts), input_shape)
     # The variables at hand are cut by `before` already: of these cuts, positions in
     # what they store, and only where something more goes.
     stored = {pair: trace.kept_of(program, before, pair) for pair in cuts}
@@ -290,7 +256,21 @@ def plan_cuts(
         for pair, ids in cuts.items()
         if len(ids) < len(stored[pair])
     }
-    return slim, pathed(relative, program)
+    shapes = {
+        path: trace.cut_shape(program, before, path).shape for path in program.shapes
+    }
+    return PlannedCut(slim, _path_cuts(program, relative), shapes)
+
+
+def _path_cuts(program, cuts) -> PathCuts:
+    """Cuts by value, in the order of the variables."""
+    found = []
+    for path, shape in program.shapes.items():
+        kept = [(axis, cuts.get((path, axis))) for axis in range(len(shape.shape))]
+        axes = tuple((axis, tuple(k.tolist())) for axis, k in kept if k is not None)
+        if axes:
+            found.append((path, shape.shape, axes))
+    return tuple(found)
 
 
 def _check_outputs(program, before, after, planned, layers):
@@ -343,36 +323,3 @@ def kept_channels(
         name: tuple(trace.kept_of(program, cuts, layer.pair).tolist())
         for name, layer in layers_of(program, cuts).items()
     }
-
-
-def cut_optimizer_state(
-    model: Any,
-    variables: Variables,
-    plan: PrunePlan,
-    opt_state: Any,
-    how: str,
-    *,
-    example: Any = None,
-) -> Any:
-    """`surgery.cut_optimizer_state`, by tracing.
-
-    A moment is a leaf of the state whose path ends as that of a parameter and that has
-    its shape.
-    """
-    _, relative = plan_cuts(adapt(model), variables, plan, example)
-    pairs, _ = jax.tree_util.tree_flatten_with_path(variables["params"])
-    shapes = {trace.names(path): tuple(leaf.shape) for path, leaf in pairs}
-    axes_of = {path[1:]: axes for path, _, axes in relative if path[0] == "params"}
-
-    def cut_leaf(path, leaf):
-        path = trace.names(path)
-        # An optimizer's state holds trees of moments below names of its own, so the
-        # longest end of a path that is a parameter's tells which moment it is.
-        for start in range(len(path)):
-            inner = path[start:]
-            if inner in shapes and shapes[inner] == tuple(np.shape(leaf)):
-                dead = 0 if how == "mask" else None
-                return cut_array(leaf, axes_of.get(inner, ()), dead)
-        return leaf
-
-    return jax.tree_util.tree_map_with_path(cut_leaf, opt_state)

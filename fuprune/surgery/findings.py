@@ -1,15 +1,14 @@
 """What is found out about a network while its jaxpr runs on held arrays."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fuprune.errors import InputError
-from fuprune.surgery.held import Held, union
-
-Path = tuple[str, ...]
+from fuprune.surgery.arrays import Path
+from fuprune.surgery.held import Held, Pair, union
 
 
 class SurgeryError(InputError):
@@ -22,13 +21,12 @@ class Layer(NamedTuple):
     path: Path  # of its kernel among the variables
     kind: str  # "convolution" or "dense"
     channels: int  # that it has as it is
-    leaf: int  # number of the kernel among the leaves of the variables
     axis: int  # of the kernel, along which its output channels lie
 
     @property
-    def pair(self) -> tuple[int, int]:
+    def pair(self) -> Pair:
         """The axis of the kernel that a cut of its channels names."""
-        return self.leaf, self.axis
+        return self.path, self.axis
 
 
 class Whole(NamedTuple):
@@ -51,18 +49,13 @@ class Whole(NamedTuple):
 class Findings:
     """What an interpretation finds out about the parameters."""
 
-    leaves: Sequence[Any]  # of the variables, or their shapes
-    paths: Sequence[Path]  # of the variables
-    reads: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
-    layers: dict[int, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    outputs: dict[int, tuple[Held, int]] = dataclasses.field(default_factory=dict)
-    inputs: dict[int, Held] = dataclasses.field(default_factory=dict)
+    shapes: Mapping[Path, Any]  # of the variables
+    reads: dict[Pair, Any] = dataclasses.field(default_factory=dict)
+    layers: dict[Path, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    outputs: dict[Path, tuple[Held, int]] = dataclasses.field(default_factory=dict)
+    inputs: dict[Path, Held] = dataclasses.field(default_factory=dict)
     whole: list[Whole] = dataclasses.field(default_factory=list)
-    handled: set[tuple[int, int]] = dataclasses.field(default_factory=set)
-
-    def silent(self) -> "Findings":
-        """Empty ones about the same parameters, for a function that is run again."""
-        return Findings(self.leaves, self.paths)
+    handled: set[Pair] = dataclasses.field(default_factory=set)
 
     def read(self, pair, kept):
         """An axis of a parameter is used, at these indices or (None) at all."""
@@ -75,24 +68,24 @@ class Findings:
         """An axis of a parameter is used in a way that no dead entry changes."""
         self.handled.add(pair)
 
-    def is_channelwise(self, leaf):
+    def is_channelwise(self, path):
         """Whether only one axis of a parameter is longer than one."""
-        shape = self.leaves[leaf].shape
+        shape = self.shapes[path].shape
         return bool(shape) and max(shape) == np.prod(shape)
 
-    def layer(self, leaf, axis, kind, source, result, channel):
+    def layer(self, path, axis, kind, source, result, channel):
         """A kernel was applied, and gave this result, channels along this axis."""
-        seen = self.layers.setdefault(leaf, (axis, kind))
+        seen = self.layers.setdefault(path, (axis, kind))
         if seen[0] != axis:
             raise SurgeryError(
-                f"parameter {'/'.join(self.paths[leaf])} is used twice in ways that"
+                f"parameter {'/'.join(path)} is used twice in ways that"
                 f" disagree: its output channels lie along axis {seen[0]} in one use"
                 f" and {axis} in another; give each use a parameter of its own."
             )
-        self.outputs.setdefault(leaf, (result, channel))
-        self.inputs.setdefault(leaf, source)
+        self.outputs.setdefault(path, (result, channel))
+        self.inputs.setdefault(path, source)
 
-    def biased(self, leaf, result):
+    def biased(self, path, result):
         """A bias was added to what a kernel gave."""
-        if leaf in self.outputs:
-            self.outputs[leaf] = (result, self.outputs[leaf][1])
+        if path in self.outputs:
+            self.outputs[path] = (result, self.outputs[path][1])

@@ -15,7 +15,10 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from fuprune.surgery.arrays import Path
+
 Kept = tuple[np.ndarray | None, ...]  # per axis increasing indices, None for all
+Pair = tuple[Path, int]  # a parameter, and one of its axes
 
 
 class Origin(NamedTuple):
@@ -38,10 +41,9 @@ class Held(NamedTuple):
     # array that is held in full: the value its parameters would give a dead channel, or
     # None if it has no such value.
     rest: Any = None
-    # (leaf, axis of the leaf) -> Origin: the parameters this array is made of.
-    origins: Mapping[tuple[int, int], Origin] = {}
+    origins: Mapping[Pair, Origin] = {}  # the parameters this array is made of
     uniform: bool = False  # whether every entry equals `rest`
-    layer: int | None = None  # leaf of the kernel whose product this is, bias aside
+    layer: Path | None = None  # kernel whose product this is, bias aside
     filled: int | None = None  # number of the primitive whose whole result this is of
 
     @property
@@ -54,7 +56,7 @@ class Held(NamedTuple):
         kept = self.kept[axis]
         return np.arange(self.shape[axis]) if kept is None else kept
 
-    def origins_at(self, places: Mapping[int, int]) -> dict[tuple[int, int], Origin]:
+    def origins_at(self, places: Mapping[int, int]) -> dict[Pair, Origin]:
         """The origins once its axes have gone to these places; others are lost."""
         return {
             pair: Origin(places[origin.axis], origin.pure)

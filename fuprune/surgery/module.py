@@ -43,7 +43,7 @@ class SlimModule(nnx.Module):
             rngs={"dropout": self.rngs.dropout()},
         )
         if not self.use_running_average and "batch_stats" in new:
-            _update(getattr(self, "batch_stats"), new["batch_stats"])  # noqa: B009
+            nnx.update(getattr(self, "batch_stats"), new["batch_stats"])  # noqa: B009
         return logits
 
     @property
@@ -53,24 +53,13 @@ class SlimModule(nnx.Module):
 
     def variables(self) -> dict[str, Any]:
         """The arrays as {"params": ..., "batch_stats": ...}."""
-        return {name: _plain(getattr(self, name)) for name in self.collections}
+        return {
+            name: nnx.to_pure_dict(nnx.state(getattr(self, name)))
+            for name in self.collections
+        }
 
 
 def _wrapped(tree, kind):
     if isinstance(tree, dict):
         return nnx.Dict({name: _wrapped(child, kind) for name, child in tree.items()})
     return kind(jax.numpy.asarray(tree))
-
-
-def _plain(tree):
-    if isinstance(tree, nnx.Variable):
-        return tree[...]
-    return {name: _plain(child) for name, child in tree.items()}
-
-
-def _update(tree, values):
-    for name, value in values.items():
-        if isinstance(tree[name], nnx.Variable):
-            tree[name][...] = value
-        else:
-            _update(tree[name], value)

@@ -5,12 +5,13 @@ are positions.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fuprune.errors import InputError, check_choice
+from fuprune.models.cost import LayerCost
 
 SCOPES = ("global", "layer", "balanced")
 ORDERS = ("highest", "lowest", "random")
@@ -40,16 +41,41 @@ class LayerReport(NamedTuple):
     flops_after: int
 
 
-def total_report(
-    plan: PrunePlan, cuttable: Sequence[LayerReport], *costs: int
-) -> LayerReport:
-    """The row of the whole network, from those of the layers that a plan can cut.
+def report_rows(
+    plan: PrunePlan,
+    costs: Sequence[Mapping[str, LayerCost]],
+    cuttable: Collection[str],
+    parameters: Sequence[int] | None = None,
+) -> list[LayerReport]:
+    """A row for each layer and one for the whole, from costs before and after.
 
-    The costs are parameters before and after, and FLOPs before and after.
+    Args:
+      plan: the plan that was carried out.
+      costs: of each layer, before and after.
+      cuttable: layers whose channels count in the total.
+      parameters: total before and after, by default those of the layers.
     """
-    before = sum(row.channels_before for row in cuttable)
-    after = sum(row.channels_after for row in cuttable)
-    return LayerReport("total", before, after, sum(plan.spared.values()), *costs)
+    before, after = costs
+    rows = [
+        LayerReport(
+            layer,
+            cost.channels,
+            after[layer].channels,
+            plan.spared.get(layer, 0),
+            cost.parameters,
+            after[layer].parameters,
+            cost.flops,
+            after[layer].flops,
+        )
+        for layer, cost in before.items()
+    ]
+    channels = [sum(cost[layer].channels for layer in cuttable) for cost in costs]
+    if parameters is None:
+        parameters = [sum(c.parameters for c in cost.values()) for cost in costs]
+    flops = [sum(c.flops for c in cost.values()) for cost in costs]
+    spared = sum(plan.spared.values())
+    total = ["total", *channels, spared, *parameters, *flops]
+    return [*rows, LayerReport._make(total)]
 
 
 def make_plan(

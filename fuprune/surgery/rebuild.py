@@ -22,7 +22,7 @@ from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.brought import BroughtNetwork, Factory, bring
 from fuprune.models.ensemble import Ensemble
-from fuprune.surgery import trace
+from fuprune.surgery.arrays import names
 from fuprune.surgery.slim import CutNetwork, PinnedNetwork, SlimNetwork
 
 MAX_DEPTH = 8  # of specs inside each other
@@ -199,7 +199,7 @@ def _check_places(cut: CutNetwork) -> None:
     images = jax.ShapeDtypeStruct((2, *cut.input_shape), jnp.float32)
     variables = jax.eval_shape(cut.base.init, jax.random.key(0), images)
     pairs, _ = jax.tree_util.tree_flatten_with_path(variables)
-    shapes = {trace.names(path): tuple(leaf.shape) for path, leaf in pairs}
+    shapes = {names(path): tuple(leaf.shape) for path, leaf in pairs}
     for path, shape, _ in cut.cuts:
         if shapes.get(path) != shape and not isinstance(cut.base, SlimNetwork):
             raise InputError(

@@ -1,14 +1,14 @@
 """What a plan does to a network that is cut by tracing: sizes, work, and reasons."""
 
+import math
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from fuprune.models.adapt import Variables
+from fuprune.models.cost import LayerCost
 from fuprune.surgery import cutting, trace
-from fuprune.surgery.plan import LayerReport, PrunePlan, total_report
-from fuprune.surgery.slim import numbered
+from fuprune.surgery.findings import Findings
+from fuprune.surgery.plan import LayerReport, PrunePlan, report_rows
 
 
 def plan_report(
@@ -20,53 +20,42 @@ def plan_report(
     one image. The total counts all parameters, the products of all layers, and the
     channels of the convolutions and of those dense layers that the plan names.
     """
+    return _report(network, variables, plan, example)[0]
+
+
+def _report(
+    network, variables, plan, example
+) -> tuple[list[LayerReport], Findings, int]:
+    """The rows, what is found out about the cut network, and the batch's size."""
     program, before = cutting.program_of(network, variables, example)
-    small, _ = cutting.plan_cuts(network, variables, plan, example)
-    after = numbered(small.cuts, program.paths)
-    layers = cutting.layers_of(program, before)
-    flops = [_layer_flops(program, cuts) for cuts in (before, after)]
-    sizes = [[_size(program, leaf, cuts) for leaf in range(len(program.paths))]
-             for cuts in (before, after)]  # fmt: skip
-    rows = [
-        LayerReport(
-            name,
-            layer.channels,
-            len(after.get(layer.pair, range(layer.channels))),
-            plan.spared.get(name, 0),
-            sizes[0][layer.leaf],
-            sizes[1][layer.leaf],
-            flops[0][layer.leaf],
-            flops[1][layer.leaf],
+    after = cutting.plan_cuts(network, variables, plan, example).network.kept()
+    batch, costs, parameters = program.arguments[0].shape[0], [], []
+    for cuts in (before, after):
+        _, findings = trace.examine(program, cuts)
+        shapes = {
+            path: trace.cut_shape(program, cuts, path).shape for path in program.shapes
+        }
+        trained = [shape for path, shape in shapes.items() if path[0] == "params"]
+        parameters.append(sum(map(math.prod, trained)))
+        costs.append(
+            {
+                cutting.layer_name(path): _layer_cost(
+                    shapes[path], axis, findings.outputs[path][0].data.shape, batch
+                )
+                for path, (axis, _) in findings.layers.items()
+            }
         )
-        for name, layer in layers.items()
-    ]
-    trained = [i for i, path in enumerate(program.paths) if path[0] == "params"]
-    cuttable = [
-        row
-        for row in rows
-        if layers[row.layer].kind == "convolution" or row.layer in plan.keep
-    ]
-    parameters = [sum(size[i] for i in trained) for size in sizes]
-    operations = [sum(numbers.values()) for numbers in flops]
-    return [*rows, total_report(plan, cuttable, *parameters, *operations)]
+    kinds = {cutting.layer_name(p): kind for p, (_, kind) in findings.layers.items()}
+    cuttable = [n for n in kinds if kinds[n] == "convolution" or n in plan.keep]
+    return report_rows(plan, costs, cuttable, parameters), findings, batch
 
 
-def _size(program, leaf, cuts) -> int:
-    return int(np.prod(trace.cut_shape(program.shapes[leaf], leaf, cuts).shape))
-
-
-def _layer_flops(program, cuts) -> dict[int, int]:
-    """FLOPs of each layer's product on one image, two per multiply-add, by leaf."""
-    _, findings = trace.examine(program, cuts)
-    batch = program.jaxpr.jaxpr.invars[len(program.shapes)].aval.shape[0]
-    flops = {}
-    for leaf, (axis, _) in findings.layers.items():
-        held, _ = findings.outputs[leaf]
-        kernel = trace.cut_shape(program.shapes[leaf], leaf, cuts).shape
-        # Multiplications per output entry: the kernel without its output axis.
-        each = int(np.prod(kernel)) // kernel[axis]
-        flops[leaf] = 2 * each * int(np.prod(held.data.shape)) // batch
-    return flops
+def _layer_cost(kernel, axis, output, batch) -> LayerCost:
+    # Multiplications per output entry: the kernel without its output axis. Each counts
+    # two FLOPs.
+    each = math.prod(kernel) // kernel[axis]
+    flops = 2 * each * math.prod(output) // batch
+    return LayerCost(math.prod(kernel), flops, kernel[axis])
 
 
 def explain(
@@ -78,7 +67,7 @@ def explain(
     cost are the FLOPs, its own and those of what is computed from its result until a
     cut parameter meets it, that fall on entries which had to be filled in.
     """
-    rows = plan_report(network, variables, plan, example=example)
+    rows, findings, batch = _report(network, variables, plan, example)
     width = max(len(row.layer) for row in rows)
     lines = [
         f"{row.layer:<{width}}  channels {row.channels_before} -> {row.channels_after},"
@@ -86,10 +75,6 @@ def explain(
         f" FLOPs {row.flops_before:,} -> {row.flops_after:,}"
         for row in rows
     ]
-    small, cut = cutting.compact(network, variables, plan, example=example)
-    program, cuts = cutting.program_of(small, cut, example)
-    _, findings = trace.examine(program, cuts)
-    batch = program.jaxpr.jaxpr.invars[len(program.shapes)].aval.shape[0]
     if not findings.whole:
         return "\n".join([*lines, "no primitive runs whole"])
     entries: Counter = Counter()

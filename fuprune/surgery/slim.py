@@ -7,31 +7,24 @@ computes, in evaluation and in training, on the channels that are left alone.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from fuprune.models.adapt import Forwarding, Variables, asked_for
+from fuprune.models.adapt import Network, Variables
 from fuprune.surgery import trace
-from fuprune.surgery.arrays import cut_array
-from fuprune.surgery.findings import Path
+from fuprune.surgery.arrays import PathCuts, cut_tree, names
 from fuprune.surgery.held import onto
 from fuprune.surgery.trace import Program
 
-# Of each cut variable its path, its whole shape, and (axis, kept indices) pairs.
-PathCuts = tuple[
-    tuple[Path, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]], ...
-]
-
 
 @dataclasses.dataclass(frozen=True)
-class CutNetwork:
+class CutNetwork(Network):
     """A network and what is cut of it; by value, and static under jit."""
 
     base: Any  # the uncut network, adapted
-    cuts: PathCuts  # what is left of each variable
+    cuts: PathCuts  # what is left of each variable that is cut
     input_shape: tuple[int, ...]  # (H, W, C) of one image
 
     @functools.cached_property
@@ -47,6 +40,14 @@ class CutNetwork:
         """Columns of the logits, if the uncut network says them."""
         return self.base.num_classes
 
+    def kept(self) -> trace.Cuts:
+        """The kept indices by axis, as an interpretation takes them."""
+        return {
+            (path, axis): np.asarray(ids)
+            for path, _, axes in self.cuts
+            for axis, ids in axes
+        }
+
 
 # eq=False keeps the comparison and the hash of `CutNetwork`; a generated hash would go
 # through all cuts at every call under jit.
@@ -58,18 +59,8 @@ class SlimNetwork(CutNetwork):
         """Fresh variables: those of the uncut network, cut."""
         return cut_tree(self.cuts, self.base.init(key, images, train=train))
 
-    def apply(
-        self,
-        variables,
-        images,
-        train: bool = False,
-        mask=None,
-        *,
-        mutable: Any = False,
-        rngs=None,
-        **options,
-    ) -> Any:
-        """Logits [B, U], and the updated collections unless `mutable` is False.
+    def apply(self, variables, images, train=False, mask=None, *, rngs=None, **options):
+        """Logits [B, U], and the updated collections if `mutable` names any.
 
         What `options`, those of the uncut network's `apply`, return has the shapes of
         the masked network: `capture_intermediates` for one.
@@ -77,28 +68,20 @@ class SlimNetwork(CutNetwork):
 
         def call(variables, images, mask, rngs):
             return self.base.apply(
-                variables,
-                images,
-                train=train,
-                mask=mask,
-                **asked_for(mutable, rngs),
-                **options,
+                variables, images, train=train, mask=mask, rngs=rngs, **options
             )
 
         arguments = (images, mask, rngs)
-        program, numbers = self.trace(call, variables, arguments)
+        program, cuts = self.trace(call, variables, arguments)
         leaves, others = jax.tree.leaves(variables), jax.tree.leaves(arguments)
-        results, _ = trace.run(program, leaves, numbers, others)
-        # With `mutable` the result is the pair (logits, collections): in front of a
+        results, _ = trace.run(program, leaves, cuts, others)
+        # New statistics are cut as the old ones are; everything else is whole. With
+        # `mutable` the result is the pair (logits, collections): in front of a
         # variable's own path there is its place in the pair.
-        kept = {path: axes for path, _, axes in self.cuts}
-        laid = []
-        for path, held in zip(program.out_paths, results, strict=True):
-            # New statistics are cut as the old ones are; everything else is whole.
-            wanted: list[Any] = [None] * len(held.shape)
-            for axis, ids in kept.get(path[1:], ()) if mutable is not False else ():
-                wanted[axis] = np.asarray(ids)
-            laid.append(onto(held, wanted))
+        laid = [
+            onto(held, [cuts.get((path[1:], axis)) for axis in range(len(held.shape))])
+            for path, held in zip(program.out_paths, results, strict=True)
+        ]
         return jax.tree.unflatten(program.out_tree, laid)
 
     def trace(self, call, variables, arguments) -> tuple[Program, trace.Cuts]:
@@ -107,16 +90,16 @@ class SlimNetwork(CutNetwork):
         # The variables come cut, so their whole shapes are those on record.
         uncut = jax.tree_util.tree_map_with_path(
             lambda path, x: jax.ShapeDtypeStruct(
-                shapes.get(trace.names(path), x.shape), x.dtype
+                shapes.get(names(path), x.shape), x.dtype
             ),
             variables,
         )
         program = trace.trace(call, uncut, *arguments)
-        return program, numbered(self.cuts, program.paths)
+        return program, self.kept()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PinnedNetwork(Forwarding, CutNetwork):
+class PinnedNetwork(CutNetwork):
     """A network whose dead channels stay dead, whatever an optimizer does to them.
 
     Entries that `mask` filled are read as the constants they were filled with, and so
@@ -127,41 +110,7 @@ class PinnedNetwork(Forwarding, CutNetwork):
         """Fresh variables, masked."""
         return cut_tree(self.cuts, self.base.init(key, images, train=train), fill=True)
 
-    def target(self, variables) -> tuple[Any, Variables]:
-        """The network, and the variables masked."""
-        return self.base, cut_tree(self.cuts, variables, fill=True)
-
-
-def pathed(cuts: trace.Cuts, program: Program) -> PathCuts:
-    """Cuts by path, in the order of the leaves."""
-    grouped: dict[int, list] = {}
-    for leaf, axis in sorted(cuts):
-        ids = tuple(int(i) for i in cuts[leaf, axis])
-        grouped.setdefault(leaf, []).append((axis, ids))
-    return tuple(
-        (program.paths[leaf], tuple(program.shapes[leaf].shape), tuple(axes))
-        for leaf, axes in grouped.items()
-    )
-
-
-def numbered(cuts: PathCuts, paths: Sequence[Path]) -> trace.Cuts:
-    """Cuts by number of the leaf, of those variables that are there."""
-    numbers = {path: number for number, path in enumerate(paths)}
-    return {
-        (numbers[path], axis): np.asarray(ids)
-        for path, _, axes in cuts
-        if path in numbers
-        for axis, ids in axes
-    }
-
-
-def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:
-    """Takes the kept entries of the leaves at the paths of `cuts`, or fills others."""
-    axes_at = {path: axes for path, _, axes in cuts}
-
-    def cut_leaf(path, leaf):
-        path = trace.names(path)
-        dead = trace.dead_value(path) if fill else None
-        return cut_array(leaf, axes_at.get(path, ()), dead)
-
-    return jax.tree_util.tree_map_with_path(cut_leaf, tree)
+    def apply(self, variables, images, *arguments, **options) -> Any:
+        """That of the network itself, on the variables masked."""
+        masked = cut_tree(self.cuts, variables, fill=True)
+        return self.base.apply(masked, images, *arguments, **options)

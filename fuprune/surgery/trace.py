@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fuprune.surgery.findings import Findings, Path, SurgeryError, Whole
+from fuprune.surgery.arrays import Path, dead_value, names
+from fuprune.surgery.findings import Findings, SurgeryError, Whole
 from fuprune.surgery.held import (
     Held,
     Origin,
+    Pair,
     in_full,
     is_static,
     normal,
@@ -42,7 +44,7 @@ MOVES = (
     *("convert_element_type", "stop_gradient"),
 )
 PRODUCTS = ("dot_general", "conv_general_dilated")
-Cuts = Mapping[tuple[int, int], np.ndarray]  # (leaf, axis) -> kept indices
+Cuts = Mapping[Pair, np.ndarray]  # axis of a variable -> kept indices
 
 
 def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
@@ -197,7 +199,7 @@ def _custom_jvp(eqn, operands, findings) -> list[Held]:
     if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals):
         return results
     # The formula is run again below, and what it reads has been noted above.
-    silent = findings.silent()
+    silent = Findings(findings.shapes)
 
     @jax.custom_jvp
     def function(*arrays):
@@ -237,7 +239,7 @@ def _custom_vjp(eqn, operands, findings) -> list[Held]:
         return _run_whole(eqn, operands)
     jaxpr, constants = _inner(eqn)
     computed = _run_noted(eqn, operands, "its backward pass is its own", findings)
-    silent = findings.silent()
+    silent = Findings(findings.shapes)
     held = interpret(jaxpr, constants, operands, silent)
     # What the silent run found about other functions says nothing about the backward
     # pass, which may read any index.
@@ -279,44 +281,28 @@ class Program(NamedTuple):
     """A network traced at one batch."""
 
     jaxpr: Any  # closed, of the variables' leaves and then those of the arguments
-    paths: tuple[Path, ...]  # of the variables' leaves
-    shapes: tuple[jax.ShapeDtypeStruct, ...]  # of the variables' leaves, uncut
+    shapes: dict[Path, jax.ShapeDtypeStruct]  # of the variables, uncut
     out_paths: tuple[Path, ...]  # of the leaves of the result
     out_tree: Any
+
+    @property
+    def arguments(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes of the leaves of the arguments, the images first."""
+        avals = self.jaxpr.in_avals[len(self.shapes) :]
+        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
 def trace(function: Callable, variables: Any, *arguments: Any) -> Program:
     """Traces `function(variables, *arguments)`; arrays may be shapes."""
     pairs, tree = jax.tree_util.tree_flatten_with_path(variables)
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in pairs)
+    shapes = {names(path): jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in pairs}
     # Shapes suffice, and no array of the network ends up as a constant in the jaxpr.
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(
-        jax.tree.unflatten(tree, shapes), *arguments
+        jax.tree.unflatten(tree, shapes.values()), *arguments
     )
     out_pairs, out_tree = jax.tree_util.tree_flatten_with_path(out)
-    return Program(
-        jaxpr,
-        tuple(names(path) for path, _ in pairs),
-        shapes,
-        tuple(names(path) for path, _ in out_pairs),
-        out_tree,
-    )
-
-
-def names(path) -> Path:
-    """Returns a tree path as plain strings."""
-    return tuple(
-        str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
-        for key in path
-    )
-
-
-def dead_value(path: Path) -> int:
-    """Returns what a parameter holds for a dead channel: 1 for a variance, else 0.
-
-    A variance of 1 is that of a fresh norm, and keeps its division harmless.
-    """
-    return 1 if path and path[-1].startswith("var") else 0
+    out_paths = tuple(names(path) for path, _ in out_pairs)
+    return Program(jaxpr, shapes, out_paths, out_tree)
 
 
 def run(
@@ -327,17 +313,17 @@ def run(
     The leaves of the other arguments are whole.
     """
     operands = []
-    for number, (leaf, shape) in enumerate(zip(leaves, program.shapes, strict=True)):
+    for leaf, (path, shape) in zip(leaves, program.shapes.items(), strict=True):
         axes = range(len(shape.shape))
-        kept = normal([cuts.get((number, i)) for i in axes], shape.shape)
-        origins = {(number, i): Origin(i, True) for i in axes}
+        kept = normal([cuts.get((path, i)) for i in axes], shape.shape)
+        origins = {(path, i): Origin(i, True) for i in axes}
         rest = None
         # Typed keys have no number to be dead with.
         if not jax.dtypes.issubdtype(shape.dtype, jax.dtypes.extended):
-            rest = np.asarray(dead_value(program.paths[number]), shape.dtype)[()]
+            rest = np.asarray(dead_value(path), shape.dtype)[()]
         operands.append(Held(leaf, shape.shape, kept, rest, origins))
     operands += map(whole, arguments)
-    findings = Findings(program.shapes, program.paths)
+    findings = Findings(program.shapes)
     constants = program.jaxpr.consts
     return interpret(program.jaxpr.jaxpr, constants, operands, findings), findings
 
@@ -345,7 +331,6 @@ def run(
 def examine(program: Program, cuts: Cuts) -> tuple[list[Held], Findings]:
     """`run` on shapes alone: nothing is computed."""
     found = []
-    inputs = [var.aval for var in program.jaxpr.jaxpr.invars[len(program.shapes) :]]
 
     def go(leaves, arguments):
         # By the closure: kept indices and rests are host values, which `eval_shape`
@@ -355,22 +340,23 @@ def examine(program: Program, cuts: Cuts) -> tuple[list[Held], Findings]:
 
     jax.eval_shape(
         go,
-        [cut_shape(shape, i, cuts) for i, shape in enumerate(program.shapes)],
-        [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in inputs],
+        [cut_shape(program, cuts, path) for path in program.shapes],
+        program.arguments,
     )
     return found[0]
 
 
-def kept_of(program: Program, cuts: Cuts, pair: tuple[int, int]) -> np.ndarray:
-    """Returns the kept indices of a variable's axis, (leaf, axis), all if uncut."""
-    leaf, axis = pair
-    return np.asarray(cuts.get(pair, np.arange(program.shapes[leaf].shape[axis])))
+def kept_of(program: Program, cuts: Cuts, pair: Pair) -> np.ndarray:
+    """Returns the kept indices of a variable's axis, all if it is not cut."""
+    path, axis = pair
+    return np.asarray(cuts.get(pair, np.arange(program.shapes[path].shape[axis])))
 
 
-def cut_shape(shape, number: int, cuts: Cuts) -> jax.ShapeDtypeStruct:
-    """Returns the shape of a leaf after its cuts."""
+def cut_shape(program: Program, cuts: Cuts, path: Path) -> jax.ShapeDtypeStruct:
+    """Returns the shape of a variable after its cuts."""
+    shape = program.shapes[path]
     sizes = [
-        len(cuts[number, axis]) if (number, axis) in cuts else size
+        len(cuts.get((path, axis), range(size)))
         for axis, size in enumerate(shape.shape)
     ]
     return jax.ShapeDtypeStruct(sizes, shape.dtype)
@@ -381,11 +367,11 @@ def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, list[Held]]:
 
     Each pass sees the parameters that died in the one before. The last changes nothing.
     """
-    cuts: dict[tuple[int, int], np.ndarray] = dict(planned)
+    cuts: dict[Pair, np.ndarray] = dict(planned)
     # A gate's bias is not read where the gated channel is dead; once it is cut, the sum
     # that it enters reads it in full. What was cut in vain stays whole, which is never
     # wrong, and the passes come to an end.
-    in_vain: set[tuple[int, int]] = set()
+    in_vain: set[Pair] = set()
     for _ in range(20):
         results, findings = examine(program, cuts)
         # From the plan again in every pass, so that a cut which no longer follows from

@@ -26,6 +26,7 @@ from fuprune.surgery import (
     plan_report,
     trace_layers,
 )
+from fuprune.surgery.arrays import names
 from fuprune.unlearning.activations import (
     ClassActivations,
     Collected,
@@ -288,8 +289,9 @@ def _kernels(model, variables, example, dense: bool) -> dict[str, np.ndarray]:
     # A network that somebody else wrote may call its kernels anything, and have the
     # channels on any axis.
     layers = trace_layers(model, variables, example, dense=dense)
-    leaves = jax.device_get(jax.tree.leaves(variables))
-    return {n: np.moveaxis(leaves[x.leaf], x.axis, -1) for n, x in layers.items()}
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(variables))
+    at = {names(path): leaf for path, leaf in leaves}
+    return {n: np.moveaxis(at[x.path], x.axis, -1) for n, x in layers.items()}
 
 
 def _live_channels(kernels, activations) -> dict[str, np.ndarray]:

@@ -12,8 +12,9 @@ from fuprune import surgery
 from fuprune.kernels import library
 from fuprune.kernels.pooling import max_pool_in_jax
 from fuprune.models import zoo
-from fuprune.models.cost import layer_costs
+from fuprune.models.cost import layer_costs, variable_shapes
 from fuprune.models.resnet import ResNet
+from fuprune.surgery.arrays import names
 from tests.models import drawing
 
 # Millions, as published for CIFAR-10: He et al. table 6; VGG16 with one hidden layer.
@@ -292,12 +293,15 @@ def test_image_of_another_shape_is_refused(name):
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("name", ["resnet20", "resnet32", "vgg11", "vgg13"])
-def test_costs_count_every_parameter(name):
-    model = zoo.create(name, num_classes=9, input_shape=(70, 64, 2))
+def test_costs_count_every_parameter(name, norm):
+    model = zoo.create(name, num_classes=9, input_shape=(70, 64, 2), norm=norm)
     for cut in (model, model.clone(channels=_half(model))):
         params = drawing.shapes_of(cut)["params"]
         costs = layer_costs(cut)
+        found = jax.tree_util.tree_leaves_with_path(drawing.shapes_of(cut))
+        assert variable_shapes(cut) == {names(path): x.shape for path, x in found}
         assert {name: number_of(tree) for name, tree in params.items()} == {
             name: cost.parameters for name, cost in costs.items()
         }

@@ -191,7 +191,7 @@ def test_variables_of_another_model_are_refused():
     with pytest.raises(ValueError, match="last axes must be"):
         surgery.mask(model, variables, plan)
     with pytest.raises(ValueError, match="no layer of the model"):
-        surgery.mask_tree(model, plan, {"conv1": {"bias": jnp.zeros(3)}})
+        surgery.mask(model, {"params": {"conv1": {"bias": jnp.zeros(3)}}}, plan)
     with pytest.raises(ValueError, match="how is 'zero'"):
         surgery.cut_optimizer_state(model, plan, None, how="zero")
 

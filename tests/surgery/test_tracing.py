@@ -15,7 +15,7 @@ from fuprune.errors import InputError
 from fuprune.models import brought
 from fuprune.models.adapt import adapt
 from fuprune.surgery import PrunePlan, cutting, rebuild, trace
-from fuprune.surgery.slim import cut_tree
+from fuprune.surgery.arrays import cut_tree
 from tests.surgery import networks
 
 FAST = ("mobilenet", "vit")
@@ -188,17 +188,40 @@ def test_compacting_twice_is_compacting_at_once():
     assert surgery.kept_channels(small, cut)["first"] == (2, 5)
 
 
-def test_moments_are_cut_as_parameters_are():
+def cut_moments(optimizer):
+    """The optimizer's state after a cut, and what it would be afresh."""
     network, variables = small_network()
     plan = PrunePlan({"first": np.array([1, 4])})
-    state = optax.adam(0.1).init(variables["params"])
+    state = optimizer.init(variables["params"])
     small, cut = surgery.compact(network, variables, plan, example=IMAGES)
     moments = surgery.cut_optimizer_state(
         network, plan, state, "compact", variables=variables, example=IMAGES
     )
-    expected = optax.adam(0.1).init(cut["params"])
+    return moments, optimizer.init(cut["params"])
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    # The second keeps several gradients in an array, the third arrays of one number.
+    [optax.adam(0.1), optax.scale_by_lbfgs(memory_size=3), optax.adafactor(0.1)],
+    ids=["adam", "lbfgs", "adafactor"],
+)
+def test_moments_are_cut_as_parameters_are(optimizer):
+    moments, expected = cut_moments(optimizer)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape),
                  moments, expected)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (optax.flatten(optax.adam(1e-3)), "in one array"),
+        (optax.adafactor(1e-3, min_dim_size_to_factor=4), "start that state afresh"),
+    ],
+)
+def test_moments_of_other_shapes_than_the_parameters_are_refused(optimizer, message):
+    with pytest.raises(InputError, match=message):
+        cut_moments(optimizer)
 
 
 def test_pinned_network_has_no_gradient_where_it_is_dead():

@@ -12,7 +12,7 @@ import pytest
 
 from fuprune import surgery
 from fuprune.models import zoo
-from fuprune.surgery import PrunePlan, cutting, slim
+from fuprune.surgery import PrunePlan, cutting, wiring
 from tests import reference_jaxpr
 from tests.models import drawing
 from tests.surgery.test_tracing import assert_close
@@ -38,13 +38,13 @@ def network(name):
 def plans(name):
     """Plans that treat every layer in its own way."""
     model = network(name)[0]
-    layers, wiring = zoo.layer_names(model), model.wiring()
+    layers, wires = zoo.layer_names(model), model.wiring()
 
     def make(seed, shares):
         generator = np.random.default_rng(seed)
         keep = {}
         for layer, share in zip(layers, shares, strict=True):
-            order = generator.permutation(wiring[layer].width)
+            order = generator.permutation(wires[layer].width)
             if share is not None:
                 keep[layer] = np.sort(order[: max(1, round(share * len(order)))])
         return PrunePlan(keep)
@@ -61,17 +61,17 @@ def plans(name):
 def check_structure(name, plan):
     """The same variables are left, and the same are filled; returns both networks."""
     model, shapes, numbers = network(name)
-    traced, relative = cutting.plan_cuts(model, shapes, plan)
-    small, wired = surgery.compact(model, numbers, plan)
-    jax.tree.map(
-        np.testing.assert_array_equal, slim.cut_tree(traced.cuts, numbers), wired
-    )
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        slim.cut_tree(relative, numbers, fill=True),
-        surgery.mask(model, numbers, plan),
-    )
-    return traced, small
+    traced = cutting.plan_cuts(model, shapes, plan)
+    wired = wiring.plan_cuts(model, plan)
+    assert traced.shapes == wired.shapes
+    assert set(traced.cuts) == set(wired.cuts) == set(traced.network.cuts)
+    for fill in (False, True):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            traced.variables(numbers, fill),
+            wired.variables(numbers, fill),
+        )
+    return traced.network, wired.network
 
 
 def program(model, variables):

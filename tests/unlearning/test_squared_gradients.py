@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fuprune.models import zoo
 from fuprune.models.fresh import init_variables
-from fuprune.surgery.plan import make_plan
-from fuprune.surgery.wiring import mask
+from fuprune.surgery import make_plan, mask
 from fuprune.unlearning import squared_gradients
 from fuprune.unlearning.squared_gradients import sum_of_squared_gradients
 from tests.unlearning.small import SmallNet, initial
