@@ -26,13 +26,15 @@ from fuprune.surgery import (
     plan_report,
     trace_layers,
 )
+from fuprune.surgery.cutting import layer_name
+from fuprune.surgery.trace import names
 from fuprune.unlearning.activations import (
     ClassActivations,
     Collected,
     collect,
     merge_activations,
 )
-from fuprune.unlearning.head import head_classes, layer_of
+from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -282,9 +284,9 @@ def _kernels(model, variables, example, dense: bool) -> dict[str, np.ndarray]:
     In forward order, by which ties are broken; trees come back in another.
     """
     if hasattr(model, "wiring"):
-        params = variables["params"]
-        modules = ((n, layer_of(params, n.split("/"))) for n in layer_names(model))
-        return {name: np.asarray(m.get("conv", m)["kernel"]) for name, m in modules}
+        leaves = jax.tree_util.tree_leaves_with_path(dict(variables))
+        held = {layer_name(names(p)): x for p, x in leaves if names(p)[-1] == "kernel"}
+        return {layer: np.asarray(held[layer]) for layer in layer_names(model)}
     # A network that somebody else wrote may call its kernels anything, and have the
     # channels on any axis.
     layers = trace_layers(model, variables, example, dense=dense)

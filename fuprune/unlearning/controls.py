@@ -38,7 +38,7 @@ def _set_head(
     """
     del data, key, fine_tune
     classes = classes_of(request, head_classes(variables, head))
-    has_bias = "bias" in layer_of(variables["params"], head.split("/"))
+    has_bias = "bias" in layer_of(variables, head)
     # To mask without a bias is impossible, and `set_rows` says so; to zero a row
     # without one needs none.
     biases = {"bias": bias} if has_bias or kernel is None else {}

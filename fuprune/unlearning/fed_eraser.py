@@ -232,7 +232,7 @@ def _mean(changes, chosen: np.ndarray):
 
 def _params64(variables):
     return jax.tree.map(
-        lambda x: np.asarray(jax.device_get(x), np.float64), dict(variables["params"])
+        lambda x: np.asarray(jax.device_get(x), np.float64), variables["params"]
     )
 
 
@@ -240,7 +240,7 @@ def _added(state, change) -> dict[str, Any]:
     """The variables with their parameters changed."""
     params = jax.tree.map(
         lambda w, c: np.asarray(np.asarray(w, np.float64) + c, np.asarray(w).dtype),
-        dict(state["params"]),
+        state["params"],
         change,
     )
     return {**state, "params": params}

@@ -17,6 +17,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError, check_choice
 from fuprune.federated.client import split_params
 from fuprune.federated.program import Task
+from fuprune.surgery.trace import names
 from fuprune.unlearning.client_sums import (
     BatchSum,
     gradient_sum,
@@ -248,7 +249,7 @@ def released_noise(
     place = tuple(head.split("/"))
 
     def variance_of(path, fisher):
-        in_head = tuple(key.key for key in path[:-1]) == place
+        in_head = names(path)[:-1] == place
         # The clamp comes before the factor, so a weight of the head ends at most at
         # `max_variance`, and one of a norm at ten times that.
         limit = noise.max_variance / LOUDER if in_head else noise.max_variance
@@ -285,10 +286,9 @@ def _add_noise(key, params, diagonal, mean, variance):
 def _check_finite(tree, what: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not bool(jnp.all(jnp.isfinite(leaf))):
-            where = "/".join(str(key.key) for key in path)
             raise UnlearnError(
-                f"{what} is not finite at {where}; look for a diverged model, or "
-                "change fisher.alpha."
+                f"{what} is not finite at {'/'.join(names(path))}; look for a diverged "
+                "model, or change fisher.alpha."
             )
 
 
