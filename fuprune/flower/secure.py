@@ -21,7 +21,6 @@ from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secret_sharing import Share
 from fuprune.unlearning.secure_summation import (
     decode,
-    gather_shares,
     mask_upload,
     reveal_shares,
     unmask,
@@ -198,16 +197,7 @@ def _open(ask: Ask, masked, members, directory: Directory) -> np.ndarray:
         members.index(k): _shares(header, members.index(k))
         for k, (header, _) in replies.items()
     }
-    dropped = set(range(len(members))) - set(sent)
-    private_key_shares, self_seed_shares = gather_shares(
-        revealed, dropped=dropped, sent=sent
-    )
-    return unmask(
-        masked,
-        directory,
-        private_key_shares=private_key_shares,
-        self_seed_shares=self_seed_shares,
-    )
+    return unmask(masked, directory, revealed)
 
 
 def _public_keys(header: Mapping[str, Any]) -> PublicKeys | None:
