@@ -35,7 +35,6 @@ from fuprune.unlearning.activations import (
     merge_activations,
 )
 from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -44,7 +43,7 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
-from fuprune.unlearning.reading import READ_ALL, Reading
+from fuprune.unlearning.reading import READ_ALL, Reading, choose_participants
 from fuprune.unlearning.recovery import recover
 from fuprune.unlearning.request import ForgetRequest, classes_of
 from fuprune.unlearning.tfidf import tf_idf
@@ -241,16 +240,9 @@ def class_pruning(
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
     result = recover(
-        model,
-        variables,
-        data,
-        ForgetRequest(classes),
-        key,
-        fine_tune,
-        upload_bytes=upload_bytes,
-        notes=notes,
+        model, variables, data, ForgetRequest(classes), key, fine_tune, notes=notes
     )
-    return result._replace(stages=tuple(stages))
+    return result._replace(stages=tuple(stages), upload_bytes=upload_bytes)
 
 
 def _merged(

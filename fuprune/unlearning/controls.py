@@ -14,7 +14,7 @@ from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import MASKED_LOGIT, head_classes, layer_of, set_rows
 from fuprune.unlearning.protocol import FineTune, Stage, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked, classes_of
+from fuprune.unlearning.request import ForgetRequest, check_request, classes_of
 
 
 def _set_head(
@@ -65,7 +65,7 @@ def fine_tune_only(
     head: str = "head",
 ) -> UnlearnResult:
     """Fine-tune the trained model on what remains, and do nothing else."""
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     return recover(model, variables, data, request, key, fine_tune)
 
 

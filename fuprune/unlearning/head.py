@@ -58,8 +58,8 @@ def head_classes(variables: Variables, head: str = "head") -> int:
 def layer_of(variables: Variables, layer: str) -> dict[str, Any]:
     """The arrays of a layer by name; none if there is no such layer."""
     leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
-    found = {names(path): leaf for path, leaf in leaves}
-    return {p[-1]: leaf for p, leaf in found.items() if "/".join(p[:-1]) == layer}
+    named = [(names(path), leaf) for path, leaf in leaves if path]
+    return {p[-1]: leaf for p, leaf in named if "/".join(p[:-1]) == layer}
 
 
 def fill_rows(
@@ -69,7 +69,9 @@ def fill_rows(
 
     Values go by the name of the array; a layer may lack some of them.
     """
-    wanted = {(*path, name): value for name, value in values.items()}
+    wanted: dict[tuple[str, ...], float] = {
+        (*path, name): value for name, value in values.items()
+    }
 
     def filled(place, leaf):
         if names(place) not in wanted:

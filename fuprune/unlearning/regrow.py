@@ -20,7 +20,7 @@ from fuprune.surgery import layer_names
 from fuprune.surgery.trace import names
 from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked
+from fuprune.unlearning.request import ForgetRequest, check_request
 
 
 def regrow(
@@ -46,7 +46,7 @@ def regrow(
         raise InputError(f"share is {share}, but must be in [0, 1].")
     if not 0 <= shrink <= 1:
         raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     image = jnp.zeros((1, *data.images.shape[1:]))
     # The last of the four is the fine-tuning's.
     fresh = init_variables(model, jax.random.split(key, 4)[0], image)

@@ -94,6 +94,8 @@ def test_the_head_is_found_and_its_rows_are_set_in_any_tree():
     assert result.variables["params"][2][0]["bias"].tolist()[1] == -1000
     with pytest.raises(UnlearnError, match="no dense layer 'head', only 0, 1, 2;"):
         head_classes(VARIABLES)
+    with pytest.raises(UnlearnError, match="no dense layer ''"):
+        head_classes({"params": jnp.ones((36, 4))}, "")
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
