@@ -30,7 +30,8 @@ from fuprune.data.federated import whole_cohort  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
-from fuprune.unlearning.fisher import diagonal_fisher, make_fisher_sum  # noqa: E402
+from fuprune.unlearning.client_sums import make_client_sum  # noqa: E402
+from fuprune.unlearning.fisher import diagonal_fisher, fisher_sum  # noqa: E402
 from fuprune.unlearning.reading import Reading  # noqa: E402
 
 RESULTS = HERE / "results" / "fisher.json"
@@ -96,7 +97,9 @@ def measure(conv, runtime, options):
 
     rows = []
     for chunk in options.chunks:
-        run = make_fisher_sum(model, chunk=chunk, reading=Reading(**where))
+        run = make_client_sum(
+            model, fisher_sum(model), chunk=chunk, reading=Reading(**where)
+        )
         row = compare(epoch, lambda run=run: run(variables, data), options.repeats)
         row = {"conv": conv, "chunk": chunk} | row
         row["temporary_megabytes"] = temporary_megabytes(model, variables, chunk, shape)

@@ -22,7 +22,6 @@ from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secret_sharing import Share
 from fuprune.unlearning.secure_summation import (
     decode,
-    gather_shares,
     mask_upload,
     reveal_shares,
     unmask,
@@ -172,15 +171,7 @@ def secure_statistics(
         i: {owner: Share(i, value) for owner, value in shares.items()}
         for i, shares in _readable(replies, _shares).items()
     }
-    private_key_shares, self_seed_shares = gather_shares(
-        revealed, dropped=set(places) - set(sent), sent=sent
-    )
-    total = unmask(
-        masked,
-        directory,
-        private_key_shares=private_key_shares,
-        self_seed_shares=self_seed_shares,
-    )
+    total = unmask(masked, directory, revealed)
     words = jax.device_get(decode(total, template))
     # Only the sum can be checked: single uploads are hidden by design.
     held = sum(sizes[members[i]] for i in masked)

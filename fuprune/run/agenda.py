@@ -13,7 +13,7 @@ from fuprune.run.assembly import Schedule
 from fuprune.run.federation import Federation
 from fuprune.run.training import Budget
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.participants import missing_classes
+from fuprune.unlearning.reading import missing_classes
 from fuprune.unlearning.request import warn_of
 
 

@@ -31,8 +31,8 @@ from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.fed_eraser import Replay, calibration_epochs
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.participants import choose_participants
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
+from fuprune.unlearning.reading import choose_participants
 from fuprune.unlearning.request import remaining
 from fuprune.unlearning.sisa import TrainRounds
 

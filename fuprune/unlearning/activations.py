@@ -158,25 +158,17 @@ def activations_program(
     Memory is bounded by the batch: a step leaves only [U, C_l] sums. `finish` gives
     `((), ClassActivations)`. The context is the server's variables.
     """
+    options: dict[str, Any] = dict(num_classes=num_classes, clip=clip, dense=dense)
 
     def one_batch(variables, batch):
-        return class_activations(
-            model,
-            variables,
-            batch.images,
-            batch.labels,
-            batch.mask,
-            num_classes=num_classes,
-            clip=clip,
-            dense=dense,
-        )
+        seen = (batch.images, batch.labels, batch.mask)
+        return class_activations(model, variables, *seen, **options)
 
     def finish(shared, client, carry):
         del shared, client
         return (), carry
 
-    arguments = dict(num_classes=num_classes, batch_size=batch_size)
-    task = Task("class_statistics", model, {**arguments, "clip": clip, "dense": dense})
+    task = Task("class_statistics", model, {**options, "batch_size": batch_size})
     program = sum_program(one_batch, chunk=batch_size, preprocess=preprocess)
     return program._replace(finish=finish, task=task)
 

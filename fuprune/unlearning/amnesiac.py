@@ -15,7 +15,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.history import UpdateHistory, effect_of
 from fuprune.unlearning.protocol import FineTune, UnlearnError, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked, holders
+from fuprune.unlearning.request import ForgetRequest, check_request, holders
 
 
 def amnesiac(
@@ -58,7 +58,7 @@ def amnesiac(
             "because the server's step is not a sum over clients there; train with "
             "train.aggregation=mean or clipped_mean and sgd on the server."
         )
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     # A history knows which classes a client held, and the client by its id.
     clients = () if request.kind == "classes" else holders(data, request)
     guilty = {
@@ -99,7 +99,7 @@ def amnesiac(
             params,
             gain,
         )
-    subtracted = {**variables, "params": params}
+    changed = {**variables, "params": params}
     notes = {
         "history_bytes": history.used_bytes,
         "history_limit": history.max_bytes,
@@ -109,12 +109,5 @@ def amnesiac(
         "rounds_affected": len(affected),
     }
     return recover(
-        model,
-        subtracted,
-        data,
-        request,
-        key,
-        fine_tune,
-        stage="subtracted",
-        notes=notes,
+        model, changed, data, request, key, fine_tune, stage="subtracted", notes=notes
     )

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.data.federated import FederatedDataset, whole_cohort
+from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch, shuffled_positions, split_params
-from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
 from fuprune.federated.local_work import count_batches
-from fuprune.federated.program import Task
+from fuprune.federated.program import ClientProgram, Task
 from fuprune.unlearning.client_sums import loss_sum, make_client_sum, on_server
 from fuprune.unlearning.protocol import (
     FineTune,
@@ -29,7 +28,7 @@ from fuprune.unlearning.protocol import (
 )
 from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked
+from fuprune.unlearning.request import ForgetRequest, check_request
 
 
 class Ascent(NamedTuple):
@@ -70,19 +69,15 @@ def ascent(
     """
     if not climb.loss_cap > 0:
         raise InputError(f"loss_cap is {climb.loss_cap}, but must be positive.")
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     forgotten = reading.forgotten(data, request)
     run_loss = make_client_sum(
-        loss_sum(model),
-        chunk=climb.batch_size,
-        task=Task("loss_sum", model),
-        **reading.sums(model),
+        model, loss_sum(model), chunk=climb.batch_size, reading=reading, task="loss_sum"
     )
     program = local_ascent(
         model, climb, max_length=data.max_length, preprocess=reading.preprocess
     )
-    run_round = for_each_client(program, **reading.programs(model))
-    cohort = whole_cohort(forgotten)
+    run_round = reading.make_run(model, program)
     params, rest = split_params(on_server(variables))
 
     def mean_loss(params) -> float:
@@ -96,8 +91,7 @@ def ascent(
         round_key = jax.random.split(key, 4)[0]
         while done < climb.rounds and losses[-1] < climb.loss_cap:
             context = (params, rest, jax.random.fold_in(round_key, done))
-            shared = Shared(cohort.images, cohort.labels, context)
-            uploads, _ = run_round(shared, clients_of(cohort))
+            uploads, _ = run_round(context, forgotten)
             change, weight = jax.device_get(uploads)
             params = jax.tree.map(lambda w, c, n=weight: w + c / n, params, change)
             losses.append(mean_loss(params))
@@ -113,17 +107,10 @@ def ascent(
         "forgotten_loss": losses,
         "reached_cap": bool(losses) and losses[-1] >= climb.loss_cap,
     }
-    return recover(
-        model,
-        ascended,
-        data,
-        request,
-        key,
-        fine_tune,
-        stage="ascended",
-        upload_bytes=tree_bytes(params) * done,
-        notes=notes,
+    result = recover(
+        model, ascended, data, request, key, fine_tune, stage="ascended", notes=notes
     )
+    return result._replace(upload_bytes=tree_bytes(params) * done)
 
 
 def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgram:

@@ -27,14 +27,14 @@ from fuprune.surgery import (
     trace_layers,
 )
 from fuprune.surgery.arrays import names
+from fuprune.surgery.cutting import layer_name
 from fuprune.unlearning.activations import (
     ClassActivations,
     Collected,
     collect,
     merge_activations,
 )
-from fuprune.unlearning.head import head_classes, layer_of
-from fuprune.unlearning.participants import choose_participants
+from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -43,7 +43,7 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
-from fuprune.unlearning.reading import READ_ALL, Reading
+from fuprune.unlearning.reading import READ_ALL, Reading, choose_participants
 from fuprune.unlearning.recovery import recover
 from fuprune.unlearning.request import ForgetRequest, classes_of
 from fuprune.unlearning.tfidf import tf_idf
@@ -240,16 +240,9 @@ def class_pruning(
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
     result = recover(
-        model,
-        variables,
-        data,
-        ForgetRequest(classes),
-        key,
-        fine_tune,
-        upload_bytes=upload_bytes,
-        notes=notes,
+        model, variables, data, ForgetRequest(classes), key, fine_tune, notes=notes
     )
-    return result._replace(stages=tuple(stages))
+    return result._replace(stages=tuple(stages), upload_bytes=upload_bytes)
 
 
 def _merged(
@@ -283,9 +276,9 @@ def _kernels(model, variables, example, dense: bool) -> dict[str, np.ndarray]:
     In forward order, by which ties are broken; trees come back in another.
     """
     if hasattr(model, "wiring"):
-        params = variables["params"]
-        modules = ((n, layer_of(params, n.split("/"))) for n in layer_names(model))
-        return {name: np.asarray(m.get("conv", m)["kernel"]) for name, m in modules}
+        leaves = jax.tree_util.tree_leaves_with_path(dict(variables))
+        held = {layer_name(names(p)): x for p, x in leaves if names(p)[-1] == "kernel"}
+        return {layer: np.asarray(held[layer]) for layer in layer_names(model)}
     # A network that somebody else wrote may call its kernels anything, and have the
     # channels on any axis.
     layers = trace_layers(model, variables, example, dense=dense)

@@ -12,64 +12,47 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.federated import FederatedDataset, whole_cohort
+from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Batch, Preprocess, gather_batch, split_params
-from fuprune.federated.cohort import (
-    Client,
-    ClientProgram,
-    Shared,
-    clients_of,
-    for_each_client,
-)
 from fuprune.federated.local_work import count_batches
 from fuprune.federated.objective import cross_entropy
-from fuprune.federated.program import Task
+from fuprune.federated.program import Client, ClientProgram, Shared, Task
+from fuprune.unlearning.reading import READ_ALL, Reading
 
 BatchSum = Callable[[Any, Batch], Any]
 
 
 def make_client_sum(
+    model,
     function: BatchSum,
     *,
     chunk: int,
-    preprocess: Preprocess = to_float,
-    backend: str = "auto",
-    mesh=None,
-    loops_are_fast: bool = False,
-    task: Task | None = None,
+    reading: Reading = READ_ALL,
+    task: str = "",
 ) -> Callable[[Any, FederatedDataset], tuple[Any, int]]:
     """`run(context, data) -> (total, number of examples)` over every client.
 
     The total is a tree of NumPy arrays: it has arrived on the server.
 
     Args:
+      model: the network that `function` calls.
       function: `(context, batch) -> tree` of sums over the real examples of a batch.
       chunk: images at a time.
-      preprocess: `(key, uint8 images) -> float images`, without augmentation.
-      backend: how clients are iterated, one of `cohort.BACKENDS`.
-      mesh: devices for `shard_map`; all by default.
-      loops_are_fast: whether convolutions inside a loop run at full speed on CPU.
+      reading: how clients' data are read; `data` says whose.
       task: names `function` to a `Transport`, which cannot send it.
     """
     if chunk < 1:
         raise InputError(f"chunk is {chunk}, but must be 1 or more.")
-    program = sum_program(function, chunk=chunk, preprocess=preprocess)
-    if task is not None:
-        # A node rebuilds the program from its name and arguments, the chunk among them.
-        task = task._replace(arguments={**task.arguments, "chunk": chunk})
-    run_program = for_each_client(
-        program._replace(task=task),
-        backend=backend,
-        mesh=mesh,
-        loops_are_fast=loops_are_fast,
-    )
+    program = sum_program(function, chunk=chunk, preprocess=reading.preprocess)
+    if task:
+        # A node rebuilds the program from its name and arguments.
+        program = program._replace(task=Task(task, model, {"chunk": chunk}))
+    run_program = reading.make_run(model, program)
 
     def run(context, data: FederatedDataset):
-        cohort = whole_cohort(data)
-        shared = Shared(cohort.images, cohort.labels, context)
-        (total, examples), _ = run_program(shared, clients_of(cohort))
+        (total, examples), _ = run_program(context, data)
         return jax.device_get(total), int(examples)
 
     return run

@@ -14,7 +14,7 @@ from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import MASKED_LOGIT, head_classes, layer_of, set_rows
 from fuprune.unlearning.protocol import FineTune, Stage, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked, classes_of
+from fuprune.unlearning.request import ForgetRequest, check_request, classes_of
 
 
 def _set_head(
@@ -38,7 +38,7 @@ def _set_head(
     """
     del data, key, fine_tune
     classes = classes_of(request, head_classes(variables, head))
-    has_bias = "bias" in layer_of(variables["params"], head.split("/"))
+    has_bias = "bias" in layer_of(variables, head)
     # To mask without a bias is impossible, and `set_rows` says so; to zero a row
     # without one needs none.
     biases = {"bias": bias} if has_bias or kernel is None else {}
@@ -65,7 +65,7 @@ def fine_tune_only(
     head: str = "head",
 ) -> UnlearnResult:
     """Fine-tune the trained model on what remains, and do nothing else."""
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     return recover(model, variables, data, request, key, fine_tune)
 
 

@@ -4,8 +4,9 @@ The most and the least telling channel of one layer, by TF-IDF for the class to 
 are shown on images of that class and of others.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -40,10 +41,9 @@ def telling_feature_maps(
     are the raw model's TF-IDF; `prepare` is `(key, uint8 images) -> float images`.
     """
     first = prepare(None, np.asarray(dataset.images)[:1])
+    outputs = functools.partial(convolution_outputs, model)
     # Sizes of the maps, without computing any.
-    shapes = jax.eval_shape(
-        lambda v, x: convolution_outputs(model, v, x), variables, first
-    )
+    shapes = jax.eval_shape(outputs, variables, first)
     layer = _telling_layer(scores, {name: x.shape[1] for name, x in shapes.items()})
     values = np.asarray(scores[layer])
     most, least = int(np.argmax(values)), int(np.argmin(values))
@@ -53,8 +53,8 @@ def telling_feature_maps(
     chosen += [int(np.flatnonzero(labels == u)[0]) for u in others]
     chosen = np.array(chosen[:number])
     images = np.asarray(dataset.images)[chosen]
-    output = convolution_output(model, variables, prepare(None, images), layer)
-    maps = np.maximum(output, 0.0)
+    output = jax.jit(lambda *seen: outputs(*seen)[layer])
+    maps = np.maximum(output(variables, prepare(None, images)), 0.0)
     arrays = {
         "images": images,
         "labels": labels[chosen].astype(np.int32),
@@ -62,13 +62,6 @@ def telling_feature_maps(
         "maps_least": maps[..., least].astype(np.float32),
     }
     return FeatureMaps(layer, most, least, arrays)
-
-
-def convolution_output(model, variables, images, layer: str) -> Any:
-    """O_l of one layer before normalisation: [B, h, w, C_l]."""
-    return jax.jit(lambda v, x: convolution_outputs(model, v, x)[layer])(
-        variables, images
-    )
 
 
 def _telling_layer(scores, sides: Mapping[str, int]) -> str:

@@ -40,7 +40,7 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
-from fuprune.unlearning.request import ForgetRequest, checked, holders, remaining
+from fuprune.unlearning.request import ForgetRequest, check_request, holders, remaining
 
 VARIANTS = ("paper", "released")
 
@@ -103,7 +103,7 @@ def fed_eraser(
         )
     if replay is None:
         raise InputError("fed_eraser has no replay; pass how those who stay train.")
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     check_kept(rounds, variables)
     left = remaining(data, request)
     lengths = np.asarray(jax.device_get(left.lengths))
@@ -161,12 +161,12 @@ def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variabl
     """A round's mean change, measured from the next kept model or the final one."""
     is_last = number + 1 == len(rounds)
     after = final if is_last else rounds[number + 1].variables
-    # (CM_t - GM_t) + (GM_t - GM_{t+1}) = CM_t - GM_{t+1}.
-    return jax.tree.map(
-        lambda change, now, then: change + (now - then),
-        recorded,
-        *map(_params64, (old.variables, after)),
-    )
+
+    def measured(change, now, then):
+        # (CM_t - GM_t) + (GM_t - GM_{t+1}) = CM_t - GM_{t+1}.
+        return change + (np.asarray(now, np.float64) - np.asarray(then, np.float64))
+
+    return jax.tree.map(measured, recorded, old.variables["params"], after["params"])
 
 
 def _last(kept: Mapping[str, Checkpoint], rounds: Sequence[KeptRound]):
@@ -230,17 +230,11 @@ def _mean(changes, chosen: np.ndarray):
     return jax.tree.map(lambda x: np.mean(x[chosen], axis=0, dtype=np.float64), changes)
 
 
-def _params64(variables):
-    return jax.tree.map(
-        lambda x: np.asarray(jax.device_get(x), np.float64), dict(variables["params"])
-    )
-
-
 def _added(state, change) -> dict[str, Any]:
     """The variables with their parameters changed."""
     params = jax.tree.map(
         lambda w, c: np.asarray(np.asarray(w, np.float64) + c, np.asarray(w).dtype),
-        dict(state["params"]),
+        state["params"],
         change,
     )
     return {**state, "params": params}

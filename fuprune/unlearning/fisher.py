@@ -16,7 +16,7 @@ import numpy as np
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError, check_choice
 from fuprune.federated.client import split_params
-from fuprune.federated.program import Task
+from fuprune.surgery.trace import names
 from fuprune.unlearning.client_sums import (
     BatchSum,
     gradient_sum,
@@ -34,7 +34,7 @@ from fuprune.unlearning.protocol import (
 )
 from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked
+from fuprune.unlearning.request import ForgetRequest, check_request
 from fuprune.unlearning.squared_gradients import sum_of_squared_gradients
 
 VARIANTS = ("golatkar", "paper")
@@ -64,14 +64,6 @@ class Noise(NamedTuple):
 
 
 GOLATKAR = Noise()
-
-
-class FisherInformation(NamedTuple):
-    """What the clients' uploads add up to."""
-
-    diagonal: Any  # params-shaped, mean over the examples
-    num_examples: int
-    upload_bytes: int  # by one client
 
 
 def label_factors(logits):
@@ -107,38 +99,34 @@ def fisher_sum(model) -> BatchSum:
     return lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask)
 
 
-def make_fisher_sum(
-    model, *, chunk: int = 8, reading: Reading = READ_ALL
-) -> Callable[[Variables, FederatedDataset], tuple[Any, int]]:
-    """`run(variables, data) -> (sum of the diagonal, examples)`, compiled once."""
-    return make_client_sum(
-        fisher_sum(model),
-        chunk=chunk,
-        task=Task("fisher_sum", model),
-        **reading.sums(model),
-    )
-
-
-def fisher_information(
-    model, variables: Variables, data: FederatedDataset, **options
-) -> FisherInformation:
-    """The mean diagonal Fisher information over all examples of `data`.
-
-    Options are those of `make_fisher_sum`.
+def mean_over_clients(
+    make_sum: Callable[[Any], BatchSum],
+    what: str,
+    model,
+    variables: Variables,
+    data: FederatedDataset,
+    chunk: int,
+    reading: Reading,
+) -> tuple[Any, int]:
+    """The mean of a sum over all examples of `data`, params-shaped; their number.
 
     Raises:
-      UnlearnError: if there are no examples, or the information is not finite.
+      UnlearnError: if there are no examples, or `what` it is is not finite.
     """
-    total, num_examples = make_fisher_sum(model, **options)(variables, data)
+    name = make_sum.__name__
+    run = make_client_sum(
+        model, make_sum(model), chunk=chunk, reading=reading, task=name
+    )
+    total, num_examples = run(variables, data)
     if not num_examples:
         raise UnlearnError(
             "no participant holds an example that remains, so there is no Fisher "
             "information; forget less or let more clients take part "
             "(unlearn.participants)."
         )
-    diagonal = jax.tree.map(lambda x: x / num_examples, total)
-    _check_finite(diagonal, "the Fisher information")
-    return FisherInformation(diagonal, num_examples, tree_bytes(total))
+    mean = jax.tree.map(lambda x: x / num_examples, total)
+    _check_finite(mean, what)
+    return mean, num_examples
 
 
 def fisher(
@@ -162,56 +150,47 @@ def fisher(
     memory. The stage `scrubbed` is the model before the fine-tuning.
     """
     _check_noise(noise)
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     remaining = limit_examples(reading.remaining(data, request), max_examples)
-    information = fisher_information(
-        model, variables, remaining, chunk=chunk, reading=reading
+    where = (model, variables, remaining, chunk, reading)
+    diagonal, num_examples = mean_over_clients(
+        fisher_sum, "the Fisher information", *where
     )
-    upload_bytes = information.upload_bytes
+    upload_bytes = tree_bytes(diagonal)
     # One of the same four keys of which `recover` takes the last.
     noise_key = jax.random.split(key, 4)[0]
     params, rest = split_params(on_server(variables))
     if noise.variant == "paper":
-        gradient = _mean_gradient(model, variables, remaining, chunk, reading)
+        # Delta: the gradient of the mean loss on what remains.
+        what = "the gradient on the remaining data"
+        gradient, _ = mean_over_clients(gradient_sum, what, *where)
         upload_bytes += tree_bytes(gradient)
         # The damping bounds the Newton step where F is nearly zero; Eq. 1 has none.
         mean = jax.tree.map(
-            lambda w, f, g: w - g / (f + noise.damping),
-            params,
-            information.diagonal,
-            gradient,
+            lambda w, f, g: w - g / (f + noise.damping), params, diagonal, gradient
         )
         # The variance of sigma F^-1/4 b, with b ~ N(0, 1), is sigma^2 F^-1/2.
         variance = jax.tree.map(
             lambda f: jnp.minimum(
                 noise.alpha * (f + EPSILON) ** -0.5, noise.max_variance
             ),
-            information.diagonal,
+            diagonal,
         )
     else:
-        mean, variance = released_noise(
-            params, information.diagonal, request.classes, noise, head
-        )
-    noised = _add_noise(noise_key, params, information.diagonal, mean, variance)
+        mean, variance = released_noise(params, diagonal, request.classes, noise, head)
+    noised = _add_noise(noise_key, params, diagonal, mean, variance)
     _check_finite(noised, "the noised model")
     scrubbed = {**rest, "params": noised}
     notes = {
         "variant": noise.variant,
-        "examples": information.num_examples,
-        "mean_fisher": _mean_entry(information.diagonal),
+        "examples": num_examples,
+        "mean_fisher": _mean_entry(diagonal),
         "mean_noise_variance": _mean_entry(variance),
     }
-    return recover(
-        model,
-        scrubbed,
-        data,
-        request,
-        key,
-        fine_tune,
-        stage="scrubbed",
-        upload_bytes=upload_bytes,
-        notes=notes,
+    result = recover(
+        model, scrubbed, data, request, key, fine_tune, stage="scrubbed", notes=notes
     )
+    return result._replace(upload_bytes=upload_bytes)
 
 
 def _check_noise(noise: Noise) -> None:
@@ -220,20 +199,6 @@ def _check_noise(noise: Noise) -> None:
         value = getattr(noise, name)
         if not (np.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value}, but must be positive.")
-
-
-def _mean_gradient(model, variables, data, chunk: int, reading: Reading):
-    """Delta of Eq. 1: the gradient of the mean loss on what remains."""
-    run = make_client_sum(
-        gradient_sum(model),
-        chunk=chunk,
-        task=Task("gradient_sum", model),
-        **reading.sums(model),
-    )
-    total, num_examples = run(variables, data)
-    mean = jax.tree.map(lambda x: x / num_examples, total)
-    _check_finite(mean, "the gradient on the remaining data")
-    return mean
 
 
 def released_noise(
@@ -248,7 +213,7 @@ def released_noise(
     place = tuple(head.split("/"))
 
     def variance_of(path, fisher):
-        in_head = tuple(key.key for key in path[:-1]) == place
+        in_head = names(path)[:-1] == place
         # The clamp comes before the factor, so a weight of the head ends at most at
         # `max_variance`, and one of a norm at ten times that.
         limit = noise.max_variance / LOUDER if in_head else noise.max_variance
@@ -285,10 +250,9 @@ def _add_noise(key, params, diagonal, mean, variance):
 def _check_finite(tree, what: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not bool(jnp.all(jnp.isfinite(leaf))):
-            where = "/".join(str(key.key) for key in path)
             raise UnlearnError(
-                f"{what} is not finite at {where}; look for a diverged model, or "
-                "change fisher.alpha."
+                f"{what} is not finite at {'/'.join(names(path))}; look for a diverged "
+                "model, or change fisher.alpha."
             )
 
 

@@ -1,12 +1,13 @@
 """The last layer, where each class has a row of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from fuprune.surgery import observe
+from fuprune.surgery.trace import names
 from fuprune.unlearning.protocol import UnlearnError, Variables
 
 # Far below any logit, so that the softmax gives exactly zero and no gradient, and near
@@ -43,38 +44,44 @@ def observed_layers(
 
 def head_classes(variables: Variables, head: str = "head") -> int:
     """U, the number of classes the head tells apart; its name may be a path, a/b."""
-    params = variables["params"]
-    layer = layer_of(params, head.split("/"))
+    layer = layer_of(variables, head)
     if "kernel" not in layer:
+        leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
+        there = dict.fromkeys("/".join(names(path)[:1]) for path, _ in leaves)
         raise UnlearnError(
-            f"the model has no dense layer {head!r}, only {', '.join(params)}; pass "
+            f"the model has no dense layer {head!r}, only {', '.join(there)}; pass "
             "head= the name of its last one."
         )
     return layer["kernel"].shape[-1]
 
 
-def layer_of(params, path) -> Mapping[str, Any]:
-    """The arrays of a layer; none if there is no such layer."""
-    for name in path:
-        params = params.get(name, {}) if isinstance(params, Mapping) else {}
-    return params if isinstance(params, Mapping) else {}
+def layer_of(variables: Variables, layer: str) -> dict[str, Any]:
+    """The arrays of a layer by name; none if there is no such layer."""
+    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
+    named = [(names(path), leaf) for path, leaf in leaves if path]
+    return {p[-1]: leaf for p, leaf in named if "/".join(p[:-1]) == layer}
 
 
 def fill_rows(
     params, path: Sequence[str], classes: Sequence[int], **values: float
-) -> dict[str, Any]:
+) -> Any:
     """Parameters with one layer's arrays set at the classes' place on their last axis.
 
     Values go by the name of the array; a layer may lack some of them.
     """
-    if path:
-        inner = fill_rows(params[path[0]], path[1:], classes, **values)
-        return {**params, path[0]: inner}
-    # On the host, where no program is compiled for each shape.
-    filled = {name: np.array(params[name]) for name in values if name in params}
-    for name, array in filled.items():
-        array[..., list(classes)] = values[name]
-    return {**params, **jax.device_put(filled)}
+    wanted: dict[tuple[str, ...], float] = {
+        (*path, name): value for name, value in values.items()
+    }
+
+    def filled(place, leaf):
+        if names(place) not in wanted:
+            return leaf
+        # On the host, where no program is compiled for each shape.
+        array = np.array(leaf)
+        array[..., list(classes)] = wanted[names(place)]
+        return jax.device_put(array)
+
+    return jax.tree_util.tree_map_with_path(filled, params)
 
 
 def set_rows(
@@ -86,11 +93,11 @@ def set_rows(
     head: str = "head",
 ) -> Variables:
     """Variables with the classes' kernel columns and biases set; None leaves them."""
-    params, path = variables["params"], head.split("/")
-    if bias is not None and "bias" not in layer_of(params, path):
+    if bias is not None and "bias" not in layer_of(variables, head):
         raise UnlearnError(
             f"layer {head!r} has no bias to set; this control needs one."
         )
     given = {"kernel": kernel, "bias": bias}
     values = {name: value for name, value in given.items() if value is not None}
-    return {**variables, "params": fill_rows(params, path, classes, **values)}
+    filled = fill_rows(variables["params"], head.split("/"), classes, **values)
+    return {**variables, "params": filled}

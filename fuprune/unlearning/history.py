@@ -78,7 +78,6 @@ def record(
     history: UpdateHistory,
     info: RoundInfo,
     cohort: Cohort,
-    weights=None,
     *,
     round_number: int | None = None,
     server: ServerStep | None = None,
@@ -86,26 +85,23 @@ def record(
     """The history with one more round in it.
 
     `info` is of an algorithm made with `keep_updates=True`. The clients' weights [M] in
-    the mean are by default those that the round used, which in FedSGD are the images
-    drawn, not the images held; the round's number is by default one more than the last,
-    and the server, which steps alike in every round, adds the mean.
+    the mean are those that the round used, which in FedSGD are the images drawn, not
+    the images held. The round's number is by default one more than the last, and the
+    server, which steps alike in every round, adds the mean.
     """
-    if info.updates is None:
+    if info.updates is None or info.weights is None:
         raise InputError(
             "the round kept no updates to record; make the algorithm with "
             "keep_updates=True."
         )
-    weights = info.weights if weights is None else weights
-    if weights is None:
-        raise InputError("the round kept no weights to record; pass weights.")
     server = server or ServerStep()
     if round_number is None:
         round_number = history.entries[-1].round_number + 1 if history.entries else 1
-    factors = np.ones(len(weights))
+    factors = np.ones(len(info.weights))
     if np.isfinite(server.clip_norm):
         norms = np.asarray(to_host(update_norms(info.updates)), np.float64)
         factors = server.clip_norm / np.maximum(norms, server.clip_norm)
-    updates, weights, clients = to_host((info.updates, weights, cohort.clients))
+    updates, weights, clients = to_host((info.updates, info.weights, cohort.clients))
     held = _classes_held(cohort)
     total = float(np.sum(weights))
     scale = server.scale_at(history.steps)
@@ -236,22 +232,24 @@ def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
                 f"the recorded updates hold an array of shape {seen} where the model "
                 f"needs {needed}; they are of another model or damaged."
             )
-    max_bytes, dropped = (int(x) for x in arrays["bounds"])
-    entries = []
-    for i, round_number in enumerate(arrays["rounds"]):
-        leaves = [arrays[f"leaf_{j}"][i] for j in range(treedef.num_leaves)]
-        entries.append(
-            Entry(
-                int(round_number),
-                int(arrays["clients"][i]),
-                float(arrays["shares"][i]),
-                tuple(int(c) for c in arrays["classes"][i] if c >= 0),
-                jax.tree.unflatten(treedef, leaves),
-                float(arrays["scales"][i]),
-            )
+    leaves = [arrays[f"leaf_{j}"] for j in range(len(of_model) if number else 0)]
+    columns = (arrays[n].tolist() for n in ("rounds", "clients", "shares", "classes"))
+    entries = [
+        Entry(
+            round_number,
+            client,
+            share,
+            tuple(c for c in classes if c >= 0),
+            jax.tree.unflatten(treedef, [leaf[i] for leaf in leaves]),
+            float(arrays["scales"][i]),
         )
+        for i, (round_number, client, share, classes) in enumerate(
+            zip(*columns, strict=True)
+        )
+    ]
     used = sum(tree_bytes(e.contribution) for e in entries)
-    momentum, nesterov, weight_decay = (float(x) for x in arrays["server"])
+    max_bytes, dropped = arrays["bounds"].tolist()
+    momentum, nesterov, weight_decay = arrays["server"].tolist()
     server = ServerStep(
         momentum=momentum,
         nesterov=bool(nesterov),

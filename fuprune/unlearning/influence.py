@@ -33,7 +33,7 @@ from fuprune.unlearning.protocol import (
 )
 from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked
+from fuprune.unlearning.request import ForgetRequest, check_request
 
 CURVATURES = ("hessian", "gauss_newton")
 
@@ -141,8 +141,8 @@ def influence(
     stage `stepped` is the model before the fine-tuning.
     """
     check_choice("curvature", newton.curvature, CURVATURES)
-    request = checked(request, data, variables, head)
-    sums: dict[str, Any] = dict(chunk=chunk, **reading.sums(model))
+    request = check_request(request, data, variables, head)
+    sums: dict[str, Any] = dict(chunk=chunk, reading=reading)
     remaining = reading.remaining(data, request)
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
     if not num_remaining:
@@ -154,7 +154,7 @@ def influence(
     variables = on_server(variables)
     params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)
-    run_gradient = make_client_sum(gradient_sum(model), **sums)
+    run_gradient = make_client_sum(model, gradient_sum(model), **sums)
     total, num_forgotten = run_gradient(variables, reading.forgotten(data, request))
     # By the examples that remain, not by those forgotten: both sides of the system are
     # then in units of the mean loss over what remains.
@@ -163,7 +163,7 @@ def influence(
         raise UnlearnError(
             "the gradient on the forgotten data is not finite: the model diverged."
         )
-    run_product = make_client_sum(_make_product(model, newton.curvature), **sums)
+    run_product = make_client_sum(model, _make_product(model, newton.curvature), **sums)
     # Products are divided by the size of this sample, so they estimate I / N_r also
     # where it is only a part of what remains.
     sample = limit_examples(remaining, max_examples)
@@ -189,17 +189,10 @@ def influence(
         "forgotten_examples": num_forgotten,
         "remaining_examples": num_remaining,
     }
-    return recover(
-        model,
-        stepped,
-        data,
-        request,
-        key,
-        fine_tune,
-        stage="stepped",
-        upload_bytes=tree_bytes(params) * (1 + solution.iterations),
-        notes=notes,
+    result = recover(
+        model, stepped, data, request, key, fine_tune, stage="stepped", notes=notes
     )
+    return result._replace(upload_bytes=tree_bytes(params) * (1 + solution.iterations))
 
 
 def _make_product(model, curvature: str):

@@ -1,11 +1,14 @@
 """Every way to forget by name, as `config.unlearn.methods` gives it.
 
 A method is one function in a file of its own and one line here, which says what a run
-and a reader need to know about it.
+and a reader need to know about it. A function's signature groups options that belong
+together (`Reading`, `Cut`, `Noise`, ...): a parameter whose default is a NamedTuple is
+such a group. A config and this table know single options by name.
 """
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,7 +27,6 @@ from fuprune.unlearning.controls import (
 from fuprune.unlearning.fed_eraser import fed_eraser
 from fuprune.unlearning.fisher import fisher
 from fuprune.unlearning.influence import influence
-from fuprune.unlearning.options import flat_names, options_of_function, pack
 from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.regrow import regrow
 from fuprune.unlearning.relabel import prune_relabel, relabel
@@ -44,8 +46,7 @@ _GIVEN = ("key", "fine_tune")  # to every method
 class Method:
     """A way to forget, callable like its function (`protocol.UnlearnFn`).
 
-    The function takes some options in groups; a call takes every option by its own
-    name, as `options` lists them.
+    A call takes every option by its own name, as `options` lists them, or whole groups.
     """
 
     function: Callable[..., UnlearnResult]
@@ -74,19 +75,35 @@ class Method:
         """
         request = as_request(request)
         check_served(self, request)
-        return self.function(
-            model, variables, data, request, **pack(self._parameters, options)
-        )
+        packed = dict(options)
+        for name, default in self._parameters().items():
+            fields = [f for f in _fields(default) if f in options]
+            given = {field: packed.pop(field) for field in fields}
+            if given:
+                packed[name] = packed.get(name, default)._replace(**given)
+        return self.function(model, variables, data, request, **packed)
 
     @property
     def options(self) -> frozenset[str]:
         """The keyword options it takes beyond what every method is given."""
-        return flat_names(self._parameters).difference(_GIVEN, self.fixes)
+        names: set[str] = set()
+        for name, default in self._parameters().items():
+            names.update(_fields(default) or (name,))
+        return frozenset(names.difference(_GIVEN, self.fixes))
 
-    @property
     def _parameters(self) -> dict[str, Any]:
-        # A function that takes `**pruning` hands it to `class_pruning`.
-        return options_of_function(self.function, rest=class_pruning)
+        """The keyword parameters of the function, and their defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        found = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            # A function that takes `**pruning` hands it to `class_pruning`.
+            found = _CUT._parameters() | found
+        return found
+
+
+def _fields(default: Any) -> tuple[str, ...]:
+    """The options in a group; none if it is none."""
+    return default._fields if hasattr(default, "_fields") else ()
 
 
 _CUT = Method(class_pruning, sections=("prune", "privacy"), reads_forgotten=True)

@@ -14,18 +14,17 @@ rounding of floating-point and fixed-point numbers gives away.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.unlearning.secure_summation import SCALE, secure_sum
+from fuprune.unlearning.secure_summation import secure_sum
 from fuprune.unlearning.summation_keys import check_threshold
 
-COUNT_SHARE = 0.1  # of the privacy budget spent on the class counts
+COUNT_SHARE = 0.1  # of the squared ratio of sensitivity to noise, for class counts
 ROUNDING = 1e-9  # a part more than was found is above what rounding can have taken off
 
 
@@ -59,18 +58,15 @@ def calibrate_gaussian(epsilon: float, delta: float, sensitivity: float = 1.0) -
     return sensitivity * unit * (1 + ROUNDING)
 
 
-def epsilon_of(
-    sigma: float, delta: float, sensitivity: float = 1.0, releases: int = 1
-) -> float:
+def epsilon_of(sigma: float, delta: float, releases: int = 1) -> float:
     """What several releases with Gaussian noise cost together.
 
     k releases of ratio r are exactly one of ratio sqrt(k) r, even when each is chosen
     after seeing the ones before (Dong et al. 2022), so nothing is lost in composition.
     The least epsilon, rounded upwards, for noise of deviation `sigma` on releases of
-    this L2 sensitivity; no noise costs infinity, and no release nothing.
+    L2 sensitivity 1; no noise costs infinity, and no release nothing.
     """
     _check_budget(1.0, delta)
-    _check_positive("sensitivity", sensitivity)
     if sigma < 0 or releases < 0:
         raise InputError(
             f"sigma {sigma} and releases {releases} must both be at least 0."
@@ -82,18 +78,12 @@ def epsilon_of(
     # Imported here for the same reason as above.
     import dp_accounting
 
-    unit = sigma / (math.sqrt(releases) * sensitivity)
+    unit = sigma / math.sqrt(releases)
     return dp_accounting.get_epsilon_gaussian(unit, delta) * (1 + ROUNDING)
 
 
 def noise_scales(
-    epsilon: float,
-    delta: float,
-    *,
-    clip: float,
-    releases: int = 1,
-    min_count: int = 0,
-    count_share: float = COUNT_SHARE,
+    epsilon: float, delta: float, *, clip: float, releases: int = 1
 ) -> NoiseScales:
     """The noise that makes `releases` sums of class statistics (epsilon, delta)-DP.
 
@@ -106,32 +96,19 @@ def noise_scales(
         delta: of all releases together.
         clip: L2 bound of an example's activations over all layers.
         releases: how often statistics of the same examples are released.
-        min_count: of `suppress_small`, where it is applied to clients before the
-            noise. One example can then make a row of `min_count` appear or vanish,
-            so the noise grows as many times. Suppressing after the noise is free.
-        count_share: share of the squared ratio spent on counts.
     """
     _check_positive("clip", clip)
-    if not 0 < count_share < 1 or releases < 1:
-        raise InputError(
-            f"count_share {count_share} must lie in (0, 1) and releases {releases} be "
-            "at least 1."
-        )
-    # The squared ratio to be split is 1 / unit^2: 1 - count_share of it for the totals,
-    # count_share for the counts.
-    unit = calibrate_gaussian(epsilon, delta, math.sqrt(releases) * max(1, min_count))
+    if releases < 1:
+        raise InputError(f"releases is {releases}, but it must be at least 1.")
+    # The squared ratio to be split is 1 / unit^2.
+    unit = calibrate_gaussian(epsilon, delta, math.sqrt(releases))
     return NoiseScales(
-        clip * unit / math.sqrt(1 - count_share), unit / math.sqrt(count_share)
+        clip * unit / math.sqrt(1 - COUNT_SHARE), unit / math.sqrt(COUNT_SHARE)
     )
 
 
 def describe_privacy(
-    scales: NoiseScales,
-    delta: float,
-    *,
-    clip: float,
-    releases: int = 1,
-    min_count: int = 0,
+    scales: NoiseScales, delta: float, *, clip: float, releases: int = 1
 ) -> dict[str, float | int | str]:
     """The accountant's statement for the report, from the noise and not the wish.
 
@@ -142,11 +119,8 @@ def describe_privacy(
     ratio = math.inf
     if scales.total > 0 and scales.num_examples > 0:
         ratio = math.hypot(clip / scales.total, 1 / scales.num_examples)
-    epsilon = epsilon_of(
-        1 / ratio, delta, sensitivity=max(1, min_count), releases=releases
-    )
     return {
-        "epsilon": epsilon,
+        "epsilon": epsilon_of(1 / ratio, delta, releases),
         "delta": delta,
         "clip": clip,
         "sigma_total": scales.total,
@@ -201,8 +175,9 @@ def clamp_statistics(statistics):
 def suppress_small(statistics, min_count: float):
     """Zeroes the rows of classes with fewer than `min_count` examples.
 
-    A mean over one or two examples is nearly the example. On a client's upload this
-    depends on its data, and costs noise (`noise_scales`); on a noised sum it does not.
+    A mean over one or two examples is nearly the example. On a noised sum this costs
+    no privacy. On a client's upload it depends on the data: one example can make a row
+    of `min_count` appear or vanish, so noise would have to grow as many times.
     """
     counts = jnp.asarray(statistics.num_examples)
     kept = counts >= min_count
@@ -220,25 +195,19 @@ def make_protect(
     secure: bool = False,
     scales: NoiseScales | None = None,
     min_count: int = 0,
-    threshold: int | None = None,
-    scale: float = SCALE,
-    drop: Callable[[jax.Array, int], Any] | None = None,
 ):
     """What stands between the clients' uploads and the server, as one function.
 
     Without noise, clients suppress their small rows. With noise, the small rows of
     the noised sum are suppressed instead, which costs no privacy. With noise and
-    secure summation, the clients add it in shares that suffice when only `threshold`
-    of them stay, so the server never sees an exact sum; without secure summation the
-    server is trusted to add it.
+    secure summation, the clients add it in shares that suffice when only as many stay
+    as the sum takes, so the server never sees an exact sum; without secure summation
+    the server is trusted to add it.
 
     Args:
         secure: sum under pairwise masks.
         scales: noise on the sum, from `noise_scales`; None adds none.
         min_count: see `suppress_small`; 0 suppresses nothing.
-        threshold: clients of `secure_sum` that have to stay.
-        scale: of the integers that `secure_sum` adds.
-        drop: simulated dropout: (key, number of clients) -> positions that drop out.
 
     Returns:
         A function of (collected, key), where `collected.uploads` is a list of
@@ -248,38 +217,32 @@ def make_protect(
 
     def protect(collected, key):
         uploads = list(collected.uploads)
-        sum_key, noise_key, drop_key = jax.random.split(key, 3)
-        dropped = set(drop(drop_key, len(uploads))) if drop is not None else set()
-        if scales is None and min_count:
-            uploads = [suppress_small(upload, min_count) for upload in uploads]
-        if secure:
-            if scales is not None:
-                # Fewer than this never make a sum, so that every sum carries the
-                # promised noise at least.
-                fewest = check_threshold(len(uploads), threshold)
-                uploads = [
-                    add_noise(
-                        upload,
-                        key=jax.random.fold_in(noise_key, position),
-                        scales=scales,
-                        num_clients=fewest,
-                    )
-                    for position, upload in enumerate(uploads)
-                ]
-            seen = secure_sum(
-                uploads, key=sum_key, dropped=dropped, threshold=threshold, scale=scale
-            )
-        else:
-            seen = [u for i, u in enumerate(uploads) if i not in dropped]
-            if scales is not None:
-                if not seen:
-                    raise TooFewClientsError(
-                        "no client's statistics arrived; capture on more clients."
-                    )
-                total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *seen)
-                seen = add_noise(total, key=noise_key, scales=scales)
+        sum_key, noise_key, _ = jax.random.split(key, 3)
         if scales is None:
-            return seen
+            if min_count:
+                uploads = [suppress_small(upload, min_count) for upload in uploads]
+            return secure_sum(uploads, key=sum_key) if secure else uploads
+        if secure:
+            # Fewer than this never make a sum, so that every sum carries the promised
+            # noise at least.
+            fewest = check_threshold(len(uploads))
+            noised = [
+                add_noise(
+                    upload,
+                    key=jax.random.fold_in(noise_key, position),
+                    scales=scales,
+                    num_clients=fewest,
+                )
+                for position, upload in enumerate(uploads)
+            ]
+            seen = secure_sum(noised, key=sum_key)
+        elif uploads:
+            total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *uploads)
+            seen = add_noise(total, key=noise_key, scales=scales)
+        else:
+            raise TooFewClientsError(
+                "no client's statistics arrived; capture on more clients."
+            )
         clamped = clamp_statistics(seen)
         return suppress_small(clamped, min_count) if min_count else clamped
 

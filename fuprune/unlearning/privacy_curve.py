@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from fuprune.data.federated import FederatedDataset
 from fuprune.federated.server import ServerState
 from fuprune.federated.train import FitResult
-from fuprune.unlearning.class_pruning import class_pruning
-from fuprune.unlearning.options import options_of_function, pack
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 from fuprune.unlearning.protocol import Variables
 
@@ -46,36 +45,29 @@ def private_cut(
 ) -> PrivateCut:
     """Cut `classes` from (epsilon, delta)-DP statistics, and compare the cut.
 
-    Args:
-      model: any network that `surgery.compact` takes.
-      variables: its trained variables.
-      data: every client's data, the forgotten classes included.
-      classes: U', removed one after another.
-      key: chooses the participants and draws the noise. With the same key another
-        epsilon scales the same draw, so a curve over epsilon shows nothing else.
-      epsilon: for all releases together.
-      delta: of all releases together.
-      clip: L2 bound of one example's activations over all layers. The exact cut is
-        not clipped, so clipping alone can keep the overlap below 1.
-      secure: whether the statistics are summed under pairwise masks.
-      min_count: classes with fewer examples are suppressed; 0 suppresses none.
-      recapture: see `class_pruning`; every capture is a release.
-      **pruning: further options of `class_pruning`.
+    The budget is for all releases together; with `recapture` there is one for each
+    class. `clip` is the L2 bound of one example's activations over all layers. The
+    exact cut is not clipped, so clipping alone can keep the overlap below 1. `secure`
+    sums the statistics under pairwise masks, and classes with fewer than `min_count`
+    examples are suppressed. The key chooses the participants and draws the noise: with
+    the same key another epsilon scales the same draw, so a curve over epsilon shows
+    nothing else. Further options are those of `class_pruning`.
     """
     terms: dict[str, Any] = dict(clip=clip, releases=len(classes) if recapture else 1)
     scales = noise_scales(epsilon, delta, **terms)
     protect = make_protect(secure=secure, scales=scales, min_count=min_count)
-    parameters = options_of_function(class_pruning)
     # The same key for both, so that participants and ties are the same.
     exact, noised = (
-        class_pruning(
+        METHODS["class_pruning"](
             model,
             variables,
             data,
             classes,
             key=key,
             fine_tune=_as_it_is,
-            **pack(parameters, {**pruning, "recapture": recapture, **protection}),
+            recapture=recapture,
+            **pruning,
+            **protection,
         )
         for protection in ({}, {"clip": clip, "protect": protect})
     )

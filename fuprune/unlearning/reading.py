@@ -1,15 +1,31 @@
-"""How a method reads clients' data: the options that all such methods share."""
+"""How a method reads clients' data, and whose: what all such methods share.
 
-from collections.abc import Sequence
+The paper's participants are those that send statistics. Every method that reads
+clients' data (statistics, gradients, answers) reads the same ones, so that none has
+more evidence than another. Fine-tuning is federated training and draws its own cohorts
+from all clients.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fuprune.data.federated import FederatedDataset
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuprune.data.federated import FederatedDataset, sample_cohort, whole_cohort
 from fuprune.data.preprocess import to_float
+from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess
+from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
 from fuprune.federated.program import Transport
 from fuprune.models.layers import loops_are_fast
-from fuprune.unlearning.participants import participating
-from fuprune.unlearning.request import ForgetRequest, forgotten, remaining
+from fuprune.unlearning.request import (
+    ForgetRequest,
+    forgotten,
+    held_classes,
+    remaining,
+)
 
 
 class Reading(NamedTuple):
@@ -21,15 +37,23 @@ class Reading(NamedTuple):
     backend: str | Transport = "auto"
     mesh: Any = None  # devices for `shard_map`; all by default
 
-    def programs(self, model) -> dict[str, Any]:
-        """Keyword arguments of `cohort.for_each_client` for one network."""
-        return dict(
-            backend=self.backend, mesh=self.mesh, loops_are_fast=loops_are_fast(model)
+    def make_run(
+        self, model, program: ClientProgram
+    ) -> Callable[[Any, FederatedDataset], tuple[Any, Any]]:
+        """`run(context, data) -> (total, each)`: the program on every client."""
+        run_cohort = for_each_client(
+            program,
+            backend=self.backend,
+            mesh=self.mesh,
+            loops_are_fast=loops_are_fast(model),
         )
 
-    def sums(self, model) -> dict[str, Any]:
-        """Keyword arguments of `client_sums.make_client_sum` for one network."""
-        return dict(preprocess=self.preprocess, **self.programs(model))
+        def run(context, data: FederatedDataset):
+            cohort = whole_cohort(data)
+            shared = Shared(cohort.images, cohort.labels, context)
+            return run_cohort(shared, clients_of(cohort))
+
+        return run
 
     def forgotten(
         self, data: FederatedDataset, request: ForgetRequest
@@ -51,3 +75,45 @@ class Reading(NamedTuple):
 
 
 READ_ALL = Reading()
+
+
+def choose_participants(
+    key: jax.Array, data: FederatedDataset, number: int
+) -> tuple[int, ...]:
+    """Draws `number` different clients, all equally likely; client ids in their order.
+
+    Of K clients 1 to K.
+    """
+    drawn = sample_cohort(key, data, number)
+    return tuple(jax.device_get(drawn.clients).tolist())
+
+
+def missing_classes(
+    data: FederatedDataset, participants: Sequence[int] | None, classes: Iterable[int]
+) -> tuple[int, ...]:
+    """Those of `classes` of which no participant (None: all) holds an example.
+
+    It needs no model: whether a class can be scored is known before any training.
+    """
+    held = held_classes(participating(data, participants))
+    return tuple(int(u) for u in classes if int(u) not in held)
+
+
+def participating(
+    data: FederatedDataset, participants: Sequence[int] | None
+) -> FederatedDataset:
+    """The federation in which every client but the participants holds nothing.
+
+    Shapes, ids and the places of clients on devices stay as they are. Participants are
+    client ids, or None for all.
+    """
+    if participants is None:
+        return data
+    ids = np.asarray(participants, np.int64).reshape(-1)
+    if not ids.size or ids.min() < 0 or ids.max() >= data.num_clients:
+        raise InputError(
+            f"participants are {ids.tolist()}, but must be one or more client ids from "
+            f"0 to {data.num_clients - 1}."
+        )
+    takes_part = np.isin(np.arange(data.num_clients), ids)
+    return data._replace(lengths=jnp.where(takes_part, data.lengths, 0))

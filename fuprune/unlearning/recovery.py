@@ -23,19 +23,16 @@ def recover(
     fine_tune: FineTune,
     *,
     stage: str = "",
-    upload_bytes: int = 0,
     notes: Mapping[str, Any] | None = None,
 ) -> UnlearnResult:
     """Fine-tune on what remains, which ends a method.
 
     The key is the one the method was given. Under the name `stage`, if there is one,
-    the result keeps the model as it is before; `upload_bytes` were sent by one client
-    so far.
+    the result keeps the model as it is before.
     """
     fit = fine_tune(model, variables, remaining(data, request), recovery_key(key))
     stages = (Stage(stage, model, variables),) if stage else ()
-    found = fit.state.variables
-    return UnlearnResult(model, found, stages, fit, upload_bytes, notes or {})
+    return UnlearnResult(model, fit.state.variables, stages, fit, notes=notes or {})
 
 
 def recovery_key(key: jax.Array) -> jax.Array:

@@ -17,9 +17,10 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.models.fresh import init_variables
 from fuprune.surgery import layer_names
+from fuprune.surgery.trace import names
 from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked
+from fuprune.unlearning.request import ForgetRequest, check_request
 
 
 def regrow(
@@ -45,7 +46,7 @@ def regrow(
         raise InputError(f"share is {share}, but must be in [0, 1].")
     if not 0 <= shrink <= 1:
         raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     image = jnp.zeros((1, *data.images.shape[1:]))
     # The last of the four is the fine-tuning's.
     fresh = init_variables(model, jax.random.split(key, 4)[0], image)
@@ -56,18 +57,12 @@ def regrow(
     tops = {name.split("/")[0] for name in layers if name not in staying}
     kept = {name.split("/")[0] for name in staying} - tops
 
-    def mixed(old, new):
-        return jax.tree.map(lambda a, b: shrink * a + (1 - shrink) * b, old, new)
+    def start(path, old, new):
+        # In every collection: BatchNorm's statistics are mixed as the kernels are.
+        stays = kept.intersection(names(path)[1:2])
+        return shrink * old + (1 - shrink) * new if stays else new
 
-    def start(collection):
-        old, new = variables[collection], fresh[collection]
-        return {
-            # In every collection: BatchNorm's statistics are mixed as the kernels are.
-            name: mixed(old[name], new[name]) if name in kept else new[name]
-            for name in old
-        }
-
-    grown = {collection: start(collection) for collection in variables}
+    grown = jax.tree_util.tree_map_with_path(start, dict(variables), dict(fresh))
     notes = {
         "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
     }

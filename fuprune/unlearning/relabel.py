@@ -20,20 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.federated import (
-    FederatedDataset,
-    drop_classes,
-    keep_classes,
-    whole_cohort,
-)
+from fuprune.data.federated import FederatedDataset, drop_classes
 from fuprune.errors import check_choice
 from fuprune.federated.client import gather_batch
-from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
 from fuprune.federated.local_work import count_batches
-from fuprune.federated.program import Task
+from fuprune.federated.program import ClientProgram, Task
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.participants import participating
 from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
 from fuprune.unlearning.reading import READ_ALL, Reading
 from fuprune.unlearning.recovery import recovery_key
@@ -63,16 +56,9 @@ def relabel(
     `random`, any of them.
     """
     num_classes = head_classes(variables, head)
+    classes = classes_of(request, num_classes)
     taught, notes = _relabelled(
-        model,
-        variables,
-        data,
-        classes_of(request, num_classes),
-        num_classes,
-        key=key,
-        answer=answer,
-        batch_size=batch_size,
-        reading=reading,
+        model, variables, data, classes, num_classes, key, answer, batch_size, reading
     )
     fit = fine_tune(model, variables, taught, recovery_key(key))
     return UnlearnResult(model, fit.state.variables, fit=fit, notes=notes)
@@ -100,16 +86,9 @@ def prune_relabel(
     """
     num_classes = num_classes or head_classes(variables, head)
     classes = classes_of(request, num_classes)
+    size = cut.batch_size
     taught, notes = _relabelled(
-        model,
-        variables,
-        data,
-        classes,
-        num_classes,
-        key=key,
-        answer=answer,
-        batch_size=cut.batch_size,
-        reading=reading,
+        model, variables, data, classes, num_classes, key, answer, size, reading
     )
 
     def tune_on_everything(model, variables, data, key, objective=None):
@@ -139,7 +118,6 @@ def _relabelled(
     data: FederatedDataset,
     classes,
     num_classes: int,
-    *,
     key,
     answer: str,
     batch_size: int,
@@ -147,23 +125,18 @@ def _relabelled(
 ) -> tuple[FederatedDataset, dict[str, Any]]:
     """The data with new labels for `classes`, and how often each label was given."""
     check_choice("answer", answer, ANSWERS)
-    forgotten = keep_classes(participating(data, reading.participants), classes)
+    forgotten = reading.forgotten(data, ForgetRequest(classes))
     others = np.setdiff1d(np.arange(num_classes), classes)
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
     if answer == "nearest":
-        run = for_each_client(
-            answers_program(
-                model,
-                others,
-                rows.shape[1],
-                batch_size=batch_size,
-                preprocess=reading.preprocess,
-            ),
-            **reading.programs(model),
+        program = answers_program(
+            model,
+            others,
+            rows.shape[1],
+            batch_size=batch_size,
+            preprocess=reading.preprocess,
         )
-        cohort = whole_cohort(forgotten)
-        shared = Shared(cohort.images, cohort.labels, variables)
-        answers = run(shared, clients_of(cohort))[1]
+        _, answers = reading.make_run(model, program)(variables, forgotten)
     else:
         answers = jax.random.choice(jax.random.split(key, 4)[0], others, rows.shape)
     answers = jax.device_get(answers)

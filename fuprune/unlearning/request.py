@@ -33,7 +33,7 @@ _SPLIT: dict[str, Any] = {
     "clients": (drop_clients, keep_clients),
     "examples": (drop_examples, keep_examples),
 }
-ONE_OF = {"classes": "class", "clients": "client", "examples": "example"}
+_ONE_OF = {"classes": "class", "clients": "client", "examples": "example"}
 
 
 class ForgetRequest(NamedTuple):
@@ -86,14 +86,17 @@ def _distinct(names: Iterable[int]) -> tuple[int, ...]:
 def check_request(
     request: ForgetRequest | Iterable[int],
     data: FederatedDataset,
-    num_classes: int | None = None,
+    variables: Variables | None = None,
+    head: str = "head",
 ) -> ForgetRequest:
     """The request as distinct numbers in their order, if this federation can serve it.
 
     Args:
       request: what to forget; a tuple of ints is classes.
       data: K clients, N images.
-      num_classes: U, for a request of classes; None skips that check.
+      variables: of a model, whose last layer, `head`, says which classes there are;
+        None skips that check.
+      head: the name of that layer.
 
     Raises:
       InputError: nothing or several kinds are named, a class, client or example does
@@ -101,51 +104,36 @@ def check_request(
     """
     request = as_request(request)
     if request.kind == "classes":
-        if num_classes is not None:
-            check_classes(request.classes, num_classes)
+        if variables is not None:
+            check_classes(request.classes, head_classes(variables, head))
         return request
     if request.kind == "clients":
-        _check_range(request.clients, data.num_clients, "client")
-        if data.members is not None:
-            # Ids stay valid after a client has left, so a range check alone would let
-            # it in.
-            left = np.setdiff1d(request.clients, jax.device_get(data.members))
-            if left.size:
-                raise InputError(
-                    f"the request names client {left[0]}, who has left; name a client "
-                    "that still takes part."
-                )
+        number = data.num_clients
+        # Ids stay valid after a client has left, so a range check alone would let it
+        # in.
+        present = np.arange(number) if data.members is None else data.members
+        why = "who has left; name a client that still takes part"
     else:
-        _check_range(request.examples, data.labels.shape[0], "example")
-        absent = np.setdiff1d(request.examples, held_examples(data))
-        if absent.size:
-            raise InputError(
-                f"the request names example {absent[0]}, which no client holds; name "
-                "examples that clients train on."
-            )
+        number, present = data.labels.shape[0], held_examples(data)
+        why = "which no client holds; name examples that clients train on"
+    named = f"the request names {_ONE_OF[request.kind]}"
+    outside = [name for name in request.targets if not 0 <= name < number]
+    if outside:
+        raise InputError(f"{named} {outside[0]}; allowed: 0 to {number - 1}.")
+    absent = np.setdiff1d(request.targets, jax.device_get(present))
+    if absent.size:
+        raise InputError(f"{named} {absent[0]}, {why}.")
     if not _total(forgotten(data, request)):
         raise InputError(
-            f"the request names {_listed(request)}, without a single example; there is "
-            "nothing to forget."
+            f"the request names {describe_request(request)}, without a single example; "
+            "there is nothing to forget."
         )
     if not _total(remaining(data, request)):
         raise InputError(
-            f"the request names {_listed(request)}, and no example would remain; leave "
-            "at least one client with data."
+            f"the request names {describe_request(request)}, and no example would "
+            "remain; leave at least one client with data."
         )
     return request
-
-
-def checked(
-    request: ForgetRequest | Iterable[int],
-    data: FederatedDataset,
-    variables: Variables,
-    head: str = "head",
-) -> ForgetRequest:
-    """`check_request` for a model, whose head says how many classes there are."""
-    request = as_request(request)
-    number = head_classes(variables, head) if request.kind == "classes" else None
-    return check_request(request, data, number)
 
 
 def classes_of(
@@ -155,37 +143,23 @@ def classes_of(
     request = as_request(request)
     if request.kind != "classes":
         raise InputError(
-            f"the request names {_listed(request)}; allowed: classes, because this "
-            "method forgets nothing else."
+            f"the request names {describe_request(request)}; allowed: classes, because "
+            "this method forgets nothing else."
         )
     return check_classes(request.classes, num_classes)
-
-
-def _check_range(names: tuple[int, ...], number: int, what: str) -> None:
-    for name in names:
-        if not 0 <= name < number:
-            raise InputError(
-                f"the request names {what} {name}; allowed: 0 to {number - 1}."
-            )
 
 
 def _total(data: FederatedDataset) -> int:
     return int(np.sum(jax.device_get(data.lengths)))
 
 
-def _listed(request: ForgetRequest) -> str:
-    """The request in a few words: `clients 3, 17`."""
-    targets = request.targets
-    shown = ", ".join(map(str, targets[:5])) + (", ..." if len(targets) > 5 else "")
-    kind = request.kind if len(targets) > 1 else ONE_OF[request.kind]
-    return f"{kind} {shown}"
-
-
 def describe_request(request: ForgetRequest) -> str:
     """The request in a few words, such as `clients 3, 17` or `40 examples`."""
-    if request.kind == "examples" and len(request.examples) > 5:
-        return f"{len(request.examples)} examples"
-    return _listed(request)
+    kind, targets = request.kind, request.targets
+    if kind == "examples" and len(targets) > 5:
+        return f"{len(targets)} examples"
+    shown = ", ".join(map(str, targets[:5])) + (", ..." if len(targets) > 5 else "")
+    return f"{kind if len(targets) > 1 else _ONE_OF[kind]} {shown}"
 
 
 def remaining(
@@ -228,13 +202,6 @@ def holders(data: FederatedDataset, request: ForgetRequest) -> tuple[int, ...]:
     return tuple(np.flatnonzero(jax.device_get(named.lengths)).tolist())
 
 
-def emptied_classes(
-    data: FederatedDataset, request: ForgetRequest | Iterable[int]
-) -> tuple[int, ...]:
-    """Classes of which clients hold examples now, and none once the request is done."""
-    return tuple(sorted(held_classes(data) - held_classes(remaining(data, request))))
-
-
 def warn_of(data: FederatedDataset, request: ForgetRequest) -> list[str]:
     """What a request does beyond its own words, one line each.
 
@@ -242,13 +209,13 @@ def warn_of(data: FederatedDataset, request: ForgetRequest) -> list[str]:
     """
     if request.kind == "classes":
         return []
-    gone = emptied_classes(data, request)
+    gone = sorted(held_classes(data) - held_classes(remaining(data, request)))
     if not gone:
         return []
+    hold = "hold" if len(request.targets) > 1 else "holds"
     classes = f"class{'es' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
     return [
-        f"{_listed(request)} alone hold{'' if len(request.targets) > 1 else 's'} every "
-        f"example of {classes}: no training image of it remains, so a retrained model "
-        "never sees it, accuracy on it falls to chance or below, and the request "
-        "forgets the whole class."
+        f"{describe_request(request)} alone {hold} every example of {classes}: no "
+        "training image of it remains, so a retrained model never sees it, accuracy on "
+        "it falls to chance or below, and the request forgets the whole class."
     ]

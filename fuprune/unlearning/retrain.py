@@ -11,7 +11,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.models.fresh import init_variables
 from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
 from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, checked
+from fuprune.unlearning.request import ForgetRequest, check_request
 
 
 def retrain(
@@ -31,7 +31,7 @@ def retrain(
     budget and schedule of a first training, and takes its place if given. For the
     spread over seeds, call it with several keys.
     """
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     init_key = jax.random.split(key, 4)[0]
     image = jnp.zeros((1, *data.images.shape[1:]))
     fresh = init_variables(model, init_key, image)

@@ -50,9 +50,7 @@ def share_secret(
     return tuple(shares)
 
 
-def recover_secret(
-    shares: Sequence[Share], *, threshold: int, prime: int = PRIME
-) -> int:
+def recover_secret(shares: Sequence[Share], *, threshold: int) -> int:
     """The polynomial's value at zero, by Lagrange's formula.
 
     Raises:
@@ -72,7 +70,7 @@ def recover_secret(
         above, below = 1, 1
         for other in chosen:
             if other != x:
-                above = above * other % prime
-                below = below * (other - x) % prime
-        secret += points[x] * above * pow(below, -1, prime)
-    return secret % prime
+                above = above * other % PRIME
+                below = below * (other - x) % PRIME
+        secret += points[x] * above * pow(below, -1, PRIME)
+    return secret % PRIME

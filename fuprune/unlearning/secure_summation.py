@@ -39,7 +39,6 @@ from fuprune.unlearning.summation_keys import (
     Keys,
     RandomBytes,
     agree_secret,
-    check_threshold,
     derive_key,
     make_directory,
     make_keys,
@@ -106,15 +105,7 @@ def secure_sum(
         helper: reveal_shares(setup.held[helper], setup.directory, sent=masked)
         for helper in helpers
     }
-    private_key_shares, self_seed_shares = gather_shares(
-        revealed, dropped=dropped, sent=masked
-    )
-    words = unmask(
-        masked,
-        setup.directory,
-        private_key_shares=private_key_shares,
-        self_seed_shares=self_seed_shares,
-    )
+    words = unmask(masked, setup.directory, revealed)
     return decode(words, uploads[0], scale=scale)
 
 
@@ -127,7 +118,6 @@ def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -
         threshold: t of t-of-n, in [2, n]; n // 2 + 1 by default, above which a server
             cannot ask two halves of the clients for the two kinds of shares.
     """
-    threshold = check_threshold(num_clients, threshold)
     clients = range(num_clients)
     sources = [_random_from(key, client) for client in clients]
     keys = tuple(make_keys(random_bytes) for random_bytes in sources)
@@ -162,23 +152,6 @@ def reveal_shares(
         owner: shares.self_seed if owner in sent else shares.private_key
         for owner, shares in held.items()
     }
-
-
-def gather_shares(
-    revealed: Mapping[int, Mapping[int, Share]],
-    *,
-    dropped: Collection[int],
-    sent: Collection[int],
-) -> tuple[dict[int, list[Share]], dict[int, list[Share]]]:
-    """What the clients revealed, by owner: of private keys, and of own masks."""
-
-    def by_owner(owners):
-        return {
-            owner: [shares[owner] for shares in revealed.values() if owner in shares]
-            for owner in owners
-        }
-
-    return by_owner(dropped), by_owner(sent)
 
 
 def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
@@ -241,50 +214,35 @@ def mask_upload(
 def unmask(
     masked: Mapping[int, np.ndarray],
     directory: Directory,
-    *,
-    private_key_shares: Mapping[int, Sequence[Share]],
-    self_seed_shares: Mapping[int, Sequence[Share]],
+    revealed: Mapping[int, Mapping[int, Share]],
 ) -> np.ndarray:
     """The server's part: adds up what arrived and takes off the masks that remain.
 
-    Of every client that sent [D] uint64 it takes shares of its own mask's seed, and of
-    every dropped one shares of its private key, by which its half of the pair masks is
-    made up for. What remains is the sum of the encoded uploads, [D] uint64.
+    `revealed` is, by holder, what `reveal_shares` gave. Of every client that sent [D]
+    uint64 they are shares of its own mask's seed, and of every dropped one shares of
+    its private key, by which its half of the pair masks is made up for. What remains is
+    the sum of the encoded uploads, [D] uint64.
 
     Raises:
         TooFewClientsError: a secret has too few shares.
-        ValueError: both secrets of one client are asked for, which would bare its
-            upload; or the shares of a key are not of that key.
+        ValueError: the shares of a key are not of that key.
     """
-    both = private_key_shares.keys() & self_seed_shares.keys()
-    if both:
-        raise InputError(
-            f"both secrets of client {min(both)} are on the table, which bares its "
-            "upload; a client has either sent or dropped."
-        )
-    clients = set(range(len(directory.public_keys)))
-    if (
-        masked.keys() != self_seed_shares.keys()
-        or clients - masked.keys() != private_key_shares.keys()
-    ):
-        raise InputError(
-            f"{len(masked)} uploads came with shares for {len(self_seed_shares)} "
-            f"senders and {len(private_key_shares)} dropped of {len(clients)} clients; "
-            "give shares for every client."
-        )
     _check_enough(len(masked), directory)
 
-    def recovered(shares) -> bytes:
+    def recovered(owner: int) -> bytes:
+        shares = [shown[owner] for shown in revealed.values() if owner in shown]
         secret = recover_secret(shares, threshold=directory.threshold)
         # A share's field is larger than a key; the bytes in front are zero.
         return secret.to_bytes(SHARE_BYTES)[-KEY_BYTES:]
 
     words = np.stack(list(masked.values())).sum(axis=0, dtype=np.uint64)
-    for shares in self_seed_shares.values():
-        words = words - _own_mask(recovered(shares), len(words))
-    for client, shares in private_key_shares.items():
-        private_key = recovered(shares)
-        if public_key(private_key) != directory.public_keys[client]:
+    for client in masked:
+        words = words - _own_mask(recovered(client), len(words))
+    for client, published in enumerate(directory.public_keys):
+        if client in masked:
+            continue
+        private_key = recovered(client)
+        if public_key(private_key) != published.mask:
             raise InputError(
                 f"the shares of client {client}'s key do not give that key, so one of "
                 "them is false; repeat the round with other clients."
@@ -314,7 +272,7 @@ def _pair_mask(client, peer, private_key, public_keys, size) -> np.ndarray:
     """The client's side of the pair's mask: its peer's side is the negative."""
     # The label names the pair by its lower place first, so that both sides derive the
     # same stream.
-    agreed = agree_secret(private_key, public_keys[peer])
+    agreed = agree_secret(private_key, public_keys[peer].mask)
     low, high = sorted((client, peer))
     mask = _mask(agreed, f"pair mask {low} {high}".encode(), size)
     # uint64 wraps around: adding the negative cancels exactly, which floats would not.

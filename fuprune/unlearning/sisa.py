@@ -16,8 +16,8 @@ holds it, and forgetting is training the whole ensemble again.
 """
 
 import hashlib
-from collections.abc import MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,22 +36,10 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     Variables,
 )
-from fuprune.unlearning.request import ForgetRequest, checked, remaining
+from fuprune.unlearning.request import ForgetRequest, check_request, remaining
 
-
-class TrainRounds(Protocol):
-    """Federated training for a given number of rounds."""
-
-    def __call__(
-        self,
-        model: Any,
-        variables: Variables,
-        data: FederatedDataset,
-        key: jax.Array,
-        rounds: int,
-    ) -> FitResult:
-        """Train `variables` on `data`, from a fresh optimiser."""
-        ...
+# (model, variables, data, key, rounds): trains so many rounds, from a fresh optimiser.
+TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
 
 
 class Sharding(NamedTuple):
@@ -119,7 +107,7 @@ def sisa(
         raise UnlearnError("sisa trains its own ensemble; pass how a slice is trained.")
     if sharding.slices < 1:
         raise InputError(f"sisa.slices is {sharding.slices}, but must be 1 or more.")
-    request = checked(request, data, variables, head)
+    request = check_request(request, data, variables, head)
     ensemble = Ensemble(model, sharding.shards, sharding.vote)
     kept = {} if kept is None else kept
     deal_key, shard_key = jax.random.split(key)

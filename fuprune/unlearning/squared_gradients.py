@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
+from flax.linen.linear import canonicalize_padding
 from jax import lax
 
 from fuprune.federated.client import split_params
@@ -110,8 +111,7 @@ def _find_layers(model, variables, images) -> dict[Path, _Layer] | None:
     """The outermost modules that own parameters, by path; None if that is not all.
 
     The network is traced at two batch sizes, because an axis as long as the batch is
-    not yet the batch's: only what grows with it is. A third trace replaces every layer
-    found by its output, and the rest must then not read a single parameter.
+    not yet the batch's: only what grows with it is.
     """
     batch = len(images)
     found = _trace_layers(model, variables, images, batch)
@@ -128,7 +128,7 @@ def _find_layers(model, variables, images) -> dict[Path, _Layer] | None:
             return None
         batched = (a if f else None for a, f in zip(layer.inputs, follows, strict=True))
         found[path] = layer._replace(inputs=tuple(batched))
-    return None if _reads_parameters(model, variables, images, found) else found
+    return found
 
 
 def _follows_batch(shape, larger, batch: int) -> bool:
@@ -137,44 +137,60 @@ def _follows_batch(shape, larger, batch: int) -> bool:
 
 
 def _trace_layers(model, variables, images, batch: int) -> dict[Path, _Layer] | None:
+    """The layers; None if the network reads parameters other than by their calls."""
     found: dict[Path, _Layer] = {}
     supported = True
     owner: Path | None = None  # of the call that is being traced
+    given, rest = split_params(variables)
 
-    def watch(call, args, kwargs, context):
-        nonlocal supported, owner
-        module = context.module
-        if owner is not None:
-            # A module that belongs elsewhere would not come along with its owner.
-            supported &= module.path[: len(owner)] == owner
-            return call(*args, **kwargs)
-        params = module.variables.get("params", {})
-        owns = any(not isinstance(leaf, Mapping) for leaf in params.values())
-        if context.method_name != "__call__" or not owns:
-            return call(*args, **kwargs)
-        # Within a lifted transformation (remat, scan, mapped variables) parameters are
-        # not the arrays that were handed in, and a gradient here is not theirs.
-        original = _at(variables["params"], module.path) if module.path else None
-        once = bool(module.path) and module.path not in found
-        supported = supported and once and _same_leaves(params, original)
-        owner = module.path
-        try:
-            output = call(*args, **kwargs)
-        finally:
-            owner = None
-        supported = supported and bool(args) and _is_array(args[0])
-        supported = supported and _is_array(output)
-        if supported:
+    def run(given, images):
+        # A gradient flows back through the layers' arguments, so they are results too.
+        arguments: list[Any] = []
+
+        def watch(call, args, kwargs, context):
+            nonlocal supported, owner
+            module = context.module
+            if owner is not None:
+                # A module that belongs elsewhere would not come along with its owner.
+                supported &= module.path[: len(owner)] == owner
+                return call(*args, **kwargs)
+            params = module.variables.get("params", {})
+            owns = any(not isinstance(leaf, Mapping) for leaf in params.values())
+            if context.method_name != "__call__" or not owns:
+                return call(*args, **kwargs)
+            # Within a lifted transformation (remat, scan, mapped variables) parameters
+            # are not the arrays that were handed in, and a gradient here is not theirs.
+            original = _at(given, module.path) if module.path else None
+            once = bool(module.path) and module.path not in found
+            supported = supported and once and _same_leaves(params, original)
+            owner = module.path
+            try:
+                output = call(*args, **kwargs)
+            finally:
+                owner = None
+            supported = supported and bool(args) and _is_array(args[0])
+            supported = supported and _is_array(output)
+            if not supported:
+                return output
             found[module.path] = _describe(module, args, kwargs, output)
-        return output
+            arguments.extend(x for x in jax.tree.leaves((args, kwargs)) if _is_array(x))
+            # Not the output: what follows would depend on the layer's parameters.
+            return jnp.zeros(output.shape, output.dtype)
 
-    def run(images):
         with nn.intercept_methods(watch):
-            return model.apply(variables, images, train=False)
+            logits = model.apply({"params": given, **rest}, images, train=False)
+        return logits, arguments
 
-    shape = (batch, *images.shape[1:])
-    jax.eval_shape(run, jax.ShapeDtypeStruct(shape, images.dtype))
-    return found if supported else None
+    shape = jax.ShapeDtypeStruct((batch, *images.shape[1:]), images.dtype)
+    jaxpr = jax.make_jaxpr(run)(given, shape).jaxpr
+    # Read off the program rather than off gradients, which can be zero by chance.
+    needed = set(map(id, jaxpr.outvars))
+    for equation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(map(id, equation.outvars)):
+            needed.update(map(id, equation.invars))
+    inputs = jaxpr.invars[: len(jax.tree.leaves(given))]
+    is_all = supported and needed.isdisjoint(map(id, inputs))
+    return found if is_all else None
 
 
 def _same_leaves(params, original) -> bool:
@@ -186,35 +202,6 @@ def _same_leaves(params, original) -> bool:
 
 def _is_array(leaf) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
-
-
-def _reads_parameters(model, variables, images, layers) -> bool:
-    """Whether the network reads parameters other than through calls of `layers`.
-
-    The layers' arguments count as results too: a gradient flows back through them.
-    """
-    parameters, rest = split_params(variables)
-    outputs = {path: layer.output for path, layer in layers.items()}
-
-    def without_layers(params, images, outputs):
-        arguments: list[Any] = []
-
-        def replace(call, args, kwargs, context):
-            path = context.module.path
-            if path not in layers or context.method_name != "__call__":
-                return call(*args, **kwargs)
-            arguments.extend(x for x in jax.tree.leaves((args, kwargs)) if _is_array(x))
-            return outputs[path]
-
-        with nn.intercept_methods(replace):
-            logits = model.apply({"params": params, **rest}, images, train=False)
-        return logits, arguments
-
-    # Read off the program rather than off gradients, which can be zero by chance.
-    jaxpr = jax.make_jaxpr(without_layers)(parameters, images, outputs).jaxpr
-    inputs = jaxpr.invars[: len(jax.tree.leaves(parameters))]
-    used = [x for equation in jaxpr.eqns for x in equation.invars] + jaxpr.outvars
-    return any(x is parameter for x in used for parameter in inputs)
 
 
 def _describe(module, args, kwargs, output) -> _Layer:
@@ -230,34 +217,22 @@ def _describe(module, args, kwargs, output) -> _Layer:
         and module.dot_general_cls is None
     ):
         return _Layer("dense", result, shapes)
-    if plain and type(module) is nn.Conv:
-        sizes = tuple(np.atleast_1d(module.kernel_size).tolist())
-        pairs = _padding_pairs(module, args[0].shape, sizes)
-        simple = (
-            len(sizes) == 2
-            and args[0].ndim == 4
+    sizes = tuple(np.atleast_1d(getattr(module, "kernel_size", ())).tolist())
+    if plain and type(module) is nn.Conv and args[0].ndim == 4 and len(sizes) == 2:
+        strides = _pair(module.strides or 1)
+        padding: Any = canonicalize_padding(module.padding, 2)
+        if padding in ("SAME", "VALID"):
+            shape = args[0].shape[1:3]
+            padding = lax.padtype_to_pads(shape, sizes, strides, padding)
+        if (
+            not isinstance(padding, str)
             and module.feature_group_count == 1
             and module.mask is None
             and module.input_dilation in (None, 1, (1, 1))
             and module.kernel_dilation in (None, 1, (1, 1))
-        )
-        if simple and pairs is not None:
-            window = (sizes, _pair(module.strides or 1), pairs)
-            return _Layer("conv", result, shapes, window)
+        ):
+            return _Layer("conv", result, shapes, (sizes, strides, tuple(padding)))
     return _Layer("copied", result, shapes)
-
-
-def _padding_pairs(module, shape, sizes):
-    padding = module.padding
-    if isinstance(padding, str):
-        if padding not in ("SAME", "VALID") or len(shape) != 4:
-            return None
-        strides = _pair(module.strides or 1)
-        pairs = lax.padtype_to_pads(shape[1:3], sizes, strides, padding)
-        return tuple((int(low), int(high)) for low, high in pairs)
-    if isinstance(padding, int):
-        padding = (padding,) * len(sizes)
-    return tuple(_pair(side) for side in padding)
 
 
 def _pair(value) -> tuple[int, int]:

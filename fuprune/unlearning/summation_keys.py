@@ -5,6 +5,7 @@ opened. Shares of a client's two secrets travel through the server sealed by
 ChaCha20-Poly1305, so that only their holders read them.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -44,9 +45,8 @@ class PublicKeys(NamedTuple):
 class Directory(NamedTuple):
     """What everybody knows."""
 
-    public_keys: tuple[bytes, ...]  # of the masks, by client
+    public_keys: tuple[PublicKeys, ...]  # by client
     threshold: int  # how many clients it takes to open a share
-    sealing_keys: tuple[bytes, ...] = ()  # by client
     session: str = ""  # which sum it is for
 
 
@@ -93,12 +93,7 @@ def make_directory(
 ) -> Directory:
     """The server's list of the clients that take part, by position."""
     threshold = check_threshold(len(published), threshold)
-    return Directory(
-        tuple(p.mask for p in published),
-        threshold,
-        tuple(p.sealing for p in published),
-        session,
-    )
+    return Directory(tuple(published), threshold, session)
 
 
 def check_directory(client: int, keys: Keys, directory: Directory) -> None:
@@ -109,16 +104,14 @@ def check_directory(client: int, keys: Keys, directory: Directory) -> None:
             threshold is below 2 or above the number of clients.
     """
     number = len(directory.public_keys)
-    own = public_keys(keys)
-    if len(directory.sealing_keys) != number or not 0 <= client < number:
+    if not 0 <= client < number:
         raise InputError(
-            f"the directory has {number} mask keys and {len(directory.sealing_keys)} "
-            f"sealing keys, and this client is number {client}; refuse the sum."
+            f"the directory has {number} clients, and this client is number {client}; "
+            "refuse the sum."
         )
-    listed = (*directory.public_keys, *directory.sealing_keys)
-    if len(set(listed)) != 2 * number:
+    if len(set(itertools.chain(*directory.public_keys))) != 2 * number:
         raise InputError("a key occurs twice in the directory; refuse the sum.")
-    if own != (directory.public_keys[client], directory.sealing_keys[client]):
+    if public_keys(keys) != directory.public_keys[client]:
         raise InputError(
             f"the directory has other keys for client {client} than its own; refuse "
             "the sum."
@@ -187,7 +180,7 @@ def open_shares(
 def _sealing_cipher(owner, holder, client, keys, directory) -> ChaCha20Poly1305:
     """Of the shares from `owner` to `holder`, one of which is `client`."""
     peer = holder if client == owner else owner
-    agreed = agree_secret(keys.sealing_key, directory.sealing_keys[peer])
+    agreed = agree_secret(keys.sealing_key, directory.public_keys[peer].sealing)
     # Sum, owner and holder are in the key: a box cannot be used in another sum, or
     # passed off as somebody else's.
     label = f"shares {directory.session} {owner} {holder}".encode()

@@ -6,6 +6,7 @@ import pytest
 
 from fuprune.data.federated import federate
 from fuprune.unlearning.client_sums import limit_examples, make_client_sum
+from fuprune.unlearning.reading import Reading
 from tests.tiny import tiny_dataset
 
 PARTS = [np.arange(0, 7), np.arange(7, 7), np.arange(7, 20)]
@@ -25,7 +26,9 @@ def count_and_add(context, batch):
 def test_every_example_is_summed_once(backend, chunk):
     dataset = tiny_dataset(24)
     data = federate(dataset, PARTS)
-    run = make_client_sum(count_and_add, chunk=chunk, backend=backend)
+    run = make_client_sum(
+        None, count_and_add, chunk=chunk, reading=Reading(backend=backend)
+    )
     total, number = run(jnp.float32(2.0), data)
     assert number == 20 and total["examples"] == 20
     assert total["labels"] == dataset.labels[:20].sum()
@@ -35,7 +38,7 @@ def test_every_example_is_summed_once(backend, chunk):
 
 def test_chunk_must_be_positive():
     with pytest.raises(ValueError, match="chunk is 0"):
-        make_client_sum(count_and_add, chunk=0)
+        make_client_sum(None, count_and_add, chunk=0)
 
 
 def test_limit_takes_the_same_share_of_every_client_spread_over_its_row():

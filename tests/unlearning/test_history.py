@@ -114,10 +114,11 @@ def test_clients_without_weight_leave_no_entry(federation):
     _, info = algorithm.round(algorithm.init(variables), cohort, jax.random.key(0))
     store = history.record(history.empty(10**7), info, cohort)
     assert [e.client for e in store.entries] == [0, 2, 3]
-    nobody = history.record(history.empty(10**7), info, cohort, jnp.zeros(4))
+    idle = info._replace(weights=jnp.zeros(4))
+    nobody = history.record(history.empty(10**7), idle, cohort)
     assert nobody.entries == () and nobody.steps == 0
-    weights = jnp.array([1.0, 0.0, 0.0, 3.0])
-    store = history.record(history.empty(10**7), info, cohort, weights)
+    few = info._replace(weights=jnp.array([1.0, 0.0, 0.0, 3.0]))
+    store = history.record(history.empty(10**7), few, cohort)
     assert [(e.client, e.share) for e in store.entries] == [(0, 0.25), (3, 0.75)]
 
 

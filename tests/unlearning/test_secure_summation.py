@@ -21,6 +21,7 @@ from fuprune.unlearning.secure_summation import (
     decode,
     encode,
     mask_upload,
+    reveal_shares,
     secure_sum,
     unmask,
 )
@@ -225,47 +226,18 @@ def test_below_the_threshold_there_is_no_sum():
         secure_sum(make_uploads(3), key=jax.random.key(0), dropped={0, 1, 2})
 
 
-def open_all(setup, clients, secret):
-    """By owner, as many shares of one of its two secrets as it takes."""
-    holders = setup.held[: setup.directory.threshold]
-    return {c: [getattr(held[c], secret) for held in holders] for c in clients}
-
-
-def test_server_that_asks_for_both_secrets_of_a_client_is_refused():
+def test_a_false_share_of_a_key_is_noticed_and_a_missing_one():
     setup = agree_keys(jax.random.key(0), 3)
     sent = {
         i: mask_upload(np.ones(2), i, setup.keys[i], setup.directory) for i in (0, 1)
     }
-    with pytest.raises(ValueError, match="both secrets of client 1"):
-        unmask(
-            sent,
-            setup.directory,
-            private_key_shares=open_all(setup, (1, 2), "private_key"),
-            self_seed_shares=open_all(setup, (0, 1), "self_seed"),
-        )
-    with pytest.raises(ValueError, match="give shares for every client"):
-        unmask(
-            sent,
-            setup.directory,
-            private_key_shares={},
-            self_seed_shares=open_all(setup, (0, 1), "self_seed"),
-        )
-
-
-def test_a_false_share_of_a_key_is_noticed():
-    setup = agree_keys(jax.random.key(0), 3)
-    sent = {
-        i: mask_upload(np.ones(2), i, setup.keys[i], setup.directory) for i in (0, 1)
-    }
-    shares = open_all(setup, (2,), "private_key")[2]
-    shares[0] = shares[0]._replace(value=shares[0].value ^ 1)
+    shown = {i: reveal_shares(setup.held[i], setup.directory, sent=sent) for i in sent}
+    true = shown[0].pop(2)
+    with pytest.raises(TooFewClientsError, match="1 clients remain .* takes 2"):
+        unmask(sent, setup.directory, shown)
+    shown[0][2] = true._replace(value=true.value ^ 1)
     with pytest.raises(ValueError, match="client 2's key do not give that key"):
-        unmask(
-            sent,
-            setup.directory,
-            private_key_shares={2: shares},
-            self_seed_shares=open_all(setup, (0, 1), "self_seed"),
-        )
+        unmask(sent, setup.directory, shown)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -1e30])

@@ -1,5 +1,7 @@
 """Secure summation between parties that share nothing but messages."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,6 @@ from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.unlearning.secure_summation import (
     decode,
     encode,
-    gather_shares,
     mask_upload,
     reveal_shares,
     unmask,
@@ -44,24 +45,15 @@ def test_server_gets_the_sum_of_those_who_sent_and_sees_no_upload():
     keys, directory, sealed, held = parties(4)
     sent = {i: mask_upload(uploads[i], i, keys[i], directory) for i in (0, 1, 3)}
     revealed = {i: reveal_shares(held[i], directory, sent=sent) for i in sent}
-    private_key_shares, self_seed_shares = gather_shares(
-        revealed, dropped={2}, sent=sent
-    )
-    words = unmask(
-        sent,
-        directory,
-        private_key_shares=private_key_shares,
-        self_seed_shares=self_seed_shares,
-    )
+    words = unmask(sent, directory, revealed)
     expected = uploads[0] + uploads[1] + uploads[3]
     np.testing.assert_allclose(decode(words, expected), expected, atol=1e-5)
     # Everything the server held before the last message, word by word.
     for i, seen in sent.items():
         assert np.mean(seen == encode(uploads[i], num_clients=4)) == 0
     secrets = [secret for k in keys for secret in k]
-    received = [*directory.public_keys, *directory.sealing_keys]
-    received += [box for boxes in sealed for box in boxes]
-    assert not any(secret in seen for secret in secrets for seen in received)
+    received = itertools.chain(*directory.public_keys, *sealed)
+    assert not any(secret in seen for seen in received for secret in secrets)
 
 
 def test_a_share_that_was_changed_or_is_of_another_sum_is_refused():
@@ -80,12 +72,12 @@ def test_a_share_that_was_changed_or_is_of_another_sum_is_refused():
 def test_a_client_refuses_a_directory_that_would_bare_it():
     keys, directory, _, _ = parties(3)
     other = public_keys(make_keys())
-    swapped = (other.mask, *directory.public_keys[1:])
+    swapped = (other, *directory.public_keys[1:])
     twice = (directory.public_keys[0],) * 3
     for wrong, match in (
         (directory._replace(public_keys=swapped), "other keys for client 0"),
         (directory._replace(public_keys=twice), "occurs twice"),
-        (directory._replace(sealing_keys=()), "0 sealing keys"),
+        (directory._replace(public_keys=()), "0 clients, and this client is number 0"),
         (directory._replace(threshold=1), r"threshold is 1"),
     ):
         with pytest.raises(InputError, match=match):
@@ -108,6 +100,7 @@ def test_a_client_gives_one_share_for_each_owner():
 
 def test_a_point_of_small_order_is_no_public_key():
     keys, directory, _, _ = parties(2)
-    weak = directory._replace(sealing_keys=(directory.sealing_keys[0], bytes(32)))
+    first, second = directory.public_keys
+    weak = directory._replace(public_keys=(first, second._replace(sealing=bytes(32))))
     with pytest.raises(InputError, match="no usable X25519 public key"):
         share_keys(0, keys[0], weak)
