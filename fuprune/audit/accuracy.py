@@ -17,11 +17,9 @@ from fuprune.audit.measurements import (
     Findings,
     Measurements,
     ModelOutputs,
-    Notify,
     each,
     to_retraining,
 )
-from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import generator_of
 from fuprune.audit.spread import Draft, by_role, draft, draft_rate
 from fuprune.federated.evaluate import Evaluation
@@ -31,11 +29,9 @@ from fuprune.typed_json import to_plain
 Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 
 
-def find_accuracy(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_accuracy(measurements: Measurements, key: jax.Array) -> Findings:
     """U-set and R-set accuracy, and Table 5's distances of class-wise accuracy."""
-    notify("accuracy")
+    measurements.notify("accuracy")
     forgotten = measurements.forgotten_test
     hits = each(measurements, lambda m: _hits(measurements, m))
     tests = []
@@ -68,7 +64,7 @@ def find_accuracy(
         measurements, lambda m: Evaluation(_confusions(measurements, m), float("nan"))
     )
     if measurements.retrained:
-        tests += _class_distances(measurements, options, key)
+        tests += _class_distances(measurements, key)
     detail = {
         "class_accuracies": {n: to_plain(e.per_class) for n, e in evaluations.items()},
         "confusions": {n: e.confusion.tolist() for n, e in evaluations.items()},
@@ -89,9 +85,8 @@ def _confusions(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
     return np.bincount(cells, minlength=width**2).reshape(width, width)
 
 
-def _class_distances(
-    measurements: Measurements, options: AuditOptions, key: jax.Array
-) -> list[Draft]:
+def _class_distances(measurements: Measurements, key: jax.Array) -> list[Draft]:
+    confidence = measurements.options.confidence
     per_class = _images_per_class(measurements)
     labels = measurements.test.labels
 
@@ -125,7 +120,7 @@ def _class_distances(
             retrained,
             per_class,
             generator=generator,
-            confidence=options.confidence,
+            confidence=confidence,
         )
         _, others = by_role(distances)
         # An error that puts the interval's end at that quantile.
@@ -139,7 +134,7 @@ def _class_distances(
                 unit=unit,
                 higher_is=WORSE,
                 resolution=max(beyond, 0.0)
-                / max(float(special.ndtri(options.confidence)), 1e-3),
+                / max(float(special.ndtri(confidence)), 1e-3),
                 bounds=(0.0, math.inf),
                 leave_one_out=True,
             )

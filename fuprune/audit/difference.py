@@ -16,30 +16,25 @@ from fuprune.audit.measurements import (
     Findings,
     Measurements,
     ModelOutputs,
-    Notify,
     to_retraining,
 )
 from fuprune.audit.membership import score_targets, target_confidence
-from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import paired_error
 from fuprune.audit.spread import by_role, draft
 
 
-def find_difference(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_difference(measurements: Measurements, key: jax.Array) -> Findings:
     """Membership from the confidence lost between the raw and the other model.
 
     The raw model alone gives some membership away, whichever model it is compared with;
     so the area is held against that of retrained models. The raw model has no result:
     it does not differ from itself.
     """
-    del options, key
-    notify("attack with the model before and after")
+    del key
+    measurements.notify("attack with the model before and after")
     before = target_confidence(measurements, measurements.outputs[RAW])
     return find_by_attack(
-        measurements,
         "difference",
         score_targets(measurements, lambda after, _: confidence_lost(before, after)),
         kind="difference",
@@ -54,12 +49,10 @@ def confidence_lost(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return before - after
 
 
-def find_interpolated(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_interpolated(measurements: Measurements, key: jax.Array) -> Findings:
     """How far from a retrained model towards the raw one the confidences lie."""
-    del options, key
-    notify("interpolated score")
+    del key
+    measurements.notify("interpolated score")
     split = len(measurements.forgotten.labels)
 
     def confidence(model: ModelOutputs) -> np.ndarray:

@@ -11,19 +11,16 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, HEADLINE, WORSE
-from fuprune.audit.measurements import Findings, Measurements, Notify, to_retraining
+from fuprune.audit.measurements import Findings, Measurements, to_retraining
 from fuprune.audit.membership import log_probabilities
-from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error
 from fuprune.audit.spread import by_role, draft, is_retrained
 
 
-def find_distance(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_distance(measurements: Measurements, key: jax.Array) -> Findings:
     """Distances of outputs and of representations on the forgotten training images."""
-    del options, key
-    notify("distance to retraining")
+    del key
+    measurements.notify("distance to retraining")
     tests = []
     for name, (function, measure, unit) in DISTANCES.items():
         distances = to_retraining(

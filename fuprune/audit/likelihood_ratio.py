@@ -14,15 +14,8 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import HEADLINE
-from fuprune.audit.measurements import (
-    Findings,
-    Measurements,
-    ModelOutputs,
-    Notify,
-    gather,
-)
+from fuprune.audit.measurements import Findings, Measurements, ModelOutputs, gather
 from fuprune.audit.membership import logit_confidence, score_targets, target_confidence
-from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.spread import by_role
 from fuprune.errors import InputError
@@ -31,15 +24,11 @@ from fuprune.errors import InputError
 ENOUGH_FOR_VARIANCE = 16
 
 
-def find_likelihood_ratio(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_likelihood_ratio(measurements: Measurements, key: jax.Array) -> Findings:
     """LiRA, online with shadow models and offline with retrained ones as references."""
-    del options, key
-    notify("likelihood-ratio attack")
-    attack = functools.partial(
-        find_by_attack, measurements, kind="likelihood_ratio", low_rates=True
-    )
+    del key
+    measurements.notify("likelihood-ratio attack")
+    attack = functools.partial(find_by_attack, kind="likelihood_ratio", low_rates=True)
     found = []
     shadows = measurements.shadows
     if shadows is not None:

@@ -24,6 +24,8 @@ from fuprune.surgery import SlimModule, arrays_of
 RAW = "raw"
 RANDOM = "random_init"
 
+Notify = Callable[[str], None]
+
 
 class AuditData(NamedTuple):
     """The data that the audited models were trained and tested on."""
@@ -82,6 +84,8 @@ class Measurements(NamedTuple):
     classes: tuple[int, ...]
     num_classes: int
     layers: tuple[str, ...]  # of the raw model, in forward order
+    options: AuditOptions
+    notify: Notify  # told what is being done
     shadows: Shadows | None = None
     left_out: dict[str, str] = {}  # candidate -> why it is not among `judged`
     probes: Callable[[], Any] | None = None  # waits for those that were begun
@@ -102,9 +106,6 @@ class Measurements(NamedTuple):
         return np.isin(self.test.labels, self.classes)
 
 
-Notify = Callable[[str], None]
-
-
 def is_reserved(name: str) -> bool:
     """Whether the report uses a name for a reference, so that no candidate may."""
     return name in (RAW, RANDOM) or is_retrained(name)
@@ -119,20 +120,13 @@ def measure(
     classes: tuple[int, ...],
     options: AuditOptions,
     key: jax.Array,
-    notify: Notify,
+    on_step: Notify | None,
 ) -> Measurements:
     """Outputs of all models on all images.
 
-    Args:
-      candidates: name -> model.
-      retrained: models to compare with.
-      raw: the model before unlearning, which says how many classes there are.
-      data: all training images, the test images to look at, and the preprocessing.
-      forgotten: the forgotten training images to look at.
-      classes: the classes whose test images are those of non-members.
-      options: the size of batches.
-      key: of the untrained network.
-      notify: told which model is being looked at.
+    The images looked at are the `forgotten` training images and the test images of
+    `data`; those of `classes` are non-members. The raw model says how many classes
+    there are, and `key` is that of the untrained network.
 
     Raises:
       InputError: a candidate has a reference's name, models are of different classes,
@@ -144,6 +138,7 @@ def measure(
             f"candidates are named {taken}, which the report uses for its references; "
             "name them otherwise"
         )
+    notify = on_step or (lambda text: None)
     test = data.test
     references = {f"retrained_{i}": model for i, model in enumerate(retrained)}
     given = {**candidates, RAW: raw, **references}
@@ -197,6 +192,8 @@ def measure(
         classes=classes,
         num_classes=columns,
         layers=layer_names(network, variables, sample),
+        options=options,
+        notify=notify,
         left_out=dict.fromkeys(broken, "it answers with NaN"),
     )
 
@@ -226,10 +223,10 @@ def _on_device(name: str, model: Model) -> Model:
 
 
 def logits_of(
-    measurements: Measurements, model: Model, images: np.ndarray, options: AuditOptions
+    measurements: Measurements, model: Model, images: np.ndarray
 ) -> np.ndarray:
     """`[N, U]` of one more model, or of a measured one on other images."""
-    size = options.batch_size
+    size = measurements.options.batch_size
     outputs = compute_outputs(*model, images, measurements.preprocess, batch_size=size)
     return outputs.logits
 

@@ -11,14 +11,7 @@ import jax
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
-from fuprune.audit.measurements import (
-    Findings,
-    Measurements,
-    ModelOutputs,
-    Notify,
-    each,
-)
-from fuprune.audit.options import AuditOptions
+from fuprune.audit.measurements import Findings, Measurements, ModelOutputs, each
 from fuprune.audit.roc import Scores, find_by_attack
 
 # Far below any real logit, so that a logit masked to -inf keeps every score finite.
@@ -27,16 +20,13 @@ LOGIT_LIMIT = 1e4
 CONFIDENCE_LIMIT = 100.0
 
 
-def find_membership(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_membership(measurements: Measurements, key: jax.Array) -> Findings:
     """Thresholds on loss, confidence, entropy and modified entropy."""
-    del options, key
-    notify("membership inference by thresholds")
+    del key
+    measurements.notify("membership inference by thresholds")
     tests, curves = [], {}
     for name, score in SCORES.items():
         found = find_by_attack(
-            measurements,
             f"threshold_{name}",
             score_logits(measurements, score),
             kind="membership",

@@ -82,7 +82,6 @@ def audit_request(
     Raises:
       InputError: an argument is not allowed.
     """
-    notify = on_step or (lambda text: None)
     if not len(data.forgotten.labels) or not len(data.test.labels):
         raise InputError(
             f"there are {len(data.forgotten.labels)} forgotten and "
@@ -102,16 +101,16 @@ def audit_request(
         tuple(np.unique(held_out.labels).tolist()),
         options,
         key,
-        notify,
+        on_step,
     )
     asked = [kind for kind in SHARED if options.kinds is None or kind in options.kinds]
-    found = find_kinds(asked, measurements, options, key, notify)
+    found = find_kinds(asked, measurements, key)
     drafts = [_about_images(test) for test in found.tests]
     # They come with every request: there are no keys of their own to ask for them.
     for find in (find_accuracy, find_losses, find_influence, find_weights):
         drafts += find(measurements)
     if data.backdoor is not None:
-        drafts += find_backdoor(measurements, data, options)
+        drafts += find_backdoor(measurements, data)
     settings = {
         "kinds": sorted({test.kind for test in drafts}),
         "retrained_models": len(measurements.retrained),
@@ -121,7 +120,7 @@ def audit_request(
         "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
     }
     findings = Findings(drafts, found.detail)
-    return conclude((), measurements, findings, settings, options)
+    return conclude((), measurements, findings, settings)
 
 
 def matched(
@@ -274,15 +273,13 @@ def find_weights(measurements: Measurements) -> list[Draft]:
     )
 
 
-def find_backdoor(
-    measurements: Measurements, data: RequestData, options: AuditOptions
-) -> list[Draft]:
+def find_backdoor(measurements: Measurements, data: RequestData) -> list[Draft]:
     """How often the trigger that the forgotten data carried still decides."""
     assert data.backdoor is not None
-    images = data.backdoor.images[: options.max_examples]
+    images = data.backdoor.images[: measurements.options.max_examples]
 
     def hits(model: Model) -> np.ndarray:
-        logits = logits_of(measurements, model, images, options)
+        logits = logits_of(measurements, model, images)
         return np.argmax(logits, axis=-1) == data.target
 
     found = {name: hits(model) for name, model in measurements.models.items()}

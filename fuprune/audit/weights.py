@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import TWO_SIDED
-from fuprune.audit.measurements import RAW, Findings, Measurements, Notify, logits_of
+from fuprune.audit.measurements import RAW, Findings, Measurements, logits_of
 from fuprune.audit.membership import loss_score
-from fuprune.audit.options import AuditOptions, Model
+from fuprune.audit.options import Model
 from fuprune.audit.outputs import Variables, find_head, with_forgotten_columns_reset
 from fuprune.audit.spread import Draft, draft
 from fuprune.audit.training import in_pairs
@@ -25,22 +25,21 @@ from fuprune.surgery import SlimNetwork
 _DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
 
 
-def find_weights(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_weights(measurements: Measurements, key: jax.Array) -> Findings:
     """Distance and linear connectivity to the raw and to the retrained models."""
     del key
-    notify("distance in weight space")
+    measurements.notify("distance in weight space")
     models = {
         name: _without_forgotten_columns(measurements, model)
         for name, model in measurements.models.items()
     }
     retrained = measurements.retrained
-    chosen = np.flatnonzero(~measurements.forgotten_test)[: options.weights.max_images]
+    points, most = measurements.options.weights
+    chosen = np.flatnonzero(~measurements.forgotten_test)[:most]
     images, labels = (part[chosen] for part in measurements.test)
 
     def loss(model: Model) -> float:
-        logits = logits_of(measurements, model, images, options)
+        logits = logits_of(measurements, model, images)
         return float(-loss_score(logits, labels).mean())
 
     losses = {name: loss(model) for name, model in models.items()}
@@ -51,7 +50,7 @@ def find_weights(
         if not comparable(*ends):
             return None
         heights = losses[one], losses[other]
-        return loss_barrier(*ends, loss, heights, options.weights.points)
+        return loss_barrier(*ends, loss, heights, points)
 
     # As high from either side, so retrained models need it once per pair.
     pairs = {tuple(sorted((name, RAW))) for name in models}

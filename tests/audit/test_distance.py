@@ -89,11 +89,16 @@ def test_a_model_without_common_layers_takes_the_test_from_no_other():
     }
     nothing: Any = None
     measurements = Measurements(
-        outputs, {}, *[nothing] * 5, classes=(0,), num_classes=3, layers=()
+        outputs,
+        {},
+        *[nothing] * 5,
+        classes=(0,),
+        num_classes=3,
+        layers=(),
+        options=AuditOptions(),
+        notify=lambda text: None,
     )
-    found = distance.find_distance(
-        measurements, AuditOptions(), jax.random.key(0), lambda text: None
-    )
+    found = distance.find_distance(measurements, jax.random.key(0))
     cka = found.tests[-1]
     assert cka.name == "cka_distance"
     assert cka.values["other"] is None and cka.values["raw"] > 0
