@@ -11,17 +11,11 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import HEADLINE, TWO_SIDED
-from fuprune.audit.measurements import (
-    RAW,
-    Findings,
-    Measurements,
-    ModelOutputs,
-    to_retraining,
-)
-from fuprune.audit.membership import score_targets, target_confidence
+from fuprune.audit.measurements import RAW, Findings, Measurements, each
+from fuprune.audit.membership import logit_confidence, score_targets, target_confidence
 from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import by_role, draft
+from fuprune.audit.spread import by_role, draft, to_retraining
 
 
 def find_difference(measurements: Measurements, key: jax.Array) -> Findings:
@@ -53,22 +47,18 @@ def find_interpolated(measurements: Measurements, key: jax.Array) -> Findings:
     """How far from a retrained model towards the raw one the confidences lie."""
     del key
     measurements.notify("interpolated score")
-    split = len(measurements.forgotten.labels)
-
-    def confidence(model: ModelOutputs) -> np.ndarray:
-        return target_confidence(measurements, model)[:split]
-
     # Only training images: the share is of what was learned from them.
-    inside = confidence(measurements.outputs[RAW])
+    labels = measurements.forgotten.labels
+    confidences = each(
+        measurements, lambda model: logit_confidence(model.forgotten.logits, labels)
+    )
     terms = to_retraining(
-        measurements,
-        lambda model, other: interpolation_terms(
-            confidence(model), inside, confidence(other)
-        ),
+        confidences,
+        lambda own, other: interpolation_terms(own, confidences[RAW], other),
     )
     test = draft(
         "interpolated_share",
-        {name: float(of_model.sum()) for name, of_model in terms.items()},
+        {name: of_model.sum() for name, of_model in terms.items()},
         kind="interpolated",
         question=(
             "What share of the raw model's confidence on forgotten training images is "
@@ -77,7 +67,7 @@ def find_interpolated(measurements: Measurements, key: jax.Array) -> Findings:
         unit="fraction",
         higher_is=TWO_SIDED,
         # The share is a sum over images, so its error is that of a mean, times N.
-        resolution=split * paired_error(by_role(terms)[1], added=0.0),
+        resolution=len(labels) * paired_error(by_role(terms)[1], added=0.0),
     )
     return Findings([test])
 

@@ -1,8 +1,6 @@
 """What is judged: every model's answers on the same images.
 
 Numbers are computed alike for the candidates, the raw model and every retrained seed.
-Distances to retraining are taken to every retrained model and averaged; a retrained
-model's own distance leaves itself out.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -236,20 +234,3 @@ def each(
 ) -> dict[str, Any]:
     """`number` of every model, by name."""
     return {name: number(model) for name, model in measurements.outputs.items()}
-
-
-def to_retraining(
-    measurements: Measurements, number: Callable[[ModelOutputs, ModelOutputs], Any]
-) -> dict[str, Any]:
-    """For every model, the mean of `number` over the retrained ones but itself.
-
-    So all are means of distances between a model and independent retrainings; a model
-    has none if there is no other retrained one. `number` may give an array; means are
-    taken entry by entry.
-    """
-    found = {}
-    for name, model in measurements.outputs.items():
-        others = [measurements.outputs[o] for o in measurements.retrained if o != name]
-        if others:
-            found[name] = np.mean([number(model, other) for other in others], axis=0)
-    return found

@@ -6,7 +6,7 @@ that gives all images the same score has found nothing, and has no result.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,41 +92,35 @@ def find_by_attack(
     name: str,
     scores: Mapping[str, Scores],
     *,
-    kind: str,
     attacker: str,
     family: str = FURTHER,
     low_rates: bool = False,
-    positive_control: str | None = "raw",
-    notes: tuple[str, ...] = (),
+    **fields: Any,
 ) -> Findings:
     """The tests of one attack that was turned on every model, and its thinned curves.
 
     Args:
       name: of the attack.
       scores: model -> its scores; those of some candidates may be absent.
-      kind: of the evidence.
       attacker: in words.
       family: of the area; further tests are never in the headline.
       low_rates: whether to ask for the images found at few false alarms.
-      positive_control: see `spread.Draft`.
-      notes: remarks.
+      **fields: of every `spread.Draft`.
     """
     rocs = {
         model: None if is_constant(one) else roc_curve(*one)
         for model, one in scores.items()
     }
 
-    def make_test(suffix: str, number: Callable[[Roc], float], **fields) -> Draft:
+    def make_test(suffix: str, number: Callable[[Roc], float], **own: Any) -> Draft:
         return draft(
             f"{name}_{suffix}",
             {m: None if roc is None else number(roc) for m, roc in rocs.items()},
-            kind=kind,
             bounds=(0.0, 1.0),
             scale=ANGULAR,
             is_rate=True,
-            positive_control=positive_control,
-            notes=notes,
             **fields,
+            **own,
         )
 
     _, retrained = by_role(scores)

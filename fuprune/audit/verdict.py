@@ -209,13 +209,13 @@ def _evidence(
         question=draft.question,
         unit=draft.unit,
         higher_is=draft.higher_is,
-        values={model: _float(value) for model, value in draft.values.items()},
-        retrained=[_float(value) for value in draft.retrained],
+        values=dict(draft.values),
+        retrained=list(draft.retrained),
         interval=None if null is None else interval(null, level, draft.bounds),
         verdicts={m: verdict(m, value) for m, value in draft.values.items()},
         notes=notes,
         family=draft.family,
-        sampling_error=float(draft.resolution) if draft.resolution else None,
+        sampling_error=draft.resolution or None,
         smallest_difference=smallest,
         p_values=dict(p_values),
         adjusted_p_values=dict(adjusted),
@@ -238,7 +238,3 @@ def headline(tests: Sequence[Evidence], model: str) -> Headline:
         word = CANNOT_TELL
     found = [p for t in decided if (p := t.adjusted_p_values[model]) is not None]
     return Headline(word, len(decided), failed, min(found, default=None))
-
-
-def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)

@@ -7,7 +7,6 @@ Only networks of the same shapes and channels can be compared.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from fuprune.audit.measurements import RAW, Findings, Measurements, logits_of
 from fuprune.audit.membership import loss_score
 from fuprune.audit.options import Model
 from fuprune.audit.outputs import Variables, find_head, with_forgotten_columns_reset
-from fuprune.audit.spread import Draft, draft
+from fuprune.audit.spread import Draft, draft, to_retraining
 from fuprune.audit.training import in_pairs
 from fuprune.surgery import SlimNetwork
 
@@ -74,19 +73,11 @@ def find_weights(measurements: Measurements, key: jax.Array) -> Findings:
         question = f"How {words} to the raw model?"
         tests.append(_draft(f"{quantity}_to_raw", to_raw, question, unit, None))
         if retrained:
-            numbers = {name: mean_to(retrained, name, number) for name in models}
+            numbers = to_retraining({name: name for name in models}, number)
             question = f"How {words} to retrained models?"
             name = f"{quantity}_to_retrained"
             tests.append(_draft(name, numbers, question, unit, RAW))
     return Findings(tests)
-
-
-def mean_to(
-    others: Sequence[str], name: str, number: Callable[[str, str], float | None]
-) -> float | None:
-    """The mean number of a model and each other one; None if some pair has none."""
-    found: list[Any] = [number(name, other) for other in others if other != name]
-    return None if not found or None in found else float(np.mean(found))
 
 
 def _without_forgotten_columns(measurements: Measurements, model: Model) -> Model:

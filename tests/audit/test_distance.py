@@ -71,7 +71,7 @@ def test_cka_of_dead_layers_is_defined():
 
 def test_layers_are_matched_by_name():
     x = random((10, 3))
-    found = distance.cka_by_layer({"a": x, "b": x}, {"b": x, "c": x})
+    found = distance.mean_cka({"a": x, "b": x}, [{"b": x, "c": x}])
     assert found == {"b": pytest.approx(1.0)}
 
 
