@@ -12,7 +12,11 @@ import numpy as np
 
 from fuprune.audit.evidence import HEADLINE, TWO_SIDED
 from fuprune.audit.measurements import RAW, Findings, Measurements, each
-from fuprune.audit.membership import logit_confidence, score_targets, target_confidence
+from fuprune.audit.membership import (
+    logit_confidence,
+    score_targets,
+    target_confidences,
+)
 from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import paired_error
 from fuprune.audit.spread import by_role, draft, to_retraining
@@ -27,7 +31,7 @@ def find_difference(measurements: Measurements, key: jax.Array) -> Findings:
     """
     del key
     measurements.notify("attack with the model before and after")
-    before = target_confidence(measurements, measurements.outputs[RAW])
+    before = target_confidences(measurements)[RAW]
     return find_by_attack(
         "difference",
         score_targets(measurements, lambda after, _: confidence_lost(before, after)),

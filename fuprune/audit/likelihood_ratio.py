@@ -14,10 +14,13 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import HEADLINE
-from fuprune.audit.measurements import Findings, Measurements, ModelOutputs, gather
-from fuprune.audit.membership import logit_confidence, score_targets, target_confidence
+from fuprune.audit.measurements import Findings, Measurements, gather
+from fuprune.audit.membership import (
+    logit_confidence,
+    score_targets,
+    target_confidences,
+)
 from fuprune.audit.roc import Scores, find_by_attack
-from fuprune.audit.spread import by_role
 from fuprune.errors import InputError
 
 # With fewer references than this, Carlini et al. pool the variance over all images.
@@ -75,12 +78,10 @@ def _attack_offline(measurements: Measurements) -> dict[str, Scores]:
     the scores are the mean over all choices of n - 1: with more references than the
     retrained models have, its attack would be the sharper one for that reason alone.
     """
-    _, retrained = by_role(measurements.outputs)
+    confidences, retrained = target_confidences(measurements), measurements.retrained
 
-    def score(own: np.ndarray, model: ModelOutputs) -> np.ndarray:
-        others = [
-            target_confidence(measurements, m) for m in retrained if m is not model
-        ]
+    def score(own: np.ndarray, name: str) -> np.ndarray:
+        others = [confidences[other] for other in retrained if other != name]
         return mean_offline_scores(own, others, len(retrained) - 1)
 
     return score_targets(measurements, score)
@@ -95,11 +96,9 @@ def mean_offline_scores(
     """
     if len(references) == size:
         return offline_scores(scores, references)
+    places = range(len(references))
     return np.mean(
-        [
-            offline_scores(scores, [*references[:i], *references[i + 1 :]])
-            for i in range(len(references))
-        ],
+        [offline_scores(scores, np.delete(references, i, axis=0)) for i in places],
         axis=0,
     )
 

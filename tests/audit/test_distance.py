@@ -77,9 +77,7 @@ def test_layers_are_matched_by_name():
 
 def test_a_model_without_common_layers_takes_the_test_from_no_other():
     def answers(seed, layer):
-        return Outputs(
-            random((8, 3), seed), None, None, {layer: random((8, 5), seed + 50)}
-        )
+        return Outputs(random((8, 3), seed), None, {layer: random((8, 5), seed + 50)})
 
     layers = {"other": "block", "raw": "conv"}
     layers |= {f"retrained_{i}": "conv" for i in range(3)}
