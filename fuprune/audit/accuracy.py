@@ -5,25 +5,22 @@ class-wise accuracies after unlearning are from those after retraining, as KL di
 and as greatest difference.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 from scipy import special
 
 from fuprune.audit.evidence import BETTER, HEADLINE, WORSE
-from fuprune.audit.measurements import (
-    Findings,
-    Measurements,
-    ModelOutputs,
-    Notify,
-    each,
+from fuprune.audit.measurements import Findings, Measurements, each
+from fuprune.audit.sampling import generator_of
+from fuprune.audit.spread import (
+    Draft,
+    by_role,
+    draft_distance,
+    draft_rate,
     to_retraining,
 )
-from fuprune.audit.options import AuditOptions
-from fuprune.audit.sampling import generator_of
-from fuprune.audit.spread import Draft, by_role, draft, draft_rate
 from fuprune.federated.evaluate import Evaluation
 from fuprune.typed_json import to_plain
 
@@ -31,32 +28,30 @@ from fuprune.typed_json import to_plain
 Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 
 
-def find_accuracy(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_accuracy(measurements: Measurements, key: jax.Array) -> Findings:
     """U-set and R-set accuracy, and Table 5's distances of class-wise accuracy."""
-    notify("accuracy")
-    forgotten = measurements.forgotten_test
-    hits = each(measurements, lambda m: _hits(measurements, m))
+    measurements.notify("accuracy")
+    labels, width = measurements.test.labels, measurements.num_classes
+    answers = each(measurements, lambda model: model.test.logits.argmax(axis=-1))
     tests = []
     for name, question, higher_is, chosen in (
         (
             "u_accuracy",
             "How often does the model still recognise the forgotten class?",
             WORSE,
-            forgotten,
+            measurements.forgotten_test,
         ),
         (
             "r_accuracy",
             "How good is the model on the classes it should keep?",
             BETTER,
-            ~forgotten,
+            ~measurements.forgotten_test,
         ),
     ):
         tests.append(
             draft_rate(
                 name,
-                {model: right[chosen] for model, right in hits.items()},
+                {m: (given == labels)[chosen] for m, given in answers.items()},
                 kind="accuracy",
                 question=question,
                 higher_is=higher_is,
@@ -64,43 +59,36 @@ def find_accuracy(
                 positive_control="raw" if higher_is == WORSE else None,
             )
         )
-    evaluations = each(
-        measurements, lambda m: Evaluation(_confusions(measurements, m), float("nan"))
-    )
+    # Rows are true classes, columns answers: [U, U].
+    confusions = {
+        model: np.bincount(labels * width + given, minlength=width**2).reshape(
+            width, width
+        )
+        for model, given in answers.items()
+    }
     if measurements.retrained:
-        tests += _class_distances(measurements, options, key)
+        tests += _class_distances(
+            confusions, generator_of(key), measurements.options.confidence
+        )
+    per_class = {
+        model: Evaluation(confusion, float("nan")).per_class
+        for model, confusion in confusions.items()
+    }
     detail = {
-        "class_accuracies": {n: to_plain(e.per_class) for n, e in evaluations.items()},
-        "confusions": {n: e.confusion.tolist() for n, e in evaluations.items()},
-        "test_images_per_class": _images_per_class(measurements).tolist(),
+        "class_accuracies": to_plain(per_class),
+        "confusions": to_plain(confusions),
+        "test_images_per_class": np.bincount(labels, minlength=width).tolist(),
     }
     return Findings(tests, detail)
 
 
-def _hits(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
-    """`[T]` which test images the model answers correctly."""
-    return model.test.logits.argmax(axis=-1) == measurements.test.labels
-
-
-def _confusions(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
-    """`[U, U]` counts: rows are true classes, columns answers."""
-    width = measurements.num_classes
-    cells = measurements.test.labels * width + model.test.logits.argmax(axis=-1)
-    return np.bincount(cells, minlength=width**2).reshape(width, width)
-
-
 def _class_distances(
-    measurements: Measurements, options: AuditOptions, key: jax.Array
+    confusions: Mapping[str, np.ndarray],
+    generator: np.random.Generator,
+    confidence: float,
 ) -> list[Draft]:
-    per_class = _images_per_class(measurements)
-    labels = measurements.test.labels
-
-    def right(model: ModelOutputs) -> np.ndarray:
-        answered = labels[_hits(measurements, model)]
-        return np.bincount(answered, minlength=measurements.num_classes)
-
-    _, retrained = by_role(each(measurements, right))
-    generator = generator_of(key)
+    per_class = next(iter(confusions.values())).sum(axis=1)
+    right = {model: one.diagonal() for model, one in confusions.items()}
     tests = []
     for name, statistic, question, unit in (
         (
@@ -117,38 +105,30 @@ def _class_distances(
         ),
     ):
         distances = to_retraining(
-            measurements,
-            lambda m, other, s=statistic: s(right(m), right(other), per_class),
+            right, lambda own, other, s=statistic: s(own, other, per_class)
         )
         noise = sampling_excess(
             statistic,
-            retrained,
+            by_role(right)[1],
             per_class,
             generator=generator,
-            confidence=options.confidence,
+            confidence=confidence,
         )
         _, others = by_role(distances)
         # An error that puts the interval's end at that quantile.
         beyond = noise - float(np.mean(others)) if others else 0.0
         tests.append(
-            draft(
+            draft_distance(
                 name,
                 distances,
                 kind="accuracy",
                 question=question,
                 unit=unit,
-                higher_is=WORSE,
                 resolution=max(beyond, 0.0)
-                / max(float(special.ndtri(options.confidence)), 1e-3),
-                bounds=(0.0, math.inf),
-                leave_one_out=True,
+                / max(float(special.ndtri(confidence)), 1e-3),
             )
         )
     return tests
-
-
-def _images_per_class(measurements: Measurements) -> np.ndarray:
-    return np.bincount(measurements.test.labels, minlength=measurements.num_classes)
 
 
 def accuracy_distribution(right, per_class) -> np.ndarray:

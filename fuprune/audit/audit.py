@@ -43,7 +43,7 @@ from fuprune.errors import InputError
 class Kind(NamedTuple):
     """A kind of evidence: how it is found, and what it needs."""
 
-    find: Callable[[Measurements, AuditOptions, jax.Array, Notify], Findings]
+    find: Callable[[Measurements, jax.Array], Findings]
     needs_shadows: bool = False
     needs_retrained: bool = False  # there is nothing to find without retrained models
 
@@ -106,7 +106,6 @@ def audit(
     Raises:
       InputError: an argument is not allowed.
     """
-    notify = on_step or (lambda text: None)
     kinds = KINDS if options.kinds is None else tuple(options.kinds)
     classes = _checked_classes(classes, data)
     unknown = [kind for kind in kinds if kind not in KINDS]
@@ -128,27 +127,21 @@ def audit(
         classes,
         options,
         random_key,
-        notify,
+        on_step,
     )
     if begin_probes is not None and "probe" in kinds:
-        tasks = probe.make_tasks(measurements, options, _key_of("probe", kind_key))
+        tasks = probe.make_tasks(measurements, _key_of("probe", kind_key))
         measurements = measurements._replace(probes=begin_probes(tasks))
     if options.shadow.models and any(KIND_TABLE[k].needs_shadows for k in kinds):
-        shadows = shadow.train_shadows(
-            measurements, retained, options, shadow_key, notify
-        )
+        shadows = shadow.train_shadows(measurements, retained, shadow_key)
         measurements = measurements._replace(shadows=shadows)
-    findings = find_kinds(kinds, measurements, options, kind_key, notify)
-    settings = _settings(measurements, len(retained.labels), options, kinds, key)
-    return conclude(classes, measurements, findings, settings, options)
+    findings = find_kinds(kinds, measurements, kind_key)
+    settings = _settings(measurements, len(retained.labels), kinds, key)
+    return conclude(classes, measurements, findings, settings)
 
 
 def find_kinds(
-    kinds: Sequence[str],
-    measurements: Measurements,
-    options: AuditOptions,
-    key: jax.Array,
-    notify: Notify,
+    kinds: Sequence[str], measurements: Measurements, key: jax.Array
 ) -> Findings:
     """What kinds of evidence find, all together."""
     findings = {}
@@ -156,8 +149,7 @@ def find_kinds(
     for name in sorted(kinds, key=lambda kind: kind == "probe"):
         if KIND_TABLE[name].needs_retrained and not measurements.retrained:
             continue
-        find = KIND_TABLE[name].find
-        findings[name] = find(measurements, options, _key_of(name, key), notify)
+        findings[name] = KIND_TABLE[name].find(measurements, _key_of(name, key))
     return gather(findings[name] for name in kinds if name in findings)
 
 
@@ -171,9 +163,9 @@ def conclude(
     measurements: Measurements,
     findings: Findings,
     settings: dict[str, Any],
-    options: AuditOptions,
 ) -> AuditReport:
     """The report on all that was found, judged together."""
+    options = measurements.options
     tests = settle(findings.tests, confidence=options.confidence, margin=options.margin)
     return AuditReport(
         classes=list(classes),
@@ -188,11 +180,11 @@ def conclude(
 def _settings(
     measurements: Measurements,
     num_retained: int,
-    options: AuditOptions,
     kinds: Sequence[str],
     key: jax.Array,
 ) -> dict[str, Any]:
     """What the audit was run with, one number or list per name."""
+    options = measurements.options
     chosen: dict[str, Any] = {
         name: value
         for name, value in options._asdict().items()

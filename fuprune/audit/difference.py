@@ -11,35 +11,28 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import HEADLINE, TWO_SIDED
-from fuprune.audit.measurements import (
-    RAW,
-    Findings,
-    Measurements,
-    ModelOutputs,
-    Notify,
-    to_retraining,
+from fuprune.audit.measurements import RAW, Findings, Measurements, each
+from fuprune.audit.membership import (
+    logit_confidence,
+    score_targets,
+    target_confidences,
 )
-from fuprune.audit.membership import score_targets, target_confidence
-from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import by_role, draft
+from fuprune.audit.spread import by_role, draft, to_retraining
 
 
-def find_difference(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_difference(measurements: Measurements, key: jax.Array) -> Findings:
     """Membership from the confidence lost between the raw and the other model.
 
     The raw model alone gives some membership away, whichever model it is compared with;
     so the area is held against that of retrained models. The raw model has no result:
     it does not differ from itself.
     """
-    del options, key
-    notify("attack with the model before and after")
-    before = target_confidence(measurements, measurements.outputs[RAW])
+    del key
+    measurements.notify("attack with the model before and after")
+    before = target_confidences(measurements)[RAW]
     return find_by_attack(
-        measurements,
         "difference",
         score_targets(measurements, lambda after, _: confidence_lost(before, after)),
         kind="difference",
@@ -54,28 +47,22 @@ def confidence_lost(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return before - after
 
 
-def find_interpolated(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_interpolated(measurements: Measurements, key: jax.Array) -> Findings:
     """How far from a retrained model towards the raw one the confidences lie."""
-    del options, key
-    notify("interpolated score")
-    split = len(measurements.forgotten.labels)
-
-    def confidence(model: ModelOutputs) -> np.ndarray:
-        return target_confidence(measurements, model)[:split]
-
+    del key
+    measurements.notify("interpolated score")
     # Only training images: the share is of what was learned from them.
-    inside = confidence(measurements.outputs[RAW])
+    labels = measurements.forgotten.labels
+    confidences = each(
+        measurements, lambda model: logit_confidence(model.forgotten.logits, labels)
+    )
     terms = to_retraining(
-        measurements,
-        lambda model, other: interpolation_terms(
-            confidence(model), inside, confidence(other)
-        ),
+        confidences,
+        lambda own, other: interpolation_terms(own, confidences[RAW], other),
     )
     test = draft(
         "interpolated_share",
-        {name: float(of_model.sum()) for name, of_model in terms.items()},
+        {name: of_model.sum() for name, of_model in terms.items()},
         kind="interpolated",
         question=(
             "What share of the raw model's confidence on forgotten training images is "
@@ -84,7 +71,7 @@ def find_interpolated(
         unit="fraction",
         higher_is=TWO_SIDED,
         # The share is a sum over images, so its error is that of a mean, times N.
-        resolution=split * paired_error(by_role(terms)[1], added=0.0),
+        resolution=len(labels) * paired_error(by_role(terms)[1], added=0.0),
     )
     return Findings([test])
 

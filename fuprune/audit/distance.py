@@ -4,71 +4,61 @@ Two honest retrainings differ too, so each distance is read against the distance
 retrained models. All take two models' outputs on the same N images.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
-from fuprune.audit.evidence import FURTHER, HEADLINE, WORSE
-from fuprune.audit.measurements import Findings, Measurements, Notify, to_retraining
+from fuprune.audit.evidence import FURTHER, HEADLINE
+from fuprune.audit.measurements import Findings, Measurements, each
 from fuprune.audit.membership import log_probabilities
-from fuprune.audit.options import AuditOptions
 from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import by_role, draft, is_retrained
+from fuprune.audit.spread import (
+    by_role,
+    draft_distance,
+    is_retrained,
+    to_retraining,
+)
 
 
-def find_distance(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_distance(measurements: Measurements, key: jax.Array) -> Findings:
     """Distances of outputs and of representations on the forgotten training images."""
-    del options, key
-    notify("distance to retraining")
+    del key
+    measurements.notify("distance to retraining")
+    logits = each(measurements, lambda model: model.forgotten.logits)
     tests = []
     for name, (function, measure, unit) in DISTANCES.items():
-        distances = to_retraining(
-            measurements,
-            lambda m, other, f=function: f(m.forgotten.logits, other.forgotten.logits),
-        )
+        distances = to_retraining(logits, function)
         tests.append(
-            draft(
+            draft_distance(
                 name,
-                {model: float(np.mean(one)) for model, one in distances.items()},
+                {model: np.mean(one) for model, one in distances.items()},
                 kind="distance",
                 question=(
                     "How far are the answers on forgotten images from retraining "
                     f"({measure})?"
                 ),
                 unit=unit,
-                higher_is=WORSE,
                 family=HEADLINE if name == "jensen_shannon" else FURTHER,
                 resolution=paired_error(by_role(distances)[1], added=0.0),
-                bounds=(0.0, math.inf),
-                leave_one_out=True,
             )
         )
+    activations = each(measurements, lambda model: model.forgotten.activations)
     layers = {
-        name: _mean_by_layer(
-            [
-                cka_by_layer(
-                    model.forgotten.activations,
-                    measurements.outputs[other].forgotten.activations,
-                )
-                for other in measurements.retrained
-                if other != name
-            ]
+        name: mean_cka(
+            own, [activations[o] for o in measurements.retrained if o != name]
         )
-        for name, model in measurements.outputs.items()
+        for name, own in activations.items()
     }
     # A model of other layers has no result; a lone retrained one has no other to face.
     gaps = {
-        name: 1.0 - float(np.mean(list(values.values()))) if values else None
+        name: 1.0 - np.mean(list(values.values())) if values else None
         for name, values in layers.items()
         if values or not is_retrained(name)
     }
     if any(layers.values()):
         tests.append(
-            draft(
+            draft_distance(
                 "cka_distance",
                 gaps,
                 kind="distance",
@@ -77,21 +67,10 @@ def find_distance(
                     "images (one minus linear CKA, mean over layers)?"
                 ),
                 unit="distance",
-                higher_is=WORSE,
                 bounds=(0.0, 1.0),
-                leave_one_out=True,
             )
         )
     return Findings(tests, {"cka": layers})
-
-
-def _mean_by_layer(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    if not tables:
-        return {}
-    common = [layer for layer in tables[0] if all(layer in table for table in tables)]
-    return {
-        layer: float(np.mean([table[layer] for table in tables])) for layer in common
-    }
 
 
 def jensen_shannon(logits, other_logits) -> np.ndarray:
@@ -142,14 +121,14 @@ def linear_cka(activations, other_activations) -> float:
     return float(min(np.linalg.norm(y.T @ x) ** 2 / norms, 1.0))
 
 
-def cka_by_layer(
-    activations: dict[str, np.ndarray], other: dict[str, np.ndarray]
+def mean_cka(
+    activations: Mapping[str, np.ndarray], others: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, float]:
-    """Linear CKA of every layer that both models have, matched by name."""
+    """Mean linear CKA to other models, of every layer that all have, by its name."""
     return {
-        layer: linear_cka(values, other[layer])
+        layer: float(np.mean([linear_cka(values, other[layer]) for other in others]))
         for layer, values in activations.items()
-        if layer in other
+        if others and all(layer in other for other in others)
     }
 
 

@@ -14,32 +14,24 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import HEADLINE
-from fuprune.audit.measurements import (
-    Findings,
-    Measurements,
-    ModelOutputs,
-    Notify,
-    gather,
+from fuprune.audit.measurements import Findings, Measurements, gather
+from fuprune.audit.membership import (
+    logit_confidence,
+    score_targets,
+    target_confidences,
 )
-from fuprune.audit.membership import logit_confidence, score_targets, target_confidence
-from fuprune.audit.options import AuditOptions
 from fuprune.audit.roc import Scores, find_by_attack
-from fuprune.audit.spread import by_role
 from fuprune.errors import InputError
 
 # With fewer references than this, Carlini et al. pool the variance over all images.
 ENOUGH_FOR_VARIANCE = 16
 
 
-def find_likelihood_ratio(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_likelihood_ratio(measurements: Measurements, key: jax.Array) -> Findings:
     """LiRA, online with shadow models and offline with retrained ones as references."""
-    del options, key
-    notify("likelihood-ratio attack")
-    attack = functools.partial(
-        find_by_attack, measurements, kind="likelihood_ratio", low_rates=True
-    )
+    del key
+    measurements.notify("likelihood-ratio attack")
+    attack = functools.partial(find_by_attack, kind="likelihood_ratio", low_rates=True)
     found = []
     shadows = measurements.shadows
     if shadows is not None:
@@ -86,12 +78,10 @@ def _attack_offline(measurements: Measurements) -> dict[str, Scores]:
     the scores are the mean over all choices of n - 1: with more references than the
     retrained models have, its attack would be the sharper one for that reason alone.
     """
-    _, retrained = by_role(measurements.outputs)
+    confidences, retrained = target_confidences(measurements), measurements.retrained
 
-    def score(own: np.ndarray, model: ModelOutputs) -> np.ndarray:
-        others = [
-            target_confidence(measurements, m) for m in retrained if m is not model
-        ]
+    def score(own: np.ndarray, name: str) -> np.ndarray:
+        others = [confidences[other] for other in retrained if other != name]
         return mean_offline_scores(own, others, len(retrained) - 1)
 
     return score_targets(measurements, score)
@@ -106,11 +96,9 @@ def mean_offline_scores(
     """
     if len(references) == size:
         return offline_scores(scores, references)
+    places = range(len(references))
     return np.mean(
-        [
-            offline_scores(scores, [*references[:i], *references[i + 1 :]])
-            for i in range(len(references))
-        ],
+        [offline_scores(scores, np.delete(references, i, axis=0)) for i in places],
         axis=0,
     )
 

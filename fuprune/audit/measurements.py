@@ -1,8 +1,6 @@
 """What is judged: every model's answers on the same images.
 
 Numbers are computed alike for the candidates, the raw model and every retrained seed.
-Distances to retraining are taken to every retrained model and averaged; a retrained
-model's own distance leaves itself out.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +20,8 @@ from fuprune.models.fresh import fresh_variables
 
 RAW = "raw"
 RANDOM = "random_init"
+
+Notify = Callable[[str], None]
 
 
 class AuditData(NamedTuple):
@@ -81,6 +81,8 @@ class Measurements(NamedTuple):
     classes: tuple[int, ...]
     num_classes: int
     layers: tuple[str, ...]  # of the raw model, in forward order
+    options: AuditOptions
+    notify: Notify  # told what is being done
     shadows: Shadows | None = None
     left_out: dict[str, str] = {}  # candidate -> why it is not among `judged`
     probes: Callable[[], Any] | None = None  # waits for those that were begun
@@ -101,9 +103,6 @@ class Measurements(NamedTuple):
         return np.isin(self.test.labels, self.classes)
 
 
-Notify = Callable[[str], None]
-
-
 def is_reserved(name: str) -> bool:
     """Whether the report uses a name for a reference, so that no candidate may."""
     return name in (RAW, RANDOM) or is_retrained(name)
@@ -118,20 +117,13 @@ def measure(
     classes: tuple[int, ...],
     options: AuditOptions,
     key: jax.Array,
-    notify: Notify,
+    on_step: Notify | None,
 ) -> Measurements:
     """Outputs of all models on all images.
 
-    Args:
-      candidates: name -> model.
-      retrained: models to compare with.
-      raw: the model before unlearning, which says how many classes there are.
-      data: all training images, the test images to look at, and the preprocessing.
-      forgotten: the forgotten training images to look at.
-      classes: the classes whose test images are those of non-members.
-      options: the size of batches.
-      key: of the untrained network.
-      notify: told which model is being looked at.
+    The images looked at are the `forgotten` training images and the test images of
+    `data`; those of `classes` are non-members. The raw model says how many classes
+    there are, and `key` is that of the untrained network.
 
     Raises:
       InputError: a candidate has a reference's name, models are of different classes,
@@ -143,6 +135,7 @@ def measure(
             f"candidates are named {taken}, which the report uses for its references; "
             "name them otherwise"
         )
+    notify = on_step or (lambda text: None)
     test = data.test
     references = {f"retrained_{i}": model for i, model in enumerate(retrained)}
     given = {**candidates, RAW: raw, **references}
@@ -196,6 +189,8 @@ def measure(
         classes=classes,
         num_classes=columns,
         layers=layer_names(network, variables, sample),
+        options=options,
+        notify=notify,
         left_out=dict.fromkeys(broken, "it answers with NaN"),
     )
 
@@ -223,10 +218,10 @@ def _on_device(name: str, model: Model) -> Model:
 
 
 def logits_of(
-    measurements: Measurements, model: Model, images: np.ndarray, options: AuditOptions
+    measurements: Measurements, model: Model, images: np.ndarray
 ) -> np.ndarray:
     """`[N, U]` of one more model, or of a measured one on other images."""
-    size = options.batch_size
+    size = measurements.options.batch_size
     outputs = compute_outputs(*model, images, measurements.preprocess, batch_size=size)
     return outputs.logits
 
@@ -236,20 +231,3 @@ def each(
 ) -> dict[str, Any]:
     """`number` of every model, by name."""
     return {name: number(model) for name, model in measurements.outputs.items()}
-
-
-def to_retraining(
-    measurements: Measurements, number: Callable[[ModelOutputs, ModelOutputs], Any]
-) -> dict[str, Any]:
-    """For every model, the mean of `number` over the retrained ones but itself.
-
-    So all are means of distances between a model and independent retrainings; a model
-    has none if there is no other retrained one. `number` may give an array; means are
-    taken entry by entry.
-    """
-    found = {}
-    for name, model in measurements.outputs.items():
-        others = [measurements.outputs[o] for o in measurements.retrained if o != name]
-        if others:
-            found[name] = np.mean([number(model, other) for other in others], axis=0)
-    return found

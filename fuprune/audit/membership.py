@@ -11,14 +11,7 @@ import jax
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
-from fuprune.audit.measurements import (
-    Findings,
-    Measurements,
-    ModelOutputs,
-    Notify,
-    each,
-)
-from fuprune.audit.options import AuditOptions
+from fuprune.audit.measurements import Findings, Measurements, each
 from fuprune.audit.roc import Scores, find_by_attack
 
 # Far below any real logit, so that a logit masked to -inf keeps every score finite.
@@ -27,16 +20,13 @@ LOGIT_LIMIT = 1e4
 CONFIDENCE_LIMIT = 100.0
 
 
-def find_membership(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_membership(measurements: Measurements, key: jax.Array) -> Findings:
     """Thresholds on loss, confidence, entropy and modified entropy."""
-    del options, key
-    notify("membership inference by thresholds")
+    del key
+    measurements.notify("membership inference by thresholds")
     tests, curves = [], {}
     for name, score in SCORES.items():
         found = find_by_attack(
-            measurements,
             f"threshold_{name}",
             score_logits(measurements, score),
             kind="membership",
@@ -64,19 +54,14 @@ def score_logits(
     )
 
 
-def target_confidence(measurements: Measurements, model: ModelOutputs) -> np.ndarray:
-    """`[F + T']` logit-scaled confidences on forgotten training and test images."""
-    forgotten = measurements.forgotten_test
-    return logit_confidence(
-        np.concatenate([model.forgotten.logits, model.test.logits[forgotten]]),
-        np.concatenate(
-            [measurements.forgotten.labels, measurements.test.labels[forgotten]]
-        ),
-    )
+def target_confidences(measurements: Measurements) -> dict[str, np.ndarray]:
+    """Every model's `[F + T']` logit-scaled confidences on members, then the others."""
+    scores = score_logits(measurements, logit_confidence)
+    return {name: np.concatenate(parts) for name, parts in scores.items()}
 
 
 def score_targets(
-    measurements: Measurements, score: Callable[[np.ndarray, ModelOutputs], np.ndarray]
+    measurements: Measurements, score: Callable[[np.ndarray, str], np.ndarray]
 ) -> dict[str, Scores]:
     """For every model, an attack's scores of members and of non-members.
 
@@ -86,18 +71,16 @@ def score_targets(
 
     Args:
       measurements: of all models.
-      score: (the model's `target_confidence` `[F + T']`, the model) -> `[F + T']`.
+      score: (the model's `target_confidences` `[F + T']`, its name) -> `[F + T']`.
     """
     split = len(measurements.forgotten.labels)
-
-    def scores_of(model: ModelOutputs) -> Scores:
-        confidence = target_confidence(measurements, model)
-        scores = score(confidence, model)
+    found = {}
+    for name, confidence in target_confidences(measurements).items():
+        scores = score(confidence, name)
         if np.ptp(confidence) == 0:
             scores = np.zeros_like(scores)
-        return scores[:split], scores[split:]
-
-    return each(measurements, scores_of)
+        found[name] = scores[:split], scores[split:]
+    return found
 
 
 def log_probabilities(logits) -> np.ndarray:

@@ -31,7 +31,6 @@ class Outputs(NamedTuple):
     """A model's outputs on N images, as NumPy arrays or, inside jit, as JAX ones."""
 
     logits: Any  # [N, U]
-    head_logits: Any  # [N, U] as they leave the last dense layer
     features: Any  # [N, D] what the last linear layer reads
     activations: dict[str, Any]  # layer -> [N, C_l], means over space
 
@@ -86,7 +85,6 @@ def forward(model: Any, variables: Variables, images: jax.Array) -> Outputs:
         features = seen.logits if seen.features is None else seen.features
         return Outputs(
             logits=_float(seen.logits),
-            head_logits=_float(seen.head_logits),
             features=_pooled(features),
             activations={name: _pooled(x) for name, x in seen.outputs.items()},
         )
@@ -122,7 +120,6 @@ def forward(model: Any, variables: Variables, images: jax.Array) -> Outputs:
     }
     return Outputs(
         logits=_float(logits),
-        head_logits=_float(calls[-1][1] if calls else logits),
         features=_pooled(features),
         activations=activations,
     )
@@ -137,7 +134,6 @@ def _of_members(model: Ensemble, variables: Variables, images: jax.Array) -> Out
     logits = model.combine(jnp.stack([member.logits for member in members]))
     return Outputs(
         logits=logits,
-        head_logits=logits,
         features=jnp.concatenate([member.features for member in members], axis=-1),
         activations={
             name: jnp.concatenate([m.activations[name] for m in members], axis=-1)
@@ -149,10 +145,7 @@ def _of_members(model: Ensemble, variables: Variables, images: jax.Array) -> Out
 def evaluation_logits(
     model: Any, head: Head | None, variables: Variables, images
 ) -> jax.Array:
-    """`[B, U]` logits in evaluation as they leave the layer `head`, None for the last.
-
-    A cheaper `Outputs.head_logits`, for whoever needs nothing else.
-    """
+    """`[B, U]` in evaluation as they leave the layer `head`, or the network if None."""
     return _apply(adapt(model), head, variables, images, train=False)[0]
 
 

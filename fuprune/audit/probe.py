@@ -17,15 +17,9 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from fuprune.audit.evidence import FURTHER, HEADLINE, TWO_SIDED
-from fuprune.audit.measurements import (
-    RANDOM,
-    Findings,
-    Measurements,
-    ModelOutputs,
-    Notify,
-)
-from fuprune.audit.options import AuditOptions, ProbeOptions
-from fuprune.audit.sampling import generator_of, placement_error, placements
+from fuprune.audit.measurements import RANDOM, Findings, Measurements, ModelOutputs
+from fuprune.audit.options import ProbeOptions
+from fuprune.audit.sampling import area_error, generator_of, placements
 from fuprune.audit.spread import ANGULAR, Draft, by_role, draft_rate
 from fuprune.errors import InputError
 
@@ -62,18 +56,17 @@ Wait = Callable[[], dict[str, Probes] | None]
 Begin = Callable[[Mapping[str, Task]], Wait]
 
 
-def find_probe(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_probe(measurements: Measurements, key: jax.Array) -> Findings:
     """Probes by depth and by classifier, their mean, and a few-shot probe."""
-    tasks = make_tasks(measurements, options, key)
+    options = measurements.options.probe
+    tasks = make_tasks(measurements, key)
     layers = tuple(tasks[RANDOM].features)
     beside = measurements.probes and measurements.probes()
     found = {}
     for name, task in tasks.items():
-        notify(f"probes, {name}")
+        measurements.notify(f"probes, {name}")
         found[name] = beside[name] if beside else probe(task)
-    classifiers = options.probe.classifiers
+    classifiers = options.classifiers
     every = [(c, layer) for c in classifiers for layer in layers]
     tests = [
         _area_draft(
@@ -84,7 +77,7 @@ def find_probe(
             "(AUC, mean over depths and classifiers)?",
             HEADLINE,
         ),
-        _few_shot_draft(found, options.probe),
+        _few_shot_draft(found, options),
     ]
     for classifier in classifiers:
         tests.append(
@@ -157,22 +150,21 @@ def _chosen_images(measurements: Measurements, most: int, seed: int) -> np.ndarr
     return np.sort(np.concatenate([kept, others]))
 
 
-def make_tasks(
-    measurements: Measurements, options: AuditOptions, key: jax.Array
-) -> dict[str, Task]:
+def make_tasks(measurements: Measurements, key: jax.Array) -> dict[str, Task]:
     """What is to be probed of every model, by its name."""
+    options = measurements.options.probe
     generator = generator_of(key)
     # One seed for the folds, starts and draws of every model: only features differ.
     seed = int(generator.integers(2**31))
-    rows = _chosen_images(measurements, options.probe.max_images, seed)
+    rows = _chosen_images(measurements, options.max_images, seed)
     everybody = {**measurements.outputs, RANDOM: measurements.random_init}
-    layers = _layers(measurements, list(everybody.values()), options.probe.depths)
+    layers = _layers(measurements, list(everybody.values()), options.depths)
     labels, classes = measurements.test.labels[rows], measurements.classes
     tasks = {}
     for name, model in everybody.items():
         values = {**model.test.activations, FEATURES: model.test.features}
         features = {layer: values[layer][rows] for layer in layers}
-        tasks[name] = Task(features, labels, classes, options.probe, seed)
+        tasks[name] = Task(features, labels, classes, options, seed)
     return tasks
 
 
@@ -339,7 +331,7 @@ def _area_draft(
     return draft_rate(
         name,
         {model: members for model, (members, _) in pairs.items()},
-        resolution=placement_error(by_role(pairs)[1]),
+        resolution=area_error(by_role(pairs)[1]),
         **_FIELDS,
         question=question,
         family=family,

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from fuprune.audit.evidence import BETTER, FURTHER, HEADLINE, TWO_SIDED
-from fuprune.audit.measurements import RAW, Findings, Measurements, Notify
-from fuprune.audit.options import AuditOptions, Model, RelearnOptions
+from fuprune.audit.measurements import RAW, Findings, Measurements
+from fuprune.audit.options import Model, RelearnOptions
 from fuprune.audit.outputs import (
     Head,
     Variables,
@@ -80,11 +80,9 @@ class Curve(NamedTuple):
         return int(self.steps[back[0]]) if back.size else None
 
 
-def find_relearn(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
     """Teaches every model again in every setting, from the same batches."""
-    asked = options.relearn
+    asked = measurements.options.relearn
     _check_options(asked)
     settings = make_settings(asked)
     generator = generator_of(key)
@@ -92,18 +90,19 @@ def find_relearn(
     lessons = {
         setting: make_lesson(
             measurements.train,
-            _batches(measurements, setting, options, generator),
+            _batches(measurements, setting, generator),
             measurements.preprocess,
         )
         for setting in settings
     }
     # One batch of test images is enough to see the class come back.
-    looked_at = np.flatnonzero(measurements.forgotten_test)[: options.batch_size]
+    most = measurements.options.batch_size
+    looked_at = np.flatnonzero(measurements.forgotten_test)[:most]
     images, labels = (part[looked_at] for part in measurements.test)
     test = jax.device_put((measurements.preprocess(images), labels))
 
     def taught(name: str, model: Model) -> dict[Setting, Curve]:
-        notify(f"relearning, {name}")
+        measurements.notify(f"relearning, {name}")
         return {
             setting: relearn(
                 model,
@@ -175,10 +174,7 @@ def _check_options(options: RelearnOptions) -> None:
 
 
 def _batches(
-    measurements: Measurements,
-    setting: Setting,
-    options: AuditOptions,
-    generator: np.random.Generator,
+    measurements: Measurements, setting: Setting, generator: np.random.Generator
 ) -> np.ndarray:
     """`[steps, B]` rows of training images, the same for every model."""
     labels = np.asarray(measurements.train.labels)
@@ -190,12 +186,8 @@ def _batches(
             continue
         of_class = generator.permutation(np.flatnonzero(labels == c))
         chosen.append(of_class[: setting.images_per_class])
-    return batch_rows(
-        generator,
-        np.concatenate(chosen),
-        options.relearn.steps,
-        options.train_batch_size,
-    )
+    rows, options = np.concatenate(chosen), measurements.options
+    return batch_rows(generator, rows, options.relearn.steps, options.train_batch_size)
 
 
 def relearn(

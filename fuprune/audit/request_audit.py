@@ -26,18 +26,23 @@ from fuprune.audit.measurements import (
     AuditData,
     Findings,
     Measurements,
-    ModelOutputs,
     Notify,
     each,
     logits_of,
     measure,
-    to_retraining,
 )
-from fuprune.audit.membership import loss_score
+from fuprune.audit.membership import loss_score, score_logits
 from fuprune.audit.options import AuditOptions, Model
 from fuprune.audit.sampling import generator_of, paired_error
-from fuprune.audit.spread import Draft, by_role, draft, draft_rate
-from fuprune.audit.weights import distance_between, mean_to
+from fuprune.audit.spread import (
+    Draft,
+    by_role,
+    draft,
+    draft_distance,
+    draft_rate,
+    to_retraining,
+)
+from fuprune.audit.weights import distance_between
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 
@@ -82,7 +87,6 @@ def audit_request(
     Raises:
       InputError: an argument is not allowed.
     """
-    notify = on_step or (lambda text: None)
     if not len(data.forgotten.labels) or not len(data.test.labels):
         raise InputError(
             f"there are {len(data.forgotten.labels)} forgotten and "
@@ -102,26 +106,29 @@ def audit_request(
         tuple(np.unique(held_out.labels).tolist()),
         options,
         key,
-        notify,
+        on_step,
     )
     asked = [kind for kind in SHARED if options.kinds is None or kind in options.kinds]
-    found = find_kinds(asked, measurements, options, key, notify)
-    drafts = [_about_images(test) for test in found.tests]
+    found = find_kinds(asked, measurements, key)
     # They come with every request: there are no keys of their own to ask for them.
-    for find in (find_accuracy, find_losses, find_influence, find_weights):
-        drafts += find(measurements)
+    tests = [_about_images(test) for test in found.tests]
+    tests.append(find_accuracy(measurements))
+    if measurements.retrained:
+        tests.append(find_losses(measurements))
+    tests.append(find_influence(measurements))
+    if len(measurements.retrained) >= 2:
+        tests.append(find_weights(measurements))
     if data.backdoor is not None:
-        drafts += find_backdoor(measurements, data, options)
+        tests.append(find_backdoor(measurements, data.backdoor, data.target))
     settings = {
-        "kinds": sorted({test.kind for test in drafts}),
+        "kinds": sorted({test.kind for test in tests}),
         "retrained_models": len(measurements.retrained),
         "forgotten_training_images": len(forgotten.labels),
         "test_images": len(held_out.labels),
         "confidence": options.confidence,
         "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
     }
-    findings = Findings(drafts, found.detail)
-    return conclude((), measurements, findings, settings, options)
+    return conclude((), measurements, Findings(tests, found.detail), settings)
 
 
 def matched(
@@ -166,44 +173,32 @@ def _about_images(test: Draft) -> Draft:
     return test._replace(question=question)
 
 
-def find_accuracy(measurements: Measurements) -> list[Draft]:
+def find_accuracy(measurements: Measurements) -> Draft:
     """Accuracy on the forgotten images: retraining's own, neither more nor less."""
     labels = measurements.forgotten.labels
-
-    def right(model: ModelOutputs) -> np.ndarray:
-        return np.argmax(model.forgotten.logits, axis=-1) == labels
-
-    test = draft_rate(
+    return draft_rate(
         "forgotten_accuracy",
-        each(measurements, right),
+        each(measurements, lambda m: m.forgotten.logits.argmax(axis=-1) == labels),
         kind="accuracy",
         question="How many of the forgotten images does the model answer correctly?",
         higher_is=TWO_SIDED,
         is_rate=False,  # see `spread.ALLOWANCES`: here no spread is lent
     )
-    return [test]
 
 
-def find_losses(measurements: Measurements) -> list[Draft]:
+def find_losses(measurements: Measurements) -> Draft:
     """The distribution of losses on the forgotten images against retraining's."""
     labels = measurements.forgotten.labels
-
-    def apart(model: ModelOutputs, other: ModelOutputs) -> float:
-        return kolmogorov_smirnov(
-            loss_score(model.forgotten.logits, labels),
-            loss_score(other.forgotten.logits, labels),
-        )
-
-    if not measurements.retrained:
-        return []
-    return _distance(
+    scores = each(measurements, lambda m: loss_score(m.forgotten.logits, labels))
+    return draft_distance(
         "loss_distribution",
-        to_retraining(measurements, apart),
+        to_retraining(scores, kolmogorov_smirnov),
         kind="losses",
         question=(
             "How far is the distribution of losses on the forgotten images from "
             "retraining's (Kolmogorov-Smirnov)?"
         ),
+        unit="distance",
         family=HEADLINE,
         bounds=(0.0, 1.0),
     )
@@ -220,29 +215,22 @@ def kolmogorov_smirnov(values, others) -> float:
     return float(np.max(np.abs(first - second)))
 
 
-def find_influence(measurements: Measurements) -> list[Draft]:
+def find_influence(measurements: Measurements) -> Draft:
     """How much better the model does on forgotten images than on others like them.
 
     It is the mean log-likelihood on the forgotten images less that on the held-out
     ones: what having trained on them still does to answers about them.
     """
-
-    def likelihoods(model: ModelOutputs) -> tuple[np.ndarray, np.ndarray]:
-        return (
-            loss_score(model.forgotten.logits, measurements.forgotten.labels),
-            loss_score(model.test.logits, measurements.test.labels),
-        )
-
-    def advantage(pair) -> float:
-        return float(pair[0].mean() - pair[1].mean())
-
-    found = each(measurements, likelihoods)
+    found = score_logits(measurements, loss_score)
     # Forgotten and held-out images are drawn apart, so their errors add in squares.
     parts = zip(*by_role(found)[1], strict=True)
     errors = [paired_error(part, added=0.0) for part in parts]
-    test = draft(
+    return draft(
         "influence_on_predictions",
-        {name: advantage(pair) for name, pair in found.items()},
+        {
+            name: members.mean() - others.mean()
+            for name, (members, others) in found.items()
+        },
         kind="influence",
         question=(
             "By how many nats is the model surer of the forgotten images' labels than "
@@ -252,56 +240,33 @@ def find_influence(measurements: Measurements) -> list[Draft]:
         unit="nats",
         resolution=math.hypot(*errors),
     )
-    return [test]
 
 
-def find_weights(measurements: Measurements) -> list[Draft]:
+def find_weights(measurements: Measurements) -> Draft:
     """Distance in weight space to retrained models of the same shape."""
-    models, retrained = measurements.models, measurements.retrained
-    if len(retrained) < 2:
-        return []
-
-    def number(name: str, other: str) -> float | None:
-        return distance_between(models[name], models[other])
-
-    numbers = {name: mean_to(retrained, name, number) for name in models}
-    return _distance(
+    return draft_distance(
         "weight_distance_to_retrained",
-        numbers,
+        to_retraining(measurements.models, distance_between),
         kind="weights",
         question="How far are the weights from those of retrained models?",
-        bounds=(0.0, math.inf),
+        unit="distance",
     )
 
 
-def find_backdoor(
-    measurements: Measurements, data: RequestData, options: AuditOptions
-) -> list[Draft]:
+def find_backdoor(measurements: Measurements, triggered: Dataset, target: int) -> Draft:
     """How often the trigger that the forgotten data carried still decides."""
-    assert data.backdoor is not None
-    images = data.backdoor.images[: options.max_examples]
-
-    def hits(model: Model) -> np.ndarray:
-        logits = logits_of(measurements, model, images, options)
-        return np.argmax(logits, axis=-1) == data.target
-
-    found = {name: hits(model) for name, model in measurements.models.items()}
-    test = draft_rate(
+    images = triggered.images[: measurements.options.max_examples]
+    answers = {
+        name: logits_of(measurements, model, images).argmax(axis=-1)
+        for name, model in measurements.models.items()
+    }
+    return draft_rate(
         "backdoor_success",
-        found,
+        {name: given == target for name, given in answers.items()},
         kind="backdoor",
-        question=(
-            "How often does the planted trigger make the model answer "
-            f"class {data.target}?"
-        ),
+        question=f"How often does the planted trigger make the model answer "
+        f"class {target}?",
         higher_is=WORSE,
         family=HEADLINE,
         is_rate=False,
     )
-    return [test]
-
-
-def _distance(name: str, numbers, **fields) -> list[Draft]:
-    """A test of mean distances to retrained models, which leave themselves out."""
-    common: dict[str, Any] = dict(higher_is=WORSE, unit="distance", leave_one_out=True)
-    return [draft(name, numbers, **common, **fields)]

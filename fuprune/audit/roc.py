@@ -6,14 +6,14 @@ that gives all images the same score has found nothing, and has no result.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, TWO_SIDED, WORSE
-from fuprune.audit.measurements import Findings, Measurements
-from fuprune.audit.sampling import area_error, paired_error
-from fuprune.audit.spread import ANGULAR, by_role, draft
+from fuprune.audit.measurements import Findings
+from fuprune.audit.sampling import area_error, paired_error, placements
+from fuprune.audit.spread import ANGULAR, Draft, by_role, draft
 from fuprune.errors import InputError
 from fuprune.typed_json import to_plain
 
@@ -89,46 +89,46 @@ def is_constant(scores: Scores) -> bool:
 
 
 def find_by_attack(
-    measurements: Measurements,
     name: str,
     scores: Mapping[str, Scores],
     *,
-    kind: str,
     attacker: str,
     family: str = FURTHER,
     low_rates: bool = False,
-    positive_control: str | None = "raw",
-    notes: tuple[str, ...] = (),
+    **fields: Any,
 ) -> Findings:
     """The tests of one attack that was turned on every model, and its thinned curves.
 
     Args:
-      measurements: the models.
       name: of the attack.
       scores: model -> its scores; those of some candidates may be absent.
-      kind: of the evidence.
       attacker: in words.
       family: of the area; further tests are never in the headline.
       low_rates: whether to ask for the images found at few false alarms.
-      positive_control: see `spread.Draft`.
-      notes: remarks.
+      **fields: of every `spread.Draft`.
     """
     rocs = {
         model: None if is_constant(one) else roc_curve(*one)
         for model, one in scores.items()
     }
 
-    def numbers(number: Callable[[Roc], float]) -> dict[str, float | None]:
-        return {m: None if roc is None else number(roc) for m, roc in rocs.items()}
+    def make_test(suffix: str, number: Callable[[Roc], float], **own: Any) -> Draft:
+        return draft(
+            f"{name}_{suffix}",
+            {m: None if roc is None else number(roc) for m, roc in rocs.items()},
+            bounds=(0.0, 1.0),
+            scale=ANGULAR,
+            is_rate=True,
+            **fields,
+            **own,
+        )
 
     _, retrained = by_role(scores)
     useful = [one for one in retrained if not is_constant(one)]
-    error = area_error(*zip(*useful, strict=True)) if useful else 0.0
     tests = [
-        draft(
-            f"{name}_auc",
-            numbers(area_under),
-            kind=kind,
+        make_test(
+            "auc",
+            area_under,
             question=(
                 f"How well does {attacker} tell training from test images of the "
                 "forgotten class (AUC, 0.5 is guessing)?"
@@ -136,41 +136,31 @@ def find_by_attack(
             # An area below that of retraining is a trace of the removal itself.
             higher_is=TWO_SIDED,
             family=family,
-            resolution=error,
-            bounds=(0.0, 1.0),
-            scale=ANGULAR,
-            is_rate=True,
-            positive_control=positive_control,
-            notes=notes,
+            resolution=area_error([placements(*one) for one in useful]),
         )
     ]
-    non_members = int(measurements.forgotten_test.sum())
+    _, non_members = next(iter(scores.values()))
+    count = len(non_members)
     for percent, rate in LOW_RATES.items() if low_rates else ():
         found = [_found_at(one, rate) for one in useful]
         # Non-members set the threshold, and their share above it has an error as well.
-        alarms = rate * (1 - rate) / non_members
+        alarms = rate * (1 - rate) / count
         tests.append(
-            draft(
-                f"{name}_tpr_at_{percent}_percent",
-                numbers(lambda roc, r=rate: true_positives_at(roc, r)),
-                kind=kind,
+            make_test(
+                f"tpr_at_{percent}_percent",
+                lambda roc, r=rate: true_positives_at(roc, r),
                 question=(
                     f"How many training images does {attacker} find at {percent}% "
                     "false alarms?"
                 ),
                 higher_is=WORSE,
                 resolution=float(np.hypot(paired_error(found), np.sqrt(alarms))),
-                bounds=(0.0, 1.0),
-                scale=ANGULAR,
-                is_rate=True,
-                positive_control=positive_control,
                 undecidable=(
                     None
-                    if non_members * rate >= 1
-                    else f"{non_members} non-members cannot resolve {percent}% false "
-                    "alarms; the value is at none"
+                    if count * rate >= 1
+                    else f"{count} non-members cannot resolve {percent}% false alarms; "
+                    "the value is at none"
                 ),
-                notes=notes,
             )
         )
     curves = {n: to_plain(thin(roc)) for n, roc in rocs.items() if roc is not None}

@@ -40,25 +40,20 @@ def paired_error(per_image, added: float = 2.0) -> float:
     return _against_all(len(per_image)) * math.sqrt(variance)
 
 
-def area_error(members, non_members) -> float:
+def area_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
     """The error of an area under the ROC curve (DeLong et al. 1988).
 
     The area is the mean, over members, of the share of non-members that each outscores
     (its placement), and likewise over non-members; the variances of the two kinds of
     placement differences add up. In each group half an image is added that is out of
-    order, so that perfect areas have an error, too. Scores are `[n, M]` and `[n, N]`;
-    the error of fewer than two models is 0.
-    """
-    pairs = [placements(*pair) for pair in zip(members, non_members, strict=True)]
-    return placement_error(pairs)
-
-
-def placement_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
-    """`area_error` for areas, or means of areas, whose placements are known.
+    order, so that perfect areas have an error, too.
 
     Args:
       pairs: for each of n models, `[M]` and `[N]` placements, see `placements`; for a
         mean of several areas over the same images, the mean of their placements.
+
+    Returns:
+      The standard error, as of `paired_error`; 0 with fewer than two models.
     """
     if len(pairs) < 2:
         return 0.0

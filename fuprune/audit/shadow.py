@@ -14,15 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import WORSE
-from fuprune.audit.measurements import (
-    Findings,
-    Measurements,
-    Notify,
-    Shadows,
-    logits_of,
-)
+from fuprune.audit.measurements import Findings, Measurements, Shadows, logits_of
 from fuprune.audit.membership import log_probabilities, loss_score, score_logits
-from fuprune.audit.options import AuditOptions
 from fuprune.audit.outputs import Head, Variables, find_head
 from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.sampling import generator_of, paired_error
@@ -53,15 +46,13 @@ TOP = 3
 FLOOR = -30.0
 
 
-def find_shadow(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_shadow(measurements: Measurements, key: jax.Array) -> Findings:
     """Shokri's attack, learnt from shadow models, turned on every model."""
-    del options, key
+    del key
     shadows = measurements.shadows
     if shadows is None:
         return Findings([])
-    notify("shadow attack")
+    measurements.notify("shadow attack")
     attack = fit_attack(shadows.logits, shadows.pool.labels, shadows.members)
     scores = score_logits(measurements, functools.partial(attack_scores, attack))
     rates = {name: success_rate(*one) for name, one in scores.items()}
@@ -82,7 +73,6 @@ def find_shadow(
         notes=[f"{len(shadows.models)} shadow models of the raw model's architecture"],
     )
     area = find_by_attack(
-        measurements,
         "shadow",
         scores,
         kind="shadow",
@@ -116,17 +106,14 @@ def _success_error(scores: list[Scores]) -> float:
 
 
 def train_shadows(
-    measurements: Measurements,
-    retained: Dataset,
-    options: AuditOptions,
-    key: jax.Array,
-    notify: Notify,
+    measurements: Measurements, retained: Dataset, key: jax.Array
 ) -> Shadows:
     """Trains the shadow models of an audit on halves of all images looked at.
 
     These are the forgotten, the test, and the `retained` training images, and the
     logits are of all of them.
     """
+    options = measurements.options
     pool = concatenated([measurements.forgotten, measurements.test, retained])
     member_key, train_key = jax.random.split(key)
     members = balanced_members(
@@ -147,7 +134,7 @@ def train_shadows(
             learning_rate=options.shadow.learning_rate,
             backend=options.shadow.backend,
             like=raw,
-            on_step=notify,
+            on_step=measurements.notify,
         )
     ]
     split = len(measurements.forgotten.labels)
@@ -155,7 +142,7 @@ def train_shadows(
     targets = np.concatenate(
         [np.arange(split), split + np.flatnonzero(measurements.forgotten_test)]
     )
-    logits = [logits_of(measurements, m, pool.images, options) for m in models]
+    logits = [logits_of(measurements, m, pool.images) for m in models]
     return Shadows(models, pool, members, np.stack(logits), targets)
 
 

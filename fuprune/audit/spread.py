@@ -7,7 +7,7 @@ each other what they know of it (`moderate`), and the rest is an allowance.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -45,7 +45,7 @@ FURTHER_ALLOWANCE = 1.45
 # How many seeds' worth the other tests of a family say about the spread of one.
 LENT_FREEDOM = 3
 
-Number = TypeVar("Number")
+Found = TypeVar("Found")
 
 LINEAR = "linear"
 # Rates spread less near 0 and 1; on the scale of arcsin(sqrt(rate)) they spread alike.
@@ -99,17 +99,44 @@ def is_retrained(name: str) -> bool:
     return name.startswith("retrained")
 
 
-def by_role(numbers: Mapping[str, Number]) -> tuple[dict[str, Number], list[Number]]:
+def by_role(found: Mapping[str, Found]) -> tuple[dict[str, Found], list[Found]]:
     """Splits what there is of every model into the judged and the retrained ones'."""
     return (
-        {name: number for name, number in numbers.items() if not is_retrained(name)},
-        [number for name, number in numbers.items() if is_retrained(name)],
+        {name: one for name, one in found.items() if not is_retrained(name)},
+        [one for name, one in found.items() if is_retrained(name)],
     )
 
 
-def draft(name: str, numbers: Mapping[str, float | None], **fields: Any) -> Draft:
-    """The test of one number of every model; `fields` are the draft's."""
-    return Draft(name, *by_role(numbers), **fields)
+def to_retraining(
+    found: Mapping[str, Found], number: Callable[[Found, Found], Any]
+) -> dict[str, Any]:
+    """For every model, the mean of `number` over the retrained ones but itself.
+
+    So all are means of distances between a model and independent retrainings. A model
+    has none if there is no other retrained one, and None if `number` gives it for one
+    of the pairs. `number` may give an array; means are taken entry by entry.
+    """
+    means = {}
+    for name, own in found.items():
+        others = [o for n, o in found.items() if is_retrained(n) and n != name]
+        numbers = [number(own, other) for other in others]
+        if any(one is None for one in numbers):
+            means[name] = None
+        elif numbers:
+            means[name] = np.mean(numbers, axis=0)
+    return means
+
+
+def draft(name: str, numbers: Mapping[str, Any], **fields: Any) -> Draft:
+    """The test of one number of every model, or None; `fields` are the draft's."""
+    plain = {m: None if one is None else float(one) for m, one in numbers.items()}
+    return Draft(name, *by_role(plain), **fields)
+
+
+def draft_distance(name: str, numbers: Mapping[str, Any], **fields: Any) -> Draft:
+    """The test of a mean distance `to_retraining`; `fields` are the draft's."""
+    common = {"higher_is": WORSE, "bounds": (0.0, math.inf), "leave_one_out": True}
+    return draft(name, numbers, **{**common, **fields})
 
 
 def draft_rate(name: str, per_image: Mapping[str, np.ndarray], **fields: Any) -> Draft:
@@ -121,7 +148,7 @@ def draft_rate(name: str, per_image: Mapping[str, np.ndarray], **fields: Any) ->
     if "resolution" not in fields:
         fields["resolution"] = paired_error(by_role(per_image)[1])
     means = {
-        model: float(np.mean(numbers)) if len(numbers) else None
+        model: np.mean(numbers) if len(numbers) else None
         for model, numbers in per_image.items()
     }
     return draft(name, means, **{"bounds": (0.0, 1.0), "is_rate": True, **fields})

@@ -22,23 +22,20 @@ from fuprune.audit.measurements import (
     RAW,
     Findings,
     Measurements,
-    Notify,
     Shadows,
     gather,
     logits_of,
 )
 from fuprune.audit.options import AuditOptions, Model, UnlearnShadow
 from fuprune.audit.outputs import Variables, find_head
-from fuprune.audit.roc import find_by_attack
+from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.sampling import generator_of
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 
 
-def find_unlearned_shadow(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Findings:
     """U-LiRA: one attack per method that was given, and one for all others.
 
     Methods that were not given (`ShadowOptions.unlearn`) are stood in for by
@@ -48,7 +45,7 @@ def find_unlearned_shadow(
     shadows = measurements.shadows
     if shadows is None:
         return Findings([])
-    methods = options.shadow.unlearn
+    methods = measurements.options.shadow.unlearn
     candidates = [name for name in measurements.judged if name != RAW]
     others, failures = [], []
     found = []
@@ -59,9 +56,8 @@ def find_unlearned_shadow(
         outputs = {name: measurements.outputs[name] for name in told}
         attacked = measurements._replace(outputs=outputs)
         findings = find_by_attack(
-            attacked,
             name,
-            _scores(attacked, models, options),
+            _scores(attacked, models),
             kind="unlearned_shadow",
             attacker="a likelihood-ratio attacker whose shadow models are unlearned",
             family=family,
@@ -74,7 +70,7 @@ def find_unlearned_shadow(
         if names[0] not in methods:
             others += names
             continue
-        notify(f"unlearning shadow models, {', '.join(names)}")
+        measurements.notify(f"unlearning shadow models, {', '.join(names)}")
         try:
             models = unlearned(shadows, methods[names[0]], key)
         except InputError as error:
@@ -86,8 +82,8 @@ def find_unlearned_shadow(
         test = f"unlearned_shadow_{names[0]}"
         attack(test, names, models, "the method itself", HEADLINE)
     if others or not found:
-        notify(f"unlearning shadow models, {', '.join(others) or RAW}")
-        models = unlearned(shadows, make_fine_tuning(measurements, options), key)
+        measurements.notify(f"unlearning shadow models, {', '.join(others) or RAW}")
+        models = unlearned(shadows, make_fine_tuning(measurements), key)
         how = "fine-tuning without the class"
         attack("unlearned_shadow", others, models, how, FURTHER, failures)
     return gather(found)
@@ -113,25 +109,21 @@ def unlearned(shadows: Shadows, unlearn: UnlearnShadow, key: jax.Array) -> list[
     return found
 
 
-def _scores(
-    measurements: Measurements, models: Sequence[Model], options: AuditOptions
-) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+def _scores(measurements: Measurements, models: Sequence[Model]) -> dict[str, Scores]:
     shadows = measurements.shadows
     assert shadows is not None
     images = shadows.pool.images[shadows.targets]
-    logits = [logits_of(measurements, model, images, options) for model in models]
+    logits = [logits_of(measurements, model, images) for model in models]
     return attack_online(measurements, np.stack(logits))
 
 
-def make_fine_tuning(
-    measurements: Measurements, options: AuditOptions
-) -> UnlearnShadow:
+def make_fine_tuning(measurements: Measurements) -> UnlearnShadow:
     """Stands in for a method of unlearning classes: fine-tuning without them."""
 
     def unlearn(module, variables, key, data: Dataset) -> Model:
         rest = ~np.isin(data.labels, measurements.classes)
         kept = Dataset(data.images[rest], data.labels[rest])
-        prepare = measurements.preprocess
+        prepare, options = measurements.preprocess, measurements.options
         return module, fine_tune(module, variables, key, kept, prepare, options)
 
     return unlearn

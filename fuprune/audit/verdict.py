@@ -99,37 +99,37 @@ def settle(
             f"confidence is {confidence} and margin {margin}; they must be in [0.5, 1) "
             "and (0, 1)"
         )
-    nulls = [make_null(draft) for draft in drafts]
-    members = {
-        family: [i for i, draft in enumerate(drafts) if draft.family == family]
-        for family in FAMILIES
-    }
-    for tests in members.values():
-        moderated = moderate([drafts[i] for i in tests], [nulls[i] for i in tests])
-        for i, null in zip(tests, moderated, strict=True):
-            nulls[i] = null
+    settled: dict[int, Evidence] = {}
+    for family in FAMILIES:
+        places = [i for i, draft in enumerate(drafts) if draft.family == family]
+        tests = _settle_family([drafts[i] for i in places], 1 - confidence, margin)
+        settled |= zip(places, tests, strict=True)
+    return [settled[i] for i in range(len(drafts))]
+
+
+def _settle_family(
+    drafts: Sequence[Draft], level: float, margin: float
+) -> list[Evidence]:
+    nulls = moderate(drafts, [make_null(draft) for draft in drafts])
     p_values = [_p_values(*pair) for pair in zip(drafts, nulls, strict=True)]
-    adjusted: list[dict[str, float | None]] = [dict(found) for found in p_values]
+    adjusted = [dict(found) for found in p_values]
     shares = [1.0] * len(drafts)
-    for tests in members.values():
-        most = 0
-        for model in dict.fromkeys(name for i in tests for name in p_values[i]):
-            found = [(i, p_values[i].get(model)) for i in tests]
-            known = [(i, p) for i, p in found if p is not None]
-            level_shares = shares_of([drafts[i].kind for i, _ in known])
-            corrected = holm([p for _, p in known], level_shares)
-            for (i, _), p in zip(known, corrected, strict=True):
-                adjusted[i][model] = p
-            # What a test can see is told for the model with the most results.
-            if len(known) > most:
-                most = len(known)
-                for (i, _), share in zip(known, level_shares, strict=True):
-                    shares[i] = share
+    most = 0
+    for model in dict.fromkeys(name for found in p_values for name in found):
+        results = ((i, found.get(model)) for i, found in enumerate(p_values))
+        known = {i: p for i, p in results if p is not None}
+        level_shares = shares_of([drafts[i].kind for i in known])
+        corrected = holm(list(known.values()), level_shares)
+        for i, p in zip(known, corrected, strict=True):
+            adjusted[i][model] = p
+        # What a test can see is told for the model with the most results.
+        if len(known) > most:
+            most = len(known)
+            for i, share in zip(known, level_shares, strict=True):
+                shares[i] = share
     return [
-        _evidence(draft, null, found, corrected, share, confidence, margin)
-        for draft, null, found, corrected, share in zip(
-            drafts, nulls, p_values, adjusted, shares, strict=True
-        )
+        _evidence(*test, level, margin)
+        for test in zip(drafts, nulls, p_values, adjusted, shares, strict=True)
     ]
 
 
@@ -148,10 +148,9 @@ def _evidence(
     p_values: Mapping[str, float | None],
     adjusted: Mapping[str, float | None],
     share: float,
-    confidence: float,
+    level: float,
     margin: float,
 ) -> Evidence:
-    level = 1 - confidence
     notes = list(draft.notes)
     if null is None:
         known = sum(value is not None for value in draft.retrained)
@@ -209,13 +208,13 @@ def _evidence(
         question=draft.question,
         unit=draft.unit,
         higher_is=draft.higher_is,
-        values={model: _float(value) for model, value in draft.values.items()},
-        retrained=[_float(value) for value in draft.retrained],
+        values=dict(draft.values),
+        retrained=list(draft.retrained),
         interval=None if null is None else interval(null, level, draft.bounds),
         verdicts={m: verdict(m, value) for m, value in draft.values.items()},
         notes=notes,
         family=draft.family,
-        sampling_error=float(draft.resolution) if draft.resolution else None,
+        sampling_error=draft.resolution or None,
         smallest_difference=smallest,
         p_values=dict(p_values),
         adjusted_p_values=dict(adjusted),
@@ -238,7 +237,3 @@ def headline(tests: Sequence[Evidence], model: str) -> Headline:
         word = CANNOT_TELL
     found = [p for t in decided if (p := t.adjusted_p_values[model]) is not None]
     return Headline(word, len(decided), failed, min(found, default=None))
-
-
-def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)

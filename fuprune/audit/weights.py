@@ -7,40 +7,38 @@ Only networks of the same shapes and channels can be compared.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from fuprune.audit.evidence import TWO_SIDED
-from fuprune.audit.measurements import RAW, Findings, Measurements, Notify, logits_of
+from fuprune.audit.measurements import RAW, Findings, Measurements, logits_of
 from fuprune.audit.membership import loss_score
-from fuprune.audit.options import AuditOptions, Model
+from fuprune.audit.options import Model
 from fuprune.audit.outputs import Variables, find_head, with_forgotten_columns_reset
-from fuprune.audit.spread import Draft, draft
+from fuprune.audit.spread import Draft, draft, to_retraining
 from fuprune.audit.training import in_pairs
 from fuprune.surgery import SlimNetwork
 
 _DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
 
 
-def find_weights(
-    measurements: Measurements, options: AuditOptions, key: jax.Array, notify: Notify
-) -> Findings:
+def find_weights(measurements: Measurements, key: jax.Array) -> Findings:
     """Distance and linear connectivity to the raw and to the retrained models."""
     del key
-    notify("distance in weight space")
+    measurements.notify("distance in weight space")
     models = {
         name: _without_forgotten_columns(measurements, model)
         for name, model in measurements.models.items()
     }
     retrained = measurements.retrained
-    chosen = np.flatnonzero(~measurements.forgotten_test)[: options.weights.max_images]
+    points, most = measurements.options.weights
+    chosen = np.flatnonzero(~measurements.forgotten_test)[:most]
     images, labels = (part[chosen] for part in measurements.test)
 
     def loss(model: Model) -> float:
-        logits = logits_of(measurements, model, images, options)
+        logits = logits_of(measurements, model, images)
         return float(-loss_score(logits, labels).mean())
 
     losses = {name: loss(model) for name, model in models.items()}
@@ -51,7 +49,7 @@ def find_weights(
         if not comparable(*ends):
             return None
         heights = losses[one], losses[other]
-        return loss_barrier(*ends, loss, heights, options.weights.points)
+        return loss_barrier(*ends, loss, heights, points)
 
     # As high from either side, so retrained models need it once per pair.
     pairs = {tuple(sorted((name, RAW))) for name in models}
@@ -75,19 +73,11 @@ def find_weights(
         question = f"How {words} to the raw model?"
         tests.append(_draft(f"{quantity}_to_raw", to_raw, question, unit, None))
         if retrained:
-            numbers = {name: mean_to(retrained, name, number) for name in models}
+            numbers = to_retraining({name: name for name in models}, number)
             question = f"How {words} to retrained models?"
             name = f"{quantity}_to_retrained"
             tests.append(_draft(name, numbers, question, unit, RAW))
     return Findings(tests)
-
-
-def mean_to(
-    others: Sequence[str], name: str, number: Callable[[str, str], float | None]
-) -> float | None:
-    """The mean number of a model and each other one; None if some pair has none."""
-    found: list[Any] = [number(name, other) for other in others if other != name]
-    return None if not found or None in found else float(np.mean(found))
 
 
 def _without_forgotten_columns(measurements: Measurements, model: Model) -> Model:

@@ -71,15 +71,13 @@ def test_cka_of_dead_layers_is_defined():
 
 def test_layers_are_matched_by_name():
     x = random((10, 3))
-    found = distance.cka_by_layer({"a": x, "b": x}, {"b": x, "c": x})
+    found = distance.mean_cka({"a": x, "b": x}, [{"b": x, "c": x}])
     assert found == {"b": pytest.approx(1.0)}
 
 
 def test_a_model_without_common_layers_takes_the_test_from_no_other():
     def answers(seed, layer):
-        return Outputs(
-            random((8, 3), seed), None, None, {layer: random((8, 5), seed + 50)}
-        )
+        return Outputs(random((8, 3), seed), None, {layer: random((8, 5), seed + 50)})
 
     layers = {"other": "block", "raw": "conv"}
     layers |= {f"retrained_{i}": "conv" for i in range(3)}
@@ -89,11 +87,16 @@ def test_a_model_without_common_layers_takes_the_test_from_no_other():
     }
     nothing: Any = None
     measurements = Measurements(
-        outputs, {}, *[nothing] * 5, classes=(0,), num_classes=3, layers=()
+        outputs,
+        {},
+        *[nothing] * 5,
+        classes=(0,),
+        num_classes=3,
+        layers=(),
+        options=AuditOptions(),
+        notify=lambda text: None,
     )
-    found = distance.find_distance(
-        measurements, AuditOptions(), jax.random.key(0), lambda text: None
-    )
+    found = distance.find_distance(measurements, jax.random.key(0))
     cka = found.tests[-1]
     assert cka.name == "cka_distance"
     assert cka.values["other"] is None and cka.values["raw"] > 0

@@ -1,18 +1,14 @@
 """Errors against the spread of repeated samples, and against loops."""
 
-from typing import Any
-
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis.extra import numpy as hnp
 
-from fuprune.audit.measurements import Measurements
 from fuprune.audit.probe import Probes, _area_draft
 from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import area_error, paired_error, placements
-from fuprune.data.dataset import Dataset
 from tests import reference_audit
 
 SCORES = hnp.arrays(
@@ -35,7 +31,9 @@ def test_area_error_matches_delongs_loop():
     expected = reference_audit.delong_error(members, non_members)
     # Half an image is added in either group, for four models against all four.
     added = (1 + 1 / 4) / (1 + 1 / 3) * (0.5 / 15**2 + 0.5 / 25**2)
-    found = area_error(members, non_members)
+    found = area_error(
+        [placements(*pair) for pair in zip(members, non_members, strict=True)]
+    )
     assert found**2 - added == pytest.approx(expected**2)
 
 
@@ -53,9 +51,10 @@ def test_area_error_is_the_spread_over_samples_of_images():
     differences, errors = [], []
     for _ in range(400):
         (a, b, further) = draw()
-        areas = [placements(*one)[0].mean() for one in (a, b, further)]
+        placed = [placements(*one) for one in (a, b, further)]
+        areas = [members.mean() for members, _ in placed]
         differences.append(areas[2] - (areas[0] + areas[1]) / 2)
-        errors.append(area_error([a[0], b[0]], [a[1], b[1]]))
+        errors.append(area_error(placed[:2]))
     assert np.mean(errors) == pytest.approx(np.std(differences), rel=0.2)
 
 
@@ -72,7 +71,7 @@ def test_paired_error_is_the_spread_over_samples_of_images():
 
 def test_models_that_agree_everywhere_still_have_an_error():
     assert 0 < paired_error(np.ones((3, 50))) < 0.05
-    assert 0 < area_error(np.ones((3, 50)), np.zeros((3, 50))) < 0.05
+    assert 0 < area_error([(np.ones(50), np.ones(50))] * 3) < 0.05
     assert paired_error(np.ones((1, 50))) == 0
 
 
@@ -82,24 +81,6 @@ def scored(seed):
     return generator.normal(1.5, 1, 6), generator.normal(0, 1, 9)
 
 
-def measured(retrained=3):
-    """Models of which only the number matters."""
-    nothing: Any = None
-    return Measurements(
-        outputs={"raw": nothing}
-        | {f"retrained_{i}": nothing for i in range(retrained)},
-        models={},
-        random_init=nothing,
-        train=nothing,
-        forgotten=nothing,
-        test=Dataset(np.zeros((15, 1, 1, 1), np.uint8), np.repeat([3, 0], [9, 6])),
-        preprocess=nothing,
-        classes=(3,),
-        num_classes=4,
-        layers=("last",),
-    )
-
-
 def test_attacks_and_probes_are_given_the_paired_error_of_their_areas():
     """Not the error of an area of one half, which knows nothing of the models."""
     scores = {
@@ -107,10 +88,8 @@ def test_attacks_and_probes_are_given_the_paired_error_of_their_areas():
         for i, name in enumerate(("raw", "retrained_0", "retrained_1", "retrained_2"))
     }
     retrained = [scores[f"retrained_{i}"] for i in range(3)]
-    expected = area_error(*zip(*retrained, strict=True))
-    (attack,) = find_by_attack(
-        measured(), "loss", scores, kind="membership", attacker="one"
-    ).tests
+    expected = area_error([placements(*one) for one in retrained])
+    (attack,) = find_by_attack("loss", scores, kind="membership", attacker="one").tests
     assert attack.resolution == expected
     place = ("linear", "last")
     found = {

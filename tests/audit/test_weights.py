@@ -53,3 +53,10 @@ def test_a_model_made_from_the_raw_one_is_near_it_and_a_retrained_one_is_not(wor
     assert near.verdicts["honest"] == "not told apart at this power"
     assert any("descent" in note for note in near.notes)
     assert tests["loss_barrier_to_raw"].values["mask_logit"] < 0.01
+
+
+def test_a_lone_retrained_model_has_no_distance_and_is_not_called_another_shape(world):
+    found = run_audit(world, retrained=world.retrained[:1], kinds=("weights",))
+    (test,) = (t for t in found.tests if t.name == "weight_distance_to_retrained")
+    assert test.retrained == []
+    assert not any("not comparable" in note for note in test.notes)
