@@ -134,6 +134,8 @@ def _rest_together(eqn, operands, kept, shape, notes):
             *(jnp.asarray(r, t) for r, t in zip(rests, dtypes, strict=True)),
             **eqn.params,
         )
+        # Of numbers that are known only when the network runs.
+        rest = rest if rest.ndim else rest.reshape((1,) * len(shape))
     return ([None] * len(shape), None) if rest is None else (kept, rest)
 
 

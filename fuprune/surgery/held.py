@@ -37,9 +37,9 @@ class Held(NamedTuple):
     data: Any  # what is stored: shape[i], or len(kept[i]) where the axis is cut
     shape: tuple[int, ...]  # of the whole array
     kept: Kept
-    # The value elsewhere: a NumPy scalar, or an array that broadcasts to `shape`. Of an
-    # array that is held in full: the value its parameters would give a dead channel, or
-    # None if it has no such value.
+    # The value elsewhere: a NumPy scalar, or an array with axes of the sizes in `shape`
+    # or of size one. Of an array that is held in full: the value its parameters would
+    # give a dead channel, or None if it has no such value.
     rest: Any = None
     origins: Mapping[Pair, Origin] = {}  # the parameters this array is made of
     uniform: bool = False  # whether every entry equals `rest`

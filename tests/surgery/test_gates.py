@@ -61,3 +61,33 @@ def test_the_bias_of_a_whole_gate_stays_whole():
     _, fewer = surgery.compact(network, variables, plan, example=images)
     assert fewer["params"]["gate"]["kernel"].shape == (1, 1, 3, CHANNELS)
     assert fewer["params"]["gate"]["bias"].shape == (CHANNELS,)
+
+
+class Scaled(nn.Module):
+    """A dead channel has half the value of a parameter, and axes come and move."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Maps images [B, 5, 5, 3] to logits [B, 4]."""
+        scale = self.param("scale", nn.initializers.ones, ())
+        x = nn.relu(nn.sigmoid(nn.Conv(CHANNELS, (3, 3), name="features")(x)) * scale)
+        x = jnp.moveaxis(x[:, None], -1, 1)
+        return nn.Dense(4)(jnp.mean(x, axis=(2, 3, 4)))
+
+
+def test_a_dead_channel_may_have_the_value_of_a_parameter():
+    network = adapt(Scaled())
+    images = jax.random.normal(jax.random.key(0), (2, 5, 5, 3))
+    variables = network.init(jax.random.key(1), images)
+    plan = PrunePlan({"features": np.arange(3)})
+    slim, fewer = surgery.compact(network, variables, plan, example=images)
+    dead = surgery.mask(network, variables, plan, example=images)
+
+    def answer(net, variables):
+        def squares(variables):
+            return jnp.sum(net.apply(variables, images) ** 2)
+
+        value, gradient = jax.value_and_grad(squares)(variables)
+        return value, gradient["params"]["scale"]
+
+    np.testing.assert_allclose(answer(slim, fewer), answer(network, dead), rtol=1e-5)
