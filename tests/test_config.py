@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from fuprune import config as config_lib
 from fuprune.config import ConfigError
-from fuprune.config.keys import (
-    AUDIT_TESTS,
-    KEYS,
-    METHODS,
-    MODELS,
-    SECTIONS,
-)
+from fuprune.config.keys import AUDIT_TESTS, KEYS, MODELS, SECTIONS
 from tests.settings import changed, put, quickstart
 
 
@@ -65,11 +59,6 @@ def test_names_known_here_are_those_of_the_library():
         config_lib.validate(changed(train__aggregation=name))
     for name in class_pruning.SURGERIES:
         config_lib.validate(changed(prune__surgery=name))
-
-
-def test_methods_known_here_are_those_of_the_library():
-    methods = pytest.importorskip("fuprune.unlearning.methods")
-    assert set(METHODS) == set(methods.METHODS)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from typing import Any
 from ml_collections import config_dict
 
 from fuprune import classes as classes_lib
-from fuprune.config.keys import FOR_CLASSES, KEYS, METHODS, PHASES, SECTIONS
+from fuprune.config.keys import KEYS, PHASES, SECTIONS
 from fuprune.config.kinds import pieces, quoted
 from fuprune.errors import InputError
+from fuprune.unlearning.methods import METHODS
 
 # An ml_collections ConfigDict: its leaves are checked by `validate`, not by a type.
 Config = Any
@@ -26,17 +27,11 @@ Config = Any
 # Known without reading any data; other sets are checked after loading.
 _TEN = ("cifar10", "digits", "fashion_mnist", "kmnist", "mnist", "svhn_cropped")
 DATASET_CLASSES = {"cifar100": 100, **dict.fromkeys(_TEN, 10)}
-# Methods that need a record of the training, and the key of `train` that keeps it.
-HISTORIES = {
-    "amnesiac": "history_bytes",
-    **dict.fromkeys(("fed_eraser", "fed_eraser_uncalibrated"), "history_interval"),
-}
+# Keys of `train` that keep a record of the training, and what they take.
 HISTORY_VALUES = {
     "history_bytes": "the bytes to keep updates in, such as 1000000000",
     "history_interval": "the rounds from one kept round to the next, such as 2",
 }
-# Controls that serve clients and examples.
-CONTROLS_OF_CLIENTS = ("fine_tune_only", "retrain_short", "fed_eraser_uncalibrated")
 # Partitions whose number of clients is known once the data are loaded.
 _COUNTED_LATER = ("natural", "file")
 
@@ -103,11 +98,13 @@ def methods(config: Config) -> tuple[str, ...]:
         return served(config, names)  # nobody chose them
     if pieces(config.unlearn.methods) != ("all",):
         return names
-    # All that can be: those that need a history have one, those for classes a class.
-    left_out = {name for name, key in HISTORIES.items() if not config.train[key]}
-    if kind != "classes":
-        left_out |= set(FOR_CLASSES)
-    return tuple(name for name in names if name not in left_out)
+    # All that can be: those that need a record have one, those for classes a class.
+    return tuple(
+        name
+        for name in names
+        if kind in METHODS[name].serves
+        and (not METHODS[name].needs or config.train[METHODS[name].needs])
+    )
 
 
 def served(config: Config, names: Sequence[str]) -> tuple[str, ...]:
@@ -116,8 +113,8 @@ def served(config: Config, names: Sequence[str]) -> tuple[str, ...]:
     Retraining and controls alone would leave nothing to judge: in place of what falls
     away comes `fed_eraser` where rounds are kept, else `sisa`.
     """
-    left = tuple(name for name in names if name not in FOR_CLASSES)
-    if set(left) - {"retrain", *CONTROLS_OF_CLIENTS}:
+    left = tuple(name for name in names if METHODS[name].serves != ("classes",))
+    if any(name != "retrain" and not METHODS[name].control for name in left):
         return left
     if config.train.history_interval:
         return (*left, "fed_eraser")
@@ -203,7 +200,7 @@ def _check_together(config: Config) -> None:
             allowed = f"less than {name}.rounds, which is {part.rounds}"
             raise _refused(f"{name}.warmup_rounds", warmup, allowed)
     for name in methods(config):
-        key = HISTORIES.get(name, "")
+        key = METHODS[name].needs
         if key and not train[key]:
             raise ConfigError(
                 f"unlearn.methods names {name} while train.{key} is 0; allowed: "
@@ -214,8 +211,8 @@ def _check_together(config: Config) -> None:
         allowed = "0 for classes (it is planted in clients' or single images)"
         raise _refused("audit.backdoor", config.audit.backdoor, allowed)
     if kind != "classes":
-        unfit = [name for name in methods(config) if name in FOR_CLASSES]
-        others = [name for name in METHODS if name not in FOR_CLASSES]
+        unfit = [n for n in methods(config) if kind not in METHODS[n].serves]
+        others = [name for name, method in METHODS.items() if kind in method.serves]
         if unfit:
             raise ConfigError(
                 f"unlearn.methods names {unfit[0]}, which serves classes, while "

@@ -18,23 +18,12 @@ from fuprune.config.kinds import (
     whole_numbers,
     within,
 )
+from fuprune.unlearning.methods import METHODS
 
 PHASES = ("pretrain", "unlearn", "audit", "report")
 MODELS = (
     *(f"resnet{depth}" for depth in (8, 20, 32, 44, 56)),
     *(f"vgg{depth}" for depth in (11, 13, 16, 19)),
-)
-METHODS = (
-    *("class_pruning", "retrain", "fisher", "influence", "ascent", "amnesiac"),
-    *("fed_eraser", "sisa", "regrow", "relabel", "prune_relabel", "mask_logit"),
-    *("zero_class_row", "fine_tune_only", "retrain_short"),
-    *("fed_eraser_uncalibrated", "prune_random", "prune_lowest"),
-    "prune_then_drop_row",
-)
-# Those that forget classes and nothing else; the others serve clients and examples too.
-FOR_CLASSES = (
-    *("class_pruning", "relabel", "prune_relabel", "mask_logit", "zero_class_row"),
-    *("prune_random", "prune_lowest", "prune_then_drop_row"),
 )
 AUDIT_TESTS = (
     *("accuracy", "membership", "shadow", "likelihood_ratio"),

@@ -18,18 +18,8 @@ from fuprune.unlearning.methods import METHODS
 Styles: TypeAlias = Mapping[str, str]  # a CSS class for each unit or audited model
 RETRAIN = "retrain"
 RANDOM = "random_init"
-# Ways to bring U-set accuracy to zero that nobody would call forgetting, and what each
-# of them does.
-CONTROLS = {
-    "mask_logit": "only hides the output",
-    "zero_class_row": "only clears weights of the last layer",
-    "fine_tune_only": "removes nothing",
-    "prune_random": "cuts channels at random",
-    "prune_lowest": "cuts the channels that matter least",
-    "prune_then_drop_row": "also clears weights of the last layer",
-    "retrain_short": "trains again from scratch for a tenth of the rounds",
-    "fed_eraser_uncalibrated": "adds up recorded updates and trains nothing",
-}
+# Methods that nobody would call forgetting, and what each of them does.
+CONTROLS = {name: method.control for name, method in METHODS.items() if method.control}
 _PREFERRED = "class_pruning"
 _CYCLE = 8
 _SEED = re.compile(r"_seed\d+$")

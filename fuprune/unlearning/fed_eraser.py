@@ -19,6 +19,7 @@ their length only, never their direction: in the first kept round only the clien
 held nothing of it count, and if there is none that round is replayed like the others.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
@@ -155,6 +156,10 @@ def fed_eraser(
     return UnlearnResult(
         model, made, upload_bytes=tree_bytes(variables) if calibrate else 0, notes=notes
     )
+
+
+# The control: what those who stay had sent, added up, and nothing trained.
+fed_eraser_uncalibrated = functools.partial(fed_eraser, calibrate=False)
 
 
 def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variables):

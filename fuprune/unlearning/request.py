@@ -26,7 +26,6 @@ from fuprune.errors import InputError
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import Variables
 
-KINDS = ("classes", "clients", "examples")
 # By kind: what leaves the named targets out, and what leaves out everything else.
 _SPLIT: dict[str, Any] = {
     "classes": (drop_classes, keep_classes),
@@ -45,8 +44,8 @@ class ForgetRequest(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
-        (kind,) = (name for name in KINDS if getattr(self, name))
+        """The name of the one that is not empty."""
+        (kind,) = (name for name in self._fields if getattr(self, name))
         return kind
 
     @property
@@ -64,7 +63,7 @@ def as_request(request: ForgetRequest | Iterable[int]) -> ForgetRequest:
     if not isinstance(request, ForgetRequest):
         request = ForgetRequest(classes=tuple(request))
     request = ForgetRequest(*(_distinct(names) for names in request))
-    kinds = [name for name in KINDS if getattr(request, name)]
+    kinds = [name for name in request._fields if getattr(request, name)]
     if not kinds:
         raise InputError(
             "the request names no class to forget, and no client or example; name one "
