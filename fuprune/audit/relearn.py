@@ -71,8 +71,8 @@ class Curve(NamedTuple):
         return area / max(self.steps[-1], 1)
 
     def at(self, step: int) -> np.ndarray:
-        """`[M]` whether each image is recognised, at the last look up to `step`."""
-        return self.right[np.searchsorted(self.steps, step, side="right") - 1]
+        """`[M]` whether each image is recognised at `step`, which was looked at."""
+        return self.right[np.searchsorted(self.steps, step)]
 
     def steps_to(self, level: float) -> int | None:
         """The first look at or above `level`; None if there was none."""
@@ -101,6 +101,8 @@ def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
     images, labels = (part[looked_at] for part in measurements.test)
     test = jax.device_put((measurements.preprocess(images), labels))
 
+    steps = looks(asked.steps, asked.every, asked.fixed_steps)
+
     def taught(name: str, model: Model) -> dict[Setting, Curve]:
         measurements.notify(f"relearning, {name}")
         return {
@@ -112,7 +114,7 @@ def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
                 # Without images of the class, a column at zero could never return.
                 reset=setting.images != "retained",
                 learning_rate=setting.learning_rate,
-                every=asked.every,
+                steps=steps,
             )
             for setting in settings
         }
@@ -198,7 +200,7 @@ def relearn(
     classes: Sequence[int],
     reset: bool,
     learning_rate: float,
-    every: int,
+    steps: Sequence[int],
 ) -> Curve:
     """Teaches one model and looks at it along the way.
 
@@ -213,10 +215,7 @@ def relearn(
       reset: whether their columns of the last layer start from zero, so that a logit
         pinned far down cannot pass for forgetting.
       learning_rate: fixed, with momentum 0.9.
-      every: steps between two looks, after the first few.
-
-    Returns:
-      The curve, from before the first step to after the last.
+      steps: at which the model is looked at, from 0 on; see `looks`.
     """
     module, variables = model
     head = find_head(module, variables, lesson.images[0])
@@ -226,7 +225,6 @@ def relearn(
     state = init_state(variables)
     # The same dropout for every model, as the batches are the same.
     key = jax.random.key(0)
-    steps = looks(len(lesson.images), every)
     right = [_recognised(module, head, state.variables, *test)]
     for step, batch in enumerate(zip(*lesson, strict=True), start=1):
         state = sgd_step(
@@ -243,10 +241,13 @@ def relearn(
     return Curve(np.asarray(steps), np.asarray(jax.device_get(right)))
 
 
-def looks(steps: int, every: int) -> list[int]:
-    """When a model is looked at: at 0, doubling up to `every`, then every so often."""
+def looks(steps: int, every: int, fixed: Sequence[int] = ()) -> list[int]:
+    """When a model is looked at: at 0, doubling up to `every`, then every so often.
+
+    The `fixed` steps, at which accuracies are compared, are looked at as well.
+    """
     first = [2**i for i in range(every.bit_length()) if 2**i < every]
-    chosen = {0, *first, *range(every, steps, every), steps}
+    chosen = {0, *first, *range(every, steps, every), *fixed, steps}
     return sorted(step for step in chosen if step <= steps)
 
 

@@ -163,7 +163,7 @@ def balanced_members(
     often as out.
 
     Raises:
-      InputError: S is odd or less than 2.
+      InputError: S is odd or less than 2, or a model has all examples or none.
     """
     if num_models < 2 or num_models % 2:
         raise InputError(
@@ -172,7 +172,13 @@ def balanced_members(
         )
     # Each column is a random permutation of 0 to S - 1.
     order = np.argsort(generator.random((num_models, num_examples)), axis=0)
-    return order < num_models // 2
+    members = order < num_models // 2
+    if members.all(axis=1).any() or not members.any(axis=1).all():
+        raise InputError(
+            f"{num_examples} images leave one of {num_models} shadow models with all "
+            "of them or none; give more images, or ask for 0 shadow models"
+        )
+    return members
 
 
 def train_models_in_parallel(

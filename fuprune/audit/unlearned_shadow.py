@@ -141,10 +141,13 @@ def fine_tune(
 ) -> Variables:
     """Variables after the short fine-tuning of shadow models, on all of `data`.
 
-    How long and how fast is in `options.shadow`. `kept` is 1 for parameters that are
-    trained and 0 for those held at zero, in a tree like the parameters; None trains
-    all.
+    How long and how fast is in `options.shadow`; without data nothing is trained.
+    `kept` is 1 for parameters that are trained and 0 for those held at zero, in a tree
+    like the parameters; None trains all.
     """
+    # A shadow model's half of a few images may hold the forgotten classes alone.
+    if not len(data.labels):
+        return variables
     generator = generator_of(key)
     every = np.arange(len(data.labels))
     steps = options.shadow.fine_tune_steps

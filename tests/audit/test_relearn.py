@@ -15,12 +15,14 @@ def relearned(world):
     chosen = test.labels == FORGOTTEN
 
     def run(variables, **options):
-        options = {"every": 2, "learning_rate": 0.002, "reset": True, **options}
+        options = {"learning_rate": 0.002, "reset": True, **options}
+        chosen_rows = options.pop("rows", rows)
         return relearn(
             (world.model, variables),
-            make_lesson(train, options.pop("rows", rows), preprocess),
+            make_lesson(train, chosen_rows, preprocess),
             (preprocess(test.images[chosen]), test.labels[chosen]),
             classes=(FORGOTTEN,),
+            steps=looks(len(chosen_rows), 2),
             **options,
         )
 
@@ -59,7 +61,7 @@ def test_area_is_the_mean_accuracy_over_the_steps():
     # Trapezia: the first image 1 + 2, the second 0 + 1, over four steps.
     np.testing.assert_allclose(curve.area_by_image(), [0.75, 0.25])
     np.testing.assert_allclose(curve.accuracy, [0, 0.5, 1])
-    np.testing.assert_array_equal(curve.at(3), [True, False])
+    np.testing.assert_array_equal(curve.at(2), [True, False])
 
 
 def test_a_level_never_reached_has_no_time():
@@ -87,6 +89,20 @@ def test_looks_are_close_at_first_and_end_with_the_last_step():
     assert looks(10, 4) == [0, 1, 2, 4, 8, 10]
     assert looks(3, 5) == [0, 1, 2, 3]
     assert looks(4, 1) == [0, 1, 2, 3, 4]
+
+
+def test_accuracy_at_a_fixed_step_is_of_that_very_step(world):
+    """Every third step is looked at, and those besides that a test names."""
+    asked = OPTIONS.relearn._replace(steps=7, every=3, fixed_steps=(4, 7, 9))
+    assert looks(7, 3, asked.fixed_steps) == [0, 1, 2, 3, 4, 6, 7]
+    found = run_audit(
+        world, kinds=("relearn",), options=OPTIONS._replace(relearn=asked)
+    )
+    named = {t.name: t for t in found.tests if "accuracy_at" in t.name}
+    assert set(named) == {"relearn_accuracy_at_4", "relearn_accuracy_at_7"}
+    (raw,) = (r for r in found.detail["relearn"]["runs"] if r["model"] == "raw")
+    at_four = raw["accuracy"][raw["steps"].index(4)]
+    assert named["relearn_accuracy_at_4"].values["raw"] == pytest.approx(at_four)
 
 
 def test_capped_against_capped_cannot_tell(world):

@@ -43,6 +43,11 @@ def test_odd_numbers_of_shadow_models_are_refused(number):
         shadow.balanced_members(np.random.default_rng(0), number, 10)
 
 
+def test_too_few_images_for_every_shadow_model_are_refused():
+    with pytest.raises(ValueError, match="1 images leave one of 2"):
+        shadow.balanced_members(np.random.default_rng(0), 2, 1)
+
+
 @pytest.mark.parametrize("backend", ["map", "vmap", "shard_map", "auto"])
 def test_every_backend_trains_the_same_models(noise, backend):
     members = shadow.balanced_members(np.random.default_rng(0), 2, 240)

@@ -1,11 +1,14 @@
 """Shadow models that are unlearned, by methods whose trace is known."""
 
+import chex
+import jax
 import numpy as np
 
-from fuprune.audit import ShadowOptions
+from fuprune.audit import AuditOptions, ShadowOptions
+from fuprune.audit.unlearned_shadow import fine_tune
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
-from tests.audit.conftest import FORGOTTEN, run_audit
+from tests.audit.conftest import FORGOTTEN, preprocess, run_audit
 
 
 def turned_down(variables):
@@ -80,3 +83,18 @@ def test_a_method_that_fails_on_shadows_is_noted_where_it_is_judged(memorised):
     told = "failing could not be run on shadow models: nothing to cut"
     assert told in notes["unlearned_shadow_auc"]
     assert told not in notes["unlearned_shadow_working_auc"]
+
+
+def test_a_shadow_without_an_image_to_keep_stays_as_it_was(memorised):
+    """Of two images per class, a half may hold the forgotten class alone."""
+    train, _, _ = memorised.data
+    nothing = Dataset(train.images[:0], train.labels[:0])
+    found = fine_tune(
+        memorised.model,
+        memorised.raw,
+        jax.random.key(0),
+        nothing,
+        preprocess,
+        AuditOptions(),
+    )
+    chex.assert_trees_all_equal(found, memorised.raw)
