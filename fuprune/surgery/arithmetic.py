@@ -352,10 +352,10 @@ def reduce_sum(eqn, operands, notes) -> Result:
     """A sum: of what is not stored it knows the number and the value."""
     (held,), axes = operands, eqn.params["axes"]
     for pair, origin in held.origins.items():
-        # Dead entries of a scale add nothing to a sum of scales.
+        # Dead entries of a scale add nothing to a sum of scales: no index is noted.
         if origin.axis in axes and held.has_zero_rest:
             if notes.is_channelwise(pair[0]):
-                notes.overlook(pair)
+                notes.handled.add(pair)
     result = _reduced(held, axes, jnp.sum(held.data, axes, held.data.dtype))
     if held.is_full or held.has_zero_rest:
         return [result._replace(rest=held.rest if held.has_zero_rest else None)]

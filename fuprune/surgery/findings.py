@@ -64,10 +64,6 @@ class Findings:
             kept = union(self.reads[pair], kept)
         self.reads[pair] = kept
 
-    def overlook(self, pair):
-        """An axis of a parameter is used in a way that no dead entry changes."""
-        self.handled.add(pair)
-
     def is_channelwise(self, path):
         """Whether only one axis of a parameter is longer than one."""
         shape = self.shapes[path].shape

@@ -28,22 +28,18 @@ def broadcast_in_dim(eqn, operands, notes) -> Result:
     places = eqn.params["broadcast_dimensions"]
     if len(operands) > 1:
         return "its shape is not static"
+    # An axis of size one that is widened is never cut: it has one index for all, and no
+    # longer one per channel of a parameter.
+    moved = {i: j for i, j in enumerate(places) if held.shape[i] == shape[j]}
     kept: list[np.ndarray | None] = [None] * len(shape)
-    rest_shape = [1] * len(shape)
-    for axis, place in enumerate(places):
-        # An axis of size one that is widened is never cut: it has one index for all.
-        if held.shape[axis] == shape[place]:
-            kept[place] = held.kept[axis]
-        if not is_static(held.rest) and held.rest is not None:
-            rest_shape[place] = np.shape(held.rest)[axis]
+    for axis, place in moved.items():
+        kept[place] = held.kept[axis]
     sizes = [n if k is None else len(k) for n, k in zip(shape, kept, strict=True)]
     rest = held.rest
-    if rest is not None and not is_static(rest):
-        rest = jax.lax.broadcast_in_dim(rest, rest_shape, places)
-    # Along a widened axis there is no longer one index per channel of the parameter.
-    origins = held.origins_at(
-        {i: j for i, j in enumerate(places) if held.shape[i] == shape[j]}
-    )
+    if np.ndim(rest):
+        new = [i for i in range(len(shape)) if i not in places]
+        rest = jnp.expand_dims(rest, new)  # places always increase
+    origins = held.origins_at(moved)
     data = jax.lax.broadcast_in_dim(held.data, sizes, places)
     return [Held(data, shape, tuple(kept), rest, origins, held.uniform)]
 
@@ -51,10 +47,8 @@ def broadcast_in_dim(eqn, operands, notes) -> Result:
 def transpose(eqn, operands, notes) -> Result:
     """Axes change places."""
     (held,), order = operands, eqn.params["permutation"]
-    rest = held.rest
-    if rest is not None and not is_static(rest):
-        # An array of rests has as many axes as the whole array, some of size one.
-        rest = jnp.transpose(rest, order)
+    # An array of rests has as many axes as the whole array, some of size one.
+    rest = jnp.transpose(held.rest, order) if np.ndim(held.rest) else held.rest
     return [
         Held(
             jnp.transpose(held.data, order),
@@ -103,7 +97,7 @@ def _reshaped(held, shape) -> Result:
             for j, indices in zip(after, split, strict=True):
                 kept[j] = indices
     rest = held.rest
-    if rest is not None and not is_static(rest):
+    if np.ndim(rest):
         rest_shape = [1] * len(shape)
         for i, n in enumerate(np.shape(rest)):
             # A rest is never stored in part, so it cannot follow such a cut.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from fuprune.surgery import arithmetic, layout
 from fuprune.surgery.arrays import Path, dead_value, names
 from fuprune.surgery.findings import Findings, SurgeryError, Whole
 from fuprune.surgery.held import (
@@ -30,7 +31,6 @@ from fuprune.surgery.held import (
     same,
     whole,
 )
-from fuprune.surgery.rules import ELEMENTWISE, RULES
 
 # Frames of a traceback that are not the network's own code.
 _NOT_THE_NETWORK = tuple(
@@ -45,6 +45,34 @@ MOVES = (
 )
 PRODUCTS = ("dot_general", "conv_general_dilated")
 Cuts = Mapping[Pair, np.ndarray]  # axis of a variable -> kept indices
+ELEMENTWISE = (
+    "abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos"
+    " cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le"
+    " log log1p logistic lt max min mul ne neg nextafter not or pow reduce_precision"
+    " rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+).split()
+# What is done if operands are held; other primitives get them in full.
+RULES: dict[str, arithmetic.Rule] = {
+    **dict.fromkeys(ELEMENTWISE, arithmetic.elementwise),
+    "conv_general_dilated": arithmetic.convolution,
+    "dot_general": arithmetic.dot_general,
+    "reduce_sum": arithmetic.reduce_sum,
+    "reduce_max": arithmetic.reduce_extreme,
+    "reduce_min": arithmetic.reduce_extreme,
+    "reduce_window_max": arithmetic.reduce_window,
+    "reduce_window_min": arithmetic.reduce_window,
+    "reduce_window_sum": arithmetic.reduce_window,
+    "broadcast_in_dim": layout.broadcast_in_dim,
+    "concatenate": layout.concatenate,
+    "gather": layout.gather,
+    "pad": layout.pad,
+    "reshape": layout.reshape,
+    "rev": layout.rev,
+    "slice": layout.slice_,
+    "split": layout.split,
+    "squeeze": layout.squeeze,
+    "transpose": layout.transpose,
+}
 
 
 def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
