@@ -8,6 +8,7 @@ the effect of a part on the final model can be computed exactly.
 """
 
 import itertools
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -193,68 +194,35 @@ def _fit_in(history: UpdateHistory, new: list[Entry]) -> UpdateHistory:
 
 def as_arrays(history: UpdateHistory) -> dict[str, np.ndarray]:
     """The history as named arrays, for a checkpoint; `from_arrays` reads it back."""
-    entries, server = history.entries, history.server
-    width = max((len(e.classes) for e in entries), default=0)
-    # A rectangle, as arrays are; -1 is no class.
-    classes = np.full((len(entries), width), -1, np.int32)
-    for i, entry in enumerate(entries):
-        classes[i, : len(entry.classes)] = entry.classes
-    arrays = {
-        "bounds": np.array([history.max_bytes, history.dropped], np.int64),
-        "steps": np.array(history.steps, np.int64),
-        "server": np.array(
-            [server.momentum, server.nesterov, server.weight_decay], np.float64
-        ),
-        "obstacle": np.array(server.obstacle),
-        "scales": np.array([e.scale for e in entries], np.float64),
-        "rounds": np.array([e.round_number for e in entries], np.int32),
-        "clients": np.array([e.client for e in entries], np.int32),
-        "shares": np.array([e.share for e in entries], np.float64),
-        "classes": classes,
-    }
-    if entries:
-        stacked = jax.tree.map(
-            lambda *leaves: np.stack(leaves), *(e.contribution for e in entries)
-        )
-        leaves = jax.tree.leaves(stacked)
-        arrays.update({f"leaf_{i}": leaf for i, leaf in enumerate(leaves)})
+    without = tuple(entry._replace(contribution=None) for entry in history.entries)
+    # NamedTuples become lists in the order of their fields.
+    arrays = {"facts": np.array(json.dumps(history._replace(entries=without)))}
+    parts = [jax.tree.leaves(entry.contribution) for entry in history.entries]
+    for i, leaves in enumerate(zip(*parts, strict=True)):
+        arrays[f"leaf_{i}"] = np.stack(leaves)
     return arrays
 
 
 def from_arrays(arrays: dict[str, np.ndarray], params: Any) -> UpdateHistory:
     """The inverse of `as_arrays`; `params` gives the tree's structure."""
+    if "facts" not in arrays:
+        raise InputError("the recorded updates say nothing of themselves; train again.")
+    history = UpdateHistory(*json.loads(str(arrays["facts"])))
     of_model, treedef = jax.tree.flatten(params)
-    number = len(arrays["rounds"])
+    number, stacked = len(history.entries), []
     for j, leaf in enumerate(of_model if number else ()):
-        seen, needed = np.shape(arrays.get(f"leaf_{j}", ())), (number, *np.shape(leaf))
+        stacked.append(arrays.get(f"leaf_{j}", np.empty(0)))
+        seen, needed = stacked[-1].shape, (number, *np.shape(leaf))
         if seen != needed:
             raise InputError(
                 f"the recorded updates hold an array of shape {seen} where the model "
                 f"needs {needed}; they are of another model or damaged."
             )
-    leaves = [arrays[f"leaf_{j}"] for j in range(len(of_model) if number else 0)]
-    columns = (arrays[n].tolist() for n in ("rounds", "clients", "shares", "classes"))
-    entries = [
-        Entry(
-            round_number,
-            client,
-            share,
-            tuple(c for c in classes if c >= 0),
-            jax.tree.unflatten(treedef, [leaf[i] for leaf in leaves]),
-            float(arrays["scales"][i]),
+    entries = []
+    for i, entry in enumerate(itertools.starmap(Entry, history.entries)):
+        contribution = jax.tree.unflatten(treedef, [leaves[i] for leaves in stacked])
+        entries.append(
+            entry._replace(classes=tuple(entry.classes), contribution=contribution)
         )
-        for i, (round_number, client, share, classes) in enumerate(
-            zip(*columns, strict=True)
-        )
-    ]
-    used = sum(tree_bytes(e.contribution) for e in entries)
-    max_bytes, dropped = arrays["bounds"].tolist()
-    momentum, nesterov, weight_decay = arrays["server"].tolist()
-    server = ServerStep(
-        momentum=momentum,
-        nesterov=bool(nesterov),
-        weight_decay=weight_decay,
-        obstacle=str(arrays["obstacle"]),
-    )
-    steps = int(arrays["steps"])
-    return UpdateHistory(max_bytes, tuple(entries), used, dropped, steps, server)
+    server = ServerStep(*history.server)
+    return history._replace(entries=tuple(entries), server=server)

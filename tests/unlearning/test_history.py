@@ -162,6 +162,8 @@ def test_arrays_of_another_model_are_refused(federation):
     other = initial(SoftmaxRegression(num_classes=3))["params"]
     with pytest.raises(ValueError, match="another model or damaged"):
         history.from_arrays(history.as_arrays(store), other)
+    with pytest.raises(ValueError, match="say nothing of themselves"):
+        history.from_arrays({"rounds": np.zeros(3)}, variables["params"])
 
 
 def test_a_round_without_updates_is_refused(federation):
