@@ -38,6 +38,7 @@ KNOWN_PLACES = {
     "import_module": {
         "__init__.py",  # the package's own public names
         "models/brought.py",  # a factory that the caller or the run's config names
+        "unlearning/methods.py",  # this package's own functions, by its own table
     },
     "exec_module": {"run/config_loading.py"},  # a config file named on the command line
     "CDLL": {"kernels/build.py"},  # the kernels' own library

@@ -83,7 +83,7 @@ def test_the_accountants_numbers_are_in_results_and_report(plain, tmp_path):
 
 
 def test_a_curve_can_be_added_to_a_finished_run(plain):
-    """More noise, less of the exact cut; nothing else in the results changes."""
+    """More noise, less of the exact cut; else only the config says more than before."""
     workdir, before = plain
     metrics = (workdir / "metrics.jsonl").read_bytes()
     after = run(workdir, "--config.privacy.curve=1e6,0.01", "--config.privacy.clip=1.0")
@@ -94,6 +94,8 @@ def test_a_curve_can_be_added_to_a_finished_run(plain):
     assert 0 <= noisy["overlap"] < clear["overlap"] <= 1
     for point in (noisy, clear):
         assert 0 <= point["u_accuracy"] <= 1 and 0 <= point["r_accuracy"] <= 1
+    assert after["provenance"]["config"]["privacy"].pop("curve") == "1e6,0.01"
+    assert before["provenance"]["config"]["privacy"].pop("curve") == ""
     assert after == before
     assert (workdir / "metrics.jsonl").read_bytes() == metrics
     assert "What privacy costs" in (workdir / "report" / "report.html").read_text()
