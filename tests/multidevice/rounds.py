@@ -12,7 +12,7 @@ from fuprune.data.federated import sample_cohort, whole_cohort
 from fuprune.federated.evaluate import make_evaluator
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning.activations import collect, merge_activations
-from fuprune.unlearning.fisher import fisher_information
+from fuprune.unlearning.fisher import fisher_sum, mean_over_clients
 from fuprune.unlearning.reading import Reading
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
@@ -74,8 +74,10 @@ def statistics(data, **options):
 def fisher(data, **options):
     """The diagonal Fisher information over all clients."""
     reading = Reading(**options)
-    found = fisher_information(MODEL, tiny_variables(), data, chunk=8, reading=reading)
-    return jax.device_get(found.diagonal)
+    found, _ = mean_over_clients(
+        fisher_sum, "the Fisher information", MODEL, tiny_variables(), data, 8, reading
+    )
+    return jax.device_get(found)
 
 
 def evaluation(mesh=None):
