@@ -7,13 +7,8 @@ JAX opens its backend. How several processes find each other is in `processes`.
 import functools
 import logging
 import os
-import platform
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +16,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fuprune import __version__
-from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
 from fuprune.data.decoded_pictures import free_memory
 from fuprune.data.federated import FederatedDataset, federate, federation_bytes
@@ -32,7 +25,6 @@ from fuprune.files import cache_folder
 from fuprune.models.layers import loops_are_fast
 from fuprune.run import processes
 from fuprune.run.processes import RuntimeSetupError
-from fuprune.run.record import Provenance
 
 
 class Runtime(NamedTuple):
@@ -114,38 +106,6 @@ def start(
             "larger train.cohort."
         )
     return Runtime(mesh, backend, conv, jax.process_index(), jax.process_count())
-
-
-def describe_run(config) -> Provenance:
-    """Everything needed to know, and repeat, what a run did."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    versions = {name: metadata.version(name) for name in packages}
-    versions |= {"fuprune": __version__, "python": platform.python_version()}
-    return Provenance(
-        configuration.to_json(config),
-        versions,
-        _commit(),
-        ["python", "-m", "fuprune.main", *sys.argv[1:]],
-        f"{jax.default_backend()}, {jax.device_count()} device(s)",
-    )
-
-
-def _commit() -> str:
-    git = shutil.which("git")
-    if git is None:
-        return ""
-    here = Path(__file__).parent
-    try:
-        answer = subprocess.run(
-            [git, "-C", str(here), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip()
 
 
 def place_federation(
