@@ -30,6 +30,7 @@ from fuprune.run import (
     files,
     kept_files,
     logs,
+    placement,
     processes,
     progress,
 )
@@ -267,7 +268,7 @@ def train_unit(
         objective=objective,
         keep_updates=store is not None or interval > 0,
     )
-    state = algorithm.init(runtime.replicate(variables, this.runtime))
+    state = algorithm.init(placement.replicate(variables, this.runtime))
     judge = make_judge(this, model)
     metric = judged_name(this, budget.metric)
     saved = _restore(this, unit, model, state, store, variables["params"])
@@ -390,7 +391,7 @@ def _restore(this: Run, unit: str, model, state, store, params):
                 "start in a fresh workdir."
             )
     this.progress.note(f"{unit}: continues after round {start}")
-    state = runtime.replicate(tree, this.runtime)
+    state = placement.replicate(tree, this.runtime)
     return start, state, saved["rounds_to_target"], store
 
 
