@@ -133,7 +133,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     federation = make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
-    model = assembly.make_model(config, federation, machine)
+    model = assembly.make_model(assembly.Setup(config, federation, machine))
     if config.train.history_interval:
         initial = functools.partial(assembly.initial_variables, model)
         shapes = jax.eval_shape(initial, jax.random.key(0))
@@ -267,7 +267,7 @@ def _write_record(this: Run) -> RunRecord | None:
         format=FORMAT,
         provenance=this.provenance,
         dataset=config.data.name,
-        model=rebuild.spec(assembly.make_model(config, this.federation, this.runtime)),
+        model=rebuild.spec(assembly.make_model(this.setup)),
         classes=list(this.classes),
         request=requests.describe_sets(
             this.request,

@@ -68,6 +68,11 @@ class Run(NamedTuple):
     algorithms: dict[Hashable, FedAlgorithm]  # made so far, by what they are made for
 
     @property
+    def setup(self) -> assembly.Setup:
+        """What networks, algorithms and options of the run are made from."""
+        return assembly.Setup(self.config, self.federation, self.runtime)
+
+    @property
     def request(self) -> ForgetRequest:
         """What the run forgets."""
         return self.federation.request
@@ -260,10 +265,8 @@ def train_unit(
     config, rounds = this.config, budget.schedule.rounds
     algorithm = assembly.shared_algorithm(
         this.algorithms,
-        config,
+        this.setup,
         model,
-        this.federation,
-        this.runtime,
         budget.schedule,
         objective=objective,
         keep_updates=store is not None or interval > 0,

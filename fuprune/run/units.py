@@ -66,7 +66,7 @@ def target_accuracy(this: Run) -> float | None:
 def pretrain(this: Run, name: str) -> TrainedOutcome:
     """Train the raw model, or take one that was trained elsewhere."""
     config, train = this.config, this.config.train
-    model: Any = assembly.make_model(config, this.federation, this.runtime)
+    model: Any = assembly.make_model(this.setup)
     if config.model.load:
         model, variables = models.adopt(this, config.model.load, model)
     else:
@@ -163,9 +163,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
     method, budget = unit.method, METHODS[unit.method].budget
     model, variables = models.load_saved(this, "raw", "pretrain")
-    options = assembly.method_options(
-        this.config, method, this.federation, this.runtime
-    )
+    options = assembly.method_options(this.setup, method)
     if "head" in METHODS[method].options:
         options |= models.head_option(model, variables)
     if "history" in METHODS[method].options:
@@ -174,17 +172,13 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     if "replay" in METHODS[method].options:
         kept = this.workdir / kept_files.KEPT_ROUNDS
         options["rounds"] = kept_files.RoundFiles(kept, variables)
-        options["replay"] = assembly.make_replay(
-            this.config, model, this.federation, this.runtime
-        )
+        options["replay"] = assembly.make_replay(this.setup, model)
         # Several processes could find different files when they start again.
         if jax.process_count() == 1:
             options["kept"] = _checkpoints(this, unit.name, variables)
     if "shards" in METHODS[method].options:
         options |= dict(
-            train=assembly.make_slice_training(
-                this.config, this.federation, this.runtime
-            ),
+            train=assembly.make_slice_training(this.setup),
             rounds=this.config.train.rounds,
             kept=_checkpoints(this, "sisa", variables),
         )
@@ -324,7 +318,7 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         this.classes,
         key=_method_key(this, 0),
         epsilon=epsilon,
-        **assembly.privacy_curve_options(config, this.federation, this.runtime),
+        **assembly.privacy_curve_options(this.setup),
     )
     after = measure(this, name, Stage("pruned", cut.model, cut.variables))
     tuned = None
