@@ -197,10 +197,9 @@ def simulate():
 
     config, runtime = read_config(CONFIG), Runtime(None, "loop", "xla", 0, 1)
     federation = make_federation(config, runtime)
-    model = assembly.make_model(config, federation, runtime)
-    algorithm = assembly.make_algorithm(
-        config, model, federation, runtime, assembly.Schedule(9, 0.1)
-    )
+    setup = assembly.Setup(config, federation, runtime)
+    model = assembly.make_model(setup)
+    algorithm = assembly.make_algorithm(setup, model, assembly.Schedule(9, 0.1))
     state = algorithm.init(assembly.initial_variables(model, jax.random.key(0)))
     cohort = whole_cohort(federation.data)
     state, _ = jax.block_until_ready(algorithm.round(state, cohort, jax.random.key(1)))

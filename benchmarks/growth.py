@@ -36,6 +36,7 @@ from fuprune.data.partition import iid_partition  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
+from fuprune.run import placement  # noqa: E402
 from fuprune.unlearning.activations import collect, merge_activations  # noqa: E402
 from fuprune.unlearning.class_pruning import server_proc  # noqa: E402
 
@@ -277,7 +278,7 @@ def _round_of(net, side, *, classes=10, depth=None, images=32):
     rng = np.random.default_rng(0)
     labels = (np.arange(images) % classes).astype(np.int32)
     pixels = rng.integers(256, size=(images, *shape)).astype(np.uint8)
-    data = runtime_module.place_federation(
+    data = placement.place_federation(
         Dataset(pixels, labels), np.array_split(np.arange(images), 4), runtime
     )
     algorithm, variables = training_step.make_round(model, runtime, batch_size=8)

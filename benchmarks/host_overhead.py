@@ -40,6 +40,7 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
     from fuprune.federated.server import fed_avg, fed_sgd
     from fuprune.federated.train import iterate
     from fuprune.run import machine as runtime_module
+    from fuprune.run import placement
 
     runtime = runtime_module.start(cohort=options.cohort)
     images = options.images if images is None else images
@@ -49,10 +50,10 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
         np.arange(k * options.images, (k + 1) * options.images) % pool
         for k in range(options.clients)
     ]
-    data = runtime_module.place_federation(dataset, parts, runtime)
+    data = placement.place_federation(dataset, parts, runtime)
     if images != options.images:
         lengths = np.full(options.clients, images, np.int32)
-        data = data._replace(lengths=runtime_module.replicate(lengths, runtime))
+        data = data._replace(lengths=placement.replicate(lengths, runtime))
     model, variables = network(options, runtime)
     optimizer = optax.sgd(0.01, momentum=0.9)
     choices = {"backend": runtime.backend, "mesh": runtime.mesh}
@@ -62,7 +63,7 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
     else:
         choices |= {"server_optimizer": optimizer, "batch_size": options.images}
         federated = fed_sgd(model, **choices)
-    state = runtime_module.replicate(jax.device_get(variables), runtime)
+    state = placement.replicate(jax.device_get(variables), runtime)
     steps = iterate(
         federated,
         federated.init(state),
@@ -183,6 +184,7 @@ def evaluation(options):
 
     from fuprune.federated.evaluate import make_evaluator
     from fuprune.run import machine as runtime_module
+    from fuprune.run import placement
 
     runtime = runtime_module.start()
     model, variables = network(options, runtime)
@@ -193,7 +195,7 @@ def evaluation(options):
         batch_size=options.batch_size,
         mesh=runtime.mesh,
     )
-    variables = runtime_module.replicate(jax.device_get(variables), runtime)
+    variables = placement.replicate(jax.device_get(variables), runtime)
     return lambda: evaluate(variables)
 
 

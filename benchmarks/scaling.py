@@ -214,7 +214,7 @@ def make_round(options, clients: int, machine, length: int | None = None):
     from fuprune.data.federated import whole_cohort
     from fuprune.federated.server import fed_avg
     from fuprune.models import zoo
-    from fuprune.run import machine as runtime
+    from fuprune.run import placement
 
     number = clients * options.images
     shape = (options.size, options.size, 3)
@@ -224,10 +224,10 @@ def make_round(options, clients: int, machine, length: int | None = None):
         generator.integers(0, 10, number).astype(np.int32),
     )
     parts = np.split(np.arange(number), clients)
-    data = runtime.place_federation(dataset, parts, machine)
+    data = placement.place_federation(dataset, parts, machine)
     if length is not None:
         data = data._replace(
-            lengths=runtime.replicate(np.full(clients, length, np.int32), machine)
+            lengths=placement.replicate(np.full(clients, length, np.int32), machine)
         )
     model = zoo.create(
         options.net, num_classes=10, input_shape=shape, conv=machine.conv
@@ -242,7 +242,7 @@ def make_round(options, clients: int, machine, length: int | None = None):
         backend=machine.backend,
         mesh=machine.mesh,
     )
-    state = algorithm.init(runtime.replicate(variables, machine))
+    state = algorithm.init(placement.replicate(variables, machine))
     cohort = whole_cohort(data)
 
     def run_round():
@@ -296,7 +296,7 @@ def measure_alone(options) -> None:
 
     from fuprune.data.federated import FederatedDataset, rows_of, sample_cohort
     from fuprune.models import zoo
-    from fuprune.run import checkpoint
+    from fuprune.run import checkpoint, placement
     from fuprune.run import machine as runtime
 
     machine = runtime.start(devices=1)
@@ -334,7 +334,7 @@ def measure_alone(options) -> None:
     parts = np.arange(8 * clients).reshape(clients, 8)
     start = time.perf_counter()
     _, lengths = rows_of(list(parts), 8 * clients)
-    runtime.deal_to_hosts(lengths, np.arange(8))
+    placement.deal_to_hosts(lengths, np.arange(8))
     found["deal_seconds_per_client"] = (time.perf_counter() - start) / clients
     found["models"] = {}
     for name in ("resnet20", "resnet56", "vgg16"):
@@ -367,7 +367,7 @@ def measure_pair(options) -> None:
 
     from fuprune.federated.sharded import AXIS
     from fuprune.run import machine as runtime
-    from fuprune.run import processes
+    from fuprune.run import placement, processes
 
     machine = runtime.start(
         devices=1,
@@ -399,7 +399,7 @@ def measure_pair(options) -> None:
         seconds = {}
         for size in (1_000, 1_000_000 if options.smoke else 16_000_000):
             host = np.ones((2, size // 2 // np.dtype(dtype).itemsize), dtype)
-            value = runtime.replicate(host, machine)
+            value = placement.replicate(host, machine)
             seconds[size] = median_seconds(
                 lambda f=function, v=value: jax.block_until_ready(f(v)), repeats
             )

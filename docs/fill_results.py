@@ -15,7 +15,8 @@ from fuprune import config as configuration
 from fuprune.report import judgement, roles
 from fuprune.report.joined_report import join
 from fuprune.run.agenda import make_budget
-from fuprune.run.files import read_audit, read_curves, read_record
+from fuprune.run.files import read_audit, read_record
+from fuprune.run.logs import read_curves
 from fuprune.unlearning.methods import METHODS
 
 HERE = pathlib.Path(__file__).resolve().parent

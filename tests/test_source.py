@@ -46,7 +46,7 @@ KNOWN_PLACES = {
         "kernels/build.py",  # the compiler
         "data/cifar10_npm.py",  # npm
         "flower/loopback.py",  # Flower's server and clients on this machine
-        "run/machine.py",  # git, for the commit
+        "run/provenance.py",  # git, for the commit
         "run/probe_process.py",  # Python itself, for the probes
         "run/processes.py",  # the type of the witness's handle
         "run/witnesses.py",  # the shell that says why a process ended

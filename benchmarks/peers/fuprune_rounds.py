@@ -25,6 +25,7 @@ from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.kernels.convolution import implementation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
+from fuprune.run import placement  # noqa: E402
 
 
 def main():
@@ -51,7 +52,7 @@ def main():
         backend=runtime.backend,
         mesh=runtime.mesh,
     )
-    state = algorithm.init(runtime_module.replicate(variables, runtime))
+    state = algorithm.init(placement.replicate(variables, runtime))
     key = jax.random.key(0)
 
     def run_round():
@@ -81,7 +82,7 @@ def place(work, runtime):
     parts = [workload.client_data(work, k) for k in range(work.clients)]
     dataset = Dataset(*(np.concatenate(x) for x in zip(*parts, strict=True)))
     rows = np.arange(work.images_per_round).reshape(work.clients, work.images)
-    data = runtime_module.place_federation(dataset, list(rows), runtime)
+    data = placement.place_federation(dataset, list(rows), runtime)
     return whole_cohort(data)
 
 

@@ -32,7 +32,6 @@ from fuprune.flower.audit import (
 from fuprune.flower.roster import Roster
 from fuprune.flower.session import Session, open_session
 from fuprune.flower.settings import Settings
-from fuprune.flower.training import remote_runtime
 from fuprune.flower.transport import stand_ins
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.agenda import make_budget
@@ -65,9 +64,7 @@ def train(session: Session) -> None:
             "would bring back the one before it; choose another workdir."
         )
     config = session.config
-    model: Any = assembly.make_model(
-        config, session.federation, remote_runtime(session)
-    )
+    model: Any = assembly.make_model(session.setup)
     variables = assembly.initial_variables(
         model, jax.random.fold_in(session.key, seed_of("initial"))
     )
@@ -208,9 +205,7 @@ def _run_method(
         # The cut, or whatever came before, is done: only its fine-tuning is left.
         fit = tune(*resumed)
         return (resumed[0], fit.state.variables), {"resumed": True}
-    options = assembly.method_options(
-        config, settings.method, federation, remote_runtime(session)
-    )
+    options = assembly.method_options(session.setup, settings.method)
     if "replay" in method.options:
         options |= _replay_options(session, model, variables)
     for handled_by_clients in ("protect", "privacy", "clip"):
@@ -244,15 +239,12 @@ def channels_cut(cuts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def _replay_options(session: Session, model, variables) -> dict[str, Any]:
     """What fed_eraser needs: the kept rounds, and how those who stay train again."""
-    rate = session.config.train.learning_rate
-    clients = session.clients.under(learning_rate=float(rate))
+    session = session.at_rate(session.config.train.learning_rate)
     return {
         "rounds": kept_files.RoundFiles(
             session.workdir / kept_files.KEPT_ROUNDS, variables
         ),
-        "replay": assembly.make_replay(
-            session.config, model, session.federation, remote_runtime(session, clients)
-        ),
+        "replay": assembly.make_replay(session.setup, model),
     }
 
 

@@ -17,7 +17,9 @@ from fuprune.flower.node import keep_compiled_programs
 from fuprune.flower.roster import COLOURS_FILE, Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, Terms, stand_ins
+from fuprune.run.assembly import Setup
 from fuprune.run.federation import Federation
+from fuprune.run.machine import Runtime
 
 
 class Session(NamedTuple):
@@ -37,6 +39,17 @@ class Session(NamedTuple):
     def key(self) -> jax.Array:
         """Everything random that the server decides derives from it."""
         return jax.random.key(self.config.seed)
+
+    @property
+    def setup(self) -> Setup:
+        """What networks, algorithms and options are made from; clients iterate."""
+        runtime = Runtime(None, self.clients, "xla", 0, 1)  # type: ignore
+        return Setup(self.config, self.federation, runtime)
+
+    def at_rate(self, learning_rate: float) -> "Session":
+        """The session whose clients train at another rate, at its peak."""
+        clients = self.clients.under(learning_rate=float(learning_rate))
+        return self._replace(clients=clients)
 
     def evaluate(self, model, variables) -> Evaluation:
         """What a model does on the server's test set."""

@@ -18,9 +18,7 @@ from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record, iterate
 from fuprune.files import write_whole
 from fuprune.flower.session import Session
-from fuprune.flower.transport import RemoteClients
 from fuprune.run import assembly, checkpoint, kept_files
-from fuprune.run.machine import Runtime
 from fuprune.surgery import rebuild
 from fuprune.unlearning.kept_rounds import is_kept, keep_round
 
@@ -46,12 +44,11 @@ def fit(
     """
     config, folder = session.config, session.workdir / unit
     schedule = budget.schedule
-    clients = session.clients.under(learning_rate=float(schedule.learning_rate))
+    session = session.at_rate(schedule.learning_rate)
+    federation = session.federation._replace(data=data)
     algorithm = assembly.make_algorithm(
-        config,
+        session.setup._replace(federation=federation),
         model,
-        session.federation._replace(data=data),
-        remote_runtime(session, clients),
         schedule,
         objective=objective,
         keep_updates=interval > 0,
@@ -134,8 +131,3 @@ def interrupted(session: Session, unit: str):
     key = jax.random.wrap_key_data(jax.numpy.asarray(spec["key"], jax.numpy.uint32))
     # Only the form counts: the values come from the checkpoint.
     return model, assembly.initial_variables(model, jax.random.key(0)), data, key
-
-
-def remote_runtime(session: Session, clients: RemoteClients | None = None) -> Runtime:
-    """The session's clients as the backend, under its own terms or other ones."""
-    return Runtime(None, clients or session.clients, "xla", 0, 1)  # type: ignore

@@ -26,8 +26,9 @@ from fuprune.models import zoo
 from fuprune.models.brought import bring
 from fuprune.models.fresh import init_variables
 from fuprune.run.federation import Federation
-from fuprune.run.machine import Runtime, replicate
+from fuprune.run.machine import Runtime
 from fuprune.run.optimizers import optimizer
+from fuprune.run.placement import replicate
 from fuprune.unlearning.fed_eraser import Replay, calibration_epochs
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
@@ -37,12 +38,21 @@ from fuprune.unlearning.request import remaining
 from fuprune.unlearning.sisa import TrainRounds
 
 
-def make_model(config, federation: Federation, runtime: Runtime):
+class Setup(NamedTuple):
+    """What the parts of a run are made from."""
+
+    config: Any
+    federation: Federation
+    runtime: Runtime
+
+
+def make_model(setup: Setup):
     """The network of the config for the dataset's images.
 
     Raises:
       InputError: a network that the user brings cannot be made, or does not fit.
     """
+    config, federation, runtime = setup
     form: dict[str, Any] = dict(
         num_classes=federation.num_classes,
         input_shape=federation.train.images.shape[1:],
@@ -111,10 +121,8 @@ def training_schedule(train, rounds: int | None = None) -> Schedule:
 
 
 def make_algorithm(
-    config,
+    setup: Setup,
     model,
-    federation: Federation,
-    runtime: Runtime,
     schedule: Schedule,
     *,
     objective: Objective | None = None,
@@ -127,6 +135,7 @@ def make_algorithm(
     of a client's local epochs and steps, or of its images in a FedSGD round, that it
     does.
     """
+    config, federation, runtime = setup
     train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
         backend=runtime.backend,
@@ -194,10 +203,8 @@ def distil_from(config, teacher, variables, classes) -> Objective:
 
 def shared_algorithm(
     made: dict[Hashable, FedAlgorithm],
-    config,
+    setup: Setup,
     model,
-    federation: Federation,
-    runtime: Runtime,
     schedule: Schedule,
     *,
     objective: Objective | None = None,
@@ -210,13 +217,12 @@ def shared_algorithm(
     an objective of its own is made afresh, and so is one for a network without a hash.
     """
     options: dict[str, Any] = dict(objective=objective, keep_updates=keep_updates)
-    parts = (config, model, federation, runtime, schedule)
     if objective is not None or not _has_hash(model):
-        return make_algorithm(*parts, **options)
-    # The config, federation and runtime are the same for a whole run.
+        return make_algorithm(setup, model, schedule, **options)
+    # The setup is the same for a whole run.
     made_for = (model, schedule, keep_updates)
     if made_for not in made:
-        made[made_for] = make_algorithm(*parts, **options)
+        made[made_for] = make_algorithm(setup, model, schedule, **options)
     return made[made_for]
 
 
@@ -245,20 +251,18 @@ def _local_work(train, share: float) -> LocalWork:
     )
 
 
-def make_replay(config, model, federation: Federation, runtime: Runtime) -> Replay:
+def make_replay(setup: Setup, model) -> Replay:
     """How those who stay train when fed_eraser replays the training's kept rounds."""
-    train = config.train
+    train = setup.config.train
     return Replay(
         make_algorithm(
-            config,
+            setup,
             model,
-            federation,
-            runtime,
             training_schedule(train),
             keep_updates=True,
-            work=config.fed_eraser.rate,
+            work=setup.config.fed_eraser.rate,
         ),
-        server=server_step(config),
+        server=server_step(setup.config),
         training_images=_training_images(train),
         training_rounds=train.rounds,
     )
@@ -272,23 +276,20 @@ def _training_images(train) -> Callable[[np.ndarray], np.ndarray]:
     return functools.partial(count_images, batch_size=size, **_local_work(train, 1.0))
 
 
-def make_slice_training(
-    config, federation: Federation, runtime: Runtime
-) -> TrainRounds:
+def make_slice_training(setup: Setup) -> TrainRounds:
     """How sisa trains a slice: the run's algorithm, with a schedule that fits it."""
-    train = config.train
+    train = setup.config.train
 
     # Slices have one or two numbers of rounds, so that few programs serve them all.
     @functools.cache
     def algorithm_for(model, rounds) -> FedAlgorithm:
-        schedule = training_schedule(train, rounds)
-        return make_algorithm(config, model, federation, runtime, schedule)
+        return make_algorithm(setup, model, training_schedule(train, rounds))
 
     def train_slice(model, variables, data, key, rounds):
         algorithm = algorithm_for(model, rounds)
         return fit(
             algorithm,
-            algorithm.init(replicate(variables, runtime)),
+            algorithm.init(replicate(variables, setup.runtime)),
             data,
             key=key,
             cohort_size=train.cohort,
@@ -348,10 +349,9 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
     return choose_participants(key, members, number)
 
 
-def method_options(
-    config, method: str, federation: Federation, runtime: Runtime
-) -> dict[str, Any]:
+def method_options(setup: Setup, method: str) -> dict[str, Any]:
     """Keyword options of an unlearning method: its sections of the config, and more."""
+    config, federation, runtime = setup
     wanted = METHODS[method]
     options: dict[str, Any] = dict(
         num_classes=federation.num_classes,
@@ -393,20 +393,18 @@ def _privacy_options(config, classes) -> dict[str, Any]:
     }
 
 
-def privacy_curve_options(
-    config, federation: Federation, runtime: Runtime
-) -> dict[str, Any]:
+def privacy_curve_options(setup: Setup) -> dict[str, Any]:
     """Keyword options of `private_cut`, epsilon aside, from the config."""
-    privacy = config.privacy
-    options = method_options(config, "prune_random", federation, runtime)
+    privacy = setup.config.privacy
+    options = method_options(setup, "prune_random")
     options |= dict(
-        order=config.prune.order,
+        order=setup.config.prune.order,
         delta=privacy.delta,
         clip=privacy.clip,
         secure=privacy.secure_sum,
         min_count=privacy.min_count,
     )
-    if len(federation.request.classes) == 1:
+    if len(setup.federation.request.classes) == 1:
         # The same function as the compacted net, and one program for every epsilon.
         options["surgery"] = "mask"
     return options

@@ -26,11 +26,13 @@ from fuprune.report import prose
 from fuprune.run import (
     agenda,
     assembly,
+    auditing,
     files,
     kept_files,
     logs,
     models,
     processes,
+    provenance,
     requests,
     trackers,
     units,
@@ -44,7 +46,6 @@ from fuprune.run.record import (
     AuditOutcome,
     FeatureMapsRow,
     PrivacyPoint,
-    Provenance,
     RunRecord,
     TrainedOutcome,
     UnlearnedOutcome,
@@ -123,35 +124,16 @@ def run(
             return None
 
 
-def _provenance(config, workdir: Path) -> Provenance:
-    """What made the run: of its first start, what the present one adds to it."""
-    present = runtime.describe_run(config)
-    if not (workdir / "config.json").exists():
-        return present
-    first = files.read_provenance(workdir)
-    before, now = (set(configuration.phases(c)) for c in (first.config, config))
-    # What would change a result that is there was refused; these parts may differ.
-    added = ("privacy",) if "unlearn" in now else ()
-    repeats = before <= now
-    if repeats:
-        added += ("audit", "phases")
-    stored = first.config | {name: present.config[name] for name in added}
-    if stored == first.config:
-        return first
-    command = present.command if repeats else first.command
-    return first._replace(config=stored, command=command)
-
-
 @contextlib.contextmanager
 def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator[Run]:
     """The run with its data, logs and signal handler; everything is checked first."""
     stored = workdir / "config.json"
     if stored.exists():
-        files.refuse_other_config(workdir, config)
+        provenance.refuse_other_config(workdir, config)
     federation = make_federation(config, machine)
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
-    model = assembly.make_model(config, federation, machine)
+    model = assembly.make_model(assembly.Setup(config, federation, machine))
     if config.train.history_interval:
         initial = functools.partial(assembly.initial_variables, model)
         shapes = jax.eval_shape(initial, jax.random.key(0))
@@ -160,14 +142,14 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
         names = [unit.name for unit in agenda.unlearn_units(config)]
         models.check(config, model, names)
     main = machine.is_main
-    provenance = _provenance(config, workdir)
+    made_by = provenance.of_run(config, workdir)
     if main:
-        write_whole(stored, typed_json.dumps(provenance))
+        write_whole(stored, typed_json.dumps(made_by))
     stop = threading.Event()
     with (
         _stopping_on_sigterm(stop),
-        logs.MetricsLog(workdir / "metrics.jsonl" if main else None) as metrics,
-        logs.MetricsLog(workdir / "timings.jsonl" if main else None) as timings,
+        logs.RowLog(workdir / "metrics.jsonl" if main else None) as metrics,
+        logs.RowLog(workdir / "timings.jsonl" if main else None) as timings,
         contextlib.ExitStack() as stack,
         Progress(
             mode=config.runtime.progress if main else "off",
@@ -182,7 +164,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
         yield Run(
             config,
             workdir,
-            provenance,
+            made_by,
             machine,
             federation,
             jax.random.key(config.seed),
@@ -253,7 +235,7 @@ def _run_phases(this: Run) -> RunRecord | None:
             offset = this.metrics.offset()
             files.finish(this.workdir, "unlearn", UnlearnedUnits(names), offset=offset)
     if "audit" in wanted:
-        finish_unit(this, "audit", AuditOutcome, units.audit)
+        finish_unit(this, "audit", AuditOutcome, auditing.audit)
     if record is None and (this.workdir / "results.json").exists():
         record = files.read_record(this.workdir)
     if this.runtime.is_main:
@@ -285,7 +267,7 @@ def _write_record(this: Run) -> RunRecord | None:
         format=FORMAT,
         provenance=this.provenance,
         dataset=config.data.name,
-        model=rebuild.spec(assembly.make_model(config, this.federation, this.runtime)),
+        model=rebuild.spec(assembly.make_model(this.setup)),
         classes=list(this.classes),
         request=requests.describe_sets(
             this.request,
@@ -305,8 +287,8 @@ def _write_record(this: Run) -> RunRecord | None:
         record,
         outcome_of(this, "pretrain", TrainedOutcome),
         [outcome for outcome in unlearned if outcome is not None],
-        curves=files.read_curves(workdir),
-        clocks=files.read_clocks(workdir),
+        curves=logs.read_curves(workdir),
+        clocks=logs.read_clocks(workdir),
         configured_target=units.target_accuracy(this),
     )
     write_whole(workdir / "results.json", typed_json.dumps(record))

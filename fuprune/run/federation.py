@@ -17,7 +17,8 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocessing
 from fuprune.federated.evaluate import make_evaluator
 from fuprune.run import requests
-from fuprune.run.machine import Runtime, check_memory, place_federation
+from fuprune.run.machine import Runtime
+from fuprune.run.placement import check_memory, place_federation
 from fuprune.unlearning.request import ForgetRequest
 
 NO_IMAGES = Dataset(np.zeros((0, 1, 1, 1), np.uint8), np.zeros(0, np.int32))

@@ -1,7 +1,7 @@
 """The files of a run: how they are read, which units are finished, who may write.
 
-A workdir holds config.json (`Provenance`), results.json (`RunRecord`), metrics.jsonl (a
-`CurveRow` per line), timings.jsonl, audit.json, and units/ with the outcome of each
+A workdir holds config.json (`Provenance`), results.json (`RunRecord`), audit.json,
+metrics.jsonl and timings.jsonl (see `logs`), and units/ with the outcome of each
 finished unit. Everything is read strictly: a file that does not hold what it should is
 one `FupruneError`.
 """
@@ -16,19 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fuprune import config as configuration
 from fuprune import typed_json
 from fuprune.audit.evidence import AuditReport
-from fuprune.config import ConfigError
 from fuprune.errors import FupruneError, MissingFileError
 from fuprune.files import write_whole
-from fuprune.run.record import (
-    CurveRow,
-    PhaseClock,
-    Provenance,
-    RunRecord,
-    find_problem,
-)
+from fuprune.run.record import Provenance, RunRecord, find_problem
 from fuprune.typed_json import FormatError
 
 LARGEST_FILE = 256 * 1024 * 1024  # bytes; no run writes a larger one
@@ -67,45 +59,6 @@ def read_audit(workdir: str | os.PathLike) -> AuditReport:
     return AuditReport.from_json(_text(Path(workdir) / "audit.json"))
 
 
-def read_curves(workdir: str | os.PathLike) -> list[CurveRow]:
-    """The rows of metrics.jsonl in their order, also while the run goes on.
-
-    Values that are not numbers are left out: null, which stands for NaN or an infinity,
-    and the list of rejected clients.
-    """
-    path = Path(workdir) / "metrics.jsonl"
-    curves = []
-    for line, row in enumerate(read_rows(path), start=1):
-        phase, number = row.pop("phase", None), row.pop("round", None)
-        if not isinstance(phase, str) or not _is_round(number):
-            raise FormatError(f"line {line} of {path} has no phase or no round.")
-        values = {name: float(v) for name, v in row.items() if _is_number(v)}
-        curves.append(CurveRow(phase, number, values))
-    return curves
-
-
-def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
-    """What timings.jsonl says of each unit; rows of other kinds are left out."""
-    path = Path(workdir) / "timings.jsonl"
-    clocks: dict[str, PhaseClock] = {}
-    for row in read_rows(path) if path.exists() else []:
-        phase = row.get("phase")
-        if not isinstance(phase, str):
-            raise FormatError(f"{path} has a row without a phase.")
-        clock = clocks.setdefault(phase, PhaseClock(0.0, []))
-        if _is_number(row.get("own_seconds")):
-            clocks[phase] = clock._replace(own=clock.own + row["own_seconds"])
-        elif _is_number(row.get("unit_seconds")):
-            known = _is_number(row.get("program_seconds"))
-            clocks[phase] = clock._replace(
-                unit=float(row["unit_seconds"]),
-                programs=float(row["program_seconds"]) if known else None,
-            )
-        elif _is_round(row.get("round")) and _is_number(row.get("seconds")):
-            clock.rounds.append((row["round"], float(row["seconds"])))
-    return clocks
-
-
 def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
     """The objects of a JSONL file; an unfinished last line is left out.
 
@@ -119,16 +72,6 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
         what = f"line {number} of {path}"
         rows.append(typed_json.loads(line, dict[str, Any], what))
     return rows
-
-
-def _is_round(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # A NaN or an infinity fails the comparison.
-    return is_number and abs(value) < 1e300
 
 
 def _read(path: Path, kind: Any) -> Any:
@@ -178,25 +121,6 @@ def finish(workdir: Path, unit: str, outcome: Any, *, offset: int) -> None:
     cut off before the next unit starts.
     """
     write_whole(path_of(workdir, unit), typed_json.dumps(_Finished(offset, outcome)))
-
-
-def refuse_other_config(workdir: Path, config: Any) -> None:
-    """Raise if the workdir holds a run with another config.
-
-    As long as there is no audit, what only the audit reads may still change.
-    """
-    try:
-        stored = read_provenance(workdir).config
-    except FormatError as error:
-        raise FormatError(f"{error}; choose another --workdir.") from None
-    keys = configuration.difference(stored, configuration.to_json(config))
-    if not path_of(workdir, "audit").exists():
-        keys = [key for key in keys if not configuration.is_of_audit_alone(key)]
-    if keys:
-        raise ConfigError(
-            f"the workdir {workdir} holds a run with another value of "
-            f"{', '.join(keys)}; choose another --workdir, or delete it."
-        )
 
 
 def end_of_finished(workdir: Path) -> int:

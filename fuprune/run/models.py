@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from fuprune import config as configuration
 from fuprune.audit.measurements import is_reserved
 from fuprune.config import ConfigError
 from fuprune.errors import FupruneError
 from fuprune.run import assembly, checkpoint, files
 from fuprune.run.training import Run
+from fuprune.unlearning.head import head_name
 
 Model = tuple[Any, Any]  # a Flax module and its variables
 
@@ -50,6 +54,13 @@ def references(this: Run, names: Sequence[str]) -> list[Model]:
     found += [_load(this, path) for path in retrained_models(this.config)]
     # 0 takes all of them.
     return found[: this.config.audit.retrained or None]
+
+
+def head_option(model, variables) -> dict[str, str]:
+    """The option of methods that names the last layer, if the network has one."""
+    images = jax.ShapeDtypeStruct((2, *model.input_shape), np.float32)
+    name = head_name(model, variables, images)
+    return {} if name is None else {"head": name}
 
 
 def _load(this: Run, path) -> Model:

@@ -4,7 +4,6 @@ A live line on a terminal, a plain line now and then elsewhere. Beside it only t
 command lines print: their answers, and the one line of an error.
 """
 
-import collections
 import contextlib
 import numbers
 import sys
@@ -58,7 +57,17 @@ class Progress:
         self._is_live = mode == "auto" and self._console.is_terminal
         self._off = mode == "off"
         # Without a terminal it counts and shows nothing.
-        self._live = _live_display(self._console, disable=not self._is_live)
+        self._live = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}", markup=False),
+            rich.progress.BarColumn(bar_width=24),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TextColumn("{task.fields[status]}", markup=False),
+            console=self._console,
+            disable=not self._is_live,
+            # A round may take minutes, and a speed needs two of them.
+            speed_estimate_period=float("inf"),
+            get_time=clock,
+        )
         self._whole_run_rounds = whole_run_rounds
         self._platform = platform
         self._reduced_config = reduced_config
@@ -99,30 +108,32 @@ class Progress:
           with the images it trained on and any of loss and accuracy. A metric stays
           visible until it is given again.
         """
-        pace = _Pace(rounds, first_round)
         latest: dict[str, float] = {}
-        last_line = self._clock()
+        last_line, seen, trained = self._clock(), 0, 0
         task = self._live.add_task(name, total=rounds, completed=first_round, status="")
 
         def update(round_number: int, *, images: int = 0, **metrics: float) -> None:
-            nonlocal last_line
-            now = self._clock()
-            pace.tick(now, round_number, images)
+            nonlocal last_line, seen, trained
+            now, seen, trained = self._clock(), seen + 1, trained + images
             latest.update(metrics)
-            status = _status(latest, pace)
-            self._live.update(task, completed=round_number, status=status)
+            self._live.update(task, completed=round_number)
+            # Rounds per second since the end of the first one, which compiles.
+            speed = self._live.tasks[task].speed or 0.0
+            status = _status(
+                latest, speed, speed * trained / seen, rounds - round_number
+            )
+            self._live.update(task, status=status)
             is_due = now - last_line >= self._interval or round_number >= rounds
             if is_due and not self._is_live:
                 last_line = now
                 self.note(f"{name}  round {round_number}/{rounds}  {status}".rstrip())
-            # Once per run, as soon as the first rounds, which compile, no longer count.
-            if not self._estimated and pace.settled():
-                self._estimated = True
+            if not self._estimated and seen >= 4 and speed:
+                self._estimated = True  # once per run
                 left = max(self._whole_run_rounds, rounds) - round_number
                 self.note(
                     estimate(
                         name,
-                        pace.seconds_per_round(),
+                        1 / speed,
                         left,
                         platform=self._platform,
                         reduced_config=self._reduced_config,
@@ -192,64 +203,16 @@ def duration(seconds: float) -> str:
     return f"{seconds_left} s"
 
 
-class _Pace:
-    """Rounds and images per second over the last rounds, compilation left out."""
-
-    def __init__(self, rounds: int, first_round: int):
-        self._rounds = rounds
-        self._done = first_round
-        # (time, round, images so far); the first entry is the end of the first round,
-        # which is the one that compiles.
-        self._marks: collections.deque = collections.deque(maxlen=20)
-        self._images = 0
-
-    def tick(self, now: float, round_number: int, images: int) -> None:
-        self._images += images
-        self._done = round_number
-        self._marks.append((now, round_number, self._images))
-
-    def _span(self) -> tuple[float, int, int]:
-        if len(self._marks) < 2:
-            return 0.0, 0, 0
-        (start, first, before), (end, last, after) = self._marks[0], self._marks[-1]
-        return end - start, last - first, after - before
-
-    def settled(self) -> bool:
-        return len(self._marks) >= 4 and self.seconds_per_round() > 0
-
-    def seconds_per_round(self) -> float:
-        seconds, rounds, _ = self._span()
-        return seconds / rounds if rounds > 0 else 0.0
-
-    def images_per_second(self) -> float:
-        seconds, _, images = self._span()
-        return images / seconds if seconds > 0 else 0.0
-
-    def seconds_left(self) -> float:
-        return self.seconds_per_round() * max(0, self._rounds - self._done)
-
-
-def _status(metrics: Mapping[str, float], pace: _Pace) -> str:
+def _status(
+    metrics: Mapping[str, float], speed: float, images_per_second: float, left: int
+) -> str:
     parts = [f"{name} {float(value):.4f}" for name, value in metrics.items()]
-    if pace.seconds_per_round() > 0:
-        parts.append(f"{1 / pace.seconds_per_round():.3g} rounds/s")
-        if pace.images_per_second() > 0:
-            parts.append(f"{pace.images_per_second():,.0f} images/s")
-        parts.append(f"{duration(pace.seconds_left())} left")
+    if speed:
+        parts.append(f"{speed:.3g} rounds/s")
+        if images_per_second:
+            parts.append(f"{images_per_second:,.0f} images/s")
+        parts.append(f"{duration(max(0, left) / speed)} left")
     return "  ".join(parts)
-
-
-def _live_display(
-    console: rich.console.Console, *, disable: bool
-) -> rich.progress.Progress:
-    return rich.progress.Progress(
-        rich.progress.TextColumn("{task.description}", markup=False),
-        rich.progress.BarColumn(bar_width=24),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TextColumn("{task.fields[status]}", markup=False),
-        console=console,
-        disable=disable,
-    )
 
 
 def print_table(

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.errors import FupruneError, InputError
-from fuprune.run import files, queries
+from fuprune.run import files, logs, queries
 from fuprune.run.feature_maps import PictureArrays, read_feature_maps
 from fuprune.run.record import (
     FORMAT,
@@ -72,8 +72,8 @@ def read_run(directory: str | Path) -> Run:
     return Run(
         name=directory.resolve().name,
         record=record,
-        curves=read("metrics.jsonl", files.read_curves) or [],
-        clocks=read("timings.jsonl", files.read_clocks, needed=False) or {},
+        curves=read("metrics.jsonl", logs.read_curves) or [],
+        clocks=read("timings.jsonl", logs.read_clocks, needed=False) or {},
         audit=read("audit.json", files.read_audit),
         feature_maps=read("feature_maps.npz", read_feature_maps, needed=False),
         notes=tuple(notes),

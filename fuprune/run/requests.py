@@ -9,14 +9,12 @@ also the held-out data that the audit compares them with.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from fuprune import config as configuration
 from fuprune.config import ConfigError
-from fuprune.data.backdoor import TARGET, triggered
 from fuprune.data.federated import FederatedDataset
 from fuprune.run.record import RequestRow
 from fuprune.unlearning.request import (
@@ -25,9 +23,6 @@ from fuprune.unlearning.request import (
     describe_request,
     forgotten,
 )
-
-if TYPE_CHECKING:
-    from fuprune.audit.request_audit import RequestData
 
 
 def make_request(config, data: FederatedDataset, numbers: np.ndarray) -> ForgetRequest:
@@ -127,14 +122,3 @@ def describe_sets(request: ForgetRequest, images: int, tested: int) -> RequestRo
         if request.kind == "examples":
             u_set = f"the {images} forgotten training images"
     return RequestRow(request.kind, list(request.targets), u_set, r_set)
-
-
-def audit_images(config, federation, preprocess) -> "RequestData":
-    """The images that a request for clients or examples is audited on."""
-    # Here, because the audit takes seconds to import, and a client of a federation
-    # that only deals its images never needs it.
-    from fuprune.audit.request_audit import RequestData
-
-    test = federation.test
-    planted = triggered(test) if config.audit.backdoor else None
-    return RequestData(federation.forgotten, test, preprocess, planted, TARGET)

@@ -59,9 +59,7 @@ def shadow_methods(
 def _make(
     this: Run, model: Any, method: str, head: Mapping[str, str], options: AuditOptions
 ) -> UnlearnShadow:
-    settings = assembly.method_options(
-        this.config, method, this.federation, this.runtime
-    )
+    settings = assembly.method_options(this.setup, method)
     # A federation of one client has no others to draw from or to spread.
     settings |= {"participants": None, "backend": "loop", "mesh": None, **head}
     # All shadow models keep one shape, and so share one program.

@@ -30,6 +30,7 @@ from fuprune.run import (
     files,
     kept_files,
     logs,
+    placement,
     processes,
     progress,
 )
@@ -59,12 +60,17 @@ class Run(NamedTuple):
     runtime: runtime.Runtime
     federation: Federation
     key: jax.Array
-    metrics: logs.MetricsLog
-    timings: logs.MetricsLog  # clocks, which are never the same twice
+    metrics: logs.RowLog
+    timings: logs.RowLog  # clocks, which are never the same twice
     on_row: tuple[OnRow, ...]
     progress: progress.Progress
     stop: threading.Event
     algorithms: dict[Hashable, FedAlgorithm]  # made so far, by what they are made for
+
+    @property
+    def setup(self) -> assembly.Setup:
+        """What networks, algorithms and options of the run are made from."""
+        return assembly.Setup(self.config, self.federation, self.runtime)
 
     @property
     def request(self) -> ForgetRequest:
@@ -99,13 +105,8 @@ def finish_unit(
         return done
     start, programs = time.monotonic(), compiling.seconds()
     outcome = work(this, name)
-    this.timings.append(
-        {
-            "phase": name,
-            "unit_seconds": round(time.monotonic() - start, 3),
-            "program_seconds": round(compiling.seconds() - programs, 3),
-        }
-    )
+    seconds, programs = time.monotonic() - start, compiling.seconds() - programs
+    this.timings.append(logs.unit_clock(name, seconds, programs))
     if this.runtime.is_main:
         files.finish(this.workdir, name, outcome, offset=this.metrics.offset())
     processes.barrier(f"{name} finished")
@@ -230,8 +231,9 @@ def backend_of(this: Run) -> str:
     )[0]
 
 
-def append_row(this: Run, row: Mapping[str, Any]) -> None:
-    """Log a row of metrics, and show it to everybody who follows the run."""
+def append_row(this: Run, unit: str, record: Record) -> None:
+    """Log what a round of a unit reached, and show it to all who follow the run."""
+    row = logs.metrics_row(unit, record.round_number, record.metrics, record.rejected)
     this.metrics.append(row)
     if this.runtime.is_main:
         for show in this.on_row:
@@ -263,15 +265,13 @@ def train_unit(
     config, rounds = this.config, budget.schedule.rounds
     algorithm = assembly.shared_algorithm(
         this.algorithms,
-        config,
+        this.setup,
         model,
-        this.federation,
-        this.runtime,
         budget.schedule,
         objective=objective,
         keep_updates=store is not None or interval > 0,
     )
-    state = algorithm.init(runtime.replicate(variables, this.runtime))
+    state = algorithm.init(placement.replicate(variables, this.runtime))
     judge = make_judge(this, model)
     metric = judged_name(this, budget.metric)
     saved = _restore(this, unit, model, state, store, variables["params"])
@@ -280,7 +280,7 @@ def train_unit(
         this.metrics.truncate_to(files.end_of_finished(this.workdir))
         start, first_reached = 0, None
         before = Record(0, judge(state.variables))
-        append_row(this, {"phase": unit, "round": 0, **before.metrics})
+        append_row(this, unit, before)
         if reached(before, budget.target, metric):
             first_reached = 0
     else:
@@ -315,7 +315,7 @@ def train_unit(
                 store = update_history.record(
                     store, step.info, step.cohort, round_number=number, server=server
                 )
-            _log(this, unit, step.record)
+            append_row(this, unit, step.record)
             # From one record to the next, so that no part of a round goes untimed.
             seconds, clock = time.monotonic() - clock, time.monotonic()
             images = int(step.record.metrics["images"])
@@ -333,13 +333,6 @@ def train_unit(
             if last:
                 break
     return FitResult(state, [], first_reached)
-
-
-def _log(this: Run, unit: str, record: Record) -> None:
-    row = {"phase": unit, "round": record.round_number, **record.metrics}
-    if record.rejected:
-        row["rejected"] = list(record.rejected)
-    append_row(this, row)
 
 
 def _displayed(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -401,7 +394,7 @@ def _restore(this: Run, unit: str, model, state, store, params):
                 "start in a fresh workdir."
             )
     this.progress.note(f"{unit}: continues after round {start}")
-    state = runtime.replicate(tree, this.runtime)
+    state = placement.replicate(tree, this.runtime)
     return start, state, saved["rounds_to_target"], store
 
 

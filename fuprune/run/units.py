@@ -1,7 +1,8 @@
-"""The work of each unit: train the raw model, forget by one method, audit, and so on.
+"""The work of each unit: train the raw model, forget by one method, and so on.
 
 Each function takes the run and the unit's name and returns the outcome that
-`training.finish_unit` keeps; `agenda` says which units there are.
+`training.finish_unit` keeps; `agenda` says which units there are. One more, the audit,
+is in `auditing`.
 """
 
 import contextlib
@@ -10,20 +11,14 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 
-from fuprune import audit as auditing
 from fuprune import typed_json
-from fuprune.audit.request_audit import audit_request
 from fuprune.federated.objective import Objective
-from fuprune.federated.train import FitResult
-from fuprune.files import write_whole
-from fuprune.run import assembly, checkpoint, files, kept_files, models, requests
+from fuprune.federated.train import FitResult, Record
+from fuprune.run import assembly, checkpoint, files, kept_files, logs, models
 from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
 from fuprune.run.feature_maps import write_feature_maps
-from fuprune.run.probe_process import ProbeProcess
 from fuprune.run.record import (
-    AuditOutcome,
     CutRow,
     FeatureMapsRow,
     LayerRow,
@@ -31,7 +26,6 @@ from fuprune.run.record import (
     TrainedOutcome,
     UnlearnedOutcome,
 )
-from fuprune.run.shadows import shadow_methods
 from fuprune.run.training import (
     Budget,
     Run,
@@ -47,7 +41,7 @@ from fuprune.run.training import (
 from fuprune.surgery import layer_names
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
-from fuprune.unlearning.head import MASKED_LOGIT, head_name, set_rows
+from fuprune.unlearning.head import MASKED_LOGIT, set_rows
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
@@ -72,7 +66,7 @@ def target_accuracy(this: Run) -> float | None:
 def pretrain(this: Run, name: str) -> TrainedOutcome:
     """Train the raw model, or take one that was trained elsewhere."""
     config, train = this.config, this.config.train
-    model: Any = assembly.make_model(config, this.federation, this.runtime)
+    model: Any = assembly.make_model(this.setup)
     if config.model.load:
         model, variables = models.adopt(this, config.model.load, model)
     else:
@@ -102,7 +96,7 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
     # A network may have no dense layer, or no bias of it, at its end.
     with contextlib.suppress(UnlearnError):
         if this.classes:
-            head = _head(model, variables).get("head", "")
+            head = models.head_option(model, variables).get("head", "")
             # The raw model that never answers with a forgotten class: what the R-set
             # would gain from the class being gone, without any forgetting.
             masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
@@ -111,13 +105,6 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
         judge(variables).get(metric),
         None if masked is None else judge(masked).get(metric),
     )
-
-
-def _head(model, variables) -> dict[str, str]:
-    """The option of methods that names the last layer, if the network has one."""
-    images = jax.ShapeDtypeStruct((2, *model.input_shape), np.float32)
-    name = head_name(model, variables, images)
-    return {} if name is None else {"head": name}
 
 
 class _Stopwatch:
@@ -131,8 +118,8 @@ class _Stopwatch:
         self._since = time.monotonic()
 
     def log(self) -> None:
-        seconds = round(time.monotonic() - self._since, 3)
-        self._this.timings.append({"phase": self._unit, "own_seconds": seconds})
+        seconds = time.monotonic() - self._since
+        self._this.timings.append(logs.own_clock(self._unit, seconds))
 
 
 def _fine_tune(
@@ -176,28 +163,22 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
     method, budget = unit.method, METHODS[unit.method].budget
     model, variables = models.load_saved(this, "raw", "pretrain")
-    options = assembly.method_options(
-        this.config, method, this.federation, this.runtime
-    )
+    options = assembly.method_options(this.setup, method)
     if "head" in METHODS[method].options:
-        options |= _head(model, variables)
+        options |= models.head_option(model, variables)
     if "history" in METHODS[method].options:
         kept = this.workdir / kept_files.HISTORY
         options["history"] = kept_files.load_history(kept, variables["params"])
     if "replay" in METHODS[method].options:
         kept = this.workdir / kept_files.KEPT_ROUNDS
         options["rounds"] = kept_files.RoundFiles(kept, variables)
-        options["replay"] = assembly.make_replay(
-            this.config, model, this.federation, this.runtime
-        )
+        options["replay"] = assembly.make_replay(this.setup, model)
         # Several processes could find different files when they start again.
         if jax.process_count() == 1:
             options["kept"] = _checkpoints(this, unit.name, variables)
     if "shards" in METHODS[method].options:
         options |= dict(
-            train=assembly.make_slice_training(
-                this.config, this.federation, this.runtime
-            ),
+            train=assembly.make_slice_training(this.setup),
             rounds=this.config.train.rounds,
             kept=_checkpoints(this, "sisa", variables),
         )
@@ -232,7 +213,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         # Nothing was trained, so that round 0 is all there is to its curve.
         this.metrics.truncate_to(files.end_of_finished(this.workdir))
         judged = make_judge(this, result.model)(result.variables)
-        append_row(this, {"phase": name, "round": 0, **judged})
+        append_row(this, name, Record(0, judged))
     notes = typed_json.to_plain(dict(result.notes))
     if "share_of_retraining" in notes:
         this.progress.note(
@@ -337,7 +318,7 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         this.classes,
         key=_method_key(this, 0),
         epsilon=epsilon,
-        **assembly.privacy_curve_options(config, this.federation, this.runtime),
+        **assembly.privacy_curve_options(this.setup),
     )
     after = measure(this, name, Stage("pruned", cut.model, cut.variables))
     tuned = None
@@ -361,72 +342,3 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         tuned.u_accuracy if tuned else None,
         tuned.r_accuracy if tuned else None,
     )
-
-
-def audit(this: Run, name: str) -> AuditOutcome:
-    """Audit every saved model of this run against the retrained ones."""
-    kinds = assembly.audit_options(this.config).kinds
-    wanted = this.classes and (kinds is None or "probe" in kinds)
-    # From the start, because it imports for seconds before it can begin.
-    with ProbeProcess() if wanted else contextlib.nullcontext() as probes:
-        return _audit(this, name, probes)
-
-
-def _audit(this: Run, name: str, probes: ProbeProcess | None) -> AuditOutcome:
-    config = this.config
-    prepare = this.federation.prepare
-    data = auditing.AuditData(
-        this.federation.train, this.federation.test, lambda x: prepare(None, x)
-    )
-    units = [
-        unit
-        for unit in unlearn_units(config)
-        if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
-    ]
-    is_reference = {u.name: METHODS[u.method].budget == "training" for u in units}
-    # Retrained models are references, with every seed they have; of the other methods
-    # the first seed is judged, or all.
-    every_seed = config.audit.seeds == "all"
-    others = [u for u in units if not is_reference[u.name]]
-    names = [u.name for u in others if u.seed == 0 or every_seed]
-    judged = models.candidates(this, names)
-    retrained = [u.name for u in units if is_reference[u.name]]
-    references = models.references(this, retrained)
-    raw = models.load_saved(this, "raw", "pretrain")
-    options = assembly.audit_options(config)
-    if this.classes:
-        own = {u.name: u.method for u in units if u.name in judged}
-        unlearn = shadow_methods(this, raw[0], own, _head(*raw), options)
-        options = options._replace(shadow=options.shadow._replace(unlearn=unlearn))
-    steps: list[str] = []
-    # Every model, the raw and a random one included, has its outputs taken and is
-    # looked at by probes and by relearning; the other kinds are a step each.
-    expected = 3 * (len(judged) + len(references) + 2) + len(auditing.KINDS)
-    with this.progress.steps(name, expected) as show:
-
-        def on_step(text: str) -> None:
-            steps.append(text)
-            show(text)
-            stop_if_asked(this)
-
-        key = key_for(this, "audit")
-        if this.classes:
-            report = auditing.audit(
-                judged,
-                references,
-                raw,
-                data,
-                this.classes,
-                key,
-                on_step=on_step,
-                options=options,
-                begin_probes=probes and probes.begin,
-            )
-        else:
-            images = requests.audit_images(config, this.federation, data.preprocess)
-            report = audit_request(
-                judged, references, raw, images, key, on_step=on_step, options=options
-            )
-    if this.runtime.is_main:
-        write_whole(this.workdir / "audit.json", report.to_json())
-    return AuditOutcome(len(steps))

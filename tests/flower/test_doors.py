@@ -34,10 +34,10 @@ def one_round(setting, grid, **options):
     clients, data = remote(grid, config, learning_rate=0.1)
     grid.dead = {100 + k for k in options.pop("asleep", ())}
     algorithm = assembly.make_algorithm(
-        config,
+        assembly.Setup(
+            config, local._replace(data=data), Runtime(None, clients, "xla", 0, 1)
+        ),
         model,
-        local._replace(data=data),
-        Runtime(None, clients, "xla", 0, 1),
         assembly.Schedule(1, 0.1),
     )
     state = algorithm.init(variables)

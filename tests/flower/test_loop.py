@@ -245,17 +245,17 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
     local = federation(config)
     request = simulated_request(kind, local.data)
     local = local._replace(request=request)
-    runtime = Runtime(None, "loop", "xla", 0, 1)
     here = session._replace(
         federation=session.federation._replace(data=local.data),
         workdir=place / "simulated",
         clients=Here(),
     )
-    options = assembly.method_options(config, method, local, runtime)
+    setup = assembly.Setup(config, local, Runtime(None, "loop", "xla", 0, 1))
+    options = assembly.method_options(setup, method)
     if "replay" in METHODS[method].options:
         kept = place / "server" / "kept_rounds"
         options["rounds"] = kept_files.RoundFiles(kept, variables)
-        options["replay"] = assembly.make_replay(config, model, local, runtime)
+        options["replay"] = assembly.make_replay(setup, model)
     budget = loop.make_budget(config, METHODS[method].budget)
     taught = None
     if METHODS[method].budget == "fine_tune":

@@ -29,10 +29,8 @@ def both(config_text, tmp_path, objective=None, **terms):
     schedule = assembly.Schedule(2, RATE)
     made = [
         assembly.make_algorithm(
-            config,
+            assembly.Setup(config, local._replace(data=data), runtime),
             model,
-            local._replace(data=data),
-            runtime,
             schedule,
             objective=objective,
         )

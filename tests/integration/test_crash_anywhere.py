@@ -26,7 +26,7 @@ QUICKSTART = (
     "--config.audit.shadow_steps=20",
     "--config.audit.relearn_max_steps=20",
 )
-ROUND = "fuprune.run.logs:MetricsLog.append"  # called twice a round: metrics, timings
+ROUND = "fuprune.run.logs:RowLog.append"  # called twice a round: metrics, timings
 SAVE = "fuprune.run.checkpoint:_write_step"
 CHECKSUMS = "fuprune.run.checkpoint:_write_manifest"
 CAPTURE = "fuprune.unlearning.class_pruning:collect"

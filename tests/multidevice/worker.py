@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fuprune.run import machine as runtime
-from fuprune.run import processes
+from fuprune.run import placement, processes
 from tests.multidevice import rounds
 
 
@@ -34,7 +34,7 @@ def main(coordinator: str, process_id: str, output: str) -> None:
     assert processes.any_process(machine.process_index == 1)
     assert not processes.any_process(False)
     dataset, parts = rounds.train_set(), rounds.parts()
-    data = runtime.place_federation(dataset, parts, machine)
+    data = placement.place_federation(dataset, parts, machine)
     held = np.concatenate([s.data for s in data.images.addressable_shards])
     facts = {
         "process": machine.process_index,
@@ -48,7 +48,7 @@ def main(coordinator: str, process_id: str, output: str) -> None:
         "labels_everywhere": data.labels.sharding.is_fully_replicated,
     }
     results = rounds.everything(data, machine.mesh, backend="auto")
-    whole = runtime.place_federation(dataset, parts, machine, whole=True)
+    whole = placement.place_federation(dataset, parts, machine, whole=True)
     facts["whole_rows"] = whole.images.addressable_shards[0].data.shape[0]
     algorithm = rounds.averaging(mesh=machine.mesh)
     state, _ = rounds.train(algorithm, whole)

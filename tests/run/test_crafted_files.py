@@ -17,7 +17,7 @@ from fuprune.audit.evidence import AuditReport
 from fuprune.data import cache
 from fuprune.data.dataset import Dataset
 from fuprune.errors import FupruneError
-from fuprune.run import checkpoint, files, logs
+from fuprune.run import checkpoint, files, logs, provenance
 from fuprune.run.record import TrainedOutcome
 from tests.run.crafted import CRAFTED_JSON, DEEP, Payload, crafted_arrays
 from tests.run.watch import WATCH, nothing_happens_outside
@@ -141,7 +141,7 @@ def test_a_step_that_is_a_link_does_not_lead_a_save_outside(home, tmp_path):
 def test_crafted_records_of_a_run_are_one_error(home, trace, text):
     (home / "config.json").write_text(text)
     with nothing_happens_outside(home), pytest.raises(FupruneError):
-        files.refuse_other_config(home, quickstart())
+        provenance.refuse_other_config(home, quickstart())
     assert [path.name for path in home.iterdir()] == ["config.json"]
     path = files.path_of(home, "pretrain")
     path.parent.mkdir()
@@ -178,7 +178,7 @@ def test_a_link_in_place_of_a_runs_file_is_not_written_through(home, tmp_path, n
             with files.lock_workdir(home):
                 pass
         else:
-            with logs.MetricsLog(home / name) as log:
+            with logs.RowLog(home / name) as log:
                 log.append({"phase": "pretrain", "round": 1})
     assert victim.read_text() == "keep, and without a last newline"
 

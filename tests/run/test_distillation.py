@@ -10,7 +10,7 @@ import pytest
 from fuprune import load
 from fuprune.run import assembly
 from fuprune.run.experiment import run
-from fuprune.run.files import read_curves
+from fuprune.run.logs import read_curves
 from tests import reference_objective
 from tests.settings import quickstart
 from tests.tiny import TinyNet, tiny_variables

@@ -12,7 +12,7 @@ from fuprune.data.federated import sample_cohort
 from fuprune.errors import FupruneError
 from fuprune.federated.server import fed_avg
 from fuprune.models import zoo
-from fuprune.run import machine
+from fuprune.run import machine, placement
 from fuprune.run.federation import make_federation
 from tests.tiny import TinyNet, tiny_variables
 
@@ -133,11 +133,11 @@ def test_statistics_are_constants_federated_sums_or_central(own):
 
 
 def test_images_that_do_not_fit_are_refused_in_one_line(own, monkeypatch):
-    monkeypatch.setattr(machine, "_free_bytes", lambda n: (1_000, "here", n))
+    monkeypatch.setattr(placement, "_free_bytes", lambda n: (1_000, "here", n))
     with pytest.raises(FupruneError) as error:
         make_federation(settings(own), RUNTIME)
     text = str(error.value)
-    assert "\n" not in text and "shape (6, 5, 3) take 6 kB here, but 1 kB" in text
+    assert "\n" not in text and "shape (6, 5, 3) take 6.0 kB here, but 1.0 kB" in text
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def setting(**values):
     for name, value in values.items():
         config.train[name] = value
     config_lib.validate(config)
-    return config, None, make_federation(config, RUNTIME), RUNTIME
+    return assembly.Setup(config, make_federation(config, RUNTIME), RUNTIME)
 
 
 @pytest.mark.parametrize(
@@ -42,25 +42,23 @@ def setting(**values):
 def test_a_replay_does_its_share_of_epochs_and_steps(
     made, epochs, steps, rate, expected
 ):
-    config, *others = setting(
-        algorithm="fed_avg", local_epochs=epochs, local_steps=steps
-    )
-    config.fed_eraser.rate = rate
-    assembly.make_replay(config, *others)
+    setup = setting(algorithm="fed_avg", local_epochs=epochs, local_steps=steps)
+    setup.config.fed_eraser.rate = rate
+    assembly.make_replay(setup, None)
     assert [(o["local_epochs"], o["local_steps"]) for o in made] == [expected]
 
 
 @pytest.mark.parametrize("server, follows", [("adam", True), ("sgd", False)])
 def test_adam_at_the_server_follows_the_schedule(made, server, follows):
     """The size of the clients' updates means nothing to it; to SGD it is everything."""
-    parts = setting(
+    setup = setting(
         algorithm="fed_avg",
         learning_rate=0.2,
         server_optimizer=server,
         server_learning_rate=0.5,
     )
     # Fine-tuning from a quarter of training's rate, along a cosine of four rounds.
-    assembly.make_algorithm(*parts, assembly.Schedule(4, 0.05, "cosine"))
+    assembly.make_algorithm(setup, None, assembly.Schedule(4, 0.05, "cosine"))
     optimizer = made[0]["server_optimizer"]
     gradient = {"a": np.ones(3, np.float32)}
     state, lengths = optimizer.init(gradient), []
@@ -73,9 +71,9 @@ def test_adam_at_the_server_follows_the_schedule(made, server, follows):
 
 
 def test_training_has_all_of_them(made):
-    parts = setting(algorithm="fed_avg", local_epochs=3, local_steps=7)
-    schedule = assembly.training_schedule(parts[0].train)
-    assembly.make_algorithm(*parts, schedule)
+    setup = setting(algorithm="fed_avg", local_epochs=3, local_steps=7)
+    schedule = assembly.training_schedule(setup.config.train)
+    assembly.make_algorithm(setup, None, schedule)
     assert made[0]["local_epochs"] == 3 and made[0]["local_steps"] == 7
 
 
@@ -92,6 +90,5 @@ def test_training_has_all_of_them(made):
     ],
 )
 def test_replays_know_what_a_round_of_the_training_costs(options, expected):
-    config, *_ = setting(**options)
-    images = assembly._training_images(config.train)
+    images = assembly._training_images(setting(**options).config.train)
     np.testing.assert_array_equal(images(np.array([0, 3, 10])), expected)

@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
 def test_rows_read_back_as_written_while_the_log_is_open(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [{"phase": "pretrain", "round": i, "loss": 0.1 * i} for i in range(3)]
-    with logs.MetricsLog(path) as log:
+    with logs.RowLog(path) as log:
         for row in rows:
             log.append(row)
         assert files.read_rows(path) == rows
@@ -40,7 +40,7 @@ def test_rows_read_back_as_written_while_the_log_is_open(tmp_path):
 
 def test_scalars_of_numpy_and_jax_become_numbers_and_nan_becomes_null(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with logs.MetricsLog(path) as log:
+    with logs.RowLog(path) as log:
         log.append(
             {
                 "a": np.float32(0.5),
@@ -58,25 +58,25 @@ def test_scalars_of_numpy_and_jax_become_numbers_and_nan_becomes_null(tmp_path):
 
 def test_row_that_json_cannot_hold_writes_nothing(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with logs.MetricsLog(path) as log, pytest.raises(TypeError, match="not JSON"):
+    with logs.RowLog(path) as log, pytest.raises(TypeError, match="not JSON"):
         log.append({"a": object()})
     assert path.read_bytes() == b""
 
 
 def test_resume_cuts_back_to_the_offset_of_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with logs.MetricsLog(path) as log:
+    with logs.RowLog(path) as log:
         log.append({"round": 1})
         offset = log.offset()
         log.append({"round": 2})
-    with logs.MetricsLog(path) as log:
+    with logs.RowLog(path) as log:
         log.truncate_to(offset)
         log.append({"round": 2, "again": True})
     assert files.read_rows(path) == [{"round": 1}, {"round": 2, "again": True}]
 
 
 def test_offset_beyond_the_file_is_refused(tmp_path):
-    with logs.MetricsLog(tmp_path / "m.jsonl") as log:
+    with logs.RowLog(tmp_path / "m.jsonl") as log:
         with pytest.raises(ValueError, match="offset is 7, but the file has 0 bytes"):
             log.truncate_to(7)
 
@@ -86,7 +86,7 @@ def test_partial_last_line_is_not_read_and_is_dropped_on_reopening(tmp_path, tai
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"round": 1}\n' + tail)
     assert files.read_rows(path) == [{"round": 1}]
-    with logs.MetricsLog(path) as log:
+    with logs.RowLog(path) as log:
         log.append({"round": 2})
     assert files.read_rows(path) == [{"round": 1}, {"round": 2}]
 
@@ -101,7 +101,7 @@ def test_whole_line_that_is_no_object_is_an_error_naming_it(tmp_path, line):
 
 
 def test_log_without_a_path_discards():
-    log = logs.MetricsLog(None)
+    log = logs.RowLog(None)
     log.append({"round": 1})
     log.truncate_to(0)
     assert log.offset() == 0
@@ -109,7 +109,7 @@ def test_log_without_a_path_discards():
 
 def test_timings_hold_images_per_second(tmp_path):
     path = tmp_path / "timings.jsonl"
-    with logs.MetricsLog(path) as log:
+    with logs.RowLog(path) as log:
         log.append(logs.round_clock("pretrain", 3, 0.5, images=100))
     assert files.read_rows(path) == [
         {"phase": "pretrain", "round": 3, "seconds": 0.5, "images_per_second": 200.0}

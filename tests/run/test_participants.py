@@ -24,7 +24,7 @@ def options(config, method, request=ForgetRequest(classes=(1,))):  # noqa: B008
         data=ONE_CLASS_EACH, num_classes=4, prepare=jnp.asarray, request=request
     )
     machine = SimpleNamespace(backend="map", mesh=None)
-    return assembly.method_options(config, method, federation, machine)
+    return assembly.method_options(assembly.Setup(config, federation, machine), method)
 
 
 def make_config(**values):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fuprune import typed_json
 from fuprune.errors import FupruneError
-from fuprune.run import files
+from fuprune.run import files, logs
 from fuprune.run.record import (
     FORMAT,
     CurveRow,
@@ -179,7 +179,7 @@ def test_committed_records_are_read_strictly_and_agree_with_their_curves(reposit
     for path in found:
         record = files.read_record(path.parent)
         assert record.format == FORMAT and record.chosen_on in ("test", "validation")
-        curves = files.read_curves(path.parent)
+        curves = logs.read_curves(path.parent)
         for row in record.methods:
             rounds = [
                 c.round_number for c in curves if c.phase.endswith(f"/{row.name}")
@@ -204,7 +204,7 @@ def test_curves_and_clocks_leave_out_what_is_no_number(tmp_path):
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "metrics.jsonl").write_text(text + '{"phase": "pretr')
-    assert files.read_curves(tmp_path) == [
+    assert logs.read_curves(tmp_path) == [
         CurveRow("pretrain", 0, {"r_accuracy": 0.1}),
         CurveRow("pretrain", 1, {}),
     ]
@@ -217,7 +217,7 @@ def test_curves_and_clocks_leave_out_what_is_no_number(tmp_path):
     ]
     text = "".join(json.dumps(row) + "\n" for row in clocks)
     (tmp_path / "timings.jsonl").write_text(text)
-    assert files.read_clocks(tmp_path) == {
+    assert logs.read_clocks(tmp_path) == {
         "unlearn/cut": PhaseClock(2.5, [(1, 1.5)], 9.0, 4.0),
         "audit": PhaseClock(0.0, [], 3.0, None),
     }

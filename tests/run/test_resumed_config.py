@@ -4,7 +4,7 @@ import pytest
 
 from fuprune import typed_json
 from fuprune.config import ConfigError
-from fuprune.run import agenda, experiment, files, machine
+from fuprune.run import agenda, files, provenance
 from fuprune.run.record import AuditOutcome
 from tests.settings import quickstart
 
@@ -12,21 +12,21 @@ from tests.settings import quickstart
 @pytest.fixture
 def begun(tmp_path):
     """A workdir of a run without an audit."""
-    provenance = machine.describe_run(quickstart())
-    (tmp_path / "config.json").write_text(typed_json.dumps(provenance))
+    first = provenance.of_this_start(quickstart())
+    (tmp_path / "config.json").write_text(typed_json.dumps(first))
     return tmp_path
 
 
 def test_what_only_the_audit_reads_may_change_until_there_is_one(begun):
     config = quickstart()
     config.audit.tests = "probe"
-    files.refuse_other_config(begun, config)
-    found = experiment._provenance(config, begun)
-    expected = machine.describe_run(config)
+    provenance.refuse_other_config(begun, config)
+    found = provenance.of_run(config, begun)
+    expected = provenance.of_this_start(config)
     assert (found.config, found.command) == (expected.config, expected.command)
     files.finish(begun, "audit", AuditOutcome(0), offset=0)
     with pytest.raises(ConfigError, match="another value of audit.tests;"):
-        files.refuse_other_config(begun, config)
+        provenance.refuse_other_config(begun, config)
 
 
 def test_a_finished_audit_asks_for_no_models_again(begun):
@@ -47,34 +47,34 @@ def test_what_was_trained_with_may_not(begun, key):
     section, name = key.split(".")
     config[section][name] = config[section][name] + 1
     with pytest.raises(ConfigError, match=f"another value of {key};"):
-        files.refuse_other_config(begun, config)
+        provenance.refuse_other_config(begun, config)
 
 
 def test_the_first_start_is_what_is_recorded(begun):
     config = quickstart()
     config.phases = "audit"
     first = files.read_provenance(begun)
-    assert experiment._provenance(config, begun) == first
+    assert provenance.of_run(config, begun) == first
 
 
 def test_phases_that_a_later_start_adds_are_recorded_with_its_command(begun):
     config = quickstart()
     config.phases = "pretrain,unlearn"
-    first = machine.describe_run(config)._replace(command=["without the audit"])
+    first = provenance.of_this_start(config)._replace(command=["without the audit"])
     (begun / "config.json").write_text(typed_json.dumps(first))
     config.phases = "pretrain,unlearn,audit"
-    found = experiment._provenance(config, begun)
+    found = provenance.of_run(config, begun)
     assert found.config["phases"] == "pretrain,unlearn,audit"
-    assert found.command == machine.describe_run(config).command
+    assert found.command == provenance.of_this_start(config).command
     config.phases = "unlearn,audit"  # would not repeat the run
-    assert experiment._provenance(config, begun) == first
+    assert provenance.of_run(config, begun) == first
 
 
 @pytest.mark.parametrize("phases", ["all", "unlearn"])
 def test_points_of_the_privacy_curve_that_come_later_are_recorded(begun, phases):
     config = quickstart()
     config.phases, config.privacy.curve = phases, "1,4"
-    files.refuse_other_config(begun, config)
-    assert experiment._provenance(config, begun).config["privacy"]["curve"] == "1,4"
+    provenance.refuse_other_config(begun, config)
+    assert provenance.of_run(config, begun).config["privacy"]["curve"] == "1,4"
     config.phases = "report"  # makes no points
-    assert experiment._provenance(config, begun) == files.read_provenance(begun)
+    assert provenance.of_run(config, begun) == files.read_provenance(begun)

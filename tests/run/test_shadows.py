@@ -10,6 +10,7 @@ import pytest
 
 from fuprune.audit import AuditOptions, ShadowOptions
 from fuprune.data.federated import federate
+from fuprune.run.assembly import Setup
 from fuprune.run.shadows import shadow_methods
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest
@@ -34,10 +35,10 @@ def make_methods(**methods):
         prepare=lambda key, images: jnp.asarray(images, jnp.float32) / 255,
         request=ForgetRequest(classes=(1,)),
     )
+    machine = SimpleNamespace(backend="auto", mesh=None)
     run = SimpleNamespace(
-        config=config,
+        setup=Setup(config, federation, machine),
         federation=federation,
-        runtime=SimpleNamespace(backend="auto", mesh=None),
         classes=(1,),
     )
     return shadow_methods(run, TinyNet(), methods, {"head": "head"}, OPTIONS)

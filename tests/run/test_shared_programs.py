@@ -15,7 +15,7 @@ def test_seeds_share_an_algorithm(monkeypatch):
     def algorithm(model="net", objective=None, rounds=20):
         schedule = assembly.Schedule(rounds, 0.1)
         return assembly.shared_algorithm(
-            made, "config", model, "data", "runtime", schedule, objective=objective
+            made, "setup", model, schedule, objective=objective
         )
 
     first = algorithm()

@@ -1,0 +1,92 @@
+"""The audit of a run: which models it judges, against which, and on which images."""
+
+import contextlib
+
+from fuprune.audit import KINDS, AuditData
+from fuprune.audit.audit import audit as audit_classes
+from fuprune.audit.request_audit import RequestData, audit_request
+from fuprune.data.backdoor import TARGET, triggered
+from fuprune.files import write_whole
+from fuprune.run import assembly, models
+from fuprune.run.agenda import unlearn_units
+from fuprune.run.probe_process import ProbeProcess
+from fuprune.run.record import AuditOutcome, UnlearnedOutcome
+from fuprune.run.shadows import shadow_methods
+from fuprune.run.training import Run, key_for, outcome_of, stop_if_asked
+from fuprune.unlearning.methods import METHODS
+
+
+def audit(this: Run, name: str) -> AuditOutcome:
+    """Audit every saved model of this run against the retrained ones."""
+    kinds = assembly.audit_options(this.config).kinds
+    wanted = this.classes and (kinds is None or "probe" in kinds)
+    # From the start, because it imports for seconds before it can begin.
+    with ProbeProcess() if wanted else contextlib.nullcontext() as probes:
+        return _audit(this, name, probes)
+
+
+def _audit(this: Run, name: str, probes: ProbeProcess | None) -> AuditOutcome:
+    config = this.config
+    prepare = this.federation.prepare
+    data = AuditData(
+        this.federation.train, this.federation.test, lambda x: prepare(None, x)
+    )
+    done = [
+        unit
+        for unit in unlearn_units(config)
+        if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
+    ]
+    # Retrained models are references, with every seed they have; of the other methods
+    # the first seed is judged, or all.
+    retrained = [u for u in done if METHODS[u.method].budget == "training"]
+    all_seeds = config.audit.seeds == "all"
+    own = [u for u in done if u not in retrained and (u.seed == 0 or all_seeds)]
+    candidates = models.candidates(this, [u.name for u in own])
+    references = models.references(this, [u.name for u in retrained])
+    raw = models.load_saved(this, "raw", "pretrain")
+    options = assembly.audit_options(config)
+    if this.classes:
+        methods, head = {u.name: u.method for u in own}, models.head_option(*raw)
+        unlearn = shadow_methods(this, raw[0], methods, head, options)
+        options = options._replace(shadow=options.shadow._replace(unlearn=unlearn))
+    steps: list[str] = []
+    # Every model, the raw and a random one included, has its outputs taken and is
+    # looked at by probes and by relearning; the other kinds are a step each.
+    expected = 3 * (len(candidates) + len(references) + 2) + len(KINDS)
+    with this.progress.steps(name, expected) as show:
+
+        def on_step(text: str) -> None:
+            steps.append(text)
+            show(text)
+            stop_if_asked(this)
+
+        key = key_for(this, "audit")
+        if this.classes:
+            report = audit_classes(
+                candidates,
+                references,
+                raw,
+                data,
+                this.classes,
+                key,
+                on_step=on_step,
+                options=options,
+                begin_probes=probes and probes.begin,
+            )
+        else:
+            planted = triggered(data.test) if config.audit.backdoor else None
+            images = RequestData(
+                this.federation.forgotten, data.test, data.preprocess, planted, TARGET
+            )
+            report = audit_request(
+                candidates,
+                references,
+                raw,
+                images,
+                key,
+                on_step=on_step,
+                options=options,
+            )
+    if this.runtime.is_main:
+        write_whole(this.workdir / "audit.json", report.to_json())
+    return AuditOutcome(len(steps))

@@ -1,0 +1,93 @@
+"""What made a run, in config.json, and what a later start of it may change.
+
+A run may be started several times in one workdir. What its first start was is kept;
+what would change a result that is there is refused, and what only adds to the run, such
+as an audit, is recorded with the command that added it.
+"""
+
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fuprune import __version__
+from fuprune import config as configuration
+from fuprune.config import ConfigError
+from fuprune.run import files
+from fuprune.run.record import Provenance
+from fuprune.typed_json import FormatError
+
+
+def of_this_start(config) -> Provenance:
+    """Everything needed to know, and repeat, what this start of a run does."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    versions = {name: metadata.version(name) for name in packages}
+    versions |= {"fuprune": __version__, "python": platform.python_version()}
+    return Provenance(
+        configuration.to_json(config),
+        versions,
+        _commit(),
+        ["python", "-m", "fuprune.main", *sys.argv[1:]],
+        f"{jax.default_backend()}, {jax.device_count()} device(s)",
+    )
+
+
+def of_run(config, workdir: Path) -> Provenance:
+    """What made the run: its first start, and what the present one adds to it."""
+    present = of_this_start(config)
+    if not (workdir / "config.json").exists():
+        return present
+    first = files.read_provenance(workdir)
+    before, now = (set(configuration.phases(c)) for c in (first.config, config))
+    # What would change a result that is there was refused; these parts may differ.
+    added = ("privacy",) if "unlearn" in now else ()
+    repeats = before <= now
+    if repeats:
+        added += ("audit", "phases")
+    stored = first.config | {name: present.config[name] for name in added}
+    if stored == first.config:
+        return first
+    command = present.command if repeats else first.command
+    return first._replace(config=stored, command=command)
+
+
+def refuse_other_config(workdir: Path, config: Any) -> None:
+    """Raise if the workdir holds a run with another config.
+
+    As long as there is no audit, what only the audit reads may still change.
+    """
+    try:
+        stored = files.read_provenance(workdir).config
+    except FormatError as error:
+        raise FormatError(f"{error}; choose another --workdir.") from None
+    keys = configuration.difference(stored, configuration.to_json(config))
+    if not files.path_of(workdir, "audit").exists():
+        keys = [key for key in keys if not configuration.is_of_audit_alone(key)]
+    if keys:
+        raise ConfigError(
+            f"the workdir {workdir} holds a run with another value of "
+            f"{', '.join(keys)}; choose another --workdir, or delete it."
+        )
+
+
+def _commit() -> str:
+    """Of the code; "" if git does not know."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    try:
+        answer = subprocess.run(
+            [git, "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip()
