@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import BETTER, FURTHER, HEADLINE, TWO_SIDED
@@ -257,7 +258,8 @@ def _recognised(
 ) -> jax.Array:
     """`[M]` bool, by the logits as they leave the last dense layer."""
     logits = evaluation_logits(module, head, variables, images)
-    return logits.argmax(axis=-1) == labels
+    # Of a model that diverged no image is recognised; NaN would be the greatest logit.
+    return (logits.argmax(axis=-1) == labels) & ~jnp.isnan(logits).any(axis=-1)
 
 
 def _drafts(

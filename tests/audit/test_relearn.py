@@ -55,6 +55,23 @@ def test_without_images_of_the_class_a_retrained_model_does_not_learn_it(
     assert area(relearned(world.raw, rows=rows, reset=False)) > 0.5
 
 
+def test_a_model_that_diverges_recognises_nothing(world):
+    """Not class 0 either, whose logit comes first where all are NaN."""
+    train, test, preprocess = world.data
+    chosen = test.labels == 0
+    curve = relearn(
+        (world.model, world.raw),
+        make_lesson(train, np.arange(32).reshape(2, 16), preprocess),
+        (preprocess(test.images[chosen]), test.labels[chosen]),
+        classes=(0,),
+        reset=False,
+        learning_rate=1e30,
+        steps=[0, 1, 2],
+    )
+    assert curve.accuracy[0] > 0.9
+    assert curve.accuracy[-1] == 0
+
+
 def test_area_is_the_mean_accuracy_over_the_steps():
     right = np.array([[0, 0], [1, 0], [1, 1]], bool)
     curve = Curve(np.array([0, 2, 4]), right)
