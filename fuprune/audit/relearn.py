@@ -25,7 +25,7 @@ from fuprune.audit.outputs import (
     find_head,
     with_forgotten_columns_reset,
 )
-from fuprune.audit.sampling import generator_of
+from fuprune.audit.sampling import generator_of, place_in_class
 from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft, by_role, draft, draft_rate
 from fuprune.audit.training import batch_rows, in_pairs, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
@@ -96,9 +96,12 @@ def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
         )
         for setting in settings
     }
-    # One batch of test images is enough to see the class come back.
+    # One batch of test images is enough to see the class come back; of several classes
+    # it has as many of each, in whatever order they are stored.
+    looked_at = np.flatnonzero(measurements.forgotten_test)
+    place = place_in_class(measurements.test.labels[looked_at])
     most = measurements.options.batch_size
-    looked_at = np.flatnonzero(measurements.forgotten_test)[:most]
+    looked_at = np.sort(looked_at[np.argsort(place, kind="stable")[:most]])
     images, labels = (part[looked_at] for part in measurements.test)
     test = jax.device_put((measurements.preprocess(images), labels))
 

@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.audit import RelearnOptions
+from fuprune.audit import RelearnOptions, audit
 from fuprune.audit.relearn import Curve, looks, make_lesson, make_settings, relearn
 from fuprune.audit.training import batch_rows, sgd_step
 from tests.audit.conftest import FORGOTTEN, OPTIONS, run_audit
@@ -120,6 +120,29 @@ def test_accuracy_at_a_fixed_step_is_of_that_very_step(world):
     (raw,) = (r for r in found.detail["relearn"]["runs"] if r["model"] == "raw")
     at_four = raw["accuracy"][raw["steps"].index(4)]
     assert named["relearn_accuracy_at_4"].values["raw"] == pytest.approx(at_four)
+
+
+def test_every_forgotten_class_is_looked_at(world):
+    """Test images are stored class by class, and a batch holds those of one class.
+
+    The model knows one of the two classes.
+    """
+    most = int((world.data.test.labels == 1).sum())
+    found = audit(
+        {},
+        [],
+        (world.model, world.masked),
+        world.data,
+        (1, FORGOTTEN),
+        jax.random.key(0),
+        options=OPTIONS._replace(
+            kinds=("relearn",),
+            batch_size=most,
+            relearn=RelearnOptions(images=("retained",), steps=1),
+        ),
+    )
+    (run,) = found.detail["relearn"]["runs"]
+    assert run["accuracy"][0] == 0.5
 
 
 def test_capped_against_capped_cannot_tell(world):
