@@ -34,7 +34,7 @@ from fuprune.audit.measurements import (
     measure,
 )
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.sampling import generator_of
+from fuprune.audit.sampling import generator_of, place_in_class
 from fuprune.audit.verdict import headline, settle
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
@@ -111,6 +111,11 @@ def audit(
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise InputError(f"kinds has {unknown}; it may hold only {KINDS}")
+    if options.max_examples < 2:
+        raise InputError(
+            f"max_examples is {options.max_examples}, but must be 2 or more: an image "
+            "of a forgotten class and one of another"
+        )
     subset_key, random_key, shadow_key, kind_key = jax.random.split(key, 4)
     generator = generator_of(subset_key)
     # The same images for every model, so that differences are paired image by image.
@@ -217,19 +222,15 @@ def _sample(
     """At most `cap` images, a quarter of them forgotten, the rest even over classes."""
     images, labels = np.asarray(data.images), np.asarray(data.labels)
     order = generator.permutation(len(labels))
-    # An image's place among those of its class, in random order: taking the lowest
-    # places first takes the same number of every class.
     place = np.empty(len(labels), np.int64)
-    for c in np.unique(labels):
-        of_class = order[labels[order] == c]
-        place[of_class] = np.arange(len(of_class))
+    place[order] = place_in_class(labels[order])
     is_forgotten = np.isin(labels, classes)
     by_place = np.lexsort((order, place))
     forgotten = by_place[is_forgotten[by_place]]
     others = by_place[~is_forgotten[by_place]]
     if len(labels) > cap:
-        # More than a quarter where the others do not fill the rest.
-        forgotten = forgotten[: max(cap // 4, cap - len(others))]
+        # More than a quarter where the others do not fill the rest, and never none.
+        forgotten = forgotten[: max(cap // 4, cap - len(others), 1)]
         others = others[: cap - len(forgotten)]
     rows = np.sort(np.concatenate([forgotten, others]))
     return Dataset(images[rows], labels[rows])

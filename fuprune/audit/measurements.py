@@ -142,7 +142,8 @@ def measure(
     models = {name: _on_device(name, model) for name, model in given.items()}
     network, variables = models[RAW]
     sample = jax.device_put(data.preprocess(test.images[:1]))
-    highest = int(max(forgotten.labels.max(), test.labels.max()))
+    # Of all training images, because relearning and shadow models are taught them.
+    highest = int(max(data.train.labels.max(), test.labels.max()))
     # Not the labels say how many classes there are: a small sample may lack some.
     shape = jax.eval_shape(lambda: forward(network, variables, sample)).logits.shape
     columns = shape[-1]

@@ -212,6 +212,15 @@ def test_cap_keeps_forgotten_images_and_takes_the_others_evenly(world):
     assert found.detail["test_images_per_class"] == [10, 10, 10, 10]
 
 
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_cap_of_a_few_images_keeps_one_of_either_kind(world, most):
+    kinds = ("accuracy", "membership", "distance", "weights")
+    found = run_audit(world, kinds=kinds, max_examples=most)
+    assert found.settings["test_images"] == most
+    assert found.settings["forgotten_test_images"] == 1
+    assert found.settings["forgotten_training_images"] == 1
+
+
 def test_class_that_no_image_shows_keeps_its_column(world):
     train, test, _ = world.data
     seen = [
@@ -309,6 +318,7 @@ class Listed(nn.Module):
         ({"options": AuditOptions(kinds=("acuracy",))}, "acuracy"),
         ({"candidates": {"raw": None}}, "name them otherwise"),
         ({"options": AuditOptions(shadow=ShadowOptions(models=3))}, "even number"),
+        ({"options": AuditOptions(max_examples=1)}, "max_examples is 1"),
         ({"options": AuditOptions(kinds=(), confidence=1.0)}, "confidence is 1.0"),
     ],
 )
@@ -350,6 +360,21 @@ def test_model_with_too_few_logits_is_named(world):
             world.data,
             (FORGOTTEN,),
             jax.random.key(0),
+        )
+
+
+def test_training_labels_beyond_the_logits_are_named(world):
+    train = world.data.train
+    beyond = Dataset(train.images, np.where(train.labels == 2, 7, train.labels))
+    with pytest.raises(ValueError, match="labels go up to 7"):
+        audit(
+            {},
+            [],
+            (world.model, world.raw),
+            world.data._replace(train=beyond),
+            (FORGOTTEN,),
+            jax.random.key(0),
+            options=AuditOptions(kinds=("relearn",)),
         )
 
 
