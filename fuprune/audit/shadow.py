@@ -142,8 +142,13 @@ def train_shadows(
     targets = np.concatenate(
         [np.arange(split), split + np.flatnonzero(measurements.forgotten_test)]
     )
-    logits = [logits_of(measurements, m, pool.images) for m in models]
-    return Shadows(models, pool, members, np.stack(logits), targets)
+    logits = np.stack([logits_of(measurements, m, pool.images) for m in models])
+    if np.isnan(logits).any():
+        raise InputError(
+            "a shadow model answers with NaN; train them with a learning rate smaller "
+            f"than {options.shadow.learning_rate:g}"
+        )
+    return Shadows(models, pool, members, logits, targets)
 
 
 class ShadowContext(NamedTuple):

@@ -22,13 +22,12 @@ from fuprune.audit.measurements import (
     RAW,
     Findings,
     Measurements,
-    Shadows,
     gather,
     logits_of,
 )
 from fuprune.audit.options import AuditOptions, Model, UnlearnShadow
 from fuprune.audit.outputs import Variables, find_head
-from fuprune.audit.roc import Scores, find_by_attack
+from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import generator_of
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
@@ -50,19 +49,19 @@ def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Finding
     others, failures = [], []
     found = []
 
-    def attack(name, judged, models, how, family, notes=()) -> None:
+    def attack(name, judged, answers, how, family, notes=()) -> None:
         # Every attack is turned on the raw model as well: it is the positive control.
         told = (*judged, RAW, *measurements.retrained)
         outputs = {name: measurements.outputs[name] for name in told}
         attacked = measurements._replace(outputs=outputs)
         findings = find_by_attack(
             name,
-            _scores(attacked, models),
+            attack_online(attacked, answers),
             kind="unlearned_shadow",
             attacker="a likelihood-ratio attacker whose shadow models are unlearned",
             family=family,
             low_rates=True,
-            notes=(f"{len(models)} shadow models, unlearned by {how}", *notes),
+            notes=(f"{len(answers)} shadow models, unlearned by {how}", *notes),
         )
         found.append(findings)
 
@@ -72,7 +71,7 @@ def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Finding
             continue
         measurements.notify(f"unlearning shadow models, {', '.join(names)}")
         try:
-            models = unlearned(shadows, methods[names[0]], key)
+            answers = unlearned(measurements, methods[names[0]], key)
         except InputError as error:
             # What a method cannot do for a shadow model, it need not have left undone
             # for the model under test: that one is judged, with the stand-in.
@@ -80,12 +79,12 @@ def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Finding
             failures.append(f"{names[0]} could not be run on shadow models: {error}")
             continue
         test = f"unlearned_shadow_{names[0]}"
-        attack(test, names, models, "the method itself", HEADLINE)
+        attack(test, names, answers, "the method itself", HEADLINE)
     if others or not found:
         measurements.notify(f"unlearning shadow models, {', '.join(others) or RAW}")
-        models = unlearned(shadows, make_fine_tuning(measurements), key)
+        answers = unlearned(measurements, make_fine_tuning(measurements), key)
         how = "fine-tuning without the class"
-        attack("unlearned_shadow", others, models, how, FURTHER, failures)
+        attack("unlearned_shadow", others, answers, how, FURTHER, failures)
     return gather(found)
 
 
@@ -99,22 +98,30 @@ def _by_method(
     return list(groups.values())
 
 
-def unlearned(shadows: Shadows, unlearn: UnlearnShadow, key: jax.Array) -> list[Model]:
-    """The shadow models after `unlearn`, each told what it was trained on."""
+def unlearned(
+    measurements: Measurements, unlearn: UnlearnShadow, key: jax.Array
+) -> np.ndarray:
+    """`[S, F + T', U]` logits of the shadow models after `unlearn`, on their targets.
+
+    Each call is told what its shadow model was trained on.
+
+    Raises:
+      InputError: a model answers with NaN, or `unlearn` raises it.
+    """
+    shadows = measurements.shadows
+    assert shadows is not None
+    images = shadows.pool.images[shadows.targets]
     found = []
     for i, (module, variables) in enumerate(shadows.models):
         inside = shadows.members[i]
         data = Dataset(shadows.pool.images[inside], shadows.pool.labels[inside])
-        found.append(unlearn(module, variables, jax.random.fold_in(key, i), data))
-    return found
-
-
-def _scores(measurements: Measurements, models: Sequence[Model]) -> dict[str, Scores]:
-    shadows = measurements.shadows
-    assert shadows is not None
-    images = shadows.pool.images[shadows.targets]
-    logits = [logits_of(measurements, model, images) for model in models]
-    return attack_online(measurements, np.stack(logits))
+        model = unlearn(module, variables, jax.random.fold_in(key, i), data)
+        found.append(logits_of(measurements, model, images))
+        if np.isnan(found[-1]).any():
+            raise InputError(
+                f"shadow model {i + 1} answers with NaN after it was unlearned"
+            )
+    return np.stack(found)
 
 
 def make_fine_tuning(measurements: Measurements) -> UnlearnShadow:
