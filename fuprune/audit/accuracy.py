@@ -30,7 +30,6 @@ Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 
 def find_accuracy(measurements: Measurements, key: jax.Array) -> Findings:
     """U-set and R-set accuracy, and Table 5's distances of class-wise accuracy."""
-    measurements.notify("accuracy")
     labels, width = measurements.test.labels, measurements.num_classes
     answers = each(measurements, lambda model: model.test.logits.argmax(axis=-1))
     tests = []
@@ -52,7 +51,6 @@ def find_accuracy(measurements: Measurements, key: jax.Array) -> Findings:
             draft_rate(
                 name,
                 {m: (given == labels)[chosen] for m, given in answers.items()},
-                kind="accuracy",
                 question=question,
                 higher_is=higher_is,
                 family=HEADLINE,
@@ -121,7 +119,6 @@ def _class_distances(
             draft_distance(
                 name,
                 distances,
-                kind="accuracy",
                 question=question,
                 unit=unit,
                 resolution=max(beyond, 0.0)

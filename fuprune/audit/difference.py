@@ -7,7 +7,6 @@ has one model trained without the class can say where between the two an answer 
 Unlearning Commitment Management", USENIX Security 2025).
 """
 
-import jax
 import numpy as np
 
 from fuprune.audit.evidence import HEADLINE, TWO_SIDED
@@ -22,20 +21,17 @@ from fuprune.audit.sampling import paired_error
 from fuprune.audit.spread import by_role, draft, to_retraining
 
 
-def find_difference(measurements: Measurements, key: jax.Array) -> Findings:
+def find_difference(measurements: Measurements) -> Findings:
     """Membership from the confidence lost between the raw and the other model.
 
     The raw model alone gives some membership away, whichever model it is compared with;
     so the area is held against that of retrained models. The raw model has no result:
     it does not differ from itself.
     """
-    del key
-    measurements.notify("attack with the model before and after")
     before = target_confidences(measurements)[RAW]
     return find_by_attack(
         "difference",
         score_targets(measurements, lambda after, _: confidence_lost(before, after)),
-        kind="difference",
         attacker="an attacker who has the model before and after",
         family=HEADLINE,
         positive_control=None,
@@ -47,10 +43,8 @@ def confidence_lost(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return before - after
 
 
-def find_interpolated(measurements: Measurements, key: jax.Array) -> Findings:
+def find_interpolated(measurements: Measurements) -> Findings:
     """How far from a retrained model towards the raw one the confidences lie."""
-    del key
-    measurements.notify("interpolated score")
     # Only training images: the share is of what was learned from them.
     labels = measurements.forgotten.labels
     confidences = each(
@@ -63,7 +57,6 @@ def find_interpolated(measurements: Measurements, key: jax.Array) -> Findings:
     test = draft(
         "interpolated_share",
         {name: of_model.sum() for name, of_model in terms.items()},
-        kind="interpolated",
         question=(
             "What share of the raw model's confidence on forgotten training images is "
             "left (0 as one retrained model, 1 as the raw model)?"

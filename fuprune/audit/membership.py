@@ -7,7 +7,6 @@ forgotten class's training images, non-members its test images.
 
 from collections.abc import Callable
 
-import jax
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
@@ -20,16 +19,13 @@ LOGIT_LIMIT = 1e4
 CONFIDENCE_LIMIT = 100.0
 
 
-def find_membership(measurements: Measurements, key: jax.Array) -> Findings:
+def find_membership(measurements: Measurements) -> Findings:
     """Thresholds on loss, confidence, entropy and modified entropy."""
-    del key
-    measurements.notify("membership inference by thresholds")
     tests, curves = [], {}
     for name, score in SCORES.items():
         found = find_by_attack(
             f"threshold_{name}",
             score_logits(measurements, score),
-            kind="membership",
             attacker=f"a threshold on the {name.replace('_', ' ')}",
         )
         tests += found.tests

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
 FEATURES = "features"
-_FIELDS = {"kind": "probe", "higher_is": TWO_SIDED, "scale": ANGULAR}
+_FIELDS = {"higher_is": TWO_SIDED, "scale": ANGULAR}
 
 # Share of the other group on the right side of each image: [M], [N].
 Placements = tuple[np.ndarray, np.ndarray]

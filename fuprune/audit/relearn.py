@@ -275,7 +275,6 @@ def _drafts(
         return draft_rate(
             name,
             {model: by_image(curves[model]) for model in curves},
-            kind="relearn",
             question=question,
             higher_is=TWO_SIDED,
             family=family,
@@ -355,7 +354,6 @@ def _steps_draft(
         "relearn_steps",
         # A model that is back before the first step took less than one look.
         {model: None if s is None else max(s, 1) for model, s in steps.items()},
-        kind="relearn",
         question="How many training steps until the forgotten class is back?",
         unit="steps",
         higher_is=BETTER,

@@ -46,13 +46,10 @@ TOP = 3
 FLOOR = -30.0
 
 
-def find_shadow(measurements: Measurements, key: jax.Array) -> Findings:
+def find_shadow(measurements: Measurements) -> Findings:
     """Shokri's attack, learnt from shadow models, turned on every model."""
-    del key
     shadows = measurements.shadows
-    if shadows is None:
-        return Findings([])
-    measurements.notify("shadow attack")
+    assert shadows is not None
     attack = fit_attack(shadows.logits, shadows.pool.labels, shadows.members)
     scores = score_logits(measurements, functools.partial(attack_scores, attack))
     rates = {name: success_rate(*one) for name, one in scores.items()}
@@ -60,7 +57,6 @@ def find_shadow(measurements: Measurements, key: jax.Array) -> Findings:
     success = draft(
         "shadow_success_rate",
         rates,
-        kind="shadow",
         question=(
             "How often is an attacker with shadow models right about whether an image "
             "of the forgotten class was trained on (0.5 is guessing)?"
@@ -75,7 +71,6 @@ def find_shadow(measurements: Measurements, key: jax.Array) -> Findings:
     area = find_by_attack(
         "shadow",
         scores,
-        kind="shadow",
         attacker="an attacker with shadow models",
     )
     right = shadows.logits.argmax(axis=-1) == shadows.pool.labels

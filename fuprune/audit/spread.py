@@ -70,9 +70,9 @@ class Draft(NamedTuple):
     name: str
     values: Mapping[str, float | None]  # None: the test has no result for the model
     retrained: Sequence[float | None]
-    kind: str
     question: str
     higher_is: str  # "worse", "better" or "two_sided"
+    kind: str = ""  # that of the search that found it, see `audit.find_all`
     unit: str = "fraction"
     family: str = FURTHER
     # The standard error that the images alone give a model against the retrained mean.

@@ -41,9 +41,6 @@ def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Finding
     fine-tuning without the classes. Their test asks a weaker question, says so, and is
     not part of the headline.
     """
-    shadows = measurements.shadows
-    if shadows is None:
-        return Findings([])
     methods = measurements.options.shadow.unlearn
     candidates = [name for name in measurements.judged if name != RAW]
     others, failures = [], []
@@ -57,7 +54,6 @@ def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Finding
         findings = find_by_attack(
             name,
             attack_online(attacked, answers),
-            kind="unlearned_shadow",
             attacker="a likelihood-ratio attacker whose shadow models are unlearned",
             family=family,
             low_rates=True,
