@@ -7,6 +7,7 @@ image, for which retrained models qualify: no image of a forgotten class, from t
 or test set, was in their training data.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -86,17 +87,10 @@ def _attack_offline(measurements: Measurements) -> dict[str, Scores]:
 def mean_offline_scores(
     scores: np.ndarray, references: Sequence[np.ndarray], size: int
 ) -> np.ndarray:
-    """`offline_scores` with `size` references.
-
-    With one more than that, it is the mean over leaving each of them out.
-    """
-    if len(references) == size:
-        return offline_scores(scores, references)
-    places = range(len(references))
-    return np.mean(
-        [offline_scores(scores, np.delete(references, i, axis=0)) for i in places],
-        axis=0,
-    )
+    """The mean of `offline_scores` over all choices of `size` of the references."""
+    # From the end: the first of the references is the first to be left out.
+    choices = list(itertools.combinations(references, size))[::-1]
+    return np.mean([offline_scores(scores, one) for one in choices], axis=0)
 
 
 def online_scores(scores, references, members) -> np.ndarray:

@@ -20,7 +20,7 @@ from fuprune.audit.outputs import Head, Variables, find_head
 from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.sampling import generator_of, paired_error
 from fuprune.audit.spread import ANGULAR, by_role, draft
-from fuprune.audit.training import batch_rows, init_state, next_state
+from fuprune.audit.training import batch_rows, copied_state, next_state
 from fuprune.data.dataset import Dataset, concatenated
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch
@@ -298,7 +298,7 @@ def shadow_program(model: Any, head: Head | None, *, batch_size: int) -> ClientP
     """
 
     def init(shared, client):
-        return init_state(
+        return copied_state(
             jax.tree.map(lambda x: x[client.client_id], shared.context.variables)
         )
 

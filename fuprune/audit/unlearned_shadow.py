@@ -9,7 +9,7 @@ shadow models after the same method has removed the forgotten classes from them:
 each image some that had it before, and some that did not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,18 +42,23 @@ def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Finding
     not part of the headline.
     """
     methods = measurements.options.shadow.unlearn
-    candidates = [name for name in measurements.judged if name != RAW]
-    others, failures = [], []
+    # One attack judges all candidates of a method, such as its seeds.
+    groups: dict[UnlearnShadow | None, list[str]] = {None: []}
+    for name in measurements.judged:
+        if name != RAW:
+            groups.setdefault(methods.get(name), []).append(name)
+    others, failures = groups.pop(None), []
     found = []
 
-    def attack(name, judged, answers, how, family, notes=()) -> None:
+    def attack(name, judged, unlearn, how, family, notes=()) -> None:
+        measurements.notify(f"unlearning shadow models, {', '.join(judged) or RAW}")
+        answers = unlearned(measurements, unlearn, key)
         # Every attack is turned on the raw model as well: it is the positive control.
-        told = (*judged, RAW, *measurements.retrained)
-        outputs = {name: measurements.outputs[name] for name in told}
-        attacked = measurements._replace(outputs=outputs)
+        told = {*judged, RAW, *measurements.retrained}
+        outputs = {n: one for n, one in measurements.outputs.items() if n in told}
         findings = find_by_attack(
             name,
-            attack_online(attacked, answers),
+            attack_online(measurements._replace(outputs=outputs), answers),
             attacker="a likelihood-ratio attacker whose shadow models are unlearned",
             family=family,
             low_rates=True,
@@ -61,37 +66,19 @@ def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Finding
         )
         found.append(findings)
 
-    for names in _by_method(candidates, methods):
-        if names[0] not in methods:
-            others += names
-            continue
-        measurements.notify(f"unlearning shadow models, {', '.join(names)}")
+    for method, names in groups.items():
+        test = f"unlearned_shadow_{names[0]}"
         try:
-            answers = unlearned(measurements, methods[names[0]], key)
+            attack(test, names, method, "the method itself", HEADLINE)
         except InputError as error:
             # What a method cannot do for a shadow model, it need not have left undone
             # for the model under test: that one is judged, with the stand-in.
             others += names
             failures.append(f"{names[0]} could not be run on shadow models: {error}")
-            continue
-        test = f"unlearned_shadow_{names[0]}"
-        attack(test, names, answers, "the method itself", HEADLINE)
     if others or not found:
-        measurements.notify(f"unlearning shadow models, {', '.join(others) or RAW}")
-        answers = unlearned(measurements, make_fine_tuning(measurements), key)
-        how = "fine-tuning without the class"
-        attack("unlearned_shadow", others, answers, how, FURTHER, failures)
+        method, how = make_fine_tuning(measurements), "fine-tuning without the class"
+        attack("unlearned_shadow", others, method, how, FURTHER, failures)
     return gather(found)
-
-
-def _by_method(
-    candidates: Sequence[str], methods: Mapping[str, UnlearnShadow]
-) -> list[list[str]]:
-    """Candidates of one method, such as its seeds, which one attack can judge."""
-    groups: dict[Any, list[str]] = {}
-    for name in candidates:
-        groups.setdefault(methods.get(name, name), []).append(name)
-    return list(groups.values())
 
 
 def unlearned(
