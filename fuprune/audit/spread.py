@@ -167,12 +167,11 @@ class Null(NamedTuple):
     scale.
     """
 
+    draft: Draft
     mean: float
     deviation: float  # s * sqrt(1 + 1/n); see `moderate`
     freedom: int  # of s
     resolution: float
-    higher_is: str
-    scale: str
     allowance: float
 
 
@@ -207,6 +206,7 @@ def make_null(draft: Draft) -> Null | None:
     if not error and deviation <= 1e-9 * max(1.0, float(np.abs(values).max())):
         return None
     return Null(
+        draft,
         mean=float(values.mean()),
         deviation=deviation,
         freedom=n - 1,
@@ -217,8 +217,6 @@ def make_null(draft: Draft) -> Null | None:
         )
         if draft.scale != LOGARITHMIC
         else math.log1p(error / centre),
-        higher_is=draft.higher_is,
-        scale=draft.scale,
         allowance=draft.allowance or allowance(n, draft.family, False),
     )
 
@@ -234,9 +232,7 @@ def allowance(seeds: int, family: str, is_lending: bool) -> float:
     return lending if is_lending else alone
 
 
-def moderate(
-    drafts: Sequence[Draft], nulls: Sequence[Null | None]
-) -> list[Null | None]:
+def moderate(nulls: Sequence[Null | None]) -> list[Null | None]:
     """Estimates the spread of each rate with the help of the other rates.
 
     Three or five seeds alone say little about a spread: by luck they agree, and a
@@ -248,31 +244,34 @@ def moderate(
     each other rate at most. This is the moderated t of Smyth (2004), with the error as
     the prior's scale and fixed degrees of freedom.
 
-    The tests are of one family, and their null distributions by the seeds alone. Those
-    of tests that are no rates, and of rates that are the same for all seeds, come back
-    with the family's allowance and otherwise as they were.
+    The null distributions are those by the seeds alone, of the tests of one family.
+    Those of tests that are no rates, and of rates that are the same for all seeds, come
+    back with the family's allowance and otherwise as they were.
     """
     ratios = {
         i: _log_ratio(null)
-        for i, (draft, null) in enumerate(zip(drafts, nulls, strict=True))
-        if draft.is_rate and null is not None and null.deviation and null.resolution
+        for i, null in enumerate(nulls)
+        if null is not None
+        and null.draft.is_rate
+        and null.deviation
+        and null.resolution
     }
-    found = list(nulls)
-    for i in ratios:
-        null, others = nulls[i], [r for j, r in ratios.items() if j != i]
-        if null is None or not others:
-            continue
+
+    def moderated(i: int, null: Null) -> Null:
+        others = [ratio for j, ratio in ratios.items() if j != i]
+        if len(ratios) > 1 and null.draft.allowance is None:
+            widened = allowance(null.freedom + 1, null.draft.family, True)
+            null = null._replace(allowance=widened)
+        if i not in ratios or not others:
+            return null
         lent = min(LENT_FREEDOM, len(others))
         # A variance: the ratios are of squares.
         suggested = math.exp(np.mean(others)) * null.resolution**2
         freedom = lent + null.freedom
         variance = (lent * suggested + null.freedom * null.deviation**2) / freedom
-        found[i] = null._replace(deviation=math.sqrt(variance), freedom=freedom)
-    for i, (draft, null) in enumerate(zip(drafts, nulls, strict=True)):
-        if null is not None and draft.allowance is None and len(ratios) > 1:
-            widened = allowance(null.freedom + 1, draft.family, True)
-            found[i] = (found[i] or null)._replace(allowance=widened)
-    return found
+        return null._replace(deviation=math.sqrt(variance), freedom=freedom)
+
+    return [None if n is None else moderated(i, n) for i, n in enumerate(nulls)]
 
 
 def _log_ratio(null: Null) -> float:
@@ -290,10 +289,10 @@ def fewest(leave_one_out: bool) -> int:
 
 def excess(null: Null, value: float) -> float:
     """How far `value` lies from the retrained mean, towards the side that fails."""
-    distance = _FORWARD[null.scale](value) - null.mean
-    if null.higher_is == TWO_SIDED:
+    distance = _FORWARD[null.draft.scale](value) - null.mean
+    if null.draft.higher_is == TWO_SIDED:
         return abs(distance)
-    return distance if null.higher_is == WORSE else -distance
+    return distance if null.draft.higher_is == WORSE else -distance
 
 
 def p_value(null: Null, value: float) -> float:
@@ -301,8 +300,8 @@ def p_value(null: Null, value: float) -> float:
     distance = excess(null, value)
     # A number computed twice may differ in the last bit; that is no finding.
     if distance <= 1e-9 * max(1.0, abs(value)):
-        return 1.0 if null.higher_is == TWO_SIDED else _one_sided(null, distance)
-    sides = 2 if null.higher_is == TWO_SIDED else 1
+        return 1.0 if null.draft.higher_is == TWO_SIDED else _one_sided(null, distance)
+    sides = 2 if null.draft.higher_is == TWO_SIDED else 1
     return min(1.0, sides * _one_sided(null, distance))
 
 
@@ -325,7 +324,7 @@ def reach(null: Null, level: float, power: float = 0.5) -> float:
     A model at this distance fails with probability `power`, its own seed counted; at
     one half the distance is the interval's half-width.
     """
-    tail = level / 2 if null.higher_is == TWO_SIDED else level
+    tail = level / 2 if null.draft.higher_is == TWO_SIDED else level
     freedom = null.freedom
     # The allowance is for the test; a model's own seed is what it is.
     by_seeds = special.stdtrit(freedom, power)
@@ -334,35 +333,32 @@ def reach(null: Null, level: float, power: float = 0.5) -> float:
     return float(max(by_seeds * null.deviation, by_images * null.resolution))
 
 
-def interval(
-    null: Null, level: float, bounds: tuple[float, float] = (-math.inf, math.inf)
-) -> list[float | None]:
+def interval(null: Null, level: float) -> list[float | None]:
     """Where one more retrained model lies with probability `1 - level`.
 
     Returns:
       `[low, high]`, None for the side that is open because it is harmless.
     """
-    half = reach(null, level)
-    low, high = (_BACK[null.scale](null.mean + side) for side in (-half, half))
+    half, bounds = reach(null, level), null.draft.bounds
+    low, high = (_BACK[null.draft.scale](null.mean + side) for side in (-half, half))
     return [
-        None if null.higher_is == WORSE else float(max(low, bounds[0])),
-        None if null.higher_is == BETTER else float(min(high, bounds[1])),
+        None if null.draft.higher_is == WORSE else float(max(low, bounds[0])),
+        None if null.draft.higher_is == BETTER else float(min(high, bounds[1])),
     ]
 
 
-def smallest_difference(
-    null: Null, distance: float, bounds: tuple[float, float]
-) -> float | None:
+def smallest_difference(null: Null, distance: float) -> float | None:
     """A distance from the mean in the test's own unit, towards a side that fails.
 
     `distance` is on the test's scale. Where both sides fail it is the smaller one, and
     None if neither value is possible.
     """
-    back = _BACK[null.scale]
+    back = _BACK[null.draft.scale]
     middle = back(null.mean)
-    sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.higher_is]
+    sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.draft.higher_is]
     places = [null.mean + side * distance for side in sides]
-    if null.scale == ANGULAR:
+    if null.draft.scale == ANGULAR:
         places = [place for place in places if 0 <= place <= math.pi / 2]
-    possible = (value for value in map(back, places) if bounds[0] <= value <= bounds[1])
+    low, high = null.draft.bounds
+    possible = (value for value in map(back, places) if low <= value <= high)
     return min((abs(value - middle) for value in possible), default=None)

@@ -103,7 +103,7 @@ RATES = (
 def test_rates_lend_each_other_their_ratio_of_spread_to_error():
     drafts = [draft(list(v), resolution=e, is_rate=True) for v, e in RATES]
     alone = [make_null(one) for one in drafts]
-    found = moderate(drafts, alone)
+    found = moderate(alone)
     ratios = [
         np.var(v, ddof=1) * (1 + 1 / 3) / e**2 / np.exp(stats.chi2(2).expect(np.log))
         for v, e in RATES
@@ -123,7 +123,7 @@ def test_what_is_no_rate_or_stands_alone_lends_and_borrows_nothing():
     constant = draft([0.0, 0.0, 0.0], resolution=error, is_rate=True)
     drafts = [rate, distance, constant]
     alone = [make_null(one) for one in drafts]
-    assert moderate(drafts, alone) == alone
+    assert moderate(alone) == alone
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
@@ -205,10 +205,10 @@ def test_a_family_whose_rates_lend_their_spread_has_an_allowance_of_its_own():
     )
     drafts = [rate, rate, rate._replace(is_rate=False), rate._replace(allowance=1.0)]
     lending, alone = ALLOWANCES[3]
-    found = moderate(drafts, [make_null(one) for one in drafts])
+    found = moderate([make_null(one) for one in drafts])
     assert [null.allowance for null in found] == [lending, lending, lending, 1.0]
     few = [rate, rate._replace(is_rate=False)]
-    found = moderate(few, [make_null(one) for one in few])
+    found = moderate([make_null(one) for one in few])
     assert [null.allowance for null in found] == [alone, alone]
 
 
