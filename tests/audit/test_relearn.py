@@ -2,10 +2,10 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.audit import RelearnOptions, audit
+from fuprune.audit import RelearnOptions
 from fuprune.audit.relearn import Curve, looks, make_lesson, make_settings, relearn
 from fuprune.audit.training import batch_rows, sgd_step
-from tests.audit.conftest import FORGOTTEN, OPTIONS, run_audit
+from tests.audit.conftest import FORGOTTEN, OPTIONS, audit_of, run_audit
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +128,10 @@ def test_every_forgotten_class_is_looked_at(world):
     The model knows one of the two classes.
     """
     most = int((world.data.test.labels == 1).sum())
-    found = audit(
-        {},
-        [],
-        (world.model, world.masked),
-        world.data,
-        (1, FORGOTTEN),
-        jax.random.key(0),
+    found = audit_of(
+        world,
+        raw=(world.model, world.masked),
+        classes=(1, FORGOTTEN),
         options=OPTIONS._replace(
             kinds=("relearn",),
             batch_size=most,
