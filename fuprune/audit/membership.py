@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
-from fuprune.audit.measurements import Findings, Measurements, each
+from fuprune.audit.measurements import Findings, Measurements, each, gather
 from fuprune.audit.roc import Scores, find_by_attack
 
 # Far below any real logit, so that a logit masked to -inf keeps every score finite.
@@ -21,16 +21,15 @@ CONFIDENCE_LIMIT = 100.0
 
 def find_membership(measurements: Measurements) -> Findings:
     """Thresholds on loss, confidence, entropy and modified entropy."""
-    tests, curves = [], {}
-    for name, score in SCORES.items():
-        found = find_by_attack(
+    return gather(
+        find_by_attack(
             f"threshold_{name}",
             score_logits(measurements, score),
             attacker=f"a threshold on the {name.replace('_', ' ')}",
+            curve=name,
         )
-        tests += found.tests
-        curves[name] = found.detail["roc"][f"threshold_{name}"]
-    return Findings(tests, {"roc": curves})
+        for name, score in SCORES.items()
+    )
 
 
 def score_logits(

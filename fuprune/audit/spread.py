@@ -47,21 +47,22 @@ LENT_FREEDOM = 3
 
 Found = TypeVar("Found")
 
-LINEAR = "linear"
+
+class Scale(NamedTuple):
+    """On which numbers of one kind spread alike."""
+
+    forward: Callable[[float], float]
+    back: Callable[[float], float]
+
+
+LINEAR = Scale(float, float)
 # Rates spread less near 0 and 1; on the scale of arcsin(sqrt(rate)) they spread alike.
-ANGULAR = "angular"
+ANGULAR = Scale(
+    lambda rate: math.asin(math.sqrt(min(max(rate, 0.0), 1.0))),
+    lambda angle: math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2,
+)
 # Durations spread in proportion to their length.
-LOGARITHMIC = "log"
-_FORWARD = {
-    LINEAR: float,
-    ANGULAR: lambda rate: math.asin(math.sqrt(min(max(rate, 0.0), 1.0))),
-    LOGARITHMIC: lambda duration: math.log(max(duration, 1e-300)),
-}
-_BACK = {
-    LINEAR: float,
-    ANGULAR: lambda angle: math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2,
-    LOGARITHMIC: math.exp,
-}
+LOGARITHMIC = Scale(lambda duration: math.log(max(duration, 1e-300)), math.exp)
 
 
 class Draft(NamedTuple):
@@ -80,7 +81,7 @@ class Draft(NamedTuple):
     bounds: tuple[float, float] = (-math.inf, math.inf)  # of possible values
     # The numbers are each model's mean distance to the (other) retrained models.
     leave_one_out: bool = False
-    scale: str = LINEAR  # on which the spread is taken: "linear", "angular", "log"
+    scale: Scale = LINEAR  # on which the spread is taken
     # A share of images, or of pairs of images: models differ in it image by image, so
     # its error over images says something about its spread among seeds.
     is_rate: bool = False
@@ -196,7 +197,7 @@ def make_null(draft: Draft) -> Null | None:
     n = len(known)
     if n < fewest(draft.leave_one_out):
         return None
-    forward = _FORWARD[draft.scale]
+    forward = draft.scale.forward
     values = np.asarray([forward(v) for v in known])
     deviation = float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
     if draft.leave_one_out:
@@ -289,7 +290,7 @@ def fewest(leave_one_out: bool) -> int:
 
 def excess(null: Null, value: float) -> float:
     """How far `value` lies from the retrained mean, towards the side that fails."""
-    distance = _FORWARD[null.draft.scale](value) - null.mean
+    distance = null.draft.scale.forward(value) - null.mean
     if null.draft.higher_is == TWO_SIDED:
         return abs(distance)
     return distance if null.draft.higher_is == WORSE else -distance
@@ -340,7 +341,7 @@ def interval(null: Null, level: float) -> list[float | None]:
       `[low, high]`, None for the side that is open because it is harmless.
     """
     half, bounds = reach(null, level), null.draft.bounds
-    low, high = (_BACK[null.draft.scale](null.mean + side) for side in (-half, half))
+    low, high = (null.draft.scale.back(null.mean + side) for side in (-half, half))
     return [
         None if null.draft.higher_is == WORSE else float(max(low, bounds[0])),
         None if null.draft.higher_is == BETTER else float(min(high, bounds[1])),
@@ -353,7 +354,7 @@ def smallest_difference(null: Null, distance: float) -> float | None:
     `distance` is on the test's scale. Where both sides fail it is the smaller one, and
     None if neither value is possible.
     """
-    back = _BACK[null.draft.scale]
+    back = null.draft.scale.back
     middle = back(null.mean)
     sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.draft.higher_is]
     places = [null.mean + side * distance for side in sides]

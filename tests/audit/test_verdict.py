@@ -7,6 +7,7 @@ from scipy import stats
 from fuprune.audit.evidence import HEADLINE
 from fuprune.audit.spread import (
     ALLOWANCES,
+    ANGULAR,
     FURTHER_ALLOWANCE,
     LENT_FREEDOM,
     Draft,
@@ -234,7 +235,7 @@ def test_the_family_raises_the_smallest_difference():
 
 
 def test_a_test_that_sees_nothing_says_so():
-    found = judged({"a": 0.5}, [0.3, 0.7], scale="angular", bounds=(0.0, 1.0))
+    found = judged({"a": 0.5}, [0.3, 0.7], scale=ANGULAR, bounds=(0.0, 1.0))
     assert found.smallest_difference is None
     assert any("no possible difference" in note for note in found.notes)
 
