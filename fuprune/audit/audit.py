@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from fuprune.audit import probe, shadow
 from fuprune.audit.accuracy import find_accuracy
-from fuprune.audit.difference import find_difference, find_interpolated
 from fuprune.audit.distance import find_distance
 from fuprune.audit.evidence import AuditReport, Detail
 from fuprune.audit.likelihood_ratio import find_offline, find_online
@@ -26,7 +26,11 @@ from fuprune.audit.measurements import (
     gather,
     measure,
 )
-from fuprune.audit.membership import find_membership
+from fuprune.audit.membership import (
+    find_difference,
+    find_interpolated,
+    find_membership,
+)
 from fuprune.audit.options import AuditOptions, Model
 from fuprune.audit.relearn import find_relearn
 from fuprune.audit.sampling import generator_of, place_in_class
@@ -35,6 +39,7 @@ from fuprune.audit.verdict import headline, settle
 from fuprune.audit.weights import find_weights
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
+from fuprune.typed_json import to_plain
 
 
 class Search(NamedTuple):
@@ -207,30 +212,19 @@ def _settings(
 ) -> dict[str, Any]:
     """What the audit was run with, one number or list per name."""
     options = measurements.options
-    chosen: dict[str, Any] = {
-        name: value
-        for name, value in options._asdict().items()
-        if not hasattr(value, "_asdict")
-    }
-    for group in ("shadow", "relearn", "probe", "weights"):
-        for name, value in getattr(options, group)._asdict().items():
-            chosen[f"{group}_{name}"] = value
     # Functions have no place in a file; the names of those they serve do.
-    chosen["shadow_unlearn"] = sorted(options.shadow.unlearn)
-    sizes = {
+    named = options.shadow._replace(unlearn=sorted(options.shadow.unlearn))
+    plain = to_plain(options._replace(shadow=named))
+    return {
+        "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
+        **traverse_util.flatten_dict(plain, sep="_"),
+        "kinds": list(kinds),
         "retrained_models": len(measurements.retrained),
         "forgotten_training_images": len(measurements.forgotten.labels),
         "retained_training_images": num_retained,
         "forgotten_test_images": int(measurements.forgotten_test.sum()),
         "test_images": len(measurements.test.labels),
     }
-    found = {
-        "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
-        **chosen,
-        "kinds": kinds,
-        **sizes,
-    }
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
 
 def _sample(
