@@ -111,16 +111,9 @@ def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
         measurements.notify(f"relearning, {name}")
         return {
             setting: relearn(
-                model,
-                lessons[setting],
-                test,
-                classes=measurements.classes,
-                # Without images of the class, a column at zero could never return.
-                reset=setting.images != "retained",
-                learning_rate=setting.learning_rate,
-                steps=steps,
+                model, setting, lesson, test, classes=measurements.classes, steps=steps
             )
-            for setting in settings
+            for setting, lesson in lessons.items()
         }
 
     models = measurements.models
@@ -198,12 +191,11 @@ def _batches(
 
 def relearn(
     model: Model,
+    setting: Setting,
     lesson: Lesson,
     test: tuple[jax.Array, jax.Array],
     *,
     classes: Sequence[int],
-    reset: bool,
-    learning_rate: float,
     steps: Sequence[int],
 ) -> Curve:
     """Teaches one model and looks at it along the way.
@@ -213,17 +205,18 @@ def relearn(
 
     Args:
       model: the module and its variables, which are not changed.
+      setting: has the learning rate, which is fixed, with momentum 0.9. If there are
+        images of the forgotten classes in it, their columns of the last layer start
+        from zero, so that a logit pinned far down cannot pass for forgetting.
       lesson: one batch per step.
       test: `[M, ...]` images of the forgotten classes, preprocessed, and `[M]` labels.
       classes: the forgotten classes.
-      reset: whether their columns of the last layer start from zero, so that a logit
-        pinned far down cannot pass for forgetting.
-      learning_rate: fixed, with momentum 0.9.
       steps: at which the model is looked at, from 0 on; see `looks`.
     """
     module, variables = model
     head = find_head(module, variables, lesson.images[0])
-    if reset:
+    # Without images of the class, a column at zero could never return.
+    if setting.images != "retained":
         variables = with_forgotten_columns_reset(variables, head, classes)
     # A copy, because each step reuses the buffers of the state it is given.
     state = init_state(variables)
@@ -237,7 +230,7 @@ def relearn(
             state,
             *batch,
             jax.random.fold_in(key, step),
-            rate(learning_rate),
+            rate(setting.learning_rate),
         )
         if step in steps:
             right.append(_recognised(module, head, state.variables, *test))

@@ -3,7 +3,14 @@ import numpy as np
 import pytest
 
 from fuprune.audit import RelearnOptions
-from fuprune.audit.relearn import Curve, looks, make_lesson, make_settings, relearn
+from fuprune.audit.relearn import (
+    Curve,
+    Setting,
+    looks,
+    make_lesson,
+    make_settings,
+    relearn,
+)
 from fuprune.audit.training import batch_rows, sgd_step
 from tests.audit.conftest import FORGOTTEN, OPTIONS, audit_of, run_audit
 
@@ -14,16 +21,14 @@ def relearned(world):
     rows = batch_rows(np.random.default_rng(0), np.arange(len(train.labels)), 30, 32)
     chosen = test.labels == FORGOTTEN
 
-    def run(variables, **options):
-        options = {"learning_rate": 0.002, "reset": True, **options}
-        chosen_rows = options.pop("rows", rows)
+    def run(variables, images="all", learning_rate=0.002, rows=rows):
         return relearn(
             (world.model, variables),
-            make_lesson(train, chosen_rows, preprocess),
+            Setting(images, 100, learning_rate),
+            make_lesson(train, rows, preprocess),
             (preprocess(test.images[chosen]), test.labels[chosen]),
             classes=(FORGOTTEN,),
-            steps=looks(len(chosen_rows), 2),
-            **options,
+            steps=looks(len(rows), 2),
         )
 
     return run
@@ -51,8 +56,8 @@ def test_without_images_of_the_class_a_retrained_model_does_not_learn_it(
     rows = batch_rows(
         np.random.default_rng(0), np.flatnonzero(labels != FORGOTTEN), 10, 32
     )
-    assert area(relearned(world.honest, rows=rows, reset=False)) == 0
-    assert area(relearned(world.raw, rows=rows, reset=False)) > 0.5
+    assert area(relearned(world.honest, rows=rows, images="retained")) == 0
+    assert area(relearned(world.raw, rows=rows, images="retained")) > 0.5
 
 
 def test_a_model_that_diverges_recognises_nothing(world):
@@ -61,11 +66,10 @@ def test_a_model_that_diverges_recognises_nothing(world):
     chosen = test.labels == 0
     curve = relearn(
         (world.model, world.raw),
+        Setting("retained", 8, learning_rate=1e30),
         make_lesson(train, np.arange(32).reshape(2, 16), preprocess),
         (preprocess(test.images[chosen]), test.labels[chosen]),
         classes=(0,),
-        reset=False,
-        learning_rate=1e30,
         steps=[0, 1, 2],
     )
     assert curve.accuracy[0] > 0.9
@@ -207,7 +211,7 @@ def test_step_is_compiled_once_for_all_models_and_settings(world, relearned):
     relearned(world.raw)
     before = sgd_step._cache_size()
     relearned(world.masked, learning_rate=0.01)
-    relearned(world.honest, reset=False)
+    relearned(world.honest, images="retained")
     assert sgd_step._cache_size() == before
 
 
