@@ -32,7 +32,7 @@ from fuprune.audit.membership import (
     find_membership,
 )
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.relearn import find_relearn
+from fuprune.audit.relearn import check_options, find_relearn
 from fuprune.audit.sampling import generator_of, place_in_class
 from fuprune.audit.unlearned_shadow import find_unlearned_shadow
 from fuprune.audit.verdict import headline, settle
@@ -128,6 +128,8 @@ def audit(
             f"max_examples is {options.max_examples}, but must be 2 or more: an image "
             "of a forgotten class and one of another"
         )
+    if "relearn" in kinds:
+        check_options(options.relearn)
     subset_key, random_key, shadow_key, kind_key = jax.random.split(key, 4)
     generator = generator_of(subset_key)
     # The same images for every model, so that differences are paired image by image.

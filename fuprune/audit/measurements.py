@@ -126,9 +126,15 @@ def measure(
     there are, and `key` is that of the untrained network.
 
     Raises:
-      InputError: a candidate has a reference's name, models are of different classes,
-        or a reference answers with NaN.
+      InputError: a level in `options` is not allowed, a candidate has a reference's
+        name, models are of different classes, or a reference answers with NaN.
     """
+    confidence, margin = options.confidence, options.margin
+    if not 0.5 <= confidence < 1 or not 0 < margin < 1:
+        raise InputError(
+            f"confidence is {confidence} and margin {margin}; they must be in [0.5, 1) "
+            "and (0, 1)"
+        )
     taken = [name for name in candidates if is_reserved(name)]
     if taken:
         raise InputError(

@@ -81,10 +81,22 @@ class Curve(NamedTuple):
         return int(self.steps[back[0]]) if back.size else None
 
 
+def check_options(options: RelearnOptions) -> None:
+    """Refuses what nothing can be taught by, before anything is measured."""
+    unknown = [images for images in options.images if images not in IMAGES]
+    least = min((*options.images_per_class, options.steps, options.every), default=1)
+    if unknown or least < 1 or not options.images or not options.learning_rates:
+        raise InputError(
+            f"relearning has images {options.images}, {options.images_per_class} per "
+            f"class, rates {options.learning_rates}, {options.steps} steps and a look "
+            f"every {options.every}; images may be {IMAGES}, nothing may be empty, and "
+            "numbers must be 1 or more"
+        )
+
+
 def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
     """Teaches every model again in every setting, from the same batches."""
     asked = measurements.options.relearn
-    _check_options(asked)
     settings = make_settings(asked)
     generator = generator_of(key)
     # Drawn once and in one order, so that models differ by what they know alone.
@@ -158,18 +170,6 @@ def make_lesson(train: Dataset, batches: np.ndarray, preprocess) -> Lesson:
         [jax.device_put(preprocess(train.images[batch])) for batch in batches],
         [jax.device_put(train.labels[batch]) for batch in batches],
     )
-
-
-def _check_options(options: RelearnOptions) -> None:
-    unknown = [images for images in options.images if images not in IMAGES]
-    least = min((*options.images_per_class, options.steps, options.every), default=1)
-    if unknown or least < 1 or not options.images or not options.learning_rates:
-        raise InputError(
-            f"relearning has images {options.images}, {options.images_per_class} per "
-            f"class, rates {options.learning_rates}, {options.steps} steps and a look "
-            f"every {options.every}; images may be {IMAGES}, nothing may be empty, and "
-            "numbers must be 1 or more"
-        )
 
 
 def _batches(

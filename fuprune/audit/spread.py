@@ -15,15 +15,12 @@ from scipy import special
 
 from fuprune.audit.evidence import (
     BETTER,
-    DIRECTIONS,
-    FAMILIES,
     FURTHER,
     HEADLINE,
     TWO_SIDED,
     WORSE,
 )
 from fuprune.audit.sampling import paired_error
-from fuprune.errors import InputError
 
 # By how much the headline widens the spread among seeds, because a few seeds do not
 # show whether it is skewed: from this many seeds on, where rates lend each other their
@@ -184,15 +181,7 @@ def make_null(draft: Draft) -> Null | None:
     sum of what either model contributes, their spread is (n - 2) / (n - 1) of a further
     model's, and is scaled back. Models that agree exactly say nothing, unless the
     images have an error of their own: a number in coarse steps agrees by luck.
-
-    Raises:
-      InputError: `higher_is` or `family` is not allowed.
     """
-    if draft.higher_is not in DIRECTIONS or draft.family not in FAMILIES:
-        raise InputError(
-            f"higher_is is {draft.higher_is!r} and family {draft.family!r}; allowed: "
-            f"{DIRECTIONS} and {FAMILIES}"
-        )
     known = [v for v in draft.retrained if v is not None]
     n = len(known)
     if n < fewest(draft.leave_one_out):

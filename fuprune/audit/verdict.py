@@ -35,7 +35,6 @@ from fuprune.audit.spread import (
     reach,
     smallest_difference,
 )
-from fuprune.errors import InputError
 
 # The probability of being seen that `smallest_difference` stands for.
 POWER = 0.8
@@ -90,15 +89,7 @@ def settle(
 
     Returns:
       One `Evidence` per draft, in order.
-
-    Raises:
-      InputError: `confidence` or `margin` is not allowed.
     """
-    if not 0.5 <= confidence < 1 or not 0 < margin < 1:
-        raise InputError(
-            f"confidence is {confidence} and margin {margin}; they must be in [0.5, 1) "
-            "and (0, 1)"
-        )
     settled: dict[int, Evidence] = {}
     for family in FAMILIES:
         places = [i for i, draft in enumerate(drafts) if draft.family == family]

@@ -309,12 +309,17 @@ class Listed(nn.Module):
         ({"candidates": {"raw": {}}}, "name them otherwise"),
         ({"options": AuditOptions(shadow=ShadowOptions(models=3))}, "even number"),
         ({"options": AuditOptions(max_examples=1)}, "max_examples is 1"),
-        ({"options": AuditOptions(kinds=(), confidence=1.0)}, "confidence is 1.0"),
+        ({"options": AuditOptions(confidence=1.0)}, "confidence is 1.0"),
+        ({"options": AuditOptions(margin=2)}, "margin 2"),
+        ({"options": AuditOptions(relearn=RelearnOptions(steps=0))}, "0 steps"),
     ],
 )
 def test_wrong_arguments_are_named(world, changes, message):
+    told = []
     with pytest.raises(ValueError, match=message):
-        audit_of(world, **changes)
+        audit_of(world, on_step=told.append, **changes)
+    # Before anything is measured, except for shadow models, which know their images.
+    assert not told or "even number" in message
 
 
 def test_module_that_jit_cannot_hold_is_named(world):

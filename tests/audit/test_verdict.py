@@ -351,15 +351,6 @@ def test_undecidable_sample_cannot_tell_and_says_why():
     assert "too few images" in found.notes
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [({"higher_is": "bad"}, "bad"), ({"confidence": 1.0}, "1.0"), ({"margin": 2}, "2")],
-)
-def test_wrong_settings_are_named(options, word):
-    with pytest.raises(ValueError, match=word):
-        judged({"a": 1.0}, [1.0, 2.0], **options)
-
-
 def test_excess_points_to_the_side_that_fails():
     for higher_is, expected in (("worse", 1.0), ("better", -1.0), ("two_sided", 1.0)):
         null = make_null(draft([1.0, 3.0], higher_is=higher_is))
