@@ -47,11 +47,9 @@ class Setting(NamedTuple):
         return f"{self.images}_{self.images_per_class}_at_{self.learning_rate:g}"
 
 
-class Lesson(NamedTuple):
-    """What one setting teaches every model, preprocessed once for all of them."""
-
-    images: list[jax.Array]  # one batch [B, ...] per step
-    labels: list[jax.Array]  # [B]
+# What one setting teaches every model, preprocessed once for all of them: for each step
+# a batch of images [B, ...] and its labels [B].
+Lesson = list[tuple[jax.Array, jax.Array]]
 
 
 class Curve(NamedTuple):
@@ -166,10 +164,10 @@ def make_settings(options: RelearnOptions) -> list[Setting]:
 
 def make_lesson(train: Dataset, batches: np.ndarray, preprocess) -> Lesson:
     """The images and labels behind `[steps, B]` rows of the training images."""
-    return Lesson(
-        [jax.device_put(preprocess(train.images[batch])) for batch in batches],
-        [jax.device_put(train.labels[batch]) for batch in batches],
-    )
+    return [
+        jax.device_put((preprocess(train.images[batch]), train.labels[batch]))
+        for batch in batches
+    ]
 
 
 def _batches(
@@ -214,7 +212,7 @@ def relearn(
       steps: at which the model is looked at, from 0 on; see `looks`.
     """
     module, variables = model
-    head = find_head(module, variables, lesson.images[0])
+    head = find_head(module, variables, lesson[0][0])
     # Without images of the class, a column at zero could never return.
     if setting.images != "retained":
         variables = with_forgotten_columns_reset(variables, head, classes)
@@ -223,7 +221,7 @@ def relearn(
     # The same dropout for every model, as the batches are the same.
     key = jax.random.key(0)
     right = [_recognised(module, head, state.variables, *test)]
-    for step, batch in enumerate(zip(*lesson, strict=True), start=1):
+    for step, batch in enumerate(lesson, start=1):
         state = sgd_step(
             module,
             head,
