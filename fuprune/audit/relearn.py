@@ -106,12 +106,14 @@ def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
         )
         for setting in settings
     }
-    # One batch of test images is enough to see the class come back; of several classes
-    # it has as many of each, in whatever order they are stored.
-    looked_at = np.flatnonzero(measurements.forgotten_test)
-    place = place_in_class(measurements.test.labels[looked_at])
+    # One batch of test images is enough to see the class come back.
     most = measurements.options.batch_size
-    looked_at = np.sort(looked_at[np.argsort(place, kind="stable")[:most]])
+    forgotten = np.flatnonzero(measurements.forgotten_test)
+    looked_at, classes = forgotten[:most], measurements.test.labels[forgotten]
+    # If they are stored class by class, the first ones may lack a class.
+    if set(classes[:most]) != set(classes):
+        even = np.argsort(place_in_class(classes), kind="stable")[:most]
+        looked_at = np.sort(forgotten[even])
     images, labels = (part[looked_at] for part in measurements.test)
     test = jax.device_put((measurements.preprocess(images), labels))
 
