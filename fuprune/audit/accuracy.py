@@ -30,35 +30,26 @@ Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 
 def find_accuracy(measurements: Measurements, key: jax.Array) -> Findings:
     """U-set and R-set accuracy, and Table 5's distances of class-wise accuracy."""
-    measurements.notify("accuracy")
     labels, width = measurements.test.labels, measurements.num_classes
+    forgotten = measurements.forgotten_test
     answers = each(measurements, lambda model: model.test.logits.argmax(axis=-1))
-    tests = []
-    for name, question, higher_is, chosen in (
-        (
+    tests = [
+        draft_rate(
             "u_accuracy",
-            "How often does the model still recognise the forgotten class?",
-            WORSE,
-            measurements.forgotten_test,
+            {m: (given == labels)[forgotten] for m, given in answers.items()},
+            question="How often does the model still recognise the forgotten class?",
+            higher_is=WORSE,
+            family=HEADLINE,
         ),
-        (
+        draft_rate(
             "r_accuracy",
-            "How good is the model on the classes it should keep?",
-            BETTER,
-            ~measurements.forgotten_test,
+            {m: (given == labels)[~forgotten] for m, given in answers.items()},
+            question="How good is the model on the classes it should keep?",
+            higher_is=BETTER,
+            family=HEADLINE,
+            positive_control=None,
         ),
-    ):
-        tests.append(
-            draft_rate(
-                name,
-                {m: (given == labels)[chosen] for m, given in answers.items()},
-                kind="accuracy",
-                question=question,
-                higher_is=higher_is,
-                family=HEADLINE,
-                positive_control="raw" if higher_is == WORSE else None,
-            )
-        )
+    ]
     # Rows are true classes, columns answers: [U, U].
     confusions = {
         model: np.bincount(labels * width + given, minlength=width**2).reshape(
@@ -121,7 +112,6 @@ def _class_distances(
             draft_distance(
                 name,
                 distances,
-                kind="accuracy",
                 question=question,
                 unit=unit,
                 resolution=max(beyond, 0.0)

@@ -10,20 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
-from fuprune.audit import (
-    accuracy,
-    difference,
-    distance,
-    likelihood_ratio,
-    membership,
-    probe,
-    relearn,
-    shadow,
-    unlearned_shadow,
-    weights,
-)
+from fuprune.audit import probe, shadow
+from fuprune.audit.accuracy import find_accuracy
+from fuprune.audit.distance import find_distance
 from fuprune.audit.evidence import AuditReport, Detail
+from fuprune.audit.likelihood_ratio import find_offline, find_online
 from fuprune.audit.measurements import (
     RAW,
     AuditData,
@@ -33,39 +26,58 @@ from fuprune.audit.measurements import (
     gather,
     measure,
 )
+from fuprune.audit.membership import (
+    find_difference,
+    find_interpolated,
+    find_membership,
+)
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.sampling import generator_of
+from fuprune.audit.relearn import check_options, find_relearn
+from fuprune.audit.sampling import generator_of, place_in_class
+from fuprune.audit.unlearned_shadow import find_unlearned_shadow
 from fuprune.audit.verdict import headline, settle
+from fuprune.audit.weights import find_weights
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
+from fuprune.typed_json import to_plain
 
 
-class Kind(NamedTuple):
-    """A kind of evidence: how it is found, and what it needs."""
+class Search(NamedTuple):
+    """How evidence of one kind is found, and what that needs."""
 
-    find: Callable[[Measurements, jax.Array], Findings]
+    kind: str
+    find: Callable[..., Findings]  # of `Measurements` and, if it draws, of a key
+    step: str = ""  # what a display is told; empty if `find` tells it itself
+    draws: bool = False
     needs_shadows: bool = False
-    needs_retrained: bool = False  # there is nothing to find without retrained models
+    needs_retrained: int = 0  # with fewer retrained models there is nothing to find
 
 
-KIND_TABLE: dict[str, Kind] = {
-    "accuracy": Kind(accuracy.find_accuracy),
-    "membership": Kind(membership.find_membership),
-    "shadow": Kind(shadow.find_shadow, needs_shadows=True),
-    "likelihood_ratio": Kind(
-        likelihood_ratio.find_likelihood_ratio, needs_shadows=True
+SEARCHES = (
+    Search("accuracy", find_accuracy, "accuracy", draws=True),
+    Search("membership", find_membership, "membership inference by thresholds"),
+    Search("shadow", shadow.find_shadow, "shadow attack", needs_shadows=True),
+    Search(
+        "likelihood_ratio",
+        find_online,
+        "likelihood-ratio attack, online",
+        needs_shadows=True,
     ),
-    "unlearned_shadow": Kind(
-        unlearned_shadow.find_unlearned_shadow, needs_shadows=True
+    Search(
+        "likelihood_ratio",
+        find_offline,
+        "likelihood-ratio attack, offline",
+        needs_retrained=2,
     ),
-    "difference": Kind(difference.find_difference),
-    "interpolated": Kind(difference.find_interpolated, needs_retrained=True),
-    "probe": Kind(probe.find_probe),
-    "relearn": Kind(relearn.find_relearn),
-    "distance": Kind(distance.find_distance, needs_retrained=True),
-    "weights": Kind(weights.find_weights),
-}
-KINDS = tuple(KIND_TABLE)
+    Search("unlearned_shadow", find_unlearned_shadow, draws=True, needs_shadows=True),
+    Search("difference", find_difference, "attack with the model before and after"),
+    Search("interpolated", find_interpolated, "interpolated score", needs_retrained=1),
+    Search("probe", probe.find_probe, draws=True),
+    Search("relearn", find_relearn, draws=True),
+    Search("distance", find_distance, "distance to retraining", needs_retrained=1),
+    Search("weights", find_weights, "distance in weight space"),
+)
+KINDS = tuple(dict.fromkeys(search.kind for search in SEARCHES))
 DEFAULTS = AuditOptions()
 
 
@@ -111,6 +123,13 @@ def audit(
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise InputError(f"kinds has {unknown}; it may hold only {KINDS}")
+    if options.max_examples < 2:
+        raise InputError(
+            f"max_examples is {options.max_examples}, but must be 2 or more: an image "
+            "of a forgotten class and one of another"
+        )
+    if "relearn" in kinds:
+        check_options(options.relearn)
     subset_key, random_key, shadow_key, kind_key = jax.random.split(key, 4)
     generator = generator_of(subset_key)
     # The same images for every model, so that differences are paired image by image.
@@ -132,25 +151,35 @@ def audit(
     if begin_probes is not None and "probe" in kinds:
         tasks = probe.make_tasks(measurements, _key_of("probe", kind_key))
         measurements = measurements._replace(probes=begin_probes(tasks))
-    if options.shadow.models and any(KIND_TABLE[k].needs_shadows for k in kinds):
+    searches = [one for kind in kinds for one in SEARCHES if one.kind == kind]
+    if options.shadow.models and any(one.needs_shadows for one in searches):
         shadows = shadow.train_shadows(measurements, retained, shadow_key)
         measurements = measurements._replace(shadows=shadows)
-    findings = find_kinds(kinds, measurements, kind_key)
+    findings = find_all(searches, measurements, kind_key)
     settings = _settings(measurements, len(retained.labels), kinds, key)
     return conclude(classes, measurements, findings, settings)
 
 
-def find_kinds(
-    kinds: Sequence[str], measurements: Measurements, key: jax.Array
+def find_all(
+    searches: Sequence[Search], measurements: Measurements, key: jax.Array
 ) -> Findings:
-    """What kinds of evidence find, all together."""
-    findings = {}
+    """What the searches that have what they need find, all together."""
+    possible = [
+        one
+        for one in searches
+        if len(measurements.retrained) >= one.needs_retrained
+        and not (one.needs_shadows and measurements.shadows is None)
+    ]
+    found = {}
     # The probes last, because they may be computed elsewhere meanwhile.
-    for name in sorted(kinds, key=lambda kind: kind == "probe"):
-        if KIND_TABLE[name].needs_retrained and not measurements.retrained:
-            continue
-        findings[name] = KIND_TABLE[name].find(measurements, _key_of(name, key))
-    return gather(findings[name] for name in kinds if name in findings)
+    for search in sorted(possible, key=lambda one: one.kind == "probe"):
+        if search.step:
+            measurements.notify(search.step)
+        keys = (_key_of(search.kind, key),) if search.draws else ()
+        tests, detail = search.find(measurements, *keys)
+        tests = [test._replace(kind=search.kind) for test in tests]
+        found[search] = Findings(tests, detail)
+    return gather(found[search] for search in possible)
 
 
 def _key_of(kind: str, key: jax.Array) -> jax.Array:
@@ -185,30 +214,19 @@ def _settings(
 ) -> dict[str, Any]:
     """What the audit was run with, one number or list per name."""
     options = measurements.options
-    chosen: dict[str, Any] = {
-        name: value
-        for name, value in options._asdict().items()
-        if not hasattr(value, "_asdict")
-    }
-    for group in ("shadow", "relearn", "probe", "weights"):
-        for name, value in getattr(options, group)._asdict().items():
-            chosen[f"{group}_{name}"] = value
     # Functions have no place in a file; the names of those they serve do.
-    chosen["shadow_unlearn"] = sorted(options.shadow.unlearn)
-    sizes = {
+    named = options.shadow._replace(unlearn=sorted(options.shadow.unlearn))
+    plain = to_plain(options._replace(shadow=named))
+    return {
+        "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
+        **traverse_util.flatten_dict(plain, sep="_"),
+        "kinds": list(kinds),
         "retrained_models": len(measurements.retrained),
         "forgotten_training_images": len(measurements.forgotten.labels),
         "retained_training_images": num_retained,
         "forgotten_test_images": int(measurements.forgotten_test.sum()),
         "test_images": len(measurements.test.labels),
     }
-    found = {
-        "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
-        **chosen,
-        "kinds": kinds,
-        **sizes,
-    }
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
 
 def _sample(
@@ -217,19 +235,15 @@ def _sample(
     """At most `cap` images, a quarter of them forgotten, the rest even over classes."""
     images, labels = np.asarray(data.images), np.asarray(data.labels)
     order = generator.permutation(len(labels))
-    # An image's place among those of its class, in random order: taking the lowest
-    # places first takes the same number of every class.
     place = np.empty(len(labels), np.int64)
-    for c in np.unique(labels):
-        of_class = order[labels[order] == c]
-        place[of_class] = np.arange(len(of_class))
+    place[order] = place_in_class(labels[order])
     is_forgotten = np.isin(labels, classes)
     by_place = np.lexsort((order, place))
     forgotten = by_place[is_forgotten[by_place]]
     others = by_place[~is_forgotten[by_place]]
     if len(labels) > cap:
-        # More than a quarter where the others do not fill the rest.
-        forgotten = forgotten[: max(cap // 4, cap - len(others))]
+        # More than a quarter where the others do not fill the rest, and never none.
+        forgotten = forgotten[: max(cap // 4, cap - len(others), 1)]
         others = others[: cap - len(forgotten)]
     rows = np.sort(np.concatenate([forgotten, others]))
     return Dataset(images[rows], labels[rows])

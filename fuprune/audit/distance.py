@@ -6,7 +6,6 @@ retrained models. All take two models' outputs on the same N images.
 
 from collections.abc import Mapping, Sequence
 
-import jax
 import numpy as np
 
 from fuprune.audit.evidence import FURTHER, HEADLINE
@@ -21,10 +20,8 @@ from fuprune.audit.spread import (
 )
 
 
-def find_distance(measurements: Measurements, key: jax.Array) -> Findings:
+def find_distance(measurements: Measurements) -> Findings:
     """Distances of outputs and of representations on the forgotten training images."""
-    del key
-    measurements.notify("distance to retraining")
     logits = each(measurements, lambda model: model.forgotten.logits)
     tests = []
     for name, (function, measure, unit) in DISTANCES.items():
@@ -33,7 +30,6 @@ def find_distance(measurements: Measurements, key: jax.Array) -> Findings:
             draft_distance(
                 name,
                 {model: np.mean(one) for model, one in distances.items()},
-                kind="distance",
                 question=(
                     "How far are the answers on forgotten images from retraining "
                     f"({measure})?"
@@ -61,7 +57,6 @@ def find_distance(measurements: Measurements, key: jax.Array) -> Findings:
             draft_distance(
                 "cka_distance",
                 gaps,
-                kind="distance",
                 question=(
                     "How unlike retraining are the layers' activations on forgotten "
                     "images (one minus linear CKA, mean over layers)?"

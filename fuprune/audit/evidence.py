@@ -198,8 +198,7 @@ class AuditReport(NamedTuple):
             raise typed_json.FormatError(
                 f"{error}; run the audit phase again"
             ) from None
-        found = plain.pop("format", None)
-        if isinstance(found, bool) or found != FORMAT:
+        if plain.pop("format", None) != FORMAT:
             raise typed_json.FormatError(
                 f"the audit report is not of format {FORMAT}; run the audit phase again"
             )

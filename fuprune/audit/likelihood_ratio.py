@@ -7,14 +7,13 @@ image, for which retrained models qualify: no image of a forgotten class, from t
 or test set, was in their training data.
 """
 
-import functools
+import itertools
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from fuprune.audit.evidence import HEADLINE
-from fuprune.audit.measurements import Findings, Measurements, gather
+from fuprune.audit.measurements import Findings, Measurements
 from fuprune.audit.membership import (
     logit_confidence,
     score_targets,
@@ -27,29 +26,27 @@ from fuprune.errors import InputError
 ENOUGH_FOR_VARIANCE = 16
 
 
-def find_likelihood_ratio(measurements: Measurements, key: jax.Array) -> Findings:
-    """LiRA, online with shadow models and offline with retrained ones as references."""
-    del key
-    measurements.notify("likelihood-ratio attack")
-    attack = functools.partial(find_by_attack, kind="likelihood_ratio", low_rates=True)
-    found = []
+def find_online(measurements: Measurements) -> Findings:
+    """LiRA with shadow models as references."""
     shadows = measurements.shadows
-    if shadows is not None:
-        online = attack(
-            "likelihood_ratio_online",
-            attack_online(measurements, shadows.logits[:, shadows.targets]),
-            attacker="a likelihood-ratio attacker (online, with shadow references)",
-        )
-        found.append(online)
-    if len(measurements.retrained) >= 2:
-        offline = attack(
-            "likelihood_ratio_offline",
-            _attack_offline(measurements),
-            attacker="a likelihood-ratio attacker (offline, with retrained references)",
-            family=HEADLINE,
-        )
-        found.append(offline)
-    return gather(found)
+    assert shadows is not None
+    return find_by_attack(
+        "likelihood_ratio_online",
+        attack_online(measurements, shadows.logits[:, shadows.targets]),
+        attacker="a likelihood-ratio attacker (online, with shadow references)",
+        low_rates=True,
+    )
+
+
+def find_offline(measurements: Measurements) -> Findings:
+    """LiRA with retrained models as references."""
+    return find_by_attack(
+        "likelihood_ratio_offline",
+        _attack_offline(measurements),
+        attacker="a likelihood-ratio attacker (offline, with retrained references)",
+        family=HEADLINE,
+        low_rates=True,
+    )
 
 
 def attack_online(
@@ -90,17 +87,10 @@ def _attack_offline(measurements: Measurements) -> dict[str, Scores]:
 def mean_offline_scores(
     scores: np.ndarray, references: Sequence[np.ndarray], size: int
 ) -> np.ndarray:
-    """`offline_scores` with `size` references.
-
-    With one more than that, it is the mean over leaving each of them out.
-    """
-    if len(references) == size:
-        return offline_scores(scores, references)
-    places = range(len(references))
-    return np.mean(
-        [offline_scores(scores, np.delete(references, i, axis=0)) for i in places],
-        axis=0,
-    )
+    """The mean of `offline_scores` over all choices of `size` of the references."""
+    # From the end: the first of the references is the first to be left out.
+    choices = list(itertools.combinations(references, size))[::-1]
+    return np.mean([offline_scores(scores, one) for one in choices], axis=0)
 
 
 def online_scores(scores, references, members) -> np.ndarray:

@@ -126,9 +126,15 @@ def measure(
     there are, and `key` is that of the untrained network.
 
     Raises:
-      InputError: a candidate has a reference's name, models are of different classes,
-        or a reference answers with NaN.
+      InputError: a level in `options` is not allowed, a candidate has a reference's
+        name, models are of different classes, or a reference answers with NaN.
     """
+    confidence, margin = options.confidence, options.margin
+    if not 0.5 <= confidence < 1 or not 0 < margin < 1:
+        raise InputError(
+            f"confidence is {confidence} and margin {margin}; they must be in [0.5, 1) "
+            "and (0, 1)"
+        )
     taken = [name for name in candidates if is_reserved(name)]
     if taken:
         raise InputError(
@@ -142,7 +148,8 @@ def measure(
     models = {name: _on_device(name, model) for name, model in given.items()}
     network, variables = models[RAW]
     sample = jax.device_put(data.preprocess(test.images[:1]))
-    highest = int(max(forgotten.labels.max(), test.labels.max()))
+    # Of all training images, because relearning and shadow models are taught them.
+    highest = int(max(data.train.labels.max(), test.labels.max()))
     # Not the labels say how many classes there are: a small sample may lack some.
     shape = jax.eval_shape(lambda: forward(network, variables, sample)).logits.shape
     columns = shape[-1]

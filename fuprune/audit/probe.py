@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
 FEATURES = "features"
-_FIELDS = {"kind": "probe", "higher_is": TWO_SIDED, "scale": ANGULAR}
+_FIELDS = {"higher_is": TWO_SIDED, "scale": ANGULAR}
 
 # Share of the other group on the right side of each image: [M], [N].
 Placements = tuple[np.ndarray, np.ndarray]
@@ -78,20 +78,17 @@ def find_probe(measurements: Measurements, key: jax.Array) -> Findings:
             HEADLINE,
         ),
         _few_shot_draft(found, options),
-    ]
-    for classifier in classifiers:
-        tests.append(
+        *(
             _area_draft(
                 found,
                 f"probe_{classifier}_auc",
                 [(classifier, layer) for layer in layers],
-                "How well does "
-                f"{_WORDS[classifier]} tell the forgotten class from the rest (AUC, "
-                "mean over depths)?",
+                f"How well does {_WORDS[classifier]} tell the forgotten class from the "
+                "rest (AUC, mean over depths)?",
             )
-        )
-    for classifier, layer in every:
-        tests.append(
+            for classifier in classifiers
+        ),
+        *(
             _area_draft(
                 found,
                 f"probe_{classifier}_auc_at_{layer}",
@@ -99,7 +96,9 @@ def find_probe(measurements: Measurements, key: jax.Array) -> Findings:
                 f"How well does {_WORDS[classifier]} tell the forgotten class from the "
                 f"rest by what leaves {layer}?",
             )
-        )
+            for classifier, layer in every
+        ),
+    ]
     areas = {
         name: {
             c: [float(probes.placements[c, layer][0].mean()) for layer in layers]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.evidence import BETTER, FURTHER, HEADLINE, TWO_SIDED
@@ -24,7 +25,7 @@ from fuprune.audit.outputs import (
     find_head,
     with_forgotten_columns_reset,
 )
-from fuprune.audit.sampling import generator_of
+from fuprune.audit.sampling import generator_of, place_in_class
 from fuprune.audit.spread import ANGULAR, LOGARITHMIC, Draft, by_role, draft, draft_rate
 from fuprune.audit.training import batch_rows, in_pairs, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
@@ -46,11 +47,9 @@ class Setting(NamedTuple):
         return f"{self.images}_{self.images_per_class}_at_{self.learning_rate:g}"
 
 
-class Lesson(NamedTuple):
-    """What one setting teaches every model, preprocessed once for all of them."""
-
-    images: list[jax.Array]  # one batch [B, ...] per step
-    labels: list[jax.Array]  # [B]
+# What one setting teaches every model, preprocessed once for all of them: for each step
+# a batch of images [B, ...] and its labels [B].
+Lesson = list[tuple[jax.Array, jax.Array]]
 
 
 class Curve(NamedTuple):
@@ -80,10 +79,22 @@ class Curve(NamedTuple):
         return int(self.steps[back[0]]) if back.size else None
 
 
+def check_options(options: RelearnOptions) -> None:
+    """Refuses what nothing can be taught by, before anything is measured."""
+    unknown = [images for images in options.images if images not in IMAGES]
+    least = min((*options.images_per_class, options.steps, options.every), default=1)
+    if unknown or least < 1 or not options.images or not options.learning_rates:
+        raise InputError(
+            f"relearning has images {options.images}, {options.images_per_class} per "
+            f"class, rates {options.learning_rates}, {options.steps} steps and a look "
+            f"every {options.every}; images may be {IMAGES}, nothing may be empty, and "
+            "numbers must be 1 or more"
+        )
+
+
 def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
     """Teaches every model again in every setting, from the same batches."""
     asked = measurements.options.relearn
-    _check_options(asked)
     settings = make_settings(asked)
     generator = generator_of(key)
     # Drawn once and in one order, so that models differ by what they know alone.
@@ -97,7 +108,12 @@ def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
     }
     # One batch of test images is enough to see the class come back.
     most = measurements.options.batch_size
-    looked_at = np.flatnonzero(measurements.forgotten_test)[:most]
+    forgotten = np.flatnonzero(measurements.forgotten_test)
+    looked_at, classes = forgotten[:most], measurements.test.labels[forgotten]
+    # If they are stored class by class, the first ones may lack a class.
+    if set(classes[:most]) != set(classes):
+        even = np.argsort(place_in_class(classes), kind="stable")[:most]
+        looked_at = np.sort(forgotten[even])
     images, labels = (part[looked_at] for part in measurements.test)
     test = jax.device_put((measurements.preprocess(images), labels))
 
@@ -107,16 +123,9 @@ def find_relearn(measurements: Measurements, key: jax.Array) -> Findings:
         measurements.notify(f"relearning, {name}")
         return {
             setting: relearn(
-                model,
-                lessons[setting],
-                test,
-                classes=measurements.classes,
-                # Without images of the class, a column at zero could never return.
-                reset=setting.images != "retained",
-                learning_rate=setting.learning_rate,
-                steps=steps,
+                model, setting, lesson, test, classes=measurements.classes, steps=steps
             )
-            for setting in settings
+            for setting, lesson in lessons.items()
         }
 
     models = measurements.models
@@ -157,22 +166,10 @@ def make_settings(options: RelearnOptions) -> list[Setting]:
 
 def make_lesson(train: Dataset, batches: np.ndarray, preprocess) -> Lesson:
     """The images and labels behind `[steps, B]` rows of the training images."""
-    return Lesson(
-        [jax.device_put(preprocess(train.images[batch])) for batch in batches],
-        [jax.device_put(train.labels[batch]) for batch in batches],
-    )
-
-
-def _check_options(options: RelearnOptions) -> None:
-    unknown = [images for images in options.images if images not in IMAGES]
-    least = min((*options.images_per_class, options.steps, options.every), default=1)
-    if unknown or least < 1 or not options.images or not options.learning_rates:
-        raise InputError(
-            f"relearning has images {options.images}, {options.images_per_class} per "
-            f"class, rates {options.learning_rates}, {options.steps} steps and a look "
-            f"every {options.every}; images may be {IMAGES}, nothing may be empty, and "
-            "numbers must be 1 or more"
-        )
+    return [
+        jax.device_put((preprocess(train.images[batch]), train.labels[batch]))
+        for batch in batches
+    ]
 
 
 def _batches(
@@ -194,12 +191,11 @@ def _batches(
 
 def relearn(
     model: Model,
+    setting: Setting,
     lesson: Lesson,
     test: tuple[jax.Array, jax.Array],
     *,
     classes: Sequence[int],
-    reset: bool,
-    learning_rate: float,
     steps: Sequence[int],
 ) -> Curve:
     """Teaches one model and looks at it along the way.
@@ -209,31 +205,32 @@ def relearn(
 
     Args:
       model: the module and its variables, which are not changed.
+      setting: has the learning rate, which is fixed, with momentum 0.9. If there are
+        images of the forgotten classes in it, their columns of the last layer start
+        from zero, so that a logit pinned far down cannot pass for forgetting.
       lesson: one batch per step.
       test: `[M, ...]` images of the forgotten classes, preprocessed, and `[M]` labels.
       classes: the forgotten classes.
-      reset: whether their columns of the last layer start from zero, so that a logit
-        pinned far down cannot pass for forgetting.
-      learning_rate: fixed, with momentum 0.9.
       steps: at which the model is looked at, from 0 on; see `looks`.
     """
     module, variables = model
-    head = find_head(module, variables, lesson.images[0])
-    if reset:
+    head = find_head(module, variables, lesson[0][0])
+    # Without images of the class, a column at zero could never return.
+    if setting.images != "retained":
         variables = with_forgotten_columns_reset(variables, head, classes)
     # A copy, because each step reuses the buffers of the state it is given.
     state = init_state(variables)
     # The same dropout for every model, as the batches are the same.
     key = jax.random.key(0)
     right = [_recognised(module, head, state.variables, *test)]
-    for step, batch in enumerate(zip(*lesson, strict=True), start=1):
+    for step, batch in enumerate(lesson, start=1):
         state = sgd_step(
             module,
             head,
             state,
             *batch,
             jax.random.fold_in(key, step),
-            rate(learning_rate),
+            rate(setting.learning_rate),
         )
         if step in steps:
             right.append(_recognised(module, head, state.variables, *test))
@@ -257,7 +254,8 @@ def _recognised(
 ) -> jax.Array:
     """`[M]` bool, by the logits as they leave the last dense layer."""
     logits = evaluation_logits(module, head, variables, images)
-    return logits.argmax(axis=-1) == labels
+    # Of a model that diverged no image is recognised; NaN would be the greatest logit.
+    return (logits.argmax(axis=-1) == labels) & ~jnp.isnan(logits).any(axis=-1)
 
 
 def _drafts(
@@ -270,7 +268,6 @@ def _drafts(
         return draft_rate(
             name,
             {model: by_image(curves[model]) for model in curves},
-            kind="relearn",
             question=question,
             higher_is=TWO_SIDED,
             family=family,
@@ -350,7 +347,6 @@ def _steps_draft(
         "relearn_steps",
         # A model that is back before the first step took less than one look.
         {model: None if s is None else max(s, 1) for model, s in steps.items()},
-        kind="relearn",
         question="How many training steps until the forgotten class is back?",
         unit="steps",
         higher_is=BETTER,

@@ -13,6 +13,7 @@ have. Membership can be seen only where a network fits its training images much 
 than others: few images and many rounds.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fuprune.audit.audit import DEFAULTS, conclude, find_kinds
+from fuprune.audit.audit import DEFAULTS, SEARCHES, Search, conclude, find_all
 from fuprune.audit.evidence import HEADLINE, TWO_SIDED, WORSE, AuditReport
 from fuprune.audit.measurements import (
     AuditData,
@@ -48,7 +49,6 @@ from fuprune.errors import InputError
 
 # Of the audit of classes, those that mean something here; the rest are below.
 SHARED = ("membership", "difference", "interpolated", "distance")
-REQUEST_KINDS = (*SHARED, "accuracy", "losses", "influence", "backdoor", "weights")
 
 
 class RequestData(NamedTuple):
@@ -108,18 +108,15 @@ def audit_request(
         key,
         on_step,
     )
-    asked = [kind for kind in SHARED if options.kinds is None or kind in options.kinds]
-    found = find_kinds(asked, measurements, key)
-    # They come with every request: there are no keys of their own to ask for them.
-    tests = [_about_images(test) for test in found.tests]
-    tests.append(find_accuracy(measurements))
-    if measurements.retrained:
-        tests.append(find_losses(measurements))
-    tests.append(find_influence(measurements))
-    if len(measurements.retrained) >= 2:
-        tests.append(find_weights(measurements))
+    asked = SHARED if options.kinds is None else set(SHARED) & set(options.kinds)
+    searches = [*(one for one in SEARCHES if one.kind in asked), *OWN]
     if data.backdoor is not None:
-        tests.append(find_backdoor(measurements, data.backdoor, data.target))
+        find = functools.partial(
+            find_backdoor, triggered=data.backdoor, target=data.target
+        )
+        searches.append(Search("backdoor", find))
+    found = find_all(searches, measurements, key)
+    tests = [_about_images(test) for test in found.tests]
     settings = {
         "kinds": sorted({test.kind for test in tests}),
         "retrained_models": len(measurements.retrained),
@@ -173,27 +170,26 @@ def _about_images(test: Draft) -> Draft:
     return test._replace(question=question)
 
 
-def find_accuracy(measurements: Measurements) -> Draft:
+def find_accuracy(measurements: Measurements) -> Findings:
     """Accuracy on the forgotten images: retraining's own, neither more nor less."""
     labels = measurements.forgotten.labels
-    return draft_rate(
+    test = draft_rate(
         "forgotten_accuracy",
         each(measurements, lambda m: m.forgotten.logits.argmax(axis=-1) == labels),
-        kind="accuracy",
         question="How many of the forgotten images does the model answer correctly?",
         higher_is=TWO_SIDED,
         is_rate=False,  # see `spread.ALLOWANCES`: here no spread is lent
     )
+    return Findings([test])
 
 
-def find_losses(measurements: Measurements) -> Draft:
+def find_losses(measurements: Measurements) -> Findings:
     """The distribution of losses on the forgotten images against retraining's."""
     labels = measurements.forgotten.labels
     scores = each(measurements, lambda m: loss_score(m.forgotten.logits, labels))
-    return draft_distance(
+    test = draft_distance(
         "loss_distribution",
         to_retraining(scores, kolmogorov_smirnov),
-        kind="losses",
         question=(
             "How far is the distribution of losses on the forgotten images from "
             "retraining's (Kolmogorov-Smirnov)?"
@@ -202,6 +198,7 @@ def find_losses(measurements: Measurements) -> Draft:
         family=HEADLINE,
         bounds=(0.0, 1.0),
     )
+    return Findings([test])
 
 
 def kolmogorov_smirnov(values, others) -> float:
@@ -215,7 +212,7 @@ def kolmogorov_smirnov(values, others) -> float:
     return float(np.max(np.abs(first - second)))
 
 
-def find_influence(measurements: Measurements) -> Draft:
+def find_influence(measurements: Measurements) -> Findings:
     """How much better the model does on forgotten images than on others like them.
 
     It is the mean log-likelihood on the forgotten images less that on the held-out
@@ -225,13 +222,12 @@ def find_influence(measurements: Measurements) -> Draft:
     # Forgotten and held-out images are drawn apart, so their errors add in squares.
     parts = zip(*by_role(found)[1], strict=True)
     errors = [paired_error(part, added=0.0) for part in parts]
-    return draft(
+    test = draft(
         "influence_on_predictions",
         {
             name: members.mean() - others.mean()
             for name, (members, others) in found.items()
         },
-        kind="influence",
         question=(
             "By how many nats is the model surer of the forgotten images' labels than "
             "of those of images that nobody trained on?"
@@ -240,33 +236,46 @@ def find_influence(measurements: Measurements) -> Draft:
         unit="nats",
         resolution=math.hypot(*errors),
     )
+    return Findings([test])
 
 
-def find_weights(measurements: Measurements) -> Draft:
+def find_weights(measurements: Measurements) -> Findings:
     """Distance in weight space to retrained models of the same shape."""
-    return draft_distance(
+    test = draft_distance(
         "weight_distance_to_retrained",
         to_retraining(measurements.models, distance_between),
-        kind="weights",
         question="How far are the weights from those of retrained models?",
         unit="distance",
     )
+    return Findings([test])
 
 
-def find_backdoor(measurements: Measurements, triggered: Dataset, target: int) -> Draft:
+def find_backdoor(
+    measurements: Measurements, triggered: Dataset, target: int
+) -> Findings:
     """How often the trigger that the forgotten data carried still decides."""
     images = triggered.images[: measurements.options.max_examples]
     answers = {
         name: logits_of(measurements, model, images).argmax(axis=-1)
         for name, model in measurements.models.items()
     }
-    return draft_rate(
+    test = draft_rate(
         "backdoor_success",
         {name: given == target for name, given in answers.items()},
-        kind="backdoor",
         question=f"How often does the planted trigger make the model answer "
         f"class {target}?",
         higher_is=WORSE,
         family=HEADLINE,
         is_rate=False,
     )
+    return Findings([test])
+
+
+# They come with every request: there are no keys of their own to ask for them.
+OWN = (
+    Search("accuracy", find_accuracy),
+    Search("losses", find_losses, needs_retrained=1),
+    Search("influence", find_influence),
+    Search("weights", find_weights, needs_retrained=2),
+)
+REQUEST_KINDS = (*SHARED, *(one.kind for one in OWN), "backdoor")

@@ -95,6 +95,7 @@ def find_by_attack(
     attacker: str,
     family: str = FURTHER,
     low_rates: bool = False,
+    curve: str = "",
     **fields: Any,
 ) -> Findings:
     """The tests of one attack that was turned on every model, and its thinned curves.
@@ -105,6 +106,7 @@ def find_by_attack(
       attacker: in words.
       family: of the area; further tests are never in the headline.
       low_rates: whether to ask for the images found at few false alarms.
+      curve: what its curves are called, if not as the attack is.
       **fields: of every `spread.Draft`.
     """
     rocs = {
@@ -164,7 +166,7 @@ def find_by_attack(
             )
         )
     curves = {n: to_plain(thin(roc)) for n, roc in rocs.items() if roc is not None}
-    return Findings(tests, {"roc": {name: curves}})
+    return Findings(tests, {"roc": {curve or name: curves}})
 
 
 def _found_at(scores: Scores, rate: float) -> np.ndarray:

@@ -18,6 +18,19 @@ def generator_of(key: jax.Array) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
+def place_in_class(labels) -> np.ndarray:
+    """`[N]` the place of each image among those of its class, in the order given.
+
+    Taking the lowest places first takes the same number of every class.
+    """
+    labels = np.asarray(labels)
+    place = np.empty(len(labels), np.int64)
+    for c in np.unique(labels):
+        of_class = np.flatnonzero(labels == c)
+        place[of_class] = np.arange(len(of_class))
+    return place
+
+
 def paired_error(per_image, added: float = 2.0) -> float:
     """The error of a mean over images, such as an accuracy.
 

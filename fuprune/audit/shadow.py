@@ -20,7 +20,7 @@ from fuprune.audit.outputs import Head, Variables, find_head
 from fuprune.audit.roc import Scores, find_by_attack
 from fuprune.audit.sampling import generator_of, paired_error
 from fuprune.audit.spread import ANGULAR, by_role, draft
-from fuprune.audit.training import batch_rows, init_state, next_state
+from fuprune.audit.training import batch_rows, copied_state, next_state
 from fuprune.data.dataset import Dataset, concatenated
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch
@@ -46,13 +46,10 @@ TOP = 3
 FLOOR = -30.0
 
 
-def find_shadow(measurements: Measurements, key: jax.Array) -> Findings:
+def find_shadow(measurements: Measurements) -> Findings:
     """Shokri's attack, learnt from shadow models, turned on every model."""
-    del key
     shadows = measurements.shadows
-    if shadows is None:
-        return Findings([])
-    measurements.notify("shadow attack")
+    assert shadows is not None
     attack = fit_attack(shadows.logits, shadows.pool.labels, shadows.members)
     scores = score_logits(measurements, functools.partial(attack_scores, attack))
     rates = {name: success_rate(*one) for name, one in scores.items()}
@@ -60,7 +57,6 @@ def find_shadow(measurements: Measurements, key: jax.Array) -> Findings:
     success = draft(
         "shadow_success_rate",
         rates,
-        kind="shadow",
         question=(
             "How often is an attacker with shadow models right about whether an image "
             "of the forgotten class was trained on (0.5 is guessing)?"
@@ -75,7 +71,6 @@ def find_shadow(measurements: Measurements, key: jax.Array) -> Findings:
     area = find_by_attack(
         "shadow",
         scores,
-        kind="shadow",
         attacker="an attacker with shadow models",
     )
     right = shadows.logits.argmax(axis=-1) == shadows.pool.labels
@@ -142,8 +137,13 @@ def train_shadows(
     targets = np.concatenate(
         [np.arange(split), split + np.flatnonzero(measurements.forgotten_test)]
     )
-    logits = [logits_of(measurements, m, pool.images) for m in models]
-    return Shadows(models, pool, members, np.stack(logits), targets)
+    logits = np.stack([logits_of(measurements, m, pool.images) for m in models])
+    if np.isnan(logits).any():
+        raise InputError(
+            "a shadow model answers with NaN; train them with a learning rate smaller "
+            f"than {options.shadow.learning_rate:g}"
+        )
+    return Shadows(models, pool, members, logits, targets)
 
 
 class ShadowContext(NamedTuple):
@@ -298,7 +298,7 @@ def shadow_program(model: Any, head: Head | None, *, batch_size: int) -> ClientP
     """
 
     def init(shared, client):
-        return init_state(
+        return copied_state(
             jax.tree.map(lambda x: x[client.client_id], shared.context.variables)
         )
 

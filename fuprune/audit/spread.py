@@ -15,15 +15,12 @@ from scipy import special
 
 from fuprune.audit.evidence import (
     BETTER,
-    DIRECTIONS,
-    FAMILIES,
     FURTHER,
     HEADLINE,
     TWO_SIDED,
     WORSE,
 )
 from fuprune.audit.sampling import paired_error
-from fuprune.errors import InputError
 
 # By how much the headline widens the spread among seeds, because a few seeds do not
 # show whether it is skewed: from this many seeds on, where rates lend each other their
@@ -47,21 +44,22 @@ LENT_FREEDOM = 3
 
 Found = TypeVar("Found")
 
-LINEAR = "linear"
+
+class Scale(NamedTuple):
+    """On which numbers of one kind spread alike."""
+
+    forward: Callable[[float], float]
+    back: Callable[[float], float]
+
+
+LINEAR = Scale(float, float)
 # Rates spread less near 0 and 1; on the scale of arcsin(sqrt(rate)) they spread alike.
-ANGULAR = "angular"
+ANGULAR = Scale(
+    lambda rate: math.asin(math.sqrt(min(max(rate, 0.0), 1.0))),
+    lambda angle: math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2,
+)
 # Durations spread in proportion to their length.
-LOGARITHMIC = "log"
-_FORWARD = {
-    LINEAR: float,
-    ANGULAR: lambda rate: math.asin(math.sqrt(min(max(rate, 0.0), 1.0))),
-    LOGARITHMIC: lambda duration: math.log(max(duration, 1e-300)),
-}
-_BACK = {
-    LINEAR: float,
-    ANGULAR: lambda angle: math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2,
-    LOGARITHMIC: math.exp,
-}
+LOGARITHMIC = Scale(lambda duration: math.log(max(duration, 1e-300)), math.exp)
 
 
 class Draft(NamedTuple):
@@ -70,9 +68,9 @@ class Draft(NamedTuple):
     name: str
     values: Mapping[str, float | None]  # None: the test has no result for the model
     retrained: Sequence[float | None]
-    kind: str
     question: str
     higher_is: str  # "worse", "better" or "two_sided"
+    kind: str = ""  # that of the search that found it, see `audit.find_all`
     unit: str = "fraction"
     family: str = FURTHER
     # The standard error that the images alone give a model against the retrained mean.
@@ -80,7 +78,7 @@ class Draft(NamedTuple):
     bounds: tuple[float, float] = (-math.inf, math.inf)  # of possible values
     # The numbers are each model's mean distance to the (other) retrained models.
     leave_one_out: bool = False
-    scale: str = LINEAR  # on which the spread is taken: "linear", "angular", "log"
+    scale: Scale = LINEAR  # on which the spread is taken
     # A share of images, or of pairs of images: models differ in it image by image, so
     # its error over images says something about its spread among seeds.
     is_rate: bool = False
@@ -167,12 +165,11 @@ class Null(NamedTuple):
     scale.
     """
 
+    draft: Draft
     mean: float
     deviation: float  # s * sqrt(1 + 1/n); see `moderate`
     freedom: int  # of s
     resolution: float
-    higher_is: str
-    scale: str
     allowance: float
 
 
@@ -184,20 +181,12 @@ def make_null(draft: Draft) -> Null | None:
     sum of what either model contributes, their spread is (n - 2) / (n - 1) of a further
     model's, and is scaled back. Models that agree exactly say nothing, unless the
     images have an error of their own: a number in coarse steps agrees by luck.
-
-    Raises:
-      InputError: `higher_is` or `family` is not allowed.
     """
-    if draft.higher_is not in DIRECTIONS or draft.family not in FAMILIES:
-        raise InputError(
-            f"higher_is is {draft.higher_is!r} and family {draft.family!r}; allowed: "
-            f"{DIRECTIONS} and {FAMILIES}"
-        )
     known = [v for v in draft.retrained if v is not None]
     n = len(known)
     if n < fewest(draft.leave_one_out):
         return None
-    forward = _FORWARD[draft.scale]
+    forward = draft.scale.forward
     values = np.asarray([forward(v) for v in known])
     deviation = float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
     if draft.leave_one_out:
@@ -207,6 +196,7 @@ def make_null(draft: Draft) -> Null | None:
     if not error and deviation <= 1e-9 * max(1.0, float(np.abs(values).max())):
         return None
     return Null(
+        draft,
         mean=float(values.mean()),
         deviation=deviation,
         freedom=n - 1,
@@ -217,8 +207,6 @@ def make_null(draft: Draft) -> Null | None:
         )
         if draft.scale != LOGARITHMIC
         else math.log1p(error / centre),
-        higher_is=draft.higher_is,
-        scale=draft.scale,
         allowance=draft.allowance or allowance(n, draft.family, False),
     )
 
@@ -234,9 +222,7 @@ def allowance(seeds: int, family: str, is_lending: bool) -> float:
     return lending if is_lending else alone
 
 
-def moderate(
-    drafts: Sequence[Draft], nulls: Sequence[Null | None]
-) -> list[Null | None]:
+def moderate(nulls: Sequence[Null | None]) -> list[Null | None]:
     """Estimates the spread of each rate with the help of the other rates.
 
     Three or five seeds alone say little about a spread: by luck they agree, and a
@@ -248,31 +234,34 @@ def moderate(
     each other rate at most. This is the moderated t of Smyth (2004), with the error as
     the prior's scale and fixed degrees of freedom.
 
-    The tests are of one family, and their null distributions by the seeds alone. Those
-    of tests that are no rates, and of rates that are the same for all seeds, come back
-    with the family's allowance and otherwise as they were.
+    The null distributions are those by the seeds alone, of the tests of one family.
+    Those of tests that are no rates, and of rates that are the same for all seeds, come
+    back with the family's allowance and otherwise as they were.
     """
     ratios = {
         i: _log_ratio(null)
-        for i, (draft, null) in enumerate(zip(drafts, nulls, strict=True))
-        if draft.is_rate and null is not None and null.deviation and null.resolution
+        for i, null in enumerate(nulls)
+        if null is not None
+        and null.draft.is_rate
+        and null.deviation
+        and null.resolution
     }
-    found = list(nulls)
-    for i in ratios:
-        null, others = nulls[i], [r for j, r in ratios.items() if j != i]
-        if null is None or not others:
-            continue
+
+    def moderated(i: int, null: Null) -> Null:
+        others = [ratio for j, ratio in ratios.items() if j != i]
+        if len(ratios) > 1 and null.draft.allowance is None:
+            widened = allowance(null.freedom + 1, null.draft.family, True)
+            null = null._replace(allowance=widened)
+        if i not in ratios or not others:
+            return null
         lent = min(LENT_FREEDOM, len(others))
         # A variance: the ratios are of squares.
         suggested = math.exp(np.mean(others)) * null.resolution**2
         freedom = lent + null.freedom
         variance = (lent * suggested + null.freedom * null.deviation**2) / freedom
-        found[i] = null._replace(deviation=math.sqrt(variance), freedom=freedom)
-    for i, (draft, null) in enumerate(zip(drafts, nulls, strict=True)):
-        if null is not None and draft.allowance is None and len(ratios) > 1:
-            widened = allowance(null.freedom + 1, draft.family, True)
-            found[i] = (found[i] or null)._replace(allowance=widened)
-    return found
+        return null._replace(deviation=math.sqrt(variance), freedom=freedom)
+
+    return [None if n is None else moderated(i, n) for i, n in enumerate(nulls)]
 
 
 def _log_ratio(null: Null) -> float:
@@ -290,10 +279,10 @@ def fewest(leave_one_out: bool) -> int:
 
 def excess(null: Null, value: float) -> float:
     """How far `value` lies from the retrained mean, towards the side that fails."""
-    distance = _FORWARD[null.scale](value) - null.mean
-    if null.higher_is == TWO_SIDED:
+    distance = null.draft.scale.forward(value) - null.mean
+    if null.draft.higher_is == TWO_SIDED:
         return abs(distance)
-    return distance if null.higher_is == WORSE else -distance
+    return distance if null.draft.higher_is == WORSE else -distance
 
 
 def p_value(null: Null, value: float) -> float:
@@ -301,8 +290,8 @@ def p_value(null: Null, value: float) -> float:
     distance = excess(null, value)
     # A number computed twice may differ in the last bit; that is no finding.
     if distance <= 1e-9 * max(1.0, abs(value)):
-        return 1.0 if null.higher_is == TWO_SIDED else _one_sided(null, distance)
-    sides = 2 if null.higher_is == TWO_SIDED else 1
+        return 1.0 if null.draft.higher_is == TWO_SIDED else _one_sided(null, distance)
+    sides = 2 if null.draft.higher_is == TWO_SIDED else 1
     return min(1.0, sides * _one_sided(null, distance))
 
 
@@ -325,7 +314,7 @@ def reach(null: Null, level: float, power: float = 0.5) -> float:
     A model at this distance fails with probability `power`, its own seed counted; at
     one half the distance is the interval's half-width.
     """
-    tail = level / 2 if null.higher_is == TWO_SIDED else level
+    tail = level / 2 if null.draft.higher_is == TWO_SIDED else level
     freedom = null.freedom
     # The allowance is for the test; a model's own seed is what it is.
     by_seeds = special.stdtrit(freedom, power)
@@ -334,35 +323,32 @@ def reach(null: Null, level: float, power: float = 0.5) -> float:
     return float(max(by_seeds * null.deviation, by_images * null.resolution))
 
 
-def interval(
-    null: Null, level: float, bounds: tuple[float, float] = (-math.inf, math.inf)
-) -> list[float | None]:
+def interval(null: Null, level: float) -> list[float | None]:
     """Where one more retrained model lies with probability `1 - level`.
 
     Returns:
       `[low, high]`, None for the side that is open because it is harmless.
     """
-    half = reach(null, level)
-    low, high = (_BACK[null.scale](null.mean + side) for side in (-half, half))
+    half, bounds = reach(null, level), null.draft.bounds
+    low, high = (null.draft.scale.back(null.mean + side) for side in (-half, half))
     return [
-        None if null.higher_is == WORSE else float(max(low, bounds[0])),
-        None if null.higher_is == BETTER else float(min(high, bounds[1])),
+        None if null.draft.higher_is == WORSE else float(max(low, bounds[0])),
+        None if null.draft.higher_is == BETTER else float(min(high, bounds[1])),
     ]
 
 
-def smallest_difference(
-    null: Null, distance: float, bounds: tuple[float, float]
-) -> float | None:
+def smallest_difference(null: Null, distance: float) -> float | None:
     """A distance from the mean in the test's own unit, towards a side that fails.
 
     `distance` is on the test's scale. Where both sides fail it is the smaller one, and
     None if neither value is possible.
     """
-    back = _BACK[null.scale]
+    back = null.draft.scale.back
     middle = back(null.mean)
-    sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.higher_is]
+    sides = {TWO_SIDED: (1, -1), WORSE: (1,), BETTER: (-1,)}[null.draft.higher_is]
     places = [null.mean + side * distance for side in sides]
-    if null.scale == ANGULAR:
+    if null.draft.scale == ANGULAR:
         places = [place for place in places if 0 <= place <= math.pi / 2]
-    possible = (value for value in map(back, places) if bounds[0] <= value <= bounds[1])
+    low, high = null.draft.bounds
+    possible = (value for value in map(back, places) if low <= value <= high)
     return min((abs(value - middle) for value in possible), default=None)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.core import Tracer
 
 from fuprune.audit.outputs import Head, Variables, training_logits
 
@@ -34,14 +33,12 @@ def init_state(variables: Variables) -> TrainState:
 
     From the host, so that wherever a model comes from, its steps are one program.
     """
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves(variables)):
-        return _init_state(variables)
-    return _init_state(jax.device_get(dict(variables)))
+    return copied_state(jax.device_get(dict(variables)))
 
 
 @jax.jit
-def _init_state(variables: Variables) -> TrainState:
-    # One program for all arrays: copied one by one, every shape would be compiled.
+def copied_state(variables: Variables) -> TrainState:
+    """The same inside a program, and one program for arrays of all shapes."""
     return TrainState(
         variables=jax.tree.map(jnp.array, dict(variables)),
         momentum=_MOMENTUM.init(variables["params"]),

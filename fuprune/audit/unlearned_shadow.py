@@ -9,7 +9,7 @@ shadow models after the same method has removed the forgotten classes from them:
 each image some that had it before, and some that did not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,13 +22,12 @@ from fuprune.audit.measurements import (
     RAW,
     Findings,
     Measurements,
-    Shadows,
     gather,
     logits_of,
 )
 from fuprune.audit.options import AuditOptions, Model, UnlearnShadow
 from fuprune.audit.outputs import Variables, find_head
-from fuprune.audit.roc import Scores, find_by_attack
+from fuprune.audit.roc import find_by_attack
 from fuprune.audit.sampling import generator_of
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
 from fuprune.data.dataset import Dataset
@@ -42,79 +41,70 @@ def find_unlearned_shadow(measurements: Measurements, key: jax.Array) -> Finding
     fine-tuning without the classes. Their test asks a weaker question, says so, and is
     not part of the headline.
     """
-    shadows = measurements.shadows
-    if shadows is None:
-        return Findings([])
     methods = measurements.options.shadow.unlearn
-    candidates = [name for name in measurements.judged if name != RAW]
-    others, failures = [], []
+    # One attack judges all candidates of a method, such as its seeds.
+    groups: dict[UnlearnShadow | None, list[str]] = {None: []}
+    for name in measurements.judged:
+        if name != RAW:
+            groups.setdefault(methods.get(name), []).append(name)
+    others, failures = groups.pop(None), []
     found = []
 
-    def attack(name, judged, models, how, family, notes=()) -> None:
+    def attack(name, judged, unlearn, how, family, notes=()) -> None:
+        measurements.notify(f"unlearning shadow models, {', '.join(judged) or RAW}")
+        answers = unlearned(measurements, unlearn, key)
         # Every attack is turned on the raw model as well: it is the positive control.
-        told = (*judged, RAW, *measurements.retrained)
-        outputs = {name: measurements.outputs[name] for name in told}
-        attacked = measurements._replace(outputs=outputs)
+        told = {*judged, RAW, *measurements.retrained}
+        outputs = {n: one for n, one in measurements.outputs.items() if n in told}
         findings = find_by_attack(
             name,
-            _scores(attacked, models),
-            kind="unlearned_shadow",
+            attack_online(measurements._replace(outputs=outputs), answers),
             attacker="a likelihood-ratio attacker whose shadow models are unlearned",
             family=family,
             low_rates=True,
-            notes=(f"{len(models)} shadow models, unlearned by {how}", *notes),
+            notes=(f"{len(answers)} shadow models, unlearned by {how}", *notes),
         )
         found.append(findings)
 
-    for names in _by_method(candidates, methods):
-        if names[0] not in methods:
-            others += names
-            continue
-        measurements.notify(f"unlearning shadow models, {', '.join(names)}")
+    for method, names in groups.items():
+        test = f"unlearned_shadow_{names[0]}"
         try:
-            models = unlearned(shadows, methods[names[0]], key)
+            attack(test, names, method, "the method itself", HEADLINE)
         except InputError as error:
             # What a method cannot do for a shadow model, it need not have left undone
             # for the model under test: that one is judged, with the stand-in.
             others += names
             failures.append(f"{names[0]} could not be run on shadow models: {error}")
-            continue
-        test = f"unlearned_shadow_{names[0]}"
-        attack(test, names, models, "the method itself", HEADLINE)
     if others or not found:
-        measurements.notify(f"unlearning shadow models, {', '.join(others) or RAW}")
-        models = unlearned(shadows, make_fine_tuning(measurements), key)
-        how = "fine-tuning without the class"
-        attack("unlearned_shadow", others, models, how, FURTHER, failures)
+        method, how = make_fine_tuning(measurements), "fine-tuning without the class"
+        attack("unlearned_shadow", others, method, how, FURTHER, failures)
     return gather(found)
 
 
-def _by_method(
-    candidates: Sequence[str], methods: Mapping[str, UnlearnShadow]
-) -> list[list[str]]:
-    """Candidates of one method, such as its seeds, which one attack can judge."""
-    groups: dict[Any, list[str]] = {}
-    for name in candidates:
-        groups.setdefault(methods.get(name, name), []).append(name)
-    return list(groups.values())
+def unlearned(
+    measurements: Measurements, unlearn: UnlearnShadow, key: jax.Array
+) -> np.ndarray:
+    """`[S, F + T', U]` logits of the shadow models after `unlearn`, on their targets.
 
+    Each call is told what its shadow model was trained on.
 
-def unlearned(shadows: Shadows, unlearn: UnlearnShadow, key: jax.Array) -> list[Model]:
-    """The shadow models after `unlearn`, each told what it was trained on."""
+    Raises:
+      InputError: a model answers with NaN, or `unlearn` raises it.
+    """
+    shadows = measurements.shadows
+    assert shadows is not None
+    images = shadows.pool.images[shadows.targets]
     found = []
     for i, (module, variables) in enumerate(shadows.models):
         inside = shadows.members[i]
         data = Dataset(shadows.pool.images[inside], shadows.pool.labels[inside])
-        found.append(unlearn(module, variables, jax.random.fold_in(key, i), data))
-    return found
-
-
-def _scores(measurements: Measurements, models: Sequence[Model]) -> dict[str, Scores]:
-    shadows = measurements.shadows
-    assert shadows is not None
-    images = shadows.pool.images[shadows.targets]
-    logits = [logits_of(measurements, model, images) for model in models]
-    return attack_online(measurements, np.stack(logits))
+        model = unlearn(module, variables, jax.random.fold_in(key, i), data)
+        found.append(logits_of(measurements, model, images))
+        if np.isnan(found[-1]).any():
+            raise InputError(
+                f"shadow model {i + 1} answers with NaN after it was unlearned"
+            )
+    return np.stack(found)
 
 
 def make_fine_tuning(measurements: Measurements) -> UnlearnShadow:

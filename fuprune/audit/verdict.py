@@ -35,7 +35,6 @@ from fuprune.audit.spread import (
     reach,
     smallest_difference,
 )
-from fuprune.errors import InputError
 
 # The probability of being seen that `smallest_difference` stands for.
 POWER = 0.8
@@ -90,15 +89,7 @@ def settle(
 
     Returns:
       One `Evidence` per draft, in order.
-
-    Raises:
-      InputError: `confidence` or `margin` is not allowed.
     """
-    if not 0.5 <= confidence < 1 or not 0 < margin < 1:
-        raise InputError(
-            f"confidence is {confidence} and margin {margin}; they must be in [0.5, 1) "
-            "and (0, 1)"
-        )
     settled: dict[int, Evidence] = {}
     for family in FAMILIES:
         places = [i for i, draft in enumerate(drafts) if draft.family == family]
@@ -110,7 +101,7 @@ def settle(
 def _settle_family(
     drafts: Sequence[Draft], level: float, margin: float
 ) -> list[Evidence]:
-    nulls = moderate(drafts, [make_null(draft) for draft in drafts])
+    nulls = moderate([make_null(draft) for draft in drafts])
     p_values = [_p_values(*pair) for pair in zip(drafts, nulls, strict=True)]
     adjusted = [dict(found) for found in p_values]
     shares = [1.0] * len(drafts)
@@ -199,7 +190,7 @@ def _evidence(
     smallest = None
     if null is not None and draft.undecidable is None:
         distance = reach(null, level * share, POWER)
-        smallest = smallest_difference(null, distance, draft.bounds)
+        smallest = smallest_difference(null, distance)
         if smallest is None:
             notes.append("no possible difference would be seen with this few seeds")
     return Evidence(
@@ -210,7 +201,7 @@ def _evidence(
         higher_is=draft.higher_is,
         values=dict(draft.values),
         retrained=list(draft.retrained),
-        interval=None if null is None else interval(null, level, draft.bounds),
+        interval=None if null is None else interval(null, level),
         verdicts={m: verdict(m, value) for m, value in draft.values.items()},
         notes=notes,
         family=draft.family,

@@ -24,10 +24,8 @@ from fuprune.surgery import SlimNetwork
 _DESCENT = "nearness to the raw model shows descent from it, which is no memory alone"
 
 
-def find_weights(measurements: Measurements, key: jax.Array) -> Findings:
+def find_weights(measurements: Measurements) -> Findings:
     """Distance and linear connectivity to the raw and to the retrained models."""
-    del key
-    measurements.notify("distance in weight space")
     models = {
         name: _without_forgotten_columns(measurements, model)
         for name, model in measurements.models.items()
@@ -109,7 +107,6 @@ def _draft(
     return draft(
         name,
         numbers,
-        kind="weights",
         question=question,
         unit=unit,
         higher_is=TWO_SIDED,

@@ -136,21 +136,38 @@ OPTIONS = AuditOptions(
 )
 
 
+def audit_of(world, candidates=(), **changes):
+    """The audit of `candidates`, name -> variables of the world's network, or a model.
+
+    `changes` are arguments of `audit`, in place of no retrained models and the world's
+    raw model, data and class.
+    """
+    models = {
+        name: given if isinstance(given, tuple) else (world.model, given)
+        for name, given in dict(candidates).items()
+    }
+    retrained = [(world.model, v) for v in changes.pop("retrained", ())]
+    arguments = {
+        "raw": (world.model, world.raw),
+        "data": world.data,
+        "classes": (FORGOTTEN,),
+        "key": jax.random.key(0),
+        **changes,
+    }
+    return audit(models, retrained, **arguments)
+
+
 def run_audit(
     world, retrained=None, on_step=None, options=OPTIONS, candidates=None, **changes
 ):
-    """The audit of `candidates`, name -> variables; by default a masked model."""
-    judged = {**(candidates or {"mask_logit": world.masked}), "honest": world.honest}
-    return audit(
-        {name: (world.model, variables) for name, variables in judged.items()},
-        [
-            (world.model, v)
-            for v in (world.retrained if retrained is None else retrained)
-        ],
-        (world.model, world.raw),
-        world.data,
-        (FORGOTTEN,),
-        jax.random.key(0),
+    """The audit of `candidates`, by default a masked model, and of the honest one.
+
+    `changes` are options.
+    """
+    return audit_of(
+        world,
+        {**(candidates or {"mask_logit": world.masked}), "honest": world.honest},
+        retrained=world.retrained if retrained is None else retrained,
         options=options._replace(**changes),
         on_step=on_step,
     )

@@ -27,4 +27,4 @@ def judged(values, retrained, *, confidence=0.95, margin=MARGIN, **options):
 
 def interval_of(retrained, confidence=0.95, **options):
     alone = draft(retrained, **options)
-    return interval(make_null(alone), 1 - confidence, alone.bounds)
+    return interval(make_null(alone), 1 - confidence)

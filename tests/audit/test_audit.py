@@ -14,7 +14,7 @@ from fuprune.audit import (
 )
 from fuprune.audit.evidence import AuditReport
 from fuprune.data.dataset import Dataset
-from tests.audit.conftest import FORGOTTEN, Perceptron, preprocess, run_audit
+from tests.audit.conftest import Perceptron, audit_of, preprocess, run_audit
 
 
 def test_of(report, name):
@@ -212,18 +212,25 @@ def test_cap_keeps_forgotten_images_and_takes_the_others_evenly(world):
     assert found.detail["test_images_per_class"] == [10, 10, 10, 10]
 
 
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_cap_of_a_few_images_keeps_one_of_either_kind(world, most):
+    kinds = ("accuracy", "membership", "distance", "weights")
+    found = run_audit(world, kinds=kinds, max_examples=most)
+    assert found.settings["test_images"] == most
+    assert found.settings["forgotten_test_images"] == 1
+    assert found.settings["forgotten_training_images"] == 1
+
+
 def test_class_that_no_image_shows_keeps_its_column(world):
     train, test, _ = world.data
     seen = [
         Dataset(d.images[d.labels != 2], d.labels[d.labels != 2]) for d in (train, test)
     ]
-    found = audit(
-        {},
-        [(world.model, variables) for variables in world.retrained[:3]],
-        (world.model, world.raw),
-        AuditData(*seen, preprocess),
-        (0,),
-        jax.random.key(0),
+    found = audit_of(
+        world,
+        retrained=world.retrained[:3],
+        data=AuditData(*seen, preprocess),
+        classes=(0,),
         options=AuditOptions(kinds=("accuracy",)),
     )
     assert np.shape(found.detail["confusions"]["raw"]) == (4, 4)
@@ -232,13 +239,11 @@ def test_class_that_no_image_shows_keeps_its_column(world):
 
 
 def test_several_classes_can_be_forgotten_at_once(world):
-    found = audit(
-        {"honest": (world.model, world.honest)},
-        [(world.model, variables) for variables in world.retrained[:3]],
-        (world.model, world.raw),
-        world.data,
-        (3, 1),
-        jax.random.key(0),
+    found = audit_of(
+        world,
+        {"honest": world.honest},
+        retrained=world.retrained[:3],
+        classes=(3, 1),
         options=AuditOptions(kinds=("accuracy", "membership", "distance")),
     )
     assert found.classes == [1, 3]
@@ -248,13 +253,10 @@ def test_several_classes_can_be_forgotten_at_once(world):
 def test_candidates_may_be_of_another_width(world):
     narrow = Perceptron(width=6)
     variables = narrow.init(jax.random.key(0), preprocess(world.data.test.images[:1]))
-    found = audit(
+    found = audit_of(
+        world,
         {"narrow": (narrow, variables)},
-        [(world.model, v) for v in world.retrained[:3]],
-        (world.model, world.raw),
-        world.data,
-        (FORGOTTEN,),
-        jax.random.key(0),
+        retrained=world.retrained[:3],
         options=AuditOptions(kinds=("accuracy", "distance", "weights")),
     )
     assert 0 < test_of(found, "cka_distance").values["narrow"] < 1
@@ -265,13 +267,10 @@ def test_candidates_may_be_of_another_width(world):
 
 def test_diverged_candidate_is_left_out_by_name_and_the_rest_is_judged(world):
     diverged = jax.tree.map(lambda leaf: leaf * np.nan, world.raw)
-    arguments = (world.data, (FORGOTTEN,), jax.random.key(0))
-    raw, honest = (world.model, world.raw), (world.model, world.honest)
-    found = audit(
-        {"diverged": (world.model, diverged), "honest": honest},
-        [(world.model, variables) for variables in world.retrained[:3]],
-        raw,
-        *arguments,
+    found = audit_of(
+        world,
+        {"diverged": diverged, "honest": world.honest},
+        retrained=world.retrained[:3],
         options=AuditOptions(
             kinds=("accuracy", "relearn"),
             relearn=RelearnOptions(steps=3, images=("all",), images_per_class=(5,)),
@@ -281,9 +280,9 @@ def test_diverged_candidate_is_left_out_by_name_and_the_rest_is_judged(world):
     assert set(found.detail["left_out"]) == {"diverged"}
     assert set(test_of(found, "u_accuracy").values) == {"honest", "raw"}
     with pytest.raises(ValueError, match="no reference"):
-        audit({}, [(world.model, diverged)], raw, *arguments)
+        audit_of(world, retrained=[diverged])
     with pytest.raises(ValueError, match="raw model answers with NaN"):
-        audit({}, [], (world.model, diverged), *arguments)
+        audit_of(world, raw=(world.model, diverged))
 
 
 def test_progress_is_told(world):
@@ -307,49 +306,43 @@ class Listed(nn.Module):
         ({"classes": (7,)}, r"\(7,\)"),
         ({"classes": (0, 1, 2, 3)}, "leave at least one out"),
         ({"options": AuditOptions(kinds=("acuracy",))}, "acuracy"),
-        ({"candidates": {"raw": None}}, "name them otherwise"),
+        ({"candidates": {"raw": {}}}, "name them otherwise"),
         ({"options": AuditOptions(shadow=ShadowOptions(models=3))}, "even number"),
-        ({"options": AuditOptions(kinds=(), confidence=1.0)}, "confidence is 1.0"),
+        ({"options": AuditOptions(max_examples=1)}, "max_examples is 1"),
+        ({"options": AuditOptions(confidence=1.0)}, "confidence is 1.0"),
+        ({"options": AuditOptions(margin=2)}, "margin 2"),
+        ({"options": AuditOptions(relearn=RelearnOptions(steps=0))}, "0 steps"),
     ],
 )
 def test_wrong_arguments_are_named(world, changes, message):
-    arguments = {
-        "candidates": {},
-        "retrained": [],
-        "raw": (world.model, world.raw),
-        "data": world.data,
-        "classes": (FORGOTTEN,),
-        "key": jax.random.key(0),
-        **changes,
-    }
+    told = []
     with pytest.raises(ValueError, match=message):
-        audit(**arguments)
+        audit_of(world, on_step=told.append, **changes)
+    # Before anything is measured, except for shadow models, which know their images.
+    assert not told or "even number" in message
 
 
 def test_module_that_jit_cannot_hold_is_named(world):
     model = Listed(np.ones(3))
     with pytest.raises(ValueError, match="cannot be hashed"):
-        audit(
-            {"listed": (model, {})},
-            [],
-            (world.model, world.raw),
-            world.data,
-            (FORGOTTEN,),
-            jax.random.key(0),
-        )
+        audit_of(world, {"listed": (model, {})})
 
 
 def test_model_with_too_few_logits_is_named(world):
     small = Perceptron(num_classes=3)
     variables = small.init(jax.random.key(0), preprocess(world.data.test.images[:1]))
     with pytest.raises(ValueError, match="'small' has 3 logits"):
-        audit(
-            {"small": (small, variables)},
-            [],
-            (world.model, world.raw),
-            world.data,
-            (FORGOTTEN,),
-            jax.random.key(0),
+        audit_of(world, {"small": (small, variables)})
+
+
+def test_training_labels_beyond_the_logits_are_named(world):
+    train = world.data.train
+    beyond = Dataset(train.images, np.where(train.labels == 2, 7, train.labels))
+    with pytest.raises(ValueError, match="labels go up to 7"):
+        audit_of(
+            world,
+            data=world.data._replace(train=beyond),
+            options=AuditOptions(kinds=("relearn",)),
         )
 
 

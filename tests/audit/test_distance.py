@@ -1,7 +1,6 @@
 from typing import Any
 
 import hypothesis
-import jax
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -96,7 +95,7 @@ def test_a_model_without_common_layers_takes_the_test_from_no_other():
         options=AuditOptions(),
         notify=lambda text: None,
     )
-    found = distance.find_distance(measurements, jax.random.key(0))
+    found = distance.find_distance(measurements)
     cka = found.tests[-1]
     assert cka.name == "cka_distance"
     assert cka.values["other"] is None and cka.values["raw"] > 0

@@ -3,9 +3,16 @@ import numpy as np
 import pytest
 
 from fuprune.audit import RelearnOptions
-from fuprune.audit.relearn import Curve, looks, make_lesson, make_settings, relearn
+from fuprune.audit.relearn import (
+    Curve,
+    Setting,
+    looks,
+    make_lesson,
+    make_settings,
+    relearn,
+)
 from fuprune.audit.training import batch_rows, sgd_step
-from tests.audit.conftest import FORGOTTEN, OPTIONS, run_audit
+from tests.audit.conftest import FORGOTTEN, OPTIONS, audit_of, run_audit
 
 
 @pytest.fixture(scope="module")
@@ -14,16 +21,14 @@ def relearned(world):
     rows = batch_rows(np.random.default_rng(0), np.arange(len(train.labels)), 30, 32)
     chosen = test.labels == FORGOTTEN
 
-    def run(variables, **options):
-        options = {"learning_rate": 0.002, "reset": True, **options}
-        chosen_rows = options.pop("rows", rows)
+    def run(variables, images="all", learning_rate=0.002, rows=rows):
         return relearn(
             (world.model, variables),
-            make_lesson(train, chosen_rows, preprocess),
+            Setting(images, 100, learning_rate),
+            make_lesson(train, rows, preprocess),
             (preprocess(test.images[chosen]), test.labels[chosen]),
             classes=(FORGOTTEN,),
-            steps=looks(len(chosen_rows), 2),
-            **options,
+            steps=looks(len(rows), 2),
         )
 
     return run
@@ -51,8 +56,24 @@ def test_without_images_of_the_class_a_retrained_model_does_not_learn_it(
     rows = batch_rows(
         np.random.default_rng(0), np.flatnonzero(labels != FORGOTTEN), 10, 32
     )
-    assert area(relearned(world.honest, rows=rows, reset=False)) == 0
-    assert area(relearned(world.raw, rows=rows, reset=False)) > 0.5
+    assert area(relearned(world.honest, rows=rows, images="retained")) == 0
+    assert area(relearned(world.raw, rows=rows, images="retained")) > 0.5
+
+
+def test_a_model_that_diverges_recognises_nothing(world):
+    """Not class 0 either, whose logit comes first where all are NaN."""
+    train, test, preprocess = world.data
+    chosen = test.labels == 0
+    curve = relearn(
+        (world.model, world.raw),
+        Setting("retained", 8, learning_rate=1e30),
+        make_lesson(train, np.arange(32).reshape(2, 16), preprocess),
+        (preprocess(test.images[chosen]), test.labels[chosen]),
+        classes=(0,),
+        steps=[0, 1, 2],
+    )
+    assert curve.accuracy[0] > 0.9
+    assert curve.accuracy[-1] == 0
 
 
 def test_area_is_the_mean_accuracy_over_the_steps():
@@ -103,6 +124,26 @@ def test_accuracy_at_a_fixed_step_is_of_that_very_step(world):
     (raw,) = (r for r in found.detail["relearn"]["runs"] if r["model"] == "raw")
     at_four = raw["accuracy"][raw["steps"].index(4)]
     assert named["relearn_accuracy_at_4"].values["raw"] == pytest.approx(at_four)
+
+
+def test_every_forgotten_class_is_looked_at(world):
+    """Test images are stored class by class, and a batch holds those of one class.
+
+    The model knows one of the two classes.
+    """
+    most = int((world.data.test.labels == 1).sum())
+    found = audit_of(
+        world,
+        raw=(world.model, world.masked),
+        classes=(1, FORGOTTEN),
+        options=OPTIONS._replace(
+            kinds=("relearn",),
+            batch_size=most,
+            relearn=RelearnOptions(images=("retained",), steps=1),
+        ),
+    )
+    (run,) = found.detail["relearn"]["runs"]
+    assert run["accuracy"][0] == 0.5
 
 
 def test_capped_against_capped_cannot_tell(world):
@@ -170,7 +211,7 @@ def test_step_is_compiled_once_for_all_models_and_settings(world, relearned):
     relearned(world.raw)
     before = sgd_step._cache_size()
     relearned(world.masked, learning_rate=0.01)
-    relearned(world.honest, reset=False)
+    relearned(world.honest, images="retained")
     assert sgd_step._cache_size() == before
 
 

@@ -7,6 +7,8 @@ import pytest
 from scipy import stats
 
 from fuprune.audit.spread import (
+    ANGULAR,
+    LOGARITHMIC,
     excess,
     interval,
     make_null,
@@ -54,15 +56,15 @@ def test_models_that_agree_exactly_say_nothing_about_one_more(step):
 
 
 def test_angular_interval_stays_between_zero_and_one():
-    low, high = interval_of([0.9, 0.95, 0.99], scale="angular")
+    low, high = interval_of([0.9, 0.95, 0.99], scale=ANGULAR)
     assert 0.5 < low < 0.9 and 0.99 < high <= 1.0
     # Seven standard errors of 1% below a rate of 0.98 are further than above 0.5.
     near, middle = (
-        make_null(draft([m - 1e-9, m + 1e-9], scale="angular", resolution=0.01))
+        make_null(draft([m - 1e-9, m + 1e-9], scale=ANGULAR, resolution=0.01))
         for m in (0.98, 0.5)
     )
     assert excess(near, 0.91) / near.resolution < excess(middle, 0.43) / 0.01
-    assert interval_of([0.0, 0.0], scale="angular", resolution=0.02)[1] < 0.1
+    assert interval_of([0.0, 0.0], scale=ANGULAR, resolution=0.02)[1] < 0.1
 
 
 def test_interval_keeps_to_the_bounds():
@@ -70,7 +72,7 @@ def test_interval_keeps_to_the_bounds():
 
 
 def test_logarithmic_interval_is_symmetric_in_ratios_and_positive():
-    low, high = interval_of([10.0, 20.0, 40.0], scale="log")
+    low, high = interval_of([10.0, 20.0, 40.0], scale=LOGARITHMIC)
     assert low > 0
     np.testing.assert_allclose(low * high, 20.0**2, rtol=1e-9)
 

@@ -3,6 +3,7 @@
 import chex
 import jax
 import numpy as np
+import pytest
 
 from fuprune.audit import AuditOptions, ShadowOptions
 from fuprune.audit.unlearned_shadow import fine_tune
@@ -83,6 +84,30 @@ def test_a_method_that_fails_on_shadows_is_noted_where_it_is_judged(memorised):
     told = "failing could not be run on shadow models: nothing to cut"
     assert told in notes["unlearned_shadow_auc"]
     assert told not in notes["unlearned_shadow_working_auc"]
+
+
+def test_a_method_that_makes_shadows_diverge_is_noted_too(memorised):
+    def diverge(module, variables, key, trained_on):
+        return module, jax.tree.map(lambda leaf: leaf * np.nan, variables)
+
+    shadow = ShadowOptions(
+        models=2, steps=2, backend="vmap", fine_tune_steps=1, unlearn={"bad": diverge}
+    )
+    report = run_audit(
+        memorised,
+        candidates={"bad": memorised.raw},
+        kinds=("unlearned_shadow",),
+        shadow=shadow,
+    )
+    told = "bad could not be run on shadow models: shadow model 1 answers with NaN"
+    notes = {test.name: test.notes for test in report.tests}
+    assert any(note.startswith(told) for note in notes["unlearned_shadow_auc"])
+
+
+def test_shadow_models_that_diverge_are_refused_in_one_line(memorised):
+    shadow = ShadowOptions(models=2, steps=4, backend="vmap", learning_rate=1e30)
+    with pytest.raises(InputError, match="learning rate smaller than 1e[+]30"):
+        run_audit(memorised, kinds=("shadow",), shadow=shadow)
 
 
 def test_a_shadow_without_an_image_to_keep_stays_as_it_was(memorised):
