@@ -11,24 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.history import UpdateHistory, effect_of
-from fuprune.unlearning.protocol import FineTune, UnlearnError, UnlearnResult, Variables
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request, holders
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import UnlearnError, UnlearnResult
+from fuprune.unlearning.request import holders
 
 
+@unlearn_fn
 def amnesiac(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    history: UpdateHistory | None = None,
-    renormalise: bool = False,
-    head: str = "head",
+    job: Job, *, history: UpdateHistory | None = None, renormalise: bool = False
 ) -> UnlearnResult:
     """Subtract the recorded updates of clients that held what is named, then fine-tune.
 
@@ -58,9 +49,9 @@ def amnesiac(
             "because the server's step is not a sum over clients there; train with "
             "train.aggregation=mean or clipped_mean and sgd on the server."
         )
-    request = check_request(request, data, variables, head)
+    request, params = job.request, job.variables["params"]
     # A history knows which classes a client held, and the client by its id.
-    clients = () if request.kind == "classes" else holders(data, request)
+    clients = () if request.kind == "classes" else holders(job.data, request)
     guilty = {
         (entry.round_number, entry.client)
         for entry in history.entries
@@ -90,7 +81,6 @@ def amnesiac(
         ]
         return jax.tree.map(lambda *leaves: sum(leaves), *terms)
 
-    params = variables["params"]
     # None if no recorded update is affected; the parameters then stay bitwise.
     gain = effect_of(history, change)
     if gain is not None:
@@ -99,7 +89,7 @@ def amnesiac(
             params,
             gain,
         )
-    changed = {**variables, "params": params}
+    changed = {**job.variables, "params": params}
     notes = {
         "history_bytes": history.used_bytes,
         "history_limit": history.max_bytes,
@@ -108,6 +98,4 @@ def amnesiac(
         "updates_subtracted": len(guilty),
         "rounds_affected": len(affected),
     }
-    return recover(
-        model, changed, data, request, key, fine_tune, stage="subtracted", notes=notes
-    )
+    return job.recover(changed, stage="subtracted", notes=notes)

@@ -35,6 +35,7 @@ from fuprune.unlearning.activations import (
     merge_activations,
 )
 from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.job import Job
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -44,8 +45,7 @@ from fuprune.unlearning.protocol import (
     tree_bytes,
 )
 from fuprune.unlearning.reading import READ_ALL, Reading, choose_participants
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, classes_of
+from fuprune.unlearning.request import ForgetRequest, check_request
 from fuprune.unlearning.tfidf import tf_idf
 
 SURGERIES = ("compact", "mask")
@@ -183,7 +183,8 @@ def class_pruning(
     """
     check_choice("surgery", cut.surgery, SURGERIES)
     num_classes = num_classes or head_classes(variables, head)
-    classes = classes_of(request, num_classes)
+    request = check_request(request, data, num_classes=num_classes)
+    job = Job(model, variables, data, request, key, fine_tune, head)
     # The last of the four is the fine-tuning's: see `recovery_key`.
     capture_key, protect_key, plan_key, _ = jax.random.split(key, 4)
     participants = reading.participants
@@ -209,7 +210,7 @@ def class_pruning(
         notes["privacy"] = dict(protection.privacy)
     upload_bytes = 0
     activations: dict[str, Any] = {}
-    for number, target in enumerate(classes):
+    for number, target in enumerate(job.classes):
         kernels = _kernels(model, variables, example, cut.dense)
         if cut.recapture or not stages:
             noise_key = jax.random.fold_in(protect_key, number)
@@ -239,10 +240,10 @@ def class_pruning(
         )
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
-    result = recover(
-        model, variables, data, ForgetRequest(classes), key, fine_tune, notes=notes
+    result = job._replace(model=model).recover(
+        variables, notes=notes, upload_bytes=upload_bytes
     )
-    return result._replace(stages=tuple(stages), upload_bytes=upload_bytes)
+    return result._replace(stages=tuple(stages))
 
 
 def _merged(

@@ -28,20 +28,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.federated import FederatedDataset, take_clients
+from fuprune.data.federated import take_clients
 from fuprune.errors import InputError, check_choice
 from fuprune.federated.server import FedAlgorithm
 from fuprune.unlearning.history import ServerStep
+from fuprune.unlearning.job import Job, unlearn_fn
 from fuprune.unlearning.kept_rounds import KeptRound, check_kept, client_changes
 from fuprune.unlearning.protocol import (
     Checkpoint,
-    FineTune,
     UnlearnError,
     UnlearnResult,
     Variables,
     tree_bytes,
 )
-from fuprune.unlearning.request import ForgetRequest, check_request, holders, remaining
+from fuprune.unlearning.request import holders, remaining
 
 VARIANTS = ("paper", "released")
 
@@ -65,20 +65,15 @@ def calibration_epochs(rate: float, local_epochs: int) -> int:
     return max(1, math.ceil(rate * local_epochs - 1e-9))
 
 
+@unlearn_fn
 def fed_eraser(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
     rounds: Sequence[KeptRound] | None = None,
     replay: Replay | None = None,
     variant: str = "paper",
     calibrate: bool = True,
     kept: MutableMapping[str, Checkpoint] | None = None,
-    head: str = "head",
 ) -> UnlearnResult:
     """Replay the kept rounds on what remains; nothing is fine-tuned afterwards.
 
@@ -95,7 +90,6 @@ def fed_eraser(
     Raises:
       UnlearnError: without kept rounds, or if the replay diverges.
     """
-    del fine_tune
     check_choice("variant", variant, VARIANTS)
     if rounds is None or not len(rounds):
         raise UnlearnError(
@@ -104,11 +98,11 @@ def fed_eraser(
         )
     if replay is None:
         raise InputError("fed_eraser has no replay; pass how those who stay train.")
-    request = check_request(request, data, variables, head)
+    variables = job.variables
     check_kept(rounds, variables)
-    left = remaining(data, request)
+    left = remaining(job.data, job.request)
     lengths = np.asarray(jax.device_get(left.lengths))
-    tainted = np.isin(np.arange(len(lengths)), holders(data, request))
+    tainted = np.isin(np.arange(len(lengths)), holders(job.data, job.request))
     state, seen, done = _last(kept or {}, rounds)
     drawn, skipped = 0, 0
     for number, old in enumerate(rounds):
@@ -132,7 +126,7 @@ def fed_eraser(
             if variant == "released":
                 recorded = _from_the_next(recorded, rounds, number, old, variables)
             cohort = take_clients(left, old.clients[stays].tolist())
-            state, examples = _replayed(state, cohort, old, recorded, replay, key)
+            state, examples = _replayed(state, cohort, old, recorded, replay, job.key)
             seen += examples
             if kept is not None:
                 _keep_last(kept, number, Checkpoint(state, int(seen)))
@@ -153,9 +147,8 @@ def fed_eraser(
         "images_of_retraining": retraining,
         "share_of_retraining": images / max(retraining, 1),
     }
-    return UnlearnResult(
-        model, made, upload_bytes=tree_bytes(variables) if calibrate else 0, notes=notes
-    )
+    upload_bytes = tree_bytes(variables) if calibrate else 0
+    return UnlearnResult(job.model, made, upload_bytes=upload_bytes, notes=notes)
 
 
 # The control: what those who stay had sent, added up, and nothing trained.

@@ -15,7 +15,6 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fuprune.data.federated import FederatedDataset
 from fuprune.errors import check_choice
 from fuprune.federated.client import split_params
 from fuprune.unlearning.client_sums import (
@@ -24,16 +23,9 @@ from fuprune.unlearning.client_sums import (
     make_client_sum,
     on_server,
 )
-from fuprune.unlearning.protocol import (
-    FineTune,
-    UnlearnError,
-    UnlearnResult,
-    Variables,
-    tree_bytes,
-)
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.reading import READ_ALL, Reading
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request
 
 CURVATURES = ("hessian", "gauss_newton")
 
@@ -118,19 +110,14 @@ def conjugate_gradients(
     return Solution(x, done, relative)
 
 
+@unlearn_fn
 def influence(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
     newton: NewtonStep = GAUSS_NEWTON,
     max_examples: int = 0,
     chunk: int = 64,
     reading: Reading = READ_ALL,
-    head: str = "head",
 ) -> UnlearnResult:
     """Take the forgotten examples out by one Newton step, then fine-tune.
 
@@ -141,9 +128,9 @@ def influence(
     stage `stepped` is the model before the fine-tuning.
     """
     check_choice("curvature", newton.curvature, CURVATURES)
-    request = check_request(request, data, variables, head)
+    model = job.model
     sums: dict[str, Any] = dict(chunk=chunk, reading=reading)
-    remaining = reading.remaining(data, request)
+    remaining = reading.remaining(job.data, job.request)
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
     if not num_remaining:
         raise UnlearnError(
@@ -151,11 +138,12 @@ def influence(
             "derivative; forget less or let more clients take part "
             "(unlearn.participants)."
         )
-    variables = on_server(variables)
+    variables = on_server(job.variables)
     params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)
     run_gradient = make_client_sum(model, gradient_sum(model), **sums)
-    total, num_forgotten = run_gradient(variables, reading.forgotten(data, request))
+    forgotten = reading.forgotten(job.data, job.request)
+    total, num_forgotten = run_gradient(variables, forgotten)
     # By the examples that remain, not by those forgotten: both sides of the system are
     # then in units of the mean loss over what remains.
     b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
@@ -189,10 +177,8 @@ def influence(
         "forgotten_examples": num_forgotten,
         "remaining_examples": num_remaining,
     }
-    result = recover(
-        model, stepped, data, request, key, fine_tune, stage="stepped", notes=notes
-    )
-    return result._replace(upload_bytes=tree_bytes(params) * (1 + solution.iterations))
+    upload_bytes = tree_bytes(params) * (1 + solution.iterations)
+    return job.recover(stepped, stage="stepped", notes=notes, upload_bytes=upload_bytes)
 
 
 def _make_product(model, curvature: str):

@@ -87,15 +87,18 @@ def check_request(
     data: FederatedDataset,
     variables: Variables | None = None,
     head: str = "head",
+    *,
+    num_classes: int | None = None,
 ) -> ForgetRequest:
     """The request as distinct numbers in their order, if this federation can serve it.
 
     Args:
       request: what to forget; a tuple of ints is classes.
       data: K clients, N images.
-      variables: of a model, whose last layer, `head`, says which classes there are;
-        None skips that check.
+      variables: of a model, whose last layer, `head`, says which classes there are.
       head: the name of that layer.
+      num_classes: how many classes there are, if the layer is not to say it; with
+        neither, classes are not checked.
 
     Raises:
       InputError: nothing or several kinds are named, a class, client or example does
@@ -104,7 +107,9 @@ def check_request(
     request = as_request(request)
     if request.kind == "classes":
         if variables is not None:
-            check_classes(request.classes, head_classes(variables, head))
+            num_classes = num_classes or head_classes(variables, head)
+        if num_classes is not None:
+            check_classes(request.classes, num_classes)
         return request
     if request.kind == "clients":
         number = data.num_clients
@@ -133,19 +138,6 @@ def check_request(
             "remain; leave at least one client with data."
         )
     return request
-
-
-def classes_of(
-    request: ForgetRequest | Iterable[int], num_classes: int
-) -> tuple[int, ...]:
-    """The classes of a request, for a method that serves no other kind."""
-    request = as_request(request)
-    if request.kind != "classes":
-        raise InputError(
-            f"the request names {describe_request(request)}; allowed: classes, because "
-            "this method forgets nothing else."
-        )
-    return check_classes(request.classes, num_classes)
 
 
 def _total(data: FederatedDataset) -> int:

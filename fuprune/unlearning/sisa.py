@@ -28,15 +28,15 @@ from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
 from fuprune.models.ensemble import Ensemble, stack_members
 from fuprune.models.fresh import init_variables
+from fuprune.unlearning.job import Job, unlearn_fn
 from fuprune.unlearning.protocol import (
     Checkpoint,
-    FineTune,
     Stage,
     UnlearnError,
     UnlearnResult,
     Variables,
 )
-from fuprune.unlearning.request import ForgetRequest, check_request, remaining
+from fuprune.unlearning.request import remaining
 
 # (model, variables, data, key, rounds): trains so many rounds, from a fresh optimiser.
 TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
@@ -80,19 +80,14 @@ def deal_clients(key: jax.Array, num_clients: int, shards: int) -> list[list[int
     return [part.tolist() for part in np.array_split(order, shards)]
 
 
+@unlearn_fn
 def sisa(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
     train: TrainRounds | None = None,
     rounds: int = 1,
     sharding: Sharding = FIVE_SHARDS,
     kept: MutableMapping[str, Checkpoint] | None = None,
-    head: str = "head",
 ) -> UnlearnResult:
     """Train the ensemble on everything, then again where the request is.
 
@@ -102,22 +97,20 @@ def sisa(
     ones are put there. The stages are `ensemble`, before forgetting, and `resharded`,
     after it; notes say how much was trained again.
     """
-    del fine_tune
     if train is None:
         raise UnlearnError("sisa trains its own ensemble; pass how a slice is trained.")
     if sharding.slices < 1:
         raise InputError(f"sisa.slices is {sharding.slices}, but must be 1 or more.")
-    request = check_request(request, data, variables, head)
-    ensemble = Ensemble(model, sharding.shards, sharding.vote)
+    ensemble = Ensemble(job.model, sharding.shards, sharding.vote)
     kept = {} if kept is None else kept
-    deal_key, shard_key = jax.random.split(key)
-    groups = deal_clients(deal_key, data.num_clients, sharding.shards)
+    deal_key, shard_key = jax.random.split(job.key)
+    groups = deal_clients(deal_key, job.data.num_clients, sharding.shards)
     schedule = slice_rounds(rounds, sharding.slices)
     # In this order: the second training finds in `kept` the checkpoints of the first
     # that the request does not touch.
     first, again = (
-        train_shards(model, given, groups, schedule, train, kept, shard_key)
-        for given in (data, remaining(data, request))
+        train_shards(job.model, given, groups, schedule, train, kept, shard_key)
+        for given in (job.data, remaining(job.data, job.request))
     )
     again_only = [
         {name: number for name, number in after.items() if name not in before}

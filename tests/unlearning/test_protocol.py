@@ -15,10 +15,10 @@ from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
 from fuprune.unlearning.fed_eraser import Replay
+from fuprune.unlearning.job import recovery_key
 from fuprune.unlearning.kept_rounds import keep_round
 from fuprune.unlearning.methods import METHODS, select
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.recovery import recovery_key
 from fuprune.unlearning.request import ForgetRequest
 from tests.unlearning.small import (
     SmallNet,
