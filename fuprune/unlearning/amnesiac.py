@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.unlearning.history import UpdateHistory, effect_of
+from fuprune.unlearning.history import Entry, UpdateHistory, effect_of
 from fuprune.unlearning.job import Job, unlearn_fn
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult
 from fuprune.unlearning.request import holders
@@ -52,32 +52,22 @@ def amnesiac(
     request, params = job.request, job.variables["params"]
     # A history knows which classes a client held, and the client by its id.
     clients = () if request.kind == "classes" else holders(job.data, request)
-    guilty = {
-        (entry.round_number, entry.client)
-        for entry in history.entries
-        if set(entry.classes) & set(request.classes) or entry.client in clients
-    }
-    affected = {round_number for round_number, _ in guilty}
+
+    def is_guilty(entry: Entry) -> bool:
+        held = set(entry.classes).intersection(request.classes)
+        return bool(held) or entry.client in clients
 
     def change(entries):
         """Minus the guilty terms of a round's mean; the others scaled up, if asked."""
-        if entries[0].round_number not in affected:
+        lost = sum(e.share for e in entries if is_guilty(e))
+        if not lost:
             return None
-        parts = {(e.round_number, e.client): e for e in entries}
-        lost = sum(e.share for name, e in parts.items() if name in guilty)
         # A mean over the others alone weighs each of them 1 / (1 - lost) times as much,
         # which is lost / (1 - lost) more than it did.
-        factors = {
-            name: -1.0 if name in guilty else lost / (1.0 - lost)
-            for name in parts
-            if name in guilty or renormalise
-        }
         terms = [
-            jax.tree.map(
-                lambda x, f=factor: f * np.asarray(x, np.float64),
-                parts[name].contribution,
-            )
-            for name, factor in factors.items()
+            _times(-1.0 if is_guilty(e) else lost / (1.0 - lost), e.contribution)
+            for e in entries
+            if renormalise or is_guilty(e)
         ]
         return jax.tree.map(lambda *leaves: sum(leaves), *terms)
 
@@ -90,12 +80,17 @@ def amnesiac(
             gain,
         )
     changed = {**job.variables, "params": params}
+    guilty = [entry.round_number for entry in history.entries if is_guilty(entry)]
     notes = {
         "history_bytes": history.used_bytes,
         "history_limit": history.max_bytes,
         "updates_recorded": len(history.entries),
         "updates_dropped": history.dropped,
         "updates_subtracted": len(guilty),
-        "rounds_affected": len(affected),
+        "rounds_affected": len(set(guilty)),
     }
     return job.recover(changed, stage="subtracted", notes=notes)
+
+
+def _times(factor: float, tree):
+    return jax.tree.map(lambda x: factor * np.asarray(x, np.float64), tree)

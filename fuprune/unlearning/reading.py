@@ -18,7 +18,7 @@ from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess
 from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
-from fuprune.federated.program import Transport
+from fuprune.federated.program import CohortFn, Transport
 from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.request import (
     ForgetRequest,
@@ -37,16 +37,20 @@ class Reading(NamedTuple):
     backend: str | Transport = "auto"
     mesh: Any = None  # devices for `shard_map`; all by default
 
-    def make_run(
-        self, model, program: ClientProgram
-    ) -> Callable[[Any, FederatedDataset], tuple[Any, Any]]:
-        """`run(context, data) -> (total, each)`: the program on every client."""
-        run_cohort = for_each_client(
+    def for_each_client(self, model, program: ClientProgram) -> CohortFn:
+        """The program, which calls `model`, on every client of a cohort."""
+        return for_each_client(
             program,
             backend=self.backend,
             mesh=self.mesh,
             loops_are_fast=loops_are_fast(model),
         )
+
+    def make_run(
+        self, model, program: ClientProgram
+    ) -> Callable[[Any, FederatedDataset], tuple[Any, Any]]:
+        """`run(context, data) -> (total, each)`: the program on all clients."""
+        run_cohort = self.for_each_client(model, program)
 
         def run(context, data: FederatedDataset):
             cohort = whole_cohort(data)
