@@ -22,6 +22,7 @@ from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.request import ForgetRequest
 from tests.unlearning.small import (
     SmallNet,
+    forget_by,
     initial,
     make_fine_tune,
     make_train,
@@ -80,9 +81,8 @@ def forget(
     name, data, variables, updates, fine_tune=FINE_TUNE, classes=CLASSES, **options
 ):
     options = {**OPTIONS.get(name, {}), **updates.get(name, {}), **options}
-    return METHODS[name](
-        MODEL, variables, data, classes, key=KEY, fine_tune=fine_tune, **options
-    )
+    options |= {"seed": 7, "fine_tune": fine_tune}
+    return forget_by(name, MODEL, variables, data, classes, **options)
 
 
 @pytest.fixture(scope="module")

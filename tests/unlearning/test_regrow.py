@@ -5,8 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from fuprune.unlearning.regrow import regrow
-from tests.unlearning.small import SmallNet, initial, make_fine_tune, small_data
+from tests.unlearning.small import SmallNet, forget_by, initial, small_data
 
 MODEL = SmallNet()
 
@@ -14,15 +13,7 @@ MODEL = SmallNet()
 def start_of(**options):
     """The model before its fine-tuning, and the one it was made from."""
     variables = initial(MODEL)
-    result = regrow(
-        MODEL,
-        variables,
-        small_data(),
-        (1,),
-        key=jax.random.key(3),
-        fine_tune=make_fine_tune(),
-        **options,
-    )
+    result = forget_by("regrow", MODEL, variables, small_data(), (1,), **options)
     (stage,) = result.stages
     return stage.variables["params"], variables["params"], result.notes
 
