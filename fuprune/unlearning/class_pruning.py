@@ -44,7 +44,12 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
-from fuprune.unlearning.reading import READ_ALL, Reading, choose_participants
+from fuprune.unlearning.reading import (
+    READ_ALL,
+    Reading,
+    check_participants,
+    choose_participants,
+)
 from fuprune.unlearning.request import ForgetRequest, check_request
 from fuprune.unlearning.tfidf import tf_idf
 
@@ -195,7 +200,7 @@ def class_pruning(
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
     collect_from = functools.partial(
         collect,
-        cohort=take_clients(data, participants),
+        cohort=take_clients(data, check_participants(participants, data)),
         num_classes=num_classes,
         batch_size=cut.batch_size,
         preprocess=reading.preprocess,

@@ -113,11 +113,20 @@ def participating(
     """
     if participants is None:
         return data
-    ids = np.asarray(participants, np.int64).reshape(-1)
-    if not ids.size or ids.min() < 0 or ids.max() >= data.num_clients:
-        raise InputError(
-            f"participants are {ids.tolist()}, but must be one or more client ids from "
-            f"0 to {data.num_clients - 1}."
-        )
+    ids = check_participants(participants, data)
     takes_part = np.isin(np.arange(data.num_clients), ids)
     return data._replace(lengths=jnp.where(takes_part, data.lengths, 0))
+
+
+def check_participants(
+    participants: Sequence[int], data: FederatedDataset
+) -> tuple[int, ...]:
+    """Client ids, each once and in their order, if there are such clients."""
+    # Who is named twice would count twice, and have noise for once.
+    ids = tuple(dict.fromkeys(int(client) for client in participants))
+    if not ids or min(ids) < 0 or max(ids) >= data.num_clients:
+        raise InputError(
+            f"participants are {list(ids)}, but must be one or more client ids from "
+            f"0 to {data.num_clients - 1}."
+        )
+    return ids
