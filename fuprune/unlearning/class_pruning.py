@@ -217,6 +217,11 @@ def class_pruning(
     activations: dict[str, Any] = {}
     for number, target in enumerate(job.classes):
         kernels = _kernels(model, variables, example, cut.dense)
+        if not kernels:
+            raise UnlearnError(
+                "the network has no convolution whose channels could be cut; set "
+                "prune.dense to cut the units of its dense layers."
+            )
         if cut.recapture or not stages:
             noise_key = jax.random.fold_in(protect_key, number)
             collected = collect_from(model, variables)
@@ -258,11 +263,6 @@ def _merged(
     protect = protection.protect
     seen: Any = collected.uploads if protect is None else protect(collected, key)
     merged = merge_activations(seen, weighting=cut.weighting)
-    if not layers:
-        raise UnlearnError(
-            "the network has no convolution whose channels could be cut; set "
-            "prune.dense to cut the units of its dense layers."
-        )
     activations = {layer: merged[layer] for layer in layers}
     notes: dict[str, Any] = {
         "participants": len(collected.clients),
@@ -281,15 +281,14 @@ def _kernels(model, variables, example, dense: bool) -> dict[str, np.ndarray]:
 
     In forward order, by which ties are broken; trees come back in another.
     """
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(variables))
+    at = {names(path): leaf for path, leaf in leaves}
     if hasattr(model, "wiring"):
-        leaves = jax.tree_util.tree_leaves_with_path(dict(variables))
-        held = {layer_name(names(p)): x for p, x in leaves if names(p)[-1] == "kernel"}
-        return {layer: np.asarray(held[layer]) for layer in layer_names(model)}
+        held = {layer_name(path): x for path, x in at.items() if path[-1] == "kernel"}
+        return {layer: held[layer] for layer in layer_names(model)}
     # A network that somebody else wrote may call its kernels anything, and have the
     # channels on any axis.
     layers = trace_layers(model, variables, example, dense=dense)
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(variables))
-    at = {names(path): leaf for path, leaf in leaves}
     return {n: np.moveaxis(at[x.path], x.axis, -1) for n, x in layers.items()}
 
 
