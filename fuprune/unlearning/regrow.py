@@ -48,7 +48,10 @@ def regrow(job: Job, *, share: float = 1 / 3, shrink: float = 1.0) -> UnlearnRes
         stays = kept.intersection(names(path)[1:2])
         return shrink * old + (1 - shrink) * new if stays else new
 
-    grown = jax.tree_util.tree_map_with_path(start, dict(job.variables), dict(fresh))
+    # Flax hands variables out as dictionaries or frozen ones; leaves sort alike.
+    old = dict(job.variables)
+    fresh = jax.tree.unflatten(jax.tree.structure(old), jax.tree.leaves(fresh))
+    grown = jax.tree_util.tree_map_with_path(start, old, fresh)
     notes = {
         "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
     }

@@ -4,6 +4,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from flax.core import freeze, unfreeze
 
 from tests.unlearning.small import SmallNet, forget_by, initial, small_data
 
@@ -42,6 +43,13 @@ def test_shrink_mixes_old_and_fresh():
         lambda a, b: 0.25 * a + 0.75 * b, old["conv1"], fresh["conv1"]
     )
     chex.assert_trees_all_close(grown["conv1"], expected)
+
+
+def test_variables_may_be_frozen():
+    given = (small_data(), (1,))
+    plain = forget_by("regrow", MODEL, initial(MODEL), *given)
+    frozen = forget_by("regrow", MODEL, freeze(initial(MODEL)), *given)
+    chex.assert_trees_all_equal(unfreeze(frozen.variables), plain.variables)
 
 
 @pytest.mark.parametrize("name", ["share", "shrink"])
