@@ -54,9 +54,7 @@ def ascent(
     if not climb.loss_cap > 0:
         raise InputError(f"loss_cap is {climb.loss_cap}, but must be positive.")
     model, forgotten = job.model, reading.forgotten(job.data, job.request)
-    run_loss = make_client_sum(
-        model, loss_sum(model), chunk=climb.batch_size, reading=reading, task="loss_sum"
-    )
+    run_loss = make_client_sum(model, loss_sum, chunk=climb.batch_size, reading=reading)
     program = local_ascent(
         model, climb, max_length=job.data.max_length, preprocess=reading.preprocess
     )

@@ -6,7 +6,6 @@ remaining data do not care. `variant="paper"` is Eq. 1 with its Newton step;
 `variant="golatkar"` is what Golatkar et al. (2020) released.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from fuprune.federated.client import split_params
 from fuprune.surgery.trace import names
 from fuprune.unlearning.client_sums import (
     BatchSum,
+    MakeSum,
     gradient_sum,
     limit_examples,
     make_client_sum,
@@ -98,7 +98,7 @@ def fisher_sum(model) -> BatchSum:
 
 
 def mean_over_clients(
-    make_sum: Callable[[Any], BatchSum],
+    make_sum: MakeSum,
     what: str,
     model,
     variables: Variables,
@@ -111,10 +111,7 @@ def mean_over_clients(
     Raises:
       UnlearnError: if there are no examples, or `what` it is is not finite.
     """
-    name = make_sum.__name__
-    run = make_client_sum(
-        model, make_sum(model), chunk=chunk, reading=reading, task=name
-    )
+    run = make_client_sum(model, make_sum, chunk=chunk, reading=reading)
     total, num_examples = run(variables, data)
     if not num_examples:
         raise UnlearnError(

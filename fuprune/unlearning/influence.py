@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
 
 from fuprune.errors import check_choice
 from fuprune.federated.client import split_params
 from fuprune.unlearning.client_sums import (
+    BatchSum,
     gradient_sum,
     limit_examples,
     make_client_sum,
@@ -26,8 +26,6 @@ from fuprune.unlearning.client_sums import (
 from fuprune.unlearning.job import Job, unlearn_fn
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.reading import READ_ALL, Reading
-
-CURVATURES = ("hessian", "gauss_newton")
 
 
 class NewtonStep(NamedTuple):
@@ -110,6 +108,53 @@ def conjugate_gradients(
     return Solution(x, done, relative)
 
 
+def hessian_product(model) -> BatchSum:
+    """`((params, state, v), batch) -> H v` summed over the batch.
+
+    Reverse mode twice: some layers define their own reverse rule, which forward mode
+    cannot pass.
+    """
+    gradient = gradient_sum(model)
+
+    def product(context, batch):
+        params, state, vector = context
+        _, backward = jax.vjp(
+            lambda params: gradient({"params": params, **state}, batch), params
+        )
+        # H is symmetric, so its transpose does as well.
+        return backward(vector)[0]
+
+    return product
+
+
+def gauss_newton_product(model) -> BatchSum:
+    """`hessian_product` with the Gauss-Newton matrix in place of the Hessian."""
+
+    def product(context, batch):
+        params, state, vector = context
+
+        def logits_of(params):
+            images = batch.images
+            logits = model.apply({"params": params, **state}, images, train=False)
+            return logits.astype(jnp.float32)
+
+        logits, backward = jax.vjp(logits_of, params)
+        # backward, u -> J^T u, is linear, so the gradient of <backward(u), v> is J v.
+        along = jax.vjp(backward, logits)[1]((vector,))[0]
+        probability = jax.nn.softmax(logits)
+        # (diag(p) - p p^T) J v: the Hessian of the cross-entropy in the logits, which
+        # does not depend on the labels.
+        mean = jnp.sum(probability * along, axis=-1, keepdims=True)
+        bent = probability * (along - mean)
+        # The loss masks its padding, but no loss is formed here.
+        return backward(jnp.where(batch.mask[:, None] > 0, bent, 0.0))[0]
+
+    return product
+
+
+CURVATURES = {"hessian": hessian_product, "gauss_newton": gauss_newton_product}
+
+
 @unlearn_fn
 def influence(
     job: Job,
@@ -141,7 +186,7 @@ def influence(
     variables = on_server(job.variables)
     params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)
-    run_gradient = make_client_sum(model, gradient_sum(model), **sums)
+    run_gradient = make_client_sum(model, gradient_sum, **sums)
     forgotten = reading.forgotten(job.data, job.request)
     total, num_forgotten = run_gradient(variables, forgotten)
     # By the examples that remain, not by those forgotten: both sides of the system are
@@ -151,7 +196,7 @@ def influence(
         raise UnlearnError(
             "the gradient on the forgotten data is not finite: the model diverged."
         )
-    run_product = make_client_sum(model, _make_product(model, newton.curvature), **sums)
+    run_product = make_client_sum(model, CURVATURES[newton.curvature], **sums)
     # Products are divided by the size of this sample, so they estimate I / N_r also
     # where it is only a part of what remains.
     sample = limit_examples(remaining, max_examples)
@@ -179,41 +224,3 @@ def influence(
     }
     upload_bytes = tree_bytes(params) * (1 + solution.iterations)
     return job.recover(stepped, stage="stepped", notes=notes, upload_bytes=upload_bytes)
-
-
-def _make_product(model, curvature: str):
-    """`((params, state, v), batch) -> H v` summed over the batch.
-
-    Reverse mode twice: some layers define their own reverse rule, which forward mode
-    cannot pass.
-    """
-    gradient = gradient_sum(model)
-
-    def hessian(context, batch):
-        params, state, vector = context
-
-        def slope(params):
-            return optax.tree.vdot(gradient({"params": params, **state}, batch), vector)
-
-        return jax.grad(slope)(params)
-
-    def gauss_newton(context, batch):
-        params, state, vector = context
-
-        def logits_of(params):
-            images = batch.images
-            logits = model.apply({"params": params, **state}, images, train=False)
-            return logits.astype(jnp.float32)
-
-        logits, backward = jax.vjp(logits_of, params)
-        # backward is linear, so the gradient of <backward(u), v> in u is J v.
-        along = jax.grad(lambda u: optax.tree.vdot(backward(u)[0], vector))(logits)
-        probability = jax.nn.softmax(logits)
-        # (diag(p) - p p^T) J v: the Hessian of the cross-entropy in the logits, which
-        # does not depend on the labels.
-        mean = jnp.sum(probability * along, axis=-1, keepdims=True)
-        bent = probability * (along - mean)
-        # The loss masks its padding, but no loss is formed here.
-        return backward(jnp.where(batch.mask[:, None] > 0, bent, 0.0))[0]
-
-    return hessian if curvature == "hessian" else gauss_newton
