@@ -39,9 +39,10 @@ def amnesiac(
         could be subtracted.
     """
     if history is None or not history.entries:
+        limit = 0 if history is None else history.max_bytes
         raise UnlearnError(
             "amnesiac needs the recorded updates of the training and there are none; "
-            "train with train.history_bytes above 0."
+            f"train with train.history_bytes above {limit}."
         )
     if obstacle := history.server.obstacle:
         raise UnlearnError(
