@@ -21,7 +21,7 @@ held nothing of it count, and if there is none that round is replayed like the o
 
 import functools
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +103,12 @@ def fed_eraser(
     left = remaining(job.data, job.request)
     lengths = np.asarray(jax.device_get(left.lengths))
     tainted = np.isin(np.arange(len(lengths)), holders(job.data, job.request))
-    state, seen, done = _last(kept or {}, rounds)
+    kept = {} if kept is None else kept
+    state, seen, done = dict(rounds[0].variables), 0.0, 0
+    # At most one, unless the process was killed before it dropped the one before.
+    for name in sorted(kept)[-1:]:
+        last, done = kept[name], int(name) + 1
+        state, seen = dict(last.variables), float(last.images)
     drawn, skipped = 0, 0
     for number, old in enumerate(rounds):
         stays = lengths[old.clients] > 0
@@ -128,8 +133,10 @@ def fed_eraser(
             cohort = take_clients(left, old.clients[stays].tolist())
             state, examples = _replayed(state, cohort, old, recorded, replay, job.key)
             seen += examples
-            if kept is not None:
-                _keep_last(kept, number, Checkpoint(state, int(seen)))
+            # Leading zeros: names sort as their numbers do.
+            kept[f"{number:08d}"] = Checkpoint(state, int(seen))
+            for name in sorted(kept)[:-1]:
+                del kept[name]
     # Recorded changes are of parameters only, and nothing trained new statistics.
     if not calibrate and "batch_stats" in variables:
         state["batch_stats"] = variables["batch_stats"]
@@ -165,22 +172,6 @@ def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variabl
         return change + (np.asarray(now, np.float64) - np.asarray(then, np.float64))
 
     return jax.tree.map(measured, recorded, old.variables["params"], after["params"])
-
-
-def _last(kept: Mapping[str, Checkpoint], rounds: Sequence[KeptRound]):
-    """Where a replay starts: `(variables, images trained on, rounds done)`."""
-    if not kept:
-        return dict(rounds[0].variables), 0.0, 0
-    name = max(kept)
-    return dict(kept[name].variables), float(kept[name].images), int(name) + 1
-
-
-def _keep_last(kept: MutableMapping[str, Checkpoint], number, checkpoint) -> None:
-    """Keeps the newest; the one before goes once its successor is there."""
-    # Leading zeros: names sort as their numbers do, which `_last` relies on.
-    kept[f"{number:08d}"] = checkpoint
-    for name in sorted(kept)[:-1]:
-        del kept[name]
 
 
 def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
