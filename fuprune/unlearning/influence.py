@@ -28,23 +28,6 @@ from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.reading import READ_ALL, Reading
 
 
-class NewtonStep(NamedTuple):
-    """How the step is solved for; the keys of the config's section `influence`.
-
-    `hessian` is the second derivative itself, which a deep network need not have
-    positive definite; `gauss_newton` is its part that always is (and all of it for a
-    linear model).
-    """
-
-    damping: float = 0.03  # added to the diagonal, in units of the mean loss's Hessian
-    iterations: int = 20  # of conjugate gradients, at most
-    tolerance: float = 1e-3  # relative residual at which they stop
-    curvature: str = "gauss_newton"  # one of `CURVATURES`
-
-
-GAUSS_NEWTON = NewtonStep()
-
-
 class Solution(NamedTuple):
     """What conjugate gradients arrived at."""
 
@@ -159,7 +142,10 @@ CURVATURES = {"hessian": hessian_product, "gauss_newton": gauss_newton_product}
 def influence(
     job: Job,
     *,
-    newton: NewtonStep = GAUSS_NEWTON,
+    damping: float = 0.03,
+    iterations: int = 20,
+    tolerance: float = 1e-3,
+    curvature: str = "gauss_newton",
     max_examples: int = 0,
     chunk: int = 64,
     reading: Reading = READ_ALL,
@@ -168,11 +154,17 @@ def influence(
 
     With N_r examples remaining it solves (I / N_r + damping) x = grad / N_r; for a
     quadratic loss and no damping w + x is the minimum without the forgotten examples.
+    The damping is thus in units of the mean loss's Hessian. At most `iterations` of
+    conjugate gradients are made, down to a relative residual of `tolerance`. The
+    `curvature` is `hessian`, the second derivative itself, which a deep network need
+    not have positive definite, or `gauss_newton`, its part that always is (and all of
+    it for a linear model).
+
     BatchNorm uses its running statistics throughout. At most `max_examples` remaining
     images, over all participants (0 for all), are used for I, `chunk` at a time. The
     stage `stepped` is the model before the fine-tuning.
     """
-    check_choice("curvature", newton.curvature, CURVATURES)
+    check_choice("curvature", curvature, CURVATURES)
     model = job.model
     sums: dict[str, Any] = dict(chunk=chunk, reading=reading)
     remaining = reading.remaining(job.data, job.request)
@@ -196,7 +188,7 @@ def influence(
         raise UnlearnError(
             "the gradient on the forgotten data is not finite: the model diverged."
         )
-    run_product = make_client_sum(model, CURVATURES[newton.curvature], **sums)
+    run_product = make_client_sum(model, CURVATURES[curvature], **sums)
     # Products are divided by the size of this sample, so they estimate I / N_r also
     # where it is only a part of what remains.
     sample = limit_examples(remaining, max_examples)
@@ -206,15 +198,15 @@ def influence(
         vector = unravel(jnp.asarray(v, flat.dtype))
         total, num_examples = run_product((params, rest, vector), sample)
         product = np.asarray(ravel_pytree(total)[0], np.float64) / num_examples
-        return product + newton.damping * v
+        return product + damping * v
 
     solution = conjugate_gradients(
-        multiply, b, iterations=newton.iterations, tolerance=newton.tolerance
+        multiply, b, iterations=iterations, tolerance=tolerance
     )
     step = unravel(jnp.asarray(solution.x, flat.dtype))
     stepped = {**rest, "params": jax.tree.map(jnp.add, params, step)}
     notes = {
-        "curvature": newton.curvature,
+        "curvature": curvature,
         "iterations": solution.iterations,
         "relative_residual": solution.residual,
         "step_norm": float(np.linalg.norm(solution.x)),

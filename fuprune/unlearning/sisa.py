@@ -42,17 +42,6 @@ from fuprune.unlearning.request import remaining
 TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
 
 
-class Sharding(NamedTuple):
-    """How clients are grouped; the keys of the config's section `sisa`."""
-
-    shards: int = 5
-    slices: int = 2  # R, of each shard
-    vote: str = "softmax"  # or "votes"; see `models.ensemble`
-
-
-FIVE_SHARDS = Sharding()
-
-
 class Trained(NamedTuple):
     """The networks of all shards."""
 
@@ -86,26 +75,29 @@ def sisa(
     *,
     train: TrainRounds | None = None,
     rounds: int = 1,
-    sharding: Sharding = FIVE_SHARDS,
+    shards: int = 5,
+    slices: int = 2,
+    vote: str = "softmax",
     kept: MutableMapping[str, Checkpoint] | None = None,
 ) -> UnlearnResult:
     """Train the ensemble on everything, then again where the request is.
 
-    Every shard trains a network of the model's architecture, slice by slice with
-    `train`, for `rounds`, E, if it had one slice; nothing is fine-tuned. Checkpoints
-    that are in `kept`, by the hash of what they saw, are not trained again, and new
-    ones are put there. The stages are `ensemble`, before forgetting, and `resharded`,
-    after it; notes say how much was trained again.
+    Each of the `shards` trains a network of the model's architecture, in R `slices` one
+    by one with `train`, for `rounds`, E, if it had one slice; nothing is fine-tuned.
+    How they `vote`, by `softmax` or `votes`, is described in `models.ensemble`.
+    Checkpoints that are in `kept`, by the hash of what they saw, are not trained again,
+    and new ones are put there. The stages are `ensemble`, before forgetting, and
+    `resharded`, after it; notes say how much was trained again.
     """
     if train is None:
         raise UnlearnError("sisa trains its own ensemble; pass how a slice is trained.")
-    if sharding.slices < 1:
-        raise InputError(f"sisa.slices is {sharding.slices}, but must be 1 or more.")
-    ensemble = Ensemble(job.model, sharding.shards, sharding.vote)
+    if slices < 1:
+        raise InputError(f"sisa.slices is {slices}, but must be 1 or more.")
+    ensemble = Ensemble(job.model, shards, vote)
     kept = {} if kept is None else kept
     deal_key, shard_key = jax.random.split(job.key)
-    groups = deal_clients(deal_key, job.data.num_clients, sharding.shards)
-    schedule = slice_rounds(rounds, sharding.slices)
+    groups = deal_clients(deal_key, job.data.num_clients, shards)
+    schedule = slice_rounds(rounds, slices)
     # In this order: the second training finds in `kept` the checkpoints of the first
     # that the request does not touch.
     first, again = (
@@ -117,18 +109,20 @@ def sisa(
         for before, after in zip(first.images, again.images, strict=True)
     ]
     trained, retrained = (
-        sum(sum(shard.values()) for shard in shards)
-        for shards in (first.images, again_only)
+        sum(sum(images.values()) for images in by_shard)
+        for by_shard in (first.images, again_only)
     )
     notes: dict[str, Any] = {
-        **sharding._asdict(),
+        "shards": shards,
+        "slices": slices,
+        "vote": vote,
         "shards_retrained": sum(map(bool, again_only)),
         "slices_retrained": sum(map(len, again_only)),
         "images": retrained,
         "images_of_training": trained,
         "share_of_training": retrained / max(trained, 1),
     }
-    if notes["slices_retrained"] == sharding.shards * sharding.slices:
+    if notes["slices_retrained"] == shards * slices:
         notes["saved"] = (
             "nothing: the first slice of every shard holds what was forgotten, so the "
             "whole ensemble was trained again"

@@ -17,7 +17,7 @@ from fuprune.models.zoo import create
 from fuprune.surgery.rebuild import from_spec, spec
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest, remaining
-from fuprune.unlearning.sisa import Sharding, deal_clients, slice_rounds, train_shards
+from fuprune.unlearning.sisa import deal_clients, slice_rounds, train_shards
 from tests import reference_requests as reference
 from tests.unlearning.small import (
     SmallNet,
@@ -167,4 +167,3 @@ def test_bad_input_is_refused_in_one_line(data):
         forget(data, ForgetRequest(clients=(0,)), vote="king")
     with pytest.raises(UnlearnError, match="own ensemble"):
         forget(data, ForgetRequest(clients=(0,)), train=None)
-    assert Sharding().vote == "softmax"
