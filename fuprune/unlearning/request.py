@@ -153,23 +153,17 @@ def describe_request(request: ForgetRequest) -> str:
     return f"{kind if len(targets) > 1 else _ONE_OF[kind]} {shown}"
 
 
-def remaining(
-    data: FederatedDataset, request: ForgetRequest | Iterable[int]
-) -> FederatedDataset:
+def remaining(data: FederatedDataset, request: ForgetRequest) -> FederatedDataset:
     """The federation without what the request names, all shapes as they were.
 
     A client who leaves has weight 0 and is never drawn into a cohort again.
     """
-    request = as_request(request)
     drop, _ = _SPLIT[request.kind]
     return drop(data, request.targets)
 
 
-def forgotten(
-    data: FederatedDataset, request: ForgetRequest | Iterable[int]
-) -> FederatedDataset:
+def forgotten(data: FederatedDataset, request: ForgetRequest) -> FederatedDataset:
     """The federation with nothing but what the request names, shapes as they were."""
-    request = as_request(request)
     _, keep = _SPLIT[request.kind]
     return keep(data, request.targets)
 
