@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, take_clients
 from fuprune.errors import check_choice
 from fuprune.surgery import (
@@ -187,9 +188,10 @@ def class_pruning(
       The fine-tuned model, with a stage per class cut.
     """
     check_choice("surgery", cut.surgery, SURGERIES)
-    num_classes = num_classes or head_classes(variables, head)
-    request = check_request(request, data, num_classes=num_classes)
+    request = check_request(request, data)
     job = Job(model, variables, data, request, key, fine_tune, head)
+    num_classes = num_classes or head_classes(variables, head)
+    check_classes(job.classes, num_classes)
     # The last of the four is the fine-tuning's: see `recovery_key`.
     capture_key, protect_key, plan_key, _ = jax.random.split(key, 4)
     participants = reading.participants

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
+from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -115,8 +117,10 @@ def unlearn_fn(method: Callable[..., UnlearnResult]) -> UnlearnFn:
     def forget(
         model, variables, data, request, *, key, fine_tune, head="head", **options
     ) -> UnlearnResult:
-        number = options.get("num_classes")
-        request = check_request(request, data, variables, head, num_classes=number)
+        request = check_request(request, data)
+        if request.kind == "classes":
+            number = options.get("num_classes") or head_classes(variables, head)
+            check_classes(request.classes, number)
         job = Job(model, variables, data, request, key, fine_tune, head)
         return method(job, **options)
 

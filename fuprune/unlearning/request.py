@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import (
     FederatedDataset,
     drop_classes,
@@ -23,8 +22,6 @@ from fuprune.data.federated import (
     keep_examples,
 )
 from fuprune.errors import InputError
-from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.protocol import Variables
 
 # By kind: what leaves the named targets out, and what leaves out everything else.
 _SPLIT: dict[str, Any] = {
@@ -83,33 +80,19 @@ def _distinct(names: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_request(
-    request: ForgetRequest | Iterable[int],
-    data: FederatedDataset,
-    variables: Variables | None = None,
-    head: str = "head",
-    *,
-    num_classes: int | None = None,
+    request: ForgetRequest | Iterable[int], data: FederatedDataset
 ) -> ForgetRequest:
     """The request as distinct numbers in their order, if this federation can serve it.
 
-    Args:
-      request: what to forget; a tuple of ints is classes.
-      data: K clients, N images.
-      variables: of a model, whose last layer, `head`, says which classes there are.
-      head: the name of that layer.
-      num_classes: how many classes there are, if the layer is not to say it; with
-        neither, classes are not checked.
+    A tuple of ints is classes. How many there are is not known here: `check_classes`
+    goes with this one where it is.
 
     Raises:
-      InputError: nothing or several kinds are named, a class, client or example does
-        not exist, a client or example has no data, or nothing would remain.
+      InputError: nothing or several kinds are named, a client or example does not
+        exist or has no data, or nothing would remain.
     """
     request = as_request(request)
     if request.kind == "classes":
-        if variables is not None:
-            num_classes = num_classes or head_classes(variables, head)
-        if num_classes is not None:
-            check_classes(request.classes, num_classes)
         return request
     if request.kind == "clients":
         number = data.num_clients

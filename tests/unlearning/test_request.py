@@ -89,7 +89,7 @@ def test_a_tuple_of_ints_is_classes():
 )
 def test_impossible_requests_are_refused_in_one_line(request_, message):
     with pytest.raises(ValueError, match=message) as caught:
-        check_request(request_, DATA, initial(LINEAR))
+        forget("fine_tune_only", DATA, request_, [])
     assert "\n" not in str(caught.value)
 
 
