@@ -1,9 +1,11 @@
 """What all methods are given as one value, and the ending that most of them share.
 
 A method is written as a function of a `Job` and of its own options, and `unlearn_fn`
-makes an `UnlearnFn` of it: the request is checked there, once for all methods. Every
-method that fine-tunes does it in `Job.recover`, under a key derived in the same way, so
-that methods started with one key see the same cohorts and the same batches.
+makes an `UnlearnFn` of it: the request is checked there, once for all methods. Only
+`class_pruning` spells its signature out, for editors and type checkers, because it is
+public. Every method that fine-tunes does it in `Job.recover`, under a key derived in
+the same way, so that methods started with one key see the same cohorts and the same
+batches.
 """
 
 import functools

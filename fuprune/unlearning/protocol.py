@@ -17,8 +17,7 @@ import jax
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
-
-Variables = Mapping[str, Any]
+from fuprune.models.adapt import Variables as Variables
 
 
 class UnlearnError(InputError):
