@@ -98,9 +98,7 @@ def measure(conv, runtime, options):
 
     rows = []
     for chunk in options.chunks:
-        run = make_client_sum(
-            model, fisher_sum(model), chunk=chunk, reading=Reading(**where)
-        )
+        run = make_client_sum(model, fisher_sum, chunk=chunk, reading=Reading(**where))
         row = compare(epoch, lambda run=run: run(variables, data), options.repeats)
         row = {"conv": conv, "chunk": chunk} | row
         row["temporary_megabytes"] = temporary_megabytes(model, variables, chunk, shape)

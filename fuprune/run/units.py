@@ -42,6 +42,7 @@ from fuprune.surgery import layer_names
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
+from fuprune.unlearning.job import recovery_key
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
@@ -51,7 +52,6 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     tree_bytes,
 )
-from fuprune.unlearning.recovery import recovery_key
 from fuprune.unlearning.request import remaining
 
 

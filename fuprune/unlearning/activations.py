@@ -18,20 +18,14 @@ from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError, check_choice
 from fuprune.federated.aggregate import check_statistics
 from fuprune.federated.client import Preprocess
-from fuprune.federated.cohort import (
-    ClientProgram,
-    Shared,
-    clients_of,
-    for_each_client,
-    keep_compiled,
-)
+from fuprune.federated.cohort import ClientProgram, Shared, clients_of, keep_compiled
 from fuprune.federated.program import Task, Transport
-from fuprune.models.layers import loops_are_fast
 from fuprune.surgery import capture
 from fuprune.surgery.cutting import layer_name
 from fuprune.unlearning.client_sums import sum_program
 from fuprune.unlearning.privacy import clip_scale
 from fuprune.unlearning.protocol import UnlearnError, tree_bytes
+from fuprune.unlearning.reading import Reading
 
 WEIGHTINGS = ("examples", "clients")
 
@@ -206,9 +200,8 @@ def collect(
       dense: see `pooled_convolutions`.
       tamper: simulated misbehaviour, `(client id, upload) -> upload`.
     """
-    run = _make_capture(
-        model, num_classes, batch_size, preprocess, backend, mesh, clip, dense
-    )
+    reading = Reading(None, preprocess, backend, mesh)
+    run = _make_capture(model, reading, num_classes, batch_size, clip, dense)
     shared = Shared(cohort.images, cohort.labels, variables)
     total, stacked = run(shared, clients_of(cohort))
     stacked, lengths, ids = jax.device_get((stacked, cohort.lengths, cohort.clients))
@@ -238,22 +231,16 @@ def collect(
 
 
 @keep_compiled
-def _make_capture(
-    model, num_classes, batch_size, preprocess, backend, mesh, clip, dense
-):
-    return for_each_client(
-        activations_program(
-            model,
-            num_classes=num_classes,
-            batch_size=batch_size,
-            preprocess=preprocess,
-            clip=clip,
-            dense=dense,
-        ),
-        backend=backend,
-        mesh=mesh,
-        loops_are_fast=loops_are_fast(model),
+def _make_capture(model, reading: Reading, num_classes, batch_size, clip, dense):
+    program = activations_program(
+        model,
+        num_classes=num_classes,
+        batch_size=batch_size,
+        preprocess=reading.preprocess,
+        clip=clip,
+        dense=dense,
     )
+    return reading.for_each_client(model, program)
 
 
 def merge_activations(

@@ -11,24 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.federated import FederatedDataset
-from fuprune.unlearning.history import UpdateHistory, effect_of
-from fuprune.unlearning.protocol import FineTune, UnlearnError, UnlearnResult, Variables
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request, holders
+from fuprune.unlearning.history import Entry, UpdateHistory, effect_of
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import UnlearnError, UnlearnResult
+from fuprune.unlearning.request import holders
 
 
+@unlearn_fn
 def amnesiac(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    history: UpdateHistory | None = None,
-    renormalise: bool = False,
-    head: str = "head",
+    job: Job, *, history: UpdateHistory | None = None, renormalise: bool = False
 ) -> UnlearnResult:
     """Subtract the recorded updates of clients that held what is named, then fine-tune.
 
@@ -48,9 +39,10 @@ def amnesiac(
         could be subtracted.
     """
     if history is None or not history.entries:
+        limit = 0 if history is None else history.max_bytes
         raise UnlearnError(
             "amnesiac needs the recorded updates of the training and there are none; "
-            "train with train.history_bytes above 0."
+            f"train with train.history_bytes above {limit}."
         )
     if obstacle := history.server.obstacle:
         raise UnlearnError(
@@ -58,39 +50,28 @@ def amnesiac(
             "because the server's step is not a sum over clients there; train with "
             "train.aggregation=mean or clipped_mean and sgd on the server."
         )
-    request = check_request(request, data, variables, head)
+    request, params = job.request, job.variables["params"]
     # A history knows which classes a client held, and the client by its id.
-    clients = () if request.kind == "classes" else holders(data, request)
-    guilty = {
-        (entry.round_number, entry.client)
-        for entry in history.entries
-        if set(entry.classes) & set(request.classes) or entry.client in clients
-    }
-    affected = {round_number for round_number, _ in guilty}
+    clients = () if request.kind == "classes" else holders(job.data, request)
+
+    def is_guilty(entry: Entry) -> bool:
+        held = set(entry.classes).intersection(request.classes)
+        return bool(held) or entry.client in clients
 
     def change(entries):
         """Minus the guilty terms of a round's mean; the others scaled up, if asked."""
-        if entries[0].round_number not in affected:
+        lost = sum(e.share for e in entries if is_guilty(e))
+        if not lost:
             return None
-        parts = {(e.round_number, e.client): e for e in entries}
-        lost = sum(e.share for name, e in parts.items() if name in guilty)
         # A mean over the others alone weighs each of them 1 / (1 - lost) times as much,
         # which is lost / (1 - lost) more than it did.
-        factors = {
-            name: -1.0 if name in guilty else lost / (1.0 - lost)
-            for name in parts
-            if name in guilty or renormalise
-        }
         terms = [
-            jax.tree.map(
-                lambda x, f=factor: f * np.asarray(x, np.float64),
-                parts[name].contribution,
-            )
-            for name, factor in factors.items()
+            _times(-1.0 if is_guilty(e) else lost / (1.0 - lost), e.contribution)
+            for e in entries
+            if renormalise or is_guilty(e)
         ]
         return jax.tree.map(lambda *leaves: sum(leaves), *terms)
 
-    params = variables["params"]
     # None if no recorded update is affected; the parameters then stay bitwise.
     gain = effect_of(history, change)
     if gain is not None:
@@ -99,15 +80,18 @@ def amnesiac(
             params,
             gain,
         )
-    changed = {**variables, "params": params}
+    changed = {**job.variables, "params": params}
+    guilty = [entry.round_number for entry in history.entries if is_guilty(entry)]
     notes = {
         "history_bytes": history.used_bytes,
         "history_limit": history.max_bytes,
         "updates_recorded": len(history.entries),
         "updates_dropped": history.dropped,
         "updates_subtracted": len(guilty),
-        "rounds_affected": len(affected),
+        "rounds_affected": len(set(guilty)),
     }
-    return recover(
-        model, changed, data, request, key, fine_tune, stage="subtracted", notes=notes
-    )
+    return job.recover(changed, stage="subtracted", notes=notes)
+
+
+def _times(factor: float, tree):
+    return jax.tree.map(lambda x: factor * np.asarray(x, np.float64), tree)

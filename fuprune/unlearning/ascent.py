@@ -13,22 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.federated.client import gather_batch, shuffled_positions, split_params
 from fuprune.federated.local_work import count_batches
 from fuprune.federated.program import ClientProgram, Task
 from fuprune.unlearning.client_sums import loss_sum, make_client_sum, on_server
-from fuprune.unlearning.protocol import (
-    FineTune,
-    UnlearnError,
-    UnlearnResult,
-    Variables,
-    tree_bytes,
-)
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.reading import READ_ALL, Reading
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request
 
 
 class Ascent(NamedTuple):
@@ -49,17 +41,9 @@ class Ascent(NamedTuple):
 CAPPED = Ascent()
 
 
+@unlearn_fn
 def ascent(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    climb: Ascent = CAPPED,
-    reading: Reading = READ_ALL,
-    head: str = "head",
+    job: Job, *, climb: Ascent = CAPPED, reading: Reading = READ_ALL
 ) -> UnlearnResult:
     """Raise the loss on the forgotten examples, then fine-tune on the others.
 
@@ -69,16 +53,13 @@ def ascent(
     """
     if not climb.loss_cap > 0:
         raise InputError(f"loss_cap is {climb.loss_cap}, but must be positive.")
-    request = check_request(request, data, variables, head)
-    forgotten = reading.forgotten(data, request)
-    run_loss = make_client_sum(
-        model, loss_sum(model), chunk=climb.batch_size, reading=reading, task="loss_sum"
-    )
+    model, forgotten = job.model, reading.forgotten(job.data, job.request)
+    run_loss = make_client_sum(model, loss_sum, chunk=climb.batch_size, reading=reading)
     program = local_ascent(
-        model, climb, max_length=data.max_length, preprocess=reading.preprocess
+        model, climb, max_length=job.data.max_length, preprocess=reading.preprocess
     )
     run_round = reading.make_run(model, program)
-    params, rest = split_params(on_server(variables))
+    params, rest = split_params(on_server(job.variables))
 
     def mean_loss(params) -> float:
         total, examples = run_loss({**rest, "params": params}, forgotten)
@@ -88,9 +69,8 @@ def ascent(
     done = 0
     if np.any(jax.device_get(forgotten.lengths)):
         losses.append(mean_loss(params))
-        round_key = jax.random.split(key, 4)[0]
         while done < climb.rounds and losses[-1] < climb.loss_cap:
-            context = (params, rest, jax.random.fold_in(round_key, done))
+            context = (params, rest, jax.random.fold_in(job.own_key, done))
             uploads, _ = run_round(context, forgotten)
             change, weight = jax.device_get(uploads)
             params = jax.tree.map(lambda w, c, n=weight: w + c / n, params, change)
@@ -107,10 +87,10 @@ def ascent(
         "forgotten_loss": losses,
         "reached_cap": bool(losses) and losses[-1] >= climb.loss_cap,
     }
-    result = recover(
-        model, ascended, data, request, key, fine_tune, stage="ascended", notes=notes
+    upload_bytes = tree_bytes(params) * done
+    return job.recover(
+        ascended, stage="ascended", notes=notes, upload_bytes=upload_bytes
     )
-    return result._replace(upload_bytes=tree_bytes(params) * done)
 
 
 def local_ascent(model, climb: Ascent, *, max_length, preprocess) -> ClientProgram:

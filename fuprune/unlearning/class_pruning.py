@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, take_clients
 from fuprune.errors import check_choice
 from fuprune.surgery import (
@@ -35,6 +36,7 @@ from fuprune.unlearning.activations import (
     merge_activations,
 )
 from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.job import Job
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -43,9 +45,13 @@ from fuprune.unlearning.protocol import (
     Variables,
     tree_bytes,
 )
-from fuprune.unlearning.reading import READ_ALL, Reading, choose_participants
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, classes_of
+from fuprune.unlearning.reading import (
+    READ_ALL,
+    Reading,
+    check_participants,
+    choose_participants,
+)
+from fuprune.unlearning.request import ForgetRequest, check_request
 from fuprune.unlearning.tfidf import tf_idf
 
 SURGERIES = ("compact", "mask")
@@ -182,8 +188,10 @@ def class_pruning(
       The fine-tuned model, with a stage per class cut.
     """
     check_choice("surgery", cut.surgery, SURGERIES)
+    request = check_request(request, data)
+    job = Job(model, variables, data, request, key, fine_tune, head)
     num_classes = num_classes or head_classes(variables, head)
-    classes = classes_of(request, num_classes)
+    check_classes(job.classes, num_classes)
     # The last of the four is the fine-tuning's: see `recovery_key`.
     capture_key, protect_key, plan_key, _ = jax.random.split(key, 4)
     participants = reading.participants
@@ -194,7 +202,7 @@ def class_pruning(
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
     collect_from = functools.partial(
         collect,
-        cohort=take_clients(data, participants),
+        cohort=take_clients(data, check_participants(participants, data)),
         num_classes=num_classes,
         batch_size=cut.batch_size,
         preprocess=reading.preprocess,
@@ -209,8 +217,13 @@ def class_pruning(
         notes["privacy"] = dict(protection.privacy)
     upload_bytes = 0
     activations: dict[str, Any] = {}
-    for number, target in enumerate(classes):
+    for number, target in enumerate(job.classes):
         kernels = _kernels(model, variables, example, cut.dense)
+        if not kernels:
+            raise UnlearnError(
+                "the network has no convolution whose channels could be cut; set "
+                "prune.dense to cut the units of its dense layers."
+            )
         if cut.recapture or not stages:
             noise_key = jax.random.fold_in(protect_key, number)
             collected = collect_from(model, variables)
@@ -239,10 +252,10 @@ def class_pruning(
         )
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
-    result = recover(
-        model, variables, data, ForgetRequest(classes), key, fine_tune, notes=notes
+    result = job._replace(model=model).recover(
+        variables, notes=notes, upload_bytes=upload_bytes
     )
-    return result._replace(stages=tuple(stages), upload_bytes=upload_bytes)
+    return result._replace(stages=tuple(stages))
 
 
 def _merged(
@@ -252,11 +265,6 @@ def _merged(
     protect = protection.protect
     seen: Any = collected.uploads if protect is None else protect(collected, key)
     merged = merge_activations(seen, weighting=cut.weighting)
-    if not layers:
-        raise UnlearnError(
-            "the network has no convolution whose channels could be cut; set "
-            "prune.dense to cut the units of its dense layers."
-        )
     activations = {layer: merged[layer] for layer in layers}
     notes: dict[str, Any] = {
         "participants": len(collected.clients),
@@ -275,15 +283,14 @@ def _kernels(model, variables, example, dense: bool) -> dict[str, np.ndarray]:
 
     In forward order, by which ties are broken; trees come back in another.
     """
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(variables))
+    at = {names(path): leaf for path, leaf in leaves}
     if hasattr(model, "wiring"):
-        leaves = jax.tree_util.tree_leaves_with_path(dict(variables))
-        held = {layer_name(names(p)): x for p, x in leaves if names(p)[-1] == "kernel"}
-        return {layer: np.asarray(held[layer]) for layer in layer_names(model)}
+        held = {layer_name(path): x for path, x in at.items() if path[-1] == "kernel"}
+        return {layer: held[layer] for layer in layer_names(model)}
     # A network that somebody else wrote may call its kernels anything, and have the
     # channels on any axis.
     layers = trace_layers(model, variables, example, dense=dense)
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(variables))
-    at = {names(path): leaf for path, leaf in leaves}
     return {n: np.moveaxis(at[x.path], x.axis, -1) for n, x in layers.items()}
 
 

@@ -21,35 +21,35 @@ from fuprune.federated.objective import cross_entropy
 from fuprune.federated.program import Client, ClientProgram, Shared, Task
 from fuprune.unlearning.reading import READ_ALL, Reading
 
+# (context, batch) -> tree of sums over the real examples of the batch.
 BatchSum = Callable[[Any, Batch], Any]
+MakeSum = Callable[[Any], BatchSum]  # of a network
 
 
 def make_client_sum(
     model,
-    function: BatchSum,
+    make_sum: MakeSum,
     *,
     chunk: int,
     reading: Reading = READ_ALL,
-    task: str = "",
 ) -> Callable[[Any, FederatedDataset], tuple[Any, int]]:
     """`run(context, data) -> (total, number of examples)` over every client.
 
     The total is a tree of NumPy arrays: it has arrived on the server.
 
     Args:
-      model: the network that `function` calls.
-      function: `(context, batch) -> tree` of sums over the real examples of a batch.
+      model: the network.
+      make_sum: what to sum, by a function whose name a `Transport` can send.
       chunk: images at a time.
       reading: how clients' data are read; `data` says whose.
-      task: names `function` to a `Transport`, which cannot send it.
     """
     if chunk < 1:
         raise InputError(f"chunk is {chunk}, but must be 1 or more.")
-    program = sum_program(function, chunk=chunk, preprocess=reading.preprocess)
-    if task:
-        # A node rebuilds the program from its name and arguments.
-        program = program._replace(task=Task(task, model, {"chunk": chunk}))
-    run_program = reading.make_run(model, program)
+    function, preprocess = make_sum(model), reading.preprocess
+    program = sum_program(function, chunk=chunk, preprocess=preprocess)
+    # A node rebuilds the program from its name and arguments.
+    task = Task(make_sum.__name__, model, {"chunk": chunk})
+    run_program = reading.make_run(model, program._replace(task=task))
 
     def run(context, data: FederatedDataset):
         (total, examples), _ = run_program(context, data)
@@ -139,13 +139,13 @@ def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDatase
     ends = np.floor(np.cumsum(lengths) * (max_examples / total) + 1e-9).astype(np.int32)
     # With a low limit a client of few images may give none.
     takes = np.diff(ends, prepend=0)
-    positions = np.zeros(data.rows.shape, np.int32)
-    for client, (take, length) in enumerate(zip(takes, lengths, strict=True)):
-        # Steps of length / take: distinct because take <= length.
-        positions[client, :take] = np.arange(take) * length // max(take, 1)
-    rows = np.take_along_axis(np.asarray(data.rows), positions, axis=1)
+    places = np.arange(data.max_length)
+    used = places < takes[:, None]
+    # Steps of length / take: distinct because take <= length.
+    positions = places * lengths[:, None] // np.maximum(takes, 1)[:, None]
     # Unused places hold row 0, as everywhere in a `FederatedDataset`.
-    rows[np.arange(data.max_length) >= takes[:, None]] = 0
+    positions = np.where(used, positions, 0)
+    rows = np.take_along_axis(np.asarray(data.rows), positions, axis=1)
     return data._replace(
-        rows=jnp.asarray(rows), lengths=jnp.asarray(takes.astype(np.int32))
+        rows=jnp.asarray(np.where(used, rows, 0)), lengths=jnp.asarray(takes)
     )

@@ -5,94 +5,69 @@ fine-tuning alone, or by cutting other channels. What a method does better than 
 and only that, is its own merit.
 """
 
-import functools
-
-import jax
-
-from fuprune.data.federated import FederatedDataset
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import MASKED_LOGIT, head_classes, layer_of, set_rows
-from fuprune.unlearning.protocol import FineTune, Stage, UnlearnResult, Variables
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request, classes_of
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import Stage, UnlearnResult
 
 
-def _set_head(
-    stage: str,
-    kernel: float | None,
-    bias: float,
-    /,
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    head: str = "head",
-) -> UnlearnResult:
+@unlearn_fn
+def mask_logit(job: Job) -> UnlearnResult:
+    """Never answer the classes.
+
+    Nothing is forgotten: every weight is still there, and one number per class undoes
+    it.
+    """
+    return _set_head(job, "masked", None, MASKED_LOGIT)
+
+
+@unlearn_fn
+def zero_class_row(job: Job) -> UnlearnResult:
+    """Answer 0 for the classes, which can still be the largest logit.
+
+    The features know the class as before.
+    """
+    return _set_head(job, "zeroed", 0.0, 0.0)
+
+
+def _set_head(job: Job, stage: str, kernel: float | None, bias: float) -> UnlearnResult:
     """Set the classes' rows of the head; no data are read and nothing is trained.
 
     A `kernel` of None leaves the columns, and then there must be biases. `stage` is the
     name of the result.
     """
-    del data, key, fine_tune
-    classes = classes_of(request, head_classes(variables, head))
-    has_bias = "bias" in layer_of(variables, head)
+    has_bias = "bias" in layer_of(job.variables, job.head)
     # To mask without a bias is impossible, and `set_rows` says so; to zero a row
     # without one needs none.
     biases = {"bias": bias} if has_bias or kernel is None else {}
-    changed = set_rows(variables, classes, kernel=kernel, **biases, head=head)
-    return UnlearnResult(model, changed, (Stage(stage, model, changed),))
+    changed = set_rows(
+        job.variables, job.classes, kernel=kernel, **biases, head=job.head
+    )
+    return UnlearnResult(job.model, changed, (Stage(stage, job.model, changed),))
 
 
-# Never answers the classes. Nothing is forgotten: every weight is still there, and one
-# number per class undoes it.
-mask_logit = functools.partial(_set_head, "masked", None, MASKED_LOGIT)
-# The logit is 0 for every image, which can still be the largest. The features know the
-# class as before.
-zero_class_row = functools.partial(_set_head, "zeroed", 0.0, 0.0)
-
-
-def fine_tune_only(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    head: str = "head",
-) -> UnlearnResult:
+@unlearn_fn
+def fine_tune_only(job: Job) -> UnlearnResult:
     """Fine-tune the trained model on what remains, and do nothing else."""
-    request = check_request(request, data, variables, head)
-    return recover(model, variables, data, request, key, fine_tune)
+    return job.recover(job.variables)
 
 
-def _prune_in_order(
-    order: str, /, *arguments, cut: Cut = PAPER_CUT, **pruning
-) -> UnlearnResult:
-    """The paper's method with another order of cuts, whatever the options say of it."""
-    return class_pruning(*arguments, cut=cut._replace(order=order), **pruning)
+@unlearn_fn
+def prune_random(job: Job, *, cut: Cut = PAPER_CUT, **pruning) -> UnlearnResult:
+    """Cut as many channels as the paper's method, at random."""
+    cut = cut._replace(order="random")
+    return job.pass_on(class_pruning, cut=cut, **pruning)
 
 
-# As many channels as the paper's method, at random; and those with the lowest TF-IDF,
-# as the authors' released code does.
-prune_random = functools.partial(_prune_in_order, "random")
-prune_lowest = functools.partial(_prune_in_order, "lowest")
+@unlearn_fn
+def prune_lowest(job: Job, *, cut: Cut = PAPER_CUT, **pruning) -> UnlearnResult:
+    """Cut the channels with the lowest TF-IDF, as the authors' released code does."""
+    cut = cut._replace(order="lowest")
+    return job.pass_on(class_pruning, cut=cut, **pruning)
 
 
-def prune_then_drop_row(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    head: str = "head",
-    **pruning,
-) -> UnlearnResult:
+@unlearn_fn
+def prune_then_drop_row(job: Job, **pruning) -> UnlearnResult:
     """The paper's method, with the head's rows dropped before the fine-tuning.
 
     A dropped row has a zero kernel and a bias of -1000: the softmax is over the other
@@ -104,21 +79,14 @@ def prune_then_drop_row(
     def drop_then_tune(model, variables, data, key, objective=None):
         del objective  # class_pruning has none
         variables = set_rows(
-            variables, classes, kernel=0.0, bias=MASKED_LOGIT, head=head
+            variables, job.classes, kernel=0.0, bias=MASKED_LOGIT, head=job.head
         )
         # By the closure: class_pruning knows nothing of this stage.
         dropped.append(Stage("dropped", model, variables))
-        return fine_tune(model, variables, data, key)
+        return job.fine_tune(model, variables, data, key)
 
-    classes = classes_of(request, head_classes(variables, head))
-    result = class_pruning(
-        model,
-        variables,
-        data,
-        classes,
-        key=key,
-        fine_tune=drop_then_tune,
-        head=head,
-        **pruning,
-    )
+    # Without such a layer it ends here, and not after the cut.
+    head_classes(job.variables, job.head)
+    cut_first = job._replace(fine_tune=drop_then_tune)
+    result = cut_first.pass_on(class_pruning, **pruning)
     return result._replace(stages=(*result.stages, *dropped))

@@ -21,27 +21,27 @@ held nothing of it count, and if there is none that round is replayed like the o
 
 import functools
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.federated import FederatedDataset, take_clients
+from fuprune.data.federated import take_clients
 from fuprune.errors import InputError, check_choice
 from fuprune.federated.server import FedAlgorithm
 from fuprune.unlearning.history import ServerStep
+from fuprune.unlearning.job import Job, unlearn_fn
 from fuprune.unlearning.kept_rounds import KeptRound, check_kept, client_changes
 from fuprune.unlearning.protocol import (
     Checkpoint,
-    FineTune,
     UnlearnError,
     UnlearnResult,
     Variables,
     tree_bytes,
 )
-from fuprune.unlearning.request import ForgetRequest, check_request, holders, remaining
+from fuprune.unlearning.request import holders, remaining
 
 VARIANTS = ("paper", "released")
 
@@ -65,20 +65,15 @@ def calibration_epochs(rate: float, local_epochs: int) -> int:
     return max(1, math.ceil(rate * local_epochs - 1e-9))
 
 
+@unlearn_fn
 def fed_eraser(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
     rounds: Sequence[KeptRound] | None = None,
     replay: Replay | None = None,
     variant: str = "paper",
     calibrate: bool = True,
     kept: MutableMapping[str, Checkpoint] | None = None,
-    head: str = "head",
 ) -> UnlearnResult:
     """Replay the kept rounds on what remains; nothing is fine-tuned afterwards.
 
@@ -95,7 +90,6 @@ def fed_eraser(
     Raises:
       UnlearnError: without kept rounds, or if the replay diverges.
     """
-    del fine_tune
     check_choice("variant", variant, VARIANTS)
     if rounds is None or not len(rounds):
         raise UnlearnError(
@@ -104,12 +98,17 @@ def fed_eraser(
         )
     if replay is None:
         raise InputError("fed_eraser has no replay; pass how those who stay train.")
-    request = check_request(request, data, variables, head)
+    variables = job.variables
     check_kept(rounds, variables)
-    left = remaining(data, request)
+    left = remaining(job.data, job.request)
     lengths = np.asarray(jax.device_get(left.lengths))
-    tainted = np.isin(np.arange(len(lengths)), holders(data, request))
-    state, seen, done = _last(kept or {}, rounds)
+    tainted = np.isin(np.arange(len(lengths)), holders(job.data, job.request))
+    kept = {} if kept is None else kept
+    state, seen, done = dict(rounds[0].variables), 0.0, 0
+    # At most one, unless the process was killed before it dropped the one before.
+    for name in sorted(kept)[-1:]:
+        last, done = kept[name], int(name) + 1
+        state, seen = dict(last.variables), float(last.images)
     drawn, skipped = 0, 0
     for number, old in enumerate(rounds):
         stays = lengths[old.clients] > 0
@@ -132,10 +131,12 @@ def fed_eraser(
             if variant == "released":
                 recorded = _from_the_next(recorded, rounds, number, old, variables)
             cohort = take_clients(left, old.clients[stays].tolist())
-            state, examples = _replayed(state, cohort, old, recorded, replay, key)
+            state, examples = _replayed(state, cohort, old, recorded, replay, job.key)
             seen += examples
-            if kept is not None:
-                _keep_last(kept, number, Checkpoint(state, int(seen)))
+            # Leading zeros: names sort as their numbers do.
+            kept[f"{number:08d}"] = Checkpoint(state, int(seen))
+            for name in sorted(kept)[:-1]:
+                del kept[name]
     # Recorded changes are of parameters only, and nothing trained new statistics.
     if not calibrate and "batch_stats" in variables:
         state["batch_stats"] = variables["batch_stats"]
@@ -153,9 +154,8 @@ def fed_eraser(
         "images_of_retraining": retraining,
         "share_of_retraining": images / max(retraining, 1),
     }
-    return UnlearnResult(
-        model, made, upload_bytes=tree_bytes(variables) if calibrate else 0, notes=notes
-    )
+    upload_bytes = tree_bytes(variables) if calibrate else 0
+    return UnlearnResult(job.model, made, upload_bytes=upload_bytes, notes=notes)
 
 
 # The control: what those who stay had sent, added up, and nothing trained.
@@ -172,22 +172,6 @@ def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variabl
         return change + (np.asarray(now, np.float64) - np.asarray(then, np.float64))
 
     return jax.tree.map(measured, recorded, old.variables["params"], after["params"])
-
-
-def _last(kept: Mapping[str, Checkpoint], rounds: Sequence[KeptRound]):
-    """Where a replay starts: `(variables, images trained on, rounds done)`."""
-    if not kept:
-        return dict(rounds[0].variables), 0.0, 0
-    name = max(kept)
-    return dict(kept[name].variables), float(kept[name].images), int(name) + 1
-
-
-def _keep_last(kept: MutableMapping[str, Checkpoint], number, checkpoint) -> None:
-    """Keeps the newest; the one before goes once its successor is there."""
-    # Leading zeros: names sort as their numbers do, which `_last` relies on.
-    kept[f"{number:08d}"] = checkpoint
-    for name in sorted(kept)[:-1]:
-        del kept[name]
 
 
 def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):

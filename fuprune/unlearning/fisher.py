@@ -6,7 +6,6 @@ remaining data do not care. `variant="paper"` is Eq. 1 with its Newton step;
 `variant="golatkar"` is what Golatkar et al. (2020) released.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,22 +18,21 @@ from fuprune.federated.client import split_params
 from fuprune.surgery.trace import names
 from fuprune.unlearning.client_sums import (
     BatchSum,
+    MakeSum,
     gradient_sum,
     limit_examples,
     make_client_sum,
     on_server,
 )
 from fuprune.unlearning.head import fill_rows
+from fuprune.unlearning.job import Job, unlearn_fn
 from fuprune.unlearning.protocol import (
-    FineTune,
     UnlearnError,
     UnlearnResult,
     Variables,
     tree_bytes,
 )
 from fuprune.unlearning.reading import READ_ALL, Reading
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request
 from fuprune.unlearning.squared_gradients import sum_of_squared_gradients
 
 VARIANTS = ("golatkar", "paper")
@@ -100,7 +98,7 @@ def fisher_sum(model) -> BatchSum:
 
 
 def mean_over_clients(
-    make_sum: Callable[[Any], BatchSum],
+    make_sum: MakeSum,
     what: str,
     model,
     variables: Variables,
@@ -113,10 +111,7 @@ def mean_over_clients(
     Raises:
       UnlearnError: if there are no examples, or `what` it is is not finite.
     """
-    name = make_sum.__name__
-    run = make_client_sum(
-        model, make_sum(model), chunk=chunk, reading=reading, task=name
-    )
+    run = make_client_sum(model, make_sum, chunk=chunk, reading=reading)
     total, num_examples = run(variables, data)
     if not num_examples:
         raise UnlearnError(
@@ -129,19 +124,14 @@ def mean_over_clients(
     return mean, num_examples
 
 
+@unlearn_fn
 def fisher(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
     noise: Noise = GOLATKAR,
     max_examples: int = 0,
     chunk: int = 8,
     reading: Reading = READ_ALL,
-    head: str = "head",
 ) -> UnlearnResult:
     """Add noise where the remaining data allow it, then fine-tune.
 
@@ -150,16 +140,13 @@ def fisher(
     memory. The stage `scrubbed` is the model before the fine-tuning.
     """
     _check_noise(noise)
-    request = check_request(request, data, variables, head)
-    remaining = limit_examples(reading.remaining(data, request), max_examples)
-    where = (model, variables, remaining, chunk, reading)
+    remaining = limit_examples(reading.remaining(job.data, job.request), max_examples)
+    where = (job.model, job.variables, remaining, chunk, reading)
     diagonal, num_examples = mean_over_clients(
         fisher_sum, "the Fisher information", *where
     )
     upload_bytes = tree_bytes(diagonal)
-    # One of the same four keys of which `recover` takes the last.
-    noise_key = jax.random.split(key, 4)[0]
-    params, rest = split_params(on_server(variables))
+    params, rest = split_params(on_server(job.variables))
     if noise.variant == "paper":
         # Delta: the gradient of the mean loss on what remains.
         what = "the gradient on the remaining data"
@@ -177,8 +164,10 @@ def fisher(
             diagonal,
         )
     else:
-        mean, variance = released_noise(params, diagonal, request.classes, noise, head)
-    noised = _add_noise(noise_key, params, diagonal, mean, variance)
+        mean, variance = released_noise(
+            params, diagonal, job.request.classes, noise, job.head
+        )
+    noised = _add_noise(job.own_key, params, diagonal, mean, variance)
     _check_finite(noised, "the noised model")
     scrubbed = {**rest, "params": noised}
     notes = {
@@ -187,10 +176,9 @@ def fisher(
         "mean_fisher": _mean_entry(diagonal),
         "mean_noise_variance": _mean_entry(variance),
     }
-    result = recover(
-        model, scrubbed, data, request, key, fine_tune, stage="scrubbed", notes=notes
+    return job.recover(
+        scrubbed, stage="scrubbed", notes=notes, upload_bytes=upload_bytes
     )
-    return result._replace(upload_bytes=upload_bytes)
 
 
 def _check_noise(noise: Noise) -> None:

@@ -12,47 +12,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
 
-from fuprune.data.federated import FederatedDataset
 from fuprune.errors import check_choice
 from fuprune.federated.client import split_params
 from fuprune.unlearning.client_sums import (
+    BatchSum,
     gradient_sum,
     limit_examples,
     make_client_sum,
     on_server,
 )
-from fuprune.unlearning.protocol import (
-    FineTune,
-    UnlearnError,
-    UnlearnResult,
-    Variables,
-    tree_bytes,
-)
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.reading import READ_ALL, Reading
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request
-
-CURVATURES = ("hessian", "gauss_newton")
-
-
-class NewtonStep(NamedTuple):
-    """How the step is solved for; the keys of the config's section `influence`.
-
-    `hessian` is the second derivative itself, which a deep network need not have
-    positive definite; `gauss_newton` is its part that always is (and all of it for a
-    linear model).
-    """
-
-    damping: float = 0.03  # added to the diagonal, in units of the mean loss's Hessian
-    iterations: int = 20  # of conjugate gradients, at most
-    tolerance: float = 1e-3  # relative residual at which they stop
-    curvature: str = "gauss_newton"  # one of `CURVATURES`
-
-
-GAUSS_NEWTON = NewtonStep()
 
 
 class Solution(NamedTuple):
@@ -118,32 +91,83 @@ def conjugate_gradients(
     return Solution(x, done, relative)
 
 
+def hessian_product(model) -> BatchSum:
+    """`((params, state, v), batch) -> H v` summed over the batch.
+
+    Reverse mode twice: some layers define their own reverse rule, which forward mode
+    cannot pass.
+    """
+    gradient = gradient_sum(model)
+
+    def product(context, batch):
+        params, state, vector = context
+        _, backward = jax.vjp(
+            lambda params: gradient({"params": params, **state}, batch), params
+        )
+        # H is symmetric, so its transpose does as well.
+        return backward(vector)[0]
+
+    return product
+
+
+def gauss_newton_product(model) -> BatchSum:
+    """`hessian_product` with the Gauss-Newton matrix in place of the Hessian."""
+
+    def product(context, batch):
+        params, state, vector = context
+
+        def logits_of(params):
+            images = batch.images
+            logits = model.apply({"params": params, **state}, images, train=False)
+            return logits.astype(jnp.float32)
+
+        logits, backward = jax.vjp(logits_of, params)
+        # backward, u -> J^T u, is linear, so the gradient of <backward(u), v> is J v.
+        along = jax.vjp(backward, logits)[1]((vector,))[0]
+        probability = jax.nn.softmax(logits)
+        # (diag(p) - p p^T) J v: the Hessian of the cross-entropy in the logits, which
+        # does not depend on the labels.
+        mean = jnp.sum(probability * along, axis=-1, keepdims=True)
+        bent = probability * (along - mean)
+        # The loss masks its padding, but no loss is formed here.
+        return backward(jnp.where(batch.mask[:, None] > 0, bent, 0.0))[0]
+
+    return product
+
+
+CURVATURES = {"hessian": hessian_product, "gauss_newton": gauss_newton_product}
+
+
+@unlearn_fn
 def influence(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    newton: NewtonStep = GAUSS_NEWTON,
+    damping: float = 0.03,
+    iterations: int = 20,
+    tolerance: float = 1e-3,
+    curvature: str = "gauss_newton",
     max_examples: int = 0,
     chunk: int = 64,
     reading: Reading = READ_ALL,
-    head: str = "head",
 ) -> UnlearnResult:
     """Take the forgotten examples out by one Newton step, then fine-tune.
 
     With N_r examples remaining it solves (I / N_r + damping) x = grad / N_r; for a
     quadratic loss and no damping w + x is the minimum without the forgotten examples.
+    The damping is thus in units of the mean loss's Hessian. At most `iterations` of
+    conjugate gradients are made, down to a relative residual of `tolerance`. The
+    `curvature` is `hessian`, the second derivative itself, which a deep network need
+    not have positive definite, or `gauss_newton`, its part that always is (and all of
+    it for a linear model).
+
     BatchNorm uses its running statistics throughout. At most `max_examples` remaining
     images, over all participants (0 for all), are used for I, `chunk` at a time. The
     stage `stepped` is the model before the fine-tuning.
     """
-    check_choice("curvature", newton.curvature, CURVATURES)
-    request = check_request(request, data, variables, head)
+    check_choice("curvature", curvature, CURVATURES)
+    model = job.model
     sums: dict[str, Any] = dict(chunk=chunk, reading=reading)
-    remaining = reading.remaining(data, request)
+    remaining = reading.remaining(job.data, job.request)
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
     if not num_remaining:
         raise UnlearnError(
@@ -151,11 +175,12 @@ def influence(
             "derivative; forget less or let more clients take part "
             "(unlearn.participants)."
         )
-    variables = on_server(variables)
+    variables = on_server(job.variables)
     params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)
-    run_gradient = make_client_sum(model, gradient_sum(model), **sums)
-    total, num_forgotten = run_gradient(variables, reading.forgotten(data, request))
+    run_gradient = make_client_sum(model, gradient_sum, **sums)
+    forgotten = reading.forgotten(job.data, job.request)
+    total, num_forgotten = run_gradient(variables, forgotten)
     # By the examples that remain, not by those forgotten: both sides of the system are
     # then in units of the mean loss over what remains.
     b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
@@ -163,7 +188,7 @@ def influence(
         raise UnlearnError(
             "the gradient on the forgotten data is not finite: the model diverged."
         )
-    run_product = make_client_sum(model, _make_product(model, newton.curvature), **sums)
+    run_product = make_client_sum(model, CURVATURES[curvature], **sums)
     # Products are divided by the size of this sample, so they estimate I / N_r also
     # where it is only a part of what remains.
     sample = limit_examples(remaining, max_examples)
@@ -173,15 +198,15 @@ def influence(
         vector = unravel(jnp.asarray(v, flat.dtype))
         total, num_examples = run_product((params, rest, vector), sample)
         product = np.asarray(ravel_pytree(total)[0], np.float64) / num_examples
-        return product + newton.damping * v
+        return product + damping * v
 
     solution = conjugate_gradients(
-        multiply, b, iterations=newton.iterations, tolerance=newton.tolerance
+        multiply, b, iterations=iterations, tolerance=tolerance
     )
     step = unravel(jnp.asarray(solution.x, flat.dtype))
     stepped = {**rest, "params": jax.tree.map(jnp.add, params, step)}
     notes = {
-        "curvature": newton.curvature,
+        "curvature": curvature,
         "iterations": solution.iterations,
         "relative_residual": solution.residual,
         "step_norm": float(np.linalg.norm(solution.x)),
@@ -189,45 +214,5 @@ def influence(
         "forgotten_examples": num_forgotten,
         "remaining_examples": num_remaining,
     }
-    result = recover(
-        model, stepped, data, request, key, fine_tune, stage="stepped", notes=notes
-    )
-    return result._replace(upload_bytes=tree_bytes(params) * (1 + solution.iterations))
-
-
-def _make_product(model, curvature: str):
-    """`((params, state, v), batch) -> H v` summed over the batch.
-
-    Reverse mode twice: some layers define their own reverse rule, which forward mode
-    cannot pass.
-    """
-    gradient = gradient_sum(model)
-
-    def hessian(context, batch):
-        params, state, vector = context
-
-        def slope(params):
-            return optax.tree.vdot(gradient({"params": params, **state}, batch), vector)
-
-        return jax.grad(slope)(params)
-
-    def gauss_newton(context, batch):
-        params, state, vector = context
-
-        def logits_of(params):
-            images = batch.images
-            logits = model.apply({"params": params, **state}, images, train=False)
-            return logits.astype(jnp.float32)
-
-        logits, backward = jax.vjp(logits_of, params)
-        # backward is linear, so the gradient of <backward(u), v> in u is J v.
-        along = jax.grad(lambda u: optax.tree.vdot(backward(u)[0], vector))(logits)
-        probability = jax.nn.softmax(logits)
-        # (diag(p) - p p^T) J v: the Hessian of the cross-entropy in the logits, which
-        # does not depend on the labels.
-        mean = jnp.sum(probability * along, axis=-1, keepdims=True)
-        bent = probability * (along - mean)
-        # The loss masks its padding, but no loss is formed here.
-        return backward(jnp.where(batch.mask[:, None] > 0, bent, 0.0))[0]
-
-    return hessian if curvature == "hessian" else gauss_newton
+    upload_bytes = tree_bytes(params) * (1 + solution.iterations)
+    return job.recover(stepped, stage="stepped", notes=notes, upload_bytes=upload_bytes)

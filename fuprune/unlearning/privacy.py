@@ -67,7 +67,8 @@ def epsilon_of(sigma: float, delta: float, releases: int = 1) -> float:
     L2 sensitivity 1; no noise costs infinity, and no release nothing.
     """
     _check_budget(1.0, delta)
-    if sigma < 0 or releases < 0:
+    # Negated, so that NaN is refused too.
+    if not (sigma >= 0 and releases >= 0):
         raise InputError(
             f"sigma {sigma} and releases {releases} must both be at least 0."
         )

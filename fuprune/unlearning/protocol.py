@@ -4,7 +4,7 @@ A method is a function of a trained model, the federation's data and a request: 
 clients or examples to forget (`request.ForgetRequest`). The caller passes in how to
 fine-tune, so methods share one budget and one target. A run gives all methods of one
 seed the same key, and each derives the fine-tuning's share of it alike
-(`recovery.recovery_key`), so they also see the same cohorts, and the paper's speed
+(`job.recovery_key`), so they also see the same cohorts, and the paper's speed
 measure (rounds to a target accuracy) is comparable.
 """
 
@@ -17,8 +17,7 @@ import jax
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
-
-Variables = Mapping[str, Any]
+from fuprune.models.adapt import Variables as Variables
 
 
 class UnlearnError(InputError):

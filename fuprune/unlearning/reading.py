@@ -18,7 +18,7 @@ from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
 from fuprune.federated.client import Preprocess
 from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
-from fuprune.federated.program import Transport
+from fuprune.federated.program import CohortFn, Transport
 from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.request import (
     ForgetRequest,
@@ -37,16 +37,20 @@ class Reading(NamedTuple):
     backend: str | Transport = "auto"
     mesh: Any = None  # devices for `shard_map`; all by default
 
-    def make_run(
-        self, model, program: ClientProgram
-    ) -> Callable[[Any, FederatedDataset], tuple[Any, Any]]:
-        """`run(context, data) -> (total, each)`: the program on every client."""
-        run_cohort = for_each_client(
+    def for_each_client(self, model, program: ClientProgram) -> CohortFn:
+        """The program, which calls `model`, on every client of a cohort."""
+        return for_each_client(
             program,
             backend=self.backend,
             mesh=self.mesh,
             loops_are_fast=loops_are_fast(model),
         )
+
+    def make_run(
+        self, model, program: ClientProgram
+    ) -> Callable[[Any, FederatedDataset], tuple[Any, Any]]:
+        """`run(context, data) -> (total, each)`: the program on all clients."""
+        run_cohort = self.for_each_client(model, program)
 
         def run(context, data: FederatedDataset):
             cohort = whole_cohort(data)
@@ -109,11 +113,20 @@ def participating(
     """
     if participants is None:
         return data
-    ids = np.asarray(participants, np.int64).reshape(-1)
-    if not ids.size or ids.min() < 0 or ids.max() >= data.num_clients:
-        raise InputError(
-            f"participants are {ids.tolist()}, but must be one or more client ids from "
-            f"0 to {data.num_clients - 1}."
-        )
+    ids = check_participants(participants, data)
     takes_part = np.isin(np.arange(data.num_clients), ids)
     return data._replace(lengths=jnp.where(takes_part, data.lengths, 0))
+
+
+def check_participants(
+    participants: Sequence[int], data: FederatedDataset
+) -> tuple[int, ...]:
+    """Client ids, each once and in their order, if there are such clients."""
+    # Who is named twice would count twice, and have noise for once.
+    ids = tuple(dict.fromkeys(int(client) for client in participants))
+    if not ids or min(ids) < 0 or max(ids) >= data.num_clients:
+        raise InputError(
+            f"participants are {list(ids)}, but must be one or more client ids from "
+            f"0 to {data.num_clients - 1}."
+        )
+    return ids

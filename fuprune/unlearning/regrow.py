@@ -13,28 +13,16 @@ freezes the layers before; here they are fine-tuned, too.
 import jax
 import jax.numpy as jnp
 
-from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.models.fresh import init_variables
 from fuprune.surgery import layer_names
 from fuprune.surgery.trace import names
-from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import UnlearnResult
 
 
-def regrow(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    share: float = 1 / 3,
-    shrink: float = 1.0,
-    head: str = "head",
-) -> UnlearnResult:
+@unlearn_fn
+def regrow(job: Job, *, share: float = 1 / 3, shrink: float = 1.0) -> UnlearnResult:
     """Give the deepest layers fresh weights, then fine-tune on what remains.
 
     A `share` of the convolutions, counted from the output, starts afresh, and so does
@@ -46,11 +34,9 @@ def regrow(
         raise InputError(f"share is {share}, but must be in [0, 1].")
     if not 0 <= shrink <= 1:
         raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
-    request = check_request(request, data, variables, head)
-    image = jnp.zeros((1, *data.images.shape[1:]))
-    # The last of the four is the fine-tuning's.
-    fresh = init_variables(model, jax.random.split(key, 4)[0], image)
-    layers = layer_names(model, variables, example=jnp.zeros((2, *image.shape[1:])))
+    images = jnp.zeros((2, *job.data.images.shape[1:]))
+    fresh = init_variables(job.model, job.own_key, images[:1])
+    layers = layer_names(job.model, job.variables, example=images)
     # Layers are in forward order, so the deepest ones are at the end.
     staying = layers[: len(layers) - round(share * len(layers))]
     # A module with layers of both kinds inside starts afresh.
@@ -62,10 +48,11 @@ def regrow(
         stays = kept.intersection(names(path)[1:2])
         return shrink * old + (1 - shrink) * new if stays else new
 
-    grown = jax.tree_util.tree_map_with_path(start, dict(variables), dict(fresh))
+    # Flax hands variables out as dictionaries or frozen ones; leaves sort alike.
+    old = dict(job.variables)
+    fresh = jax.tree.unflatten(jax.tree.structure(old), jax.tree.leaves(fresh))
+    grown = jax.tree_util.tree_map_with_path(start, old, fresh)
     notes = {
         "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
     }
-    return recover(
-        model, grown, data, request, key, fine_tune, stage="regrown", notes=notes
-    )
+    return job.recover(grown, stage="regrown", notes=notes)

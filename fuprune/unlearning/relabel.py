@@ -27,26 +27,20 @@ from fuprune.federated.local_work import count_batches
 from fuprune.federated.program import ClientProgram, Task
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.reading import READ_ALL, Reading
-from fuprune.unlearning.recovery import recovery_key
-from fuprune.unlearning.request import ForgetRequest, classes_of
 
 ANSWERS = ("nearest", "random")
 
 
+@unlearn_fn
 def relabel(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
     answer: str = "nearest",
     batch_size: int = 64,
     reading: Reading = READ_ALL,
-    head: str = "head",
 ) -> UnlearnResult:
     """Fine-tune with the forgotten images under the labels of other classes.
 
@@ -55,28 +49,20 @@ def relabel(
     among the other classes, for which it is asked `batch_size` images at a time, or
     `random`, any of them.
     """
-    num_classes = head_classes(variables, head)
-    classes = classes_of(request, num_classes)
-    taught, notes = _relabelled(
-        model, variables, data, classes, num_classes, key, answer, batch_size, reading
-    )
-    fit = fine_tune(model, variables, taught, recovery_key(key))
-    return UnlearnResult(model, fit.state.variables, fit=fit, notes=notes)
+    num_classes = head_classes(job.variables, job.head)
+    data, notes = _relabelled(job, num_classes, answer, batch_size, reading)
+    # What still has its label belongs to clients that do not take part.
+    return job._replace(data=data).recover(job.variables, notes=notes)
 
 
+@unlearn_fn
 def prune_relabel(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
     num_classes: int | None = None,
     answer: str = "nearest",
     cut: Cut = PAPER_CUT,
     reading: Reading = READ_ALL,
-    head: str = "head",
     **pruning,
 ) -> UnlearnResult:
     """The paper's cut, fine-tuned with the forgotten images under other labels.
@@ -84,72 +70,50 @@ def prune_relabel(
     Labels are the answers of the network before the cut. Options are those of
     `relabel`, and in `pruning` the others of `class_pruning`.
     """
-    num_classes = num_classes or head_classes(variables, head)
-    classes = classes_of(request, num_classes)
-    size = cut.batch_size
-    taught, notes = _relabelled(
-        model, variables, data, classes, num_classes, key, answer, size, reading
-    )
+    num_classes = num_classes or head_classes(job.variables, job.head)
+    data, notes = _relabelled(job, num_classes, answer, cut.batch_size, reading)
+    taught = drop_classes(data, job.classes)
 
     def tune_on_everything(model, variables, data, key, objective=None):
         # The data are what is left without the classes, and class_pruning has no
         # objective.
         del data, objective
-        return fine_tune(model, variables, taught, key)
+        return job.fine_tune(model, variables, taught, key)
 
-    result = class_pruning(
-        model,
-        variables,
-        data,
-        classes,
-        key=key,
-        fine_tune=tune_on_everything,
-        num_classes=num_classes,
-        cut=cut,
-        reading=reading,
-        **pruning,
+    result = job._replace(fine_tune=tune_on_everything).pass_on(
+        class_pruning, num_classes=num_classes, cut=cut, reading=reading, **pruning
     )
     return result._replace(notes={**result.notes, **notes})
 
 
 def _relabelled(
-    model,
-    variables,
-    data: FederatedDataset,
-    classes,
-    num_classes: int,
-    key,
-    answer: str,
-    batch_size: int,
-    reading: Reading,
+    job: Job, num_classes: int, answer: str, batch_size: int, reading: Reading
 ) -> tuple[FederatedDataset, dict[str, Any]]:
-    """The data with new labels for `classes`, and how often each label was given."""
+    """The data with new labels for the classes, and how often each was given."""
     check_choice("answer", answer, ANSWERS)
-    forgotten = reading.forgotten(data, ForgetRequest(classes))
-    others = np.setdiff1d(np.arange(num_classes), classes)
+    forgotten = reading.forgotten(job.data, job.request)
+    others = np.setdiff1d(np.arange(num_classes), job.classes)
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
     if answer == "nearest":
         program = answers_program(
-            model,
+            job.model,
             others,
             rows.shape[1],
             batch_size=batch_size,
             preprocess=reading.preprocess,
         )
-        _, answers = reading.make_run(model, program)(variables, forgotten)
+        _, answers = reading.make_run(job.model, program)(job.variables, forgotten)
     else:
-        answers = jax.random.choice(jax.random.split(key, 4)[0], others, rows.shape)
+        answers = jax.random.choice(job.own_key, others, rows.shape)
     answers = jax.device_get(answers)
     # Labels are of the pool, and each image is in one client's row at most: to change
     # the pool is to change the client's own label.
-    labels = np.array(jax.device_get(data.labels))
+    labels = np.array(jax.device_get(job.data.labels))
     real = np.arange(rows.shape[1]) < lengths[:, None]
     labels[rows[real]] = answers[real]
-    relabelled = data._replace(labels=jax.device_put(labels, data.labels.sharding))
-    # What still has the label belongs to clients that do not take part.
-    taught = drop_classes(relabelled, classes)
+    placed = jax.device_put(labels, job.data.labels.sharding)
     counts = np.bincount(answers[real], minlength=num_classes)
-    return taught, {"new_labels": counts.tolist()}
+    return job.data._replace(labels=placed), {"new_labels": counts.tolist()}
 
 
 def answers_program(model, others, size, *, batch_size, preprocess) -> ClientProgram:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import (
     FederatedDataset,
     drop_classes,
@@ -23,8 +22,6 @@ from fuprune.data.federated import (
     keep_examples,
 )
 from fuprune.errors import InputError
-from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.protocol import Variables
 
 # By kind: what leaves the named targets out, and what leaves out everything else.
 _SPLIT: dict[str, Any] = {
@@ -83,28 +80,19 @@ def _distinct(names: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_request(
-    request: ForgetRequest | Iterable[int],
-    data: FederatedDataset,
-    variables: Variables | None = None,
-    head: str = "head",
+    request: ForgetRequest | Iterable[int], data: FederatedDataset
 ) -> ForgetRequest:
     """The request as distinct numbers in their order, if this federation can serve it.
 
-    Args:
-      request: what to forget; a tuple of ints is classes.
-      data: K clients, N images.
-      variables: of a model, whose last layer, `head`, says which classes there are;
-        None skips that check.
-      head: the name of that layer.
+    A tuple of ints is classes. How many there are is not known here: `check_classes`
+    goes with this one where it is.
 
     Raises:
-      InputError: nothing or several kinds are named, a class, client or example does
-        not exist, a client or example has no data, or nothing would remain.
+      InputError: nothing or several kinds are named, a client or example does not
+        exist or has no data, or nothing would remain.
     """
     request = as_request(request)
     if request.kind == "classes":
-        if variables is not None:
-            check_classes(request.classes, head_classes(variables, head))
         return request
     if request.kind == "clients":
         number = data.num_clients
@@ -135,19 +123,6 @@ def check_request(
     return request
 
 
-def classes_of(
-    request: ForgetRequest | Iterable[int], num_classes: int
-) -> tuple[int, ...]:
-    """The classes of a request, for a method that serves no other kind."""
-    request = as_request(request)
-    if request.kind != "classes":
-        raise InputError(
-            f"the request names {describe_request(request)}; allowed: classes, because "
-            "this method forgets nothing else."
-        )
-    return check_classes(request.classes, num_classes)
-
-
 def _total(data: FederatedDataset) -> int:
     return int(np.sum(jax.device_get(data.lengths)))
 
@@ -161,23 +136,17 @@ def describe_request(request: ForgetRequest) -> str:
     return f"{kind if len(targets) > 1 else _ONE_OF[kind]} {shown}"
 
 
-def remaining(
-    data: FederatedDataset, request: ForgetRequest | Iterable[int]
-) -> FederatedDataset:
+def remaining(data: FederatedDataset, request: ForgetRequest) -> FederatedDataset:
     """The federation without what the request names, all shapes as they were.
 
     A client who leaves has weight 0 and is never drawn into a cohort again.
     """
-    request = as_request(request)
     drop, _ = _SPLIT[request.kind]
     return drop(data, request.targets)
 
 
-def forgotten(
-    data: FederatedDataset, request: ForgetRequest | Iterable[int]
-) -> FederatedDataset:
+def forgotten(data: FederatedDataset, request: ForgetRequest) -> FederatedDataset:
     """The federation with nothing but what the request names, shapes as they were."""
-    request = as_request(request)
     _, keep = _SPLIT[request.kind]
     return keep(data, request.targets)
 

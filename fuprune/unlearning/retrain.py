@@ -4,35 +4,21 @@ Nothing of the old model survives, so this is what forgetting means; every other
 is measured by how near it comes and how much sooner.
 """
 
-import jax
 import jax.numpy as jnp
 
-from fuprune.data.federated import FederatedDataset
 from fuprune.models.fresh import init_variables
-from fuprune.unlearning.protocol import FineTune, UnlearnResult, Variables
-from fuprune.unlearning.recovery import recover
-from fuprune.unlearning.request import ForgetRequest, check_request
+from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.protocol import FineTune, UnlearnResult
 
 
-def retrain(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    train: FineTune | None = None,
-    head: str = "head",
-) -> UnlearnResult:
+@unlearn_fn
+def retrain(job: Job, *, train: FineTune | None = None) -> UnlearnResult:
     """Train a new model of the same architecture on what remains.
 
     Of the old one only the shapes are looked at. `train` is like `fine_tune`, with the
     budget and schedule of a first training, and takes its place if given. For the
     spread over seeds, call it with several keys.
     """
-    request = check_request(request, data, variables, head)
-    init_key = jax.random.split(key, 4)[0]
-    image = jnp.zeros((1, *data.images.shape[1:]))
-    fresh = init_variables(model, init_key, image)
-    return recover(model, fresh, data, request, key, train or fine_tune)
+    image = jnp.zeros((1, *job.data.images.shape[1:]))
+    fresh = init_variables(job.model, job.own_key, image)
+    return job._replace(fine_tune=train or job.fine_tune).recover(fresh)

@@ -28,29 +28,18 @@ from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
 from fuprune.models.ensemble import Ensemble, stack_members
 from fuprune.models.fresh import init_variables
+from fuprune.unlearning.job import Job, unlearn_fn
 from fuprune.unlearning.protocol import (
     Checkpoint,
-    FineTune,
     Stage,
     UnlearnError,
     UnlearnResult,
     Variables,
 )
-from fuprune.unlearning.request import ForgetRequest, check_request, remaining
+from fuprune.unlearning.request import remaining
 
 # (model, variables, data, key, rounds): trains so many rounds, from a fresh optimiser.
 TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
-
-
-class Sharding(NamedTuple):
-    """How clients are grouped; the keys of the config's section `sisa`."""
-
-    shards: int = 5
-    slices: int = 2  # R, of each shard
-    vote: str = "softmax"  # or "votes"; see `models.ensemble`
-
-
-FIVE_SHARDS = Sharding()
 
 
 class Trained(NamedTuple):
@@ -80,62 +69,60 @@ def deal_clients(key: jax.Array, num_clients: int, shards: int) -> list[list[int
     return [part.tolist() for part in np.array_split(order, shards)]
 
 
+@unlearn_fn
 def sisa(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
+    job: Job,
     *,
-    key: jax.Array,
-    fine_tune: FineTune,
     train: TrainRounds | None = None,
     rounds: int = 1,
-    sharding: Sharding = FIVE_SHARDS,
+    shards: int = 5,
+    slices: int = 2,
+    vote: str = "softmax",
     kept: MutableMapping[str, Checkpoint] | None = None,
-    head: str = "head",
 ) -> UnlearnResult:
     """Train the ensemble on everything, then again where the request is.
 
-    Every shard trains a network of the model's architecture, slice by slice with
-    `train`, for `rounds`, E, if it had one slice; nothing is fine-tuned. Checkpoints
-    that are in `kept`, by the hash of what they saw, are not trained again, and new
-    ones are put there. The stages are `ensemble`, before forgetting, and `resharded`,
-    after it; notes say how much was trained again.
+    Each of the `shards` trains a network of the model's architecture, in R `slices` one
+    by one with `train`, for `rounds`, E, if it had one slice; nothing is fine-tuned.
+    How they `vote`, by `softmax` or `votes`, is described in `models.ensemble`.
+    Checkpoints that are in `kept`, by the hash of what they saw, are not trained again,
+    and new ones are put there. The stages are `ensemble`, before forgetting, and
+    `resharded`, after it; notes say how much was trained again.
     """
-    del fine_tune
     if train is None:
         raise UnlearnError("sisa trains its own ensemble; pass how a slice is trained.")
-    if sharding.slices < 1:
-        raise InputError(f"sisa.slices is {sharding.slices}, but must be 1 or more.")
-    request = check_request(request, data, variables, head)
-    ensemble = Ensemble(model, sharding.shards, sharding.vote)
+    if slices < 1:
+        raise InputError(f"sisa.slices is {slices}, but must be 1 or more.")
+    ensemble = Ensemble(job.model, shards, vote)
     kept = {} if kept is None else kept
-    deal_key, shard_key = jax.random.split(key)
-    groups = deal_clients(deal_key, data.num_clients, sharding.shards)
-    schedule = slice_rounds(rounds, sharding.slices)
+    deal_key, shard_key = jax.random.split(job.key)
+    groups = deal_clients(deal_key, job.data.num_clients, shards)
+    schedule = slice_rounds(rounds, slices)
     # In this order: the second training finds in `kept` the checkpoints of the first
     # that the request does not touch.
     first, again = (
-        train_shards(model, given, groups, schedule, train, kept, shard_key)
-        for given in (data, remaining(data, request))
+        train_shards(job.model, given, groups, schedule, train, kept, shard_key)
+        for given in (job.data, remaining(job.data, job.request))
     )
     again_only = [
         {name: number for name, number in after.items() if name not in before}
         for before, after in zip(first.images, again.images, strict=True)
     ]
     trained, retrained = (
-        sum(sum(shard.values()) for shard in shards)
-        for shards in (first.images, again_only)
+        sum(sum(images.values()) for images in by_shard)
+        for by_shard in (first.images, again_only)
     )
     notes: dict[str, Any] = {
-        **sharding._asdict(),
+        "shards": shards,
+        "slices": slices,
+        "vote": vote,
         "shards_retrained": sum(map(bool, again_only)),
         "slices_retrained": sum(map(len, again_only)),
         "images": retrained,
         "images_of_training": trained,
         "share_of_training": retrained / max(trained, 1),
     }
-    if notes["slices_retrained"] == sharding.shards * sharding.slices:
+    if notes["slices_retrained"] == shards * slices:
         notes["saved"] = (
             "nothing: the first slice of every shard holds what was forgotten, so the "
             "whole ensemble was trained again"

@@ -5,7 +5,6 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from fuprune.data.federated import (
@@ -14,8 +13,6 @@ from fuprune.data.federated import (
     sample_cohort,
     take_clients,
 )
-from fuprune.federated.server import ServerState, fed_sgd
-from fuprune.federated.train import FitResult
 from fuprune.models import zoo
 from fuprune.models.adapt import adapt
 from fuprune.models.fresh import init_variables
@@ -23,12 +20,11 @@ from fuprune.models.resnet import ResNet
 from fuprune.surgery import compact
 from fuprune.unlearning.activations import ClassActivations, collect, merge_activations
 from fuprune.unlearning.class_pruning import server_proc
-from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy import NoiseScales, make_protect
 from fuprune.unlearning.protocol import UnlearnError
 from tests.compilations import counted
 from tests.tiny import tiny_dataset
-from tests.unlearning.small import forget_by, small_data
+from tests.unlearning.small import forget_by, remembering, small_data
 
 MODEL = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
 
@@ -44,29 +40,11 @@ def trained():
     return data, variables
 
 
-def no_tuning(seen):
-    """A fine-tune of zero rounds that remembers what it was given."""
-
-    def fine_tune(model, variables, data, key):
-        seen.append((model, data, key))
-        state = fed_sgd(model, server_optimizer=optax.sgd(0.1)).init(variables)
-        return FitResult(state, [], None)
-
-    return fine_tune
-
-
-def forget(trained, classes, seen=None, **options):
-    """The method on the fixture's network."""
+def forget(trained, classes, model=MODEL, **options):
+    """The method on a network, by default the fixture's."""
     data, variables = trained
-    settings = dict(rate=0.1, num_classes=4, key=jax.random.key(1))
-    return METHODS["class_pruning"](
-        MODEL,
-        variables,
-        data,
-        classes,
-        fine_tune=no_tuning([] if seen is None else seen),
-        **{**settings, **options},
-    )
+    options = dict(rate=0.1, num_classes=4, seed=1) | options
+    return forget_by("class_pruning", model, variables, data, classes, **options)
 
 
 def test_the_cut_is_real_and_described(trained):
@@ -87,8 +65,8 @@ def test_the_cut_is_real_and_described(trained):
 def test_fine_tuning_never_sees_the_forgotten_classes(trained):
     """Not one row of any client points at an image of them."""
     seen = []
-    forget(trained, (1, 3), seen)
-    _, data, _ = seen[0]
+    forget(trained, (1, 3), fine_tune=remembering(seen))
+    _, _, data, _ = seen[0]
     assert isinstance(data, FederatedDataset)
     rows, lengths = np.asarray(data.rows), np.asarray(data.lengths)
     labels = np.asarray(data.labels)
@@ -133,17 +111,7 @@ def test_masking_and_compacting_give_the_same_function(trained):
 def both_surgeries(model, variables, data, classes, **options):
     """The method by mask and by compact, without any fine-tuning."""
     return (
-        METHODS["class_pruning"](
-            model,
-            variables,
-            data,
-            classes,
-            key=jax.random.key(1),
-            fine_tune=no_tuning([]),
-            num_classes=4,
-            surgery=surgery,
-            **options,
-        )
+        forget((data, variables), classes, model, surgery=surgery, **options)
         for surgery in ("mask", "compact")
     )
 
@@ -392,23 +360,8 @@ def test_suppressed_classes_are_left_out_of_the_scores(trained):
 
 def test_layers_are_scored_in_forward_order_so_that_ties_fall_that_way():
     model = ResNet(8, 4, (6, 6, 1))
-    variables = init_variables(model, jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
-
-    def no_tuning(model, variables, data, key):
-        del model, data, key
-        return FitResult(ServerState(variables, (), jnp.int32(0)), [], None)
-
-    result = METHODS["class_pruning"](
-        model,
-        variables,
-        small_data(),
-        (1,),
-        key=jax.random.key(1),
-        fine_tune=no_tuning,
-        num_classes=4,
-        rate=0.1,
-        surgery="mask",
-    )
+    model, data, variables = _drawn_network(model)
+    result = forget((data, variables), (1,), model, surgery="mask")
     (cut,) = result.notes["cuts"]
     # "stem" comes first in the network and last in the alphabet.
     assert tuple(cut["scores"]) == tuple(cut["cut"]) == zoo.layer_names(model)

@@ -12,13 +12,16 @@ from tests.tiny import tiny_dataset
 PARTS = [np.arange(0, 7), np.arange(7, 7), np.arange(7, 20)]
 
 
-def count_and_add(context, batch):
-    pixels = jnp.sum(batch.images * 255.0, axis=(1, 2, 3))
-    return {
-        "pixels": context * jnp.sum(pixels),
-        "labels": jnp.sum(batch.labels * batch.mask),
-        "examples": jnp.sum(batch.mask),
-    }
+def count_and_add(model):
+    def count(context, batch):
+        pixels = jnp.sum(batch.images * 255.0, axis=(1, 2, 3))
+        return {
+            "pixels": context * jnp.sum(pixels),
+            "labels": jnp.sum(batch.labels * batch.mask),
+            "examples": jnp.sum(batch.mask),
+        }
+
+    return count
 
 
 @pytest.mark.parametrize("backend", ["loop", "map", "vmap"])

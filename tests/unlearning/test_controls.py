@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.unlearning.controls import mask_logit, zero_class_row
 from fuprune.unlearning.head import set_rows
 from tests.unlearning.small import (
     SmallNet,
@@ -76,12 +75,11 @@ def test_zeroed_row_gives_zero_logits_and_the_others_stay(trained, images):
 
 def test_a_head_without_bias_can_be_zeroed_but_not_masked():
     model = SoftmaxRegression(num_classes=4, use_bias=False)
-    variables, data = initial(model), small_data()
-    options = dict(key=jax.random.key(0), fine_tune=remembering([]))
-    result = zero_class_row(model, variables, data, (1,), **options)
+    given = (model, initial(model), small_data(), (1,))
+    result = forget_by("zero_class_row", *given)
     assert not result.variables["params"]["head"]["kernel"][:, 1].any()
     with pytest.raises(ValueError, match="has no bias"):
-        mask_logit(model, variables, data, (1,), **options)
+        forget_by("mask_logit", *given)
 
 
 def test_setting_rows_leaves_the_given_variables_alone(trained):

@@ -16,12 +16,17 @@ from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning.fed_eraser import Replay, calibrated_step, calibration_epochs
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.kept_rounds import is_kept, keep_round, kept_bytes
-from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError, tree_bytes
 from fuprune.unlearning.request import ForgetRequest
 from tests import reference_requests as reference
 from tests.tiny import tiny_dataset
-from tests.unlearning.small import SmallNet, SoftmaxRegression, initial, small_data
+from tests.unlearning.small import (
+    SmallNet,
+    SoftmaxRegression,
+    forget_by,
+    initial,
+    small_data,
+)
 
 LINEAR = SoftmaxRegression(num_classes=4)
 RATE, EPOCHS, ROUNDS = 0.5, 4, 5
@@ -77,15 +82,8 @@ def erase(trained, data, request, name="fed_eraser", rate=0.5, **options):
     variables, kept = trained
     epochs = calibration_epochs(rate, EPOCHS)
     replay = Replay(averaging(LINEAR, epochs), training_images=four_epochs)
-    return METHODS[name](
-        LINEAR,
-        variables,
-        data,
-        request,
-        key=jax.random.key(0),
-        fine_tune=None,
-        **{"rounds": kept, "replay": replay, **options},
-    )
+    options = {"rounds": kept, "replay": replay, **options}
+    return forget_by(name, LINEAR, variables, data, request, **options)
 
 
 def pair(params):
@@ -278,13 +276,12 @@ def test_fed_sgd_keeps_gradients_as_the_steps_that_they_make():
     np.testing.assert_allclose(
         kept[1].variables["params"]["head"]["kernel"], first + mean / 10, atol=1e-6
     )
-    result = METHODS["fed_eraser"](
+    result = forget_by(
+        "fed_eraser",
         model,
         variables,
         data,
         ForgetRequest(clients=(1,)),
-        key=jax.random.key(0),
-        fine_tune=None,
         rounds=kept,
         replay=Replay(algorithm, server=server),
     )

@@ -16,7 +16,6 @@ from fuprune.unlearning.fisher import (
     mean_over_clients,
     released_noise,
 )
-from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.reading import Reading
 from tests import reference_baselines as reference
@@ -24,12 +23,11 @@ from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
+    forget_by,
     initial,
-    remembering,
     small_data,
 )
 
-KEY = jax.random.key(3)
 REGRESSION = SoftmaxRegression(num_classes=3)
 SHAPE = (5, 5, 1)
 
@@ -113,15 +111,7 @@ def test_information_is_an_expectation_over_labels_per_example():
 
 
 def forget(model, variables, data, classes, **options):
-    return METHODS["fisher"](
-        model,
-        variables,
-        data,
-        classes,
-        key=KEY,
-        fine_tune=remembering([]),
-        **options,
-    )
+    return forget_by("fisher", model, variables, data, classes, seed=3, **options)
 
 
 def test_newton_step_of_the_paper_is_numpys(regression):

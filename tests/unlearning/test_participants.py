@@ -13,6 +13,7 @@ from fuprune.unlearning.reading import (
     participating,
 )
 from tests.tiny import tiny_dataset
+from tests.unlearning.small import SmallNet, forget_by, initial
 
 DATASET = tiny_dataset(40)
 ONE_CLASS_EACH = federate(
@@ -53,3 +54,18 @@ def test_others_hold_nothing_and_shapes_stay():
 def test_ids_that_do_not_exist_are_refused(ids):
     with pytest.raises(ValueError, match="one or more client ids from 0 to 5"):
         participating(ONE_CLASS_EACH, ids)
+    with pytest.raises(ValueError, match="one or more client ids from 0 to 5"):
+        scores_by(ids)
+
+
+def scores_by(ids):
+    """The scores of the first cut, by statistics of these clients."""
+    model = SmallNet()
+    given = (model, initial(model), ONE_CLASS_EACH, (1,))
+    notes = forget_by("class_pruning", *given, rate=0.3, participants=ids).notes
+    return notes["participants"], notes["cuts"][0]["scores"]
+
+
+def test_who_is_named_twice_takes_part_once():
+    assert scores_by((1, 2, 1)) == scores_by((1, 2))
+    assert scores_by((1, 2))[0] == 2

@@ -114,6 +114,7 @@ def test_accountant_at_the_edges():
         lambda: calibrate_gaussian(1.0, 1.0),
         lambda: calibrate_gaussian(1.0, 1e-5, 0.0),
         lambda: epsilon_of(-1.0, 1e-5),
+        lambda: epsilon_of(math.nan, 1e-5),
         lambda: epsilon_of(1.0, 1e-5, releases=-1),
         lambda: noise_scales(1.0, 1e-5, clip=0.0),
         lambda: noise_scales(1.0, 1e-5, clip=1.0, releases=0),

@@ -1,5 +1,6 @@
 """One contract for every way to forget."""
 
+import inspect
 import json
 
 import chex
@@ -14,14 +15,18 @@ from fuprune.data.federated import keep_classes, whole_cohort
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
+from fuprune.unlearning.class_pruning import class_pruning
+from fuprune.unlearning.controls import mask_logit
 from fuprune.unlearning.fed_eraser import Replay
+from fuprune.unlearning.job import recovery_key
 from fuprune.unlearning.kept_rounds import keep_round
 from fuprune.unlearning.methods import METHODS, select
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.recovery import recovery_key
+from fuprune.unlearning.regrow import regrow
 from fuprune.unlearning.request import ForgetRequest
 from tests.unlearning.small import (
     SmallNet,
+    forget_by,
     initial,
     make_fine_tune,
     make_train,
@@ -80,9 +85,8 @@ def forget(
     name, data, variables, updates, fine_tune=FINE_TUNE, classes=CLASSES, **options
 ):
     options = {**OPTIONS.get(name, {}), **updates.get(name, {}), **options}
-    return METHODS[name](
-        MODEL, variables, data, classes, key=KEY, fine_tune=fine_tune, **options
-    )
+    options |= {"seed": 7, "fine_tune": fine_tune}
+    return forget_by(name, MODEL, variables, data, classes, **options)
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +229,23 @@ def test_impossible_classes_are_refused(name, classes, trained, updates):
     data, variables = trained
     with pytest.raises(ValueError, match="class"):
         forget(name, data, variables, updates, classes=classes)
+
+
+def test_a_function_is_called_without_the_table_too(trained):
+    """It has the signature of all methods, and refuses the kinds it does not serve."""
+    data, variables = trained
+    given = dict(key=KEY, fine_tune=FINE_TUNE)
+    parameters = inspect.signature(regrow).parameters
+    assert list(parameters)[:4] == ["model", "variables", "data", "request"]
+    assert {"share", "shrink", "head", *given} <= parameters.keys()
+    direct = regrow(MODEL, variables, data, CLASSES, share=0.5, **given)
+    by_name = forget("regrow", data, variables, {}, share=0.5)
+    chex.assert_trees_all_equal(direct.variables, by_name.variables)
+    for function in (mask_logit, class_pruning):
+        options = {"rate": 0.3} if function is class_pruning else {}
+        with pytest.raises(ValueError, match="names client 1; allowed: classes"):
+            request = ForgetRequest(clients=(1,))
+            function(MODEL, variables, data, request, **given, **options)
 
 
 def test_names_expand_and_unknown_ones_are_refused():

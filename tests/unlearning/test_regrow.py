@@ -4,9 +4,9 @@ import chex
 import jax
 import numpy as np
 import pytest
+from flax.core import freeze, unfreeze
 
-from fuprune.unlearning.regrow import regrow
-from tests.unlearning.small import SmallNet, initial, make_fine_tune, small_data
+from tests.unlearning.small import SmallNet, forget_by, initial, small_data
 
 MODEL = SmallNet()
 
@@ -14,15 +14,7 @@ MODEL = SmallNet()
 def start_of(**options):
     """The model before its fine-tuning, and the one it was made from."""
     variables = initial(MODEL)
-    result = regrow(
-        MODEL,
-        variables,
-        small_data(),
-        (1,),
-        key=jax.random.key(3),
-        fine_tune=make_fine_tune(),
-        **options,
-    )
+    result = forget_by("regrow", MODEL, variables, small_data(), (1,), **options)
     (stage,) = result.stages
     return stage.variables["params"], variables["params"], result.notes
 
@@ -51,6 +43,13 @@ def test_shrink_mixes_old_and_fresh():
         lambda a, b: 0.25 * a + 0.75 * b, old["conv1"], fresh["conv1"]
     )
     chex.assert_trees_all_close(grown["conv1"], expected)
+
+
+def test_variables_may_be_frozen():
+    given = (small_data(), (1,))
+    plain = forget_by("regrow", MODEL, initial(MODEL), *given)
+    frozen = forget_by("regrow", MODEL, freeze(initial(MODEL)), *given)
+    chex.assert_trees_all_equal(unfreeze(frozen.variables), plain.variables)
 
 
 @pytest.mark.parametrize("name", ["share", "shrink"])

@@ -1,13 +1,17 @@
 """Relabelling: forgotten images get the nearest other answer, remaining ones stay."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fuprune.data.preprocess import to_float
-from fuprune.unlearning.methods import METHODS
-from tests.unlearning.small import SmallNet, initial, make_fine_tune, small_data
+from tests.unlearning.small import (
+    SmallNet,
+    forget_by,
+    initial,
+    make_fine_tune,
+    small_data,
+)
 
 MODEL = SmallNet()
 CLASSES = (1, 3)
@@ -22,15 +26,8 @@ def taught_by(data, variables, method="relabel", **options):
         seen.append(given)
         return fine_tune(model, variables, given, key)
 
-    result = METHODS[method](
-        MODEL,
-        variables,
-        data,
-        CLASSES,
-        key=jax.random.key(3),
-        fine_tune=watch,
-        **options,
-    )
+    options |= {"seed": 3, "fine_tune": watch}
+    result = forget_by(method, MODEL, variables, data, CLASSES, **options)
     return seen[0], result.notes
 
 

@@ -15,21 +15,22 @@ from fuprune.federated.evaluate import make_evaluator
 from fuprune.models.ensemble import Ensemble, member_of
 from fuprune.models.zoo import create
 from fuprune.surgery.rebuild import from_spec, spec
-from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest, remaining
-from fuprune.unlearning.sisa import Sharding, deal_clients, slice_rounds, train_shards
+from fuprune.unlearning.sisa import deal_clients, slice_rounds, train_shards
 from tests import reference_requests as reference
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
+    forget_by,
     initial,
     make_train,
     small_data,
 )
 
 LINEAR = SoftmaxRegression(num_classes=4)
-KEY = jax.random.key(5)
+SEED = 5
+KEY = jax.random.key(SEED)
 CLIENTS, SHARDS, SLICES, ROUNDS = 8, 2, 2, 3
 train = make_train(optax.sgd(0.2))  # by the engine of every other training
 
@@ -45,16 +46,8 @@ def groups():
 
 
 def forget(data, request, **options):
-    return METHODS["sisa"](
-        LINEAR,
-        initial(LINEAR),
-        data,
-        request,
-        key=KEY,
-        fine_tune=None,
-        **{"train": train, "rounds": ROUNDS, "shards": SHARDS, "slices": SLICES}
-        | options,
-    )
+    given = dict(train=train, rounds=ROUNDS, shards=SHARDS, slices=SLICES) | options
+    return forget_by("sisa", LINEAR, initial(LINEAR), data, request, seed=SEED, **given)
 
 
 @pytest.mark.parametrize("rounds, slices", [(20, 1), (20, 4), (10, 3), (3, 2), (1, 5)])
@@ -174,4 +167,3 @@ def test_bad_input_is_refused_in_one_line(data):
         forget(data, ForgetRequest(clients=(0,)), vote="king")
     with pytest.raises(UnlearnError, match="own ensemble"):
         forget(data, ForgetRequest(clients=(0,)), train=None)
-    assert Sharding().vote == "softmax"
