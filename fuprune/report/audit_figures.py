@@ -50,6 +50,7 @@ def strip_figure(
             queries.known(test.retrained),
             f"{test_title(test)}. Retrained interval: {interval_text(test)}. "
             f"{formats.listing(described, 30)}.",
+            range_hint=f"retrained: {interval_text(test)}",
             written=lambda value: value_text(test, value),
             logarithmic=test.unit in ("nats", "distance"),
         ),

@@ -160,14 +160,15 @@ def strip(
     retrained: Sequence[float],
     label: str,
     *,
+    range_hint: str = "",
     written: Callable[[float], str] = formats.number,
     logarithmic: bool = False,
 ) -> Markup | None:
     """Draws models on one line against the interval of retrained models.
 
     The model under test comes first in `dots`. A side of the interval that is None is
-    open and reaches to the end of the line. `logarithmic` spreads small values apart if
-    they span more than a factor of 50.
+    open and reaches to the end of the line; `range_hint` says so in words.
+    `logarithmic` spreads small values apart if they span more than a factor of 50.
     """
     bounds = [bound for bound in interval or () if bound is not None]
     everything = [*(dot.value for dot in dots), *retrained, *bounds]
@@ -191,8 +192,7 @@ def strip(
         pad = 2.0 if at(last) - at(first) < 4 else 0.0
         width = at(last) - at(first) + 2 * pad
         box = {"x": at(first) - pad, "width": width, "y": middle - 11}
-        hint = f"retrained: {written(first)} to {written(last)}"
-        marks.append(mark("rect", "range", hint, height=22, rx=3, **box))
+        marks.append(mark("rect", "range", range_hint, height=22, rx=3, **box))
     for value in retrained:
         ends = [(at(value), middle - 8), (at(value), middle + 8)]
         marks.append(path(ends, "tickmark"))

@@ -124,8 +124,8 @@ def class_figure(record: RunRecord, styles: Styles) -> Markup | None:
             range(len(names)), key=lambda index: stages[0].per_class[index] or 0
         )
         series = [
-            charts.Series(t, style, [(n, values[c] or 0) for n, c in enumerate(order)])
-            for t, style, values in groups
+            charts.Series(title, style, _in_order(values, order))
+            for title, style, values in groups
         ]
         drawing = charts.line_chart(
             series,
@@ -141,6 +141,11 @@ def class_figure(record: RunRecord, styles: Styles) -> Markup | None:
         caption,
         legend=page.legend([(title, "fill", style) for title, style, _ in groups]),
     )
+
+
+def _in_order(values: Sequence[float | None], order: Sequence[int]) -> charts.Points:
+    points = enumerate(values[index] for index in order)
+    return [(n, value) for n, value in points if value is not None]
 
 
 def _compared_stages(record: RunRecord) -> list[StageRow]:

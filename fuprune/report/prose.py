@@ -44,7 +44,7 @@ def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
     """Sums a run up for somebody who reads nothing else."""
     tested = roles.tested_method(record, audit)
     judged = judgement.candidate_of(audit, tested)
-    verdict = _judged(record, audit, judged)
+    verdict = _judged(record, audit, tested, judged)
     answers = {
         "Gone?": [verdict.short, *_gone(record, audit, tested, judged)],
         "At what price?": _price(record, tested),
@@ -99,7 +99,7 @@ _VERDICTS = {
 
 
 def _judged(
-    record: RunRecord, audit: AuditReport | None, judged: str | None
+    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
 ) -> _Verdict:
     """The colour, the headline and the short answer of a run."""
     target = roles.forgotten_things(record, named=True)
@@ -108,6 +108,8 @@ def _judged(
         return _Verdict("unknown", missing, "Unknown.")
     if judged is None:
         missing = "Only controls were audited, so there is no method to judge."
+        reasons = _left_out(audit)
+        missing = next((s for n, s in reasons if roles.family(n) == tested), missing)
         return _Verdict("unknown", missing, "Unknown.")
     found = judgement.headline(audit, judged)
     verdict, method = _VERDICTS[found.verdict], formats.in_words(judged)
@@ -119,6 +121,14 @@ def _judged(
         tests=formats.plural(found.tests, "headline test"),
     )
     return verdict._replace(headline=headline)
+
+
+def _left_out(audit: AuditReport) -> list[tuple[str, str]]:
+    """The models that an audit could not judge, each with a sentence that says why."""
+    return [
+        (name, f"{formats.capital(formats.in_words(name))} could not be judged: {why}.")
+        for name, why in audit.detail.get("left_out", {}).items()
+    ]
 
 
 def _gone(
@@ -287,10 +297,11 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
         return
     accuracy = formats.percent(found.accuracy)
     goal = f"retraining's own {accuracy} on the {record.chosen_on or 'test'} split"
-    if found.rounds is None or found.late:
+    if found.late:
         budget = max(row.rounds for row in rows)
         within = f" within its {formats.plural(budget, 'round')}" if budget else ""
-        late = f" in {found.late} of {found.seeds} seeds" if found.rounds else ""
+        some = f" in {found.late} of {found.seeds} seeds"
+        late = some if found.late < found.seeds else ""
         yield f"It does not reach {goal}{within}{late}."
         return
     own = sum(row.times.own for row in rows) / len(rows)
@@ -365,6 +376,7 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
         "The headline's tests are judged together: a retrained model would fail any of "
         f"them with {bound} {error} probability; docs/audit.md has the simulations."
     )
+    yield from (sentence for _, sentence in _left_out(audit))
     hidden = audit.headlines.get("mask_logit")
     if hidden is not None and hidden.verdict != FAIL:
         yield (

@@ -9,6 +9,7 @@ import pytest
 from fuprune.report import audit_figures, charts, marks
 from fuprune.report.charts import Dot, Series
 from fuprune.report.marks import Axis
+from tests.report.fixture import evidence
 
 
 def parsed(drawing) -> ElementTree.Element:
@@ -93,6 +94,12 @@ def test_strips_take_any_values(value, interval):
     )
     assert "nan" not in drawn
     parsed(drawn)
+
+
+def test_a_strip_says_of_an_open_side_that_it_is_open():
+    test = evidence("a", {"x": "pass"}, interval=(0.1, None))
+    drawn = audit_figures.strip_figure(test, "x", {}, str)
+    assert "<title>retrained: at least 10.0%</title>" in drawn
 
 
 def test_cut_channels_are_marked_under_their_cells():

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fuprune import typed_json
-from fuprune.report import build
-from fuprune.report.figures import recovery_curves
+from fuprune.report import build, figures
 from fuprune.run.record import CurveRow, RequestRow
 from tests.report.fixture import (
     evidence,
@@ -150,7 +149,7 @@ def test_curves_are_of_the_split_that_choices_were_made_on():
         CurveRow("unlearn/a", 5, values),
         CurveRow("pretrain", 5, values),
     ]
-    assert recovery_curves(rows) == {"a": [(0, 0.4), (5, 0.7)]}
+    assert figures.recovery_curves(rows) == {"a": [(0, 0.4), (5, 0.7)]}
 
 
 def test_seeds_of_one_method_share_a_legend_entry(page):
@@ -164,6 +163,16 @@ def test_a_hundred_classes_are_drawn_as_dots(tmp_path):
     page = page_of(write_run(tmp_path / "run", record))
     assert any(label.startswith("Accuracy of 100 classes") for label in page.labels)
     assert any(label.startswith("Confusion matrix of raw") for label in page.labels)
+
+
+def test_a_class_without_test_images_is_no_point_at_zero():
+    names = [f"kind {index}" for index in range(100)]
+    record = make_record(class_names=names, classes=(99,))
+    for stage in record.stages:
+        stage.per_class[5] = None
+    drawn = str(figures.class_figure(record, {"raw": "raw"}))
+    line = re.search(r'<path d="M([^"]*)" class="line raw"', drawn)
+    assert line and len(line[1].split()) == 2 * 99
 
 
 def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
