@@ -5,25 +5,24 @@ The curves are in the audit's `detail`, whose keys `audit.evidence` describes.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fuprune.audit.evidence import AuditReport, Evidence, RelearnRun
 from fuprune.report import charts, formats, judgement, marks, page, roles
 from fuprune.report.figures import model_line
 from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.markup import Markup
-from fuprune.report.roles import Styles
+from fuprune.report.roles import Styles, Topic
 from fuprune.report.table_forms import chip
 from fuprune.run import queries
 
 
-def strip_figure(
-    test: Evidence, judged: str | None, styles: Styles, say: Callable[[str], str]
-) -> Markup:
-    """Where each model lies against retraining; `say` words the test's sentences."""
+def strip_figure(topic: Topic, test: Evidence) -> Markup:
+    """Where each model lies against retraining."""
+    judged = topic.judged
     names = sorted(test.values, key=lambda name: name != judged)
     dots = [
-        charts.Dot(formats.in_words(name), styles.get(name, "o0"), value)
+        charts.Dot(formats.in_words(name), topic.styles[name], value)
         for name in names
         if (value := test.values[name]) is not None
     ]
@@ -41,8 +40,9 @@ def strip_figure(
     least = judgement.difference_text(test)
     if least != formats.MISSING:
         caption += f" Smallest visible difference: {least}."
-    for note in map(say, test.notes):
-        caption += f" {formats.capital(note.strip().rstrip('.'))}."
+    for note in test.notes:
+        said = roles.reworded(topic.record, note).strip().rstrip(".")
+        caption += f" {formats.capital(said)}."
     return page.figure(
         charts.strip(
             test.interval,
@@ -56,19 +56,19 @@ def strip_figure(
         ),
         test_title(test),
         caption,
-        question=say(test.question),
+        question=roles.reworded(topic.record, test.question),
         verdict=verdict,
     )
 
 
-def strip_legend(
-    audit: AuditReport, tests: Sequence[Evidence], tested: str | None, styles: Styles
-) -> Markup:
+def strip_legend(topic: Topic, tests: Sequence[Evidence]) -> Markup:
     """Explains the dots of the strips of some tests."""
+    named = {name for test in tests for name in test.values}
+    models = roles.audited_models(topic.audit, topic.tested) if topic.audit else []
     entries = [
-        (formats.in_words(name), "dot", styles.get(name, "o0"))
-        for name in roles.audited_models(audit, tested)
-        if any(name in test.values for test in tests)
+        (formats.in_words(name), "dot", topic.styles[name])
+        for name in models
+        if name in named
     ]
     return page.legend([("where retrained models lie", "range", ""), *entries])
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fuprune.report import charts, formats, marks, page, roles, tables
 from fuprune.report.markup import Markup, element
-from fuprune.report.roles import Styles
+from fuprune.report.roles import Styles, Topic
 from fuprune.run import queries, speed
 from fuprune.run.feature_maps import PictureArrays
 from fuprune.run.record import CurveRow, CutRow, RunRecord, StageRow
@@ -37,17 +37,15 @@ def recovery_curves(curves: Sequence[CurveRow]) -> dict[str, list[tuple[float, f
     return {unit: sorted(points.items()) for unit, points in found.items()}
 
 
-def recovery_figure(
-    record: RunRecord, curves: Sequence[CurveRow], styles: Styles
-) -> Markup | None:
+def recovery_figure(topic: Topic, curves: Sequence[CurveRow]) -> Markup | None:
     """Figure 3: R-set accuracy against rounds of fine-tuning and of retraining."""
-    series = []
+    record, series = topic.record, []
     for unit, points in recovery_curves(curves).items():
         # Fine-tuning may log from its first round on; where it started is a stage.
         cuts = queries.pruned_stages(record, unit)
         if points[0][0] > 0 and cuts and cuts[-1].r_accuracy is not None:
             points = [(0.0, cuts[-1].r_accuracy), *points]
-        series.append(model_line(unit, points, styles))
+        series.append(model_line(unit, points, topic.styles))
     target = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
     of_classes = record.request.kind == "classes"
     kept = "the remaining classes" if of_classes else "images that nobody trained on"
@@ -91,11 +89,12 @@ def recovery_chart(
     )
 
 
-def class_figure(record: RunRecord, styles: Styles) -> Markup | None:
+def class_figure(topic: Topic) -> Markup | None:
     """Accuracy of each class before, after, and for retraining."""
+    record, styles = topic.record, topic.styles
     stages = [
         stage
-        for stage in _compared_stages(record)
+        for stage in _compared_stages(topic)
         if stage.per_class and not roles.is_cut(stage)
     ]
     if not stages:
@@ -148,9 +147,9 @@ def _in_order(values: Sequence[float | None], order: Sequence[int]) -> charts.Po
     return [(n, value) for n, value in points if value is not None]
 
 
-def _compared_stages(record: RunRecord) -> list[StageRow]:
+def _compared_stages(topic: Topic) -> list[StageRow]:
     """The raw, cut, final and retrained models, as far as they are there."""
-    final = roles.final_stage(record, roles.tested_method(record))
+    record, final = topic.record, roles.final_stage(topic.record, topic.tested)
     stages = [
         queries.raw_stage(record),
         *queries.pruned_stages(record, final.method if final else None),
@@ -160,10 +159,10 @@ def _compared_stages(record: RunRecord) -> list[StageRow]:
     return [stage for stage in stages if stage is not None]
 
 
-def confusion_figures(record: RunRecord) -> Markup | None:
+def confusion_figures(topic: Topic) -> Markup | None:
     """Confusion matrices of the raw, cut, final and retrained model."""
-    drawn = []
-    for stage in _compared_stages(record):
+    record, drawn = topic.record, []
+    for stage in _compared_stages(topic):
         if not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:
             continue
         counts = np.asarray(stage.confusion, dtype=np.float64)
@@ -192,12 +191,11 @@ def _answers(record: RunRecord, shares: np.ndarray, index: int) -> str:
     return f"Images of {subject} are answered {formats.listing(named)}."
 
 
-def score_figures(record: RunRecord) -> list[Markup]:
+def score_figures(topic: Topic) -> list[Markup]:
     """Heat maps of TF-IDF scores per layer, one for each class that was cut."""
-    unit, cuts = roles.cuts_to_show(record)
-    return [
-        _score_figure(record, unit, cut) for cut in cuts if any(cut.scores.values())
-    ]
+    unit, cuts = roles.cuts_to_show(topic)
+    drawn = [cut for cut in cuts if any(cut.scores.values())]
+    return [_score_figure(topic.record, unit, cut) for cut in drawn]
 
 
 def _score_figure(record: RunRecord, unit: str, cut: CutRow) -> Markup:

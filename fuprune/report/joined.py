@@ -96,7 +96,7 @@ def _make_group(tag: str, runs: Sequence[Run]) -> Group:
     amount = len(record.class_names)
     split = queries.setting(record, "partition.kind")
     even = 1 / amount if split == "iid" and amount else None
-    tested = [roles.tested_method(run.record, run.audit) for run in runs]
+    tested = [roles.topic_of(run.record, run.audit).tested for run in runs]
     return Group(
         tag,
         tuple(runs),
@@ -262,7 +262,7 @@ def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, 
     audits = [
         judgement.counts(run.audit, judged)
         for run in group.runs
-        if (judged := judgement.candidate_of(run.audit, name)) and run.audit
+        if (judged := roles.candidate_of(run.audit, name)) and run.audit
     ]
     judged = [cell(sum(column)) for column in zip(*audits, strict=True)]
     return (
@@ -281,7 +281,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
     for group in groups:
         for run in group.runs:
             judged = "not audited"
-            model = judgement.candidate_of(run.audit, group.tested)
+            model = roles.candidate_of(run.audit, group.tested)
             if run.audit is not None and model is not None:
                 found = judgement.headline(run.audit, model)
                 failed = f"{len(found.failed)} of {found.tests} failed"

@@ -54,7 +54,7 @@ def plan_table(plan: PrunePlan) -> Table:
 
 def _record(record: RunRecord, audit: AuditReport | None) -> list[Child]:
     card = run_report.first_screen_card(prose.first_screen(record, audit))
-    return [card, *_filled(tables.methods_table(record))]
+    return [card, *_filled(tables.methods_table(roles.topic_of(record, audit)))]
 
 
 def _audit(audit: AuditReport | None) -> list[Child]:

@@ -134,7 +134,7 @@ def _evidence(group: Group, method: str, test_name: str):
         for run in group.runs
         for test in (run.audit.tests if run.audit is not None else ())
         if test.name == test_name
-        and (judged := judgement.candidate_of(run.audit, method))
+        and (judged := roles.candidate_of(run.audit, method))
         and (value := test.values.get(judged)) is not None
         and queries.known(test.retrained)
     ]

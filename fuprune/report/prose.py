@@ -17,6 +17,7 @@ from fuprune.audit.evidence import (
 )
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_words, value_text
+from fuprune.report.roles import Topic
 from fuprune.run import queries, speed
 from fuprune.run.record import MethodRow, RunRecord
 
@@ -42,14 +43,14 @@ class Answer(NamedTuple):
 
 def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
     """Sums a run up for somebody who reads nothing else."""
-    tested = roles.tested_method(record, audit)
-    judged = judgement.candidate_of(audit, tested)
-    verdict = _judged(record, audit, tested, judged)
+    # An audit without tests has found nothing.
+    topic = roles.topic_of(record, audit if audit is not None and audit.tests else None)
+    verdict = _judged(topic)
     answers = {
-        "Gone?": [verdict.short, *_gone(record, audit, tested, judged)],
-        "At what price?": _price(record, tested),
-        "How sure?": _sure(record, audit),
-        "What next?": ["", *_next(record, audit, tested, judged)],
+        "Gone?": [verdict.short, *_gone(topic)],
+        "At what price?": _price(record, topic.tested),
+        "How sure?": _sure(topic),
+        "What next?": ["", *_next(topic)],
     }
     written = [
         Answer(question, short, " ".join(details))
@@ -98,21 +99,19 @@ _VERDICTS = {
 }
 
 
-def _judged(
-    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
-) -> _Verdict:
+def _judged(topic: Topic) -> _Verdict:
     """The colour, the headline and the short answer of a run."""
-    target = roles.forgotten_things(record, named=True)
-    if audit is None or not audit.tests:
+    target = roles.forgotten_things(topic.record, named=True)
+    if topic.audit is None:
         missing = f"Not audited: nothing here shows that the model forgot {target}."
         return _Verdict("unknown", missing, "Unknown.")
-    if judged is None:
+    if topic.judged is None:
         missing = "Only controls were audited, so there is no method to judge."
-        reasons = _left_out(audit)
-        missing = next((s for n, s in reasons if roles.family(n) == tested), missing)
+        for name, reason in _left_out(topic.audit):
+            missing = reason if roles.family(name) == topic.tested else missing
         return _Verdict("unknown", missing, "Unknown.")
-    found = judgement.headline(audit, judged)
-    verdict, method = _VERDICTS[found.verdict], formats.in_words(judged)
+    found = judgement.headline(topic.audit, topic.judged)
+    verdict, method = _VERDICTS[found.verdict], formats.in_words(topic.judged)
     headline = verdict.headline.format(
         formats.capital(method),
         method=method,
@@ -131,10 +130,9 @@ def _left_out(audit: AuditReport) -> list[tuple[str, str]]:
     ]
 
 
-def _gone(
-    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
-) -> Iterator[str]:
-    rows = queries.rows_of(record, tested)
+def _gone(topic: Topic) -> Iterator[str]:
+    record, audit, judged = topic.record, topic.audit, topic.judged
+    rows = queries.rows_of(record, topic.tested)
     lows = queries.known([row.u_accuracy for row in rows])
     if lows:
         where = f"On {roles.u_images(record)}"
@@ -344,9 +342,10 @@ def _ratio(speedup: float, less: str, more: str) -> str:
     return f"{formats.times(1 / speedup)} {more}"
 
 
-def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
+def _sure(topic: Topic) -> Iterator[str]:
     """The short answer, then the details."""
-    if audit is None or not audit.tests:
+    record, audit = topic.record, topic.audit
+    if audit is None:
         yield "Not at all."
         yield (
             "Low accuracy on a class is weak evidence, because hiding one output gives "
@@ -392,10 +391,9 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
         yield "Targets and stops were chosen on the test split, which flatters them."
 
 
-def _next(
-    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
-) -> Iterator[str]:
-    if audit is None or not audit.tests:
+def _next(topic: Topic) -> Iterator[str]:
+    record, audit, judged = topic.record, topic.audit, topic.judged
+    if audit is None:
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
     # An audit may compare with models that other runs retrained (audit.reference).
     references = judgement.retrained_models(audit) if audit is not None else 0
@@ -413,7 +411,7 @@ def _next(
             f"Add controls ({named}, fine_tune_only) to unlearn.methods: without "
             "them nobody knows whether a trivial change would do as well."
         )
-    if tested is not None and len(queries.rows_of(record, tested)) == 1:
+    if topic.tested and len(queries.rows_of(record, topic.tested)) == 1:
         yield "Repeat it with other seeds before trusting the last digit."
     if audit is not None and judged is not None:
         if judgement.headline(audit, judged).verdict == FAIL:

@@ -10,6 +10,7 @@ from typing import Any
 from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_title, value_text
+from fuprune.report.roles import Topic
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
 from fuprune.run import queries, speed
 from fuprune.run.record import CutRow, MethodRow, PhaseClock, RunRecord, StageRow
@@ -42,9 +43,9 @@ _SPENT = {
 }
 
 
-def methods_table(record: RunRecord) -> Table:
+def methods_table(topic: Topic) -> Table:
     """Every method and seed: what it reached, and all that it spent."""
-    tested = roles.tested_method(record)
+    record, tested = topic.record, topic.tested
     order = list(dict.fromkeys(row.method for row in record.methods))
     retrained = queries.mean(row.images for row in queries.rows_of(record, "retrain"))
     rows = [
@@ -148,9 +149,9 @@ def _remark(row: MethodRow) -> str:
     return f"did not finish: {row.error}" if row.error else formats.capital(warning)
 
 
-def speed_table(record: RunRecord, target: str) -> Table:
+def speed_table(topic: Topic, target: str) -> Table:
     """When each method came to one of `speed.TARGETS`, and how much sooner."""
-    tested = roles.tested_method(record)
+    record, tested = topic.record, topic.tested
     retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), target)
     rows, accuracy = [], None
     for method in dict.fromkeys(row.method for row in record.methods):
@@ -198,14 +199,14 @@ def reached_cells(found: speed.Reached | None) -> list[Cell]:
     return made
 
 
-def paper_table(record: RunRecord) -> Table:
+def paper_table(topic: Topic) -> Table:
     """The table of the paper's form: raw, after-pruned, fine-tuned, re-trained."""
+    record = topic.record
     cuts = [
         (row, stages)
         for row in record.methods
         if (stages := queries.pruned_stages(record, row.name))
     ]
-    tested = roles.tested_method(record)
     retrained = next(iter(queries.rows_of(record, roles.RETRAIN)), None)
     longest = max((len(stages) for _, stages in cuts), default=0)
     headings = [f"After cut {n + 1}" for n in range(longest)]
@@ -215,7 +216,7 @@ def paper_table(record: RunRecord) -> Table:
         padding = [None] * (longest - len(stages))
         models = [queries.raw_stage(record), *stages, *padding, final, retrained]
         cells = accuracy_cells([[model] for model in models])
-        rows.append((model_cell(final.name, tested), *cells))
+        rows.append((model_cell(final.name, topic.tested), *cells))
     return Table(
         "paper_form",
         "In the form of the paper's Tables 2 and 3",
@@ -271,11 +272,11 @@ def class_table(record: RunRecord) -> Table:
     )
 
 
-def layer_tables(record: RunRecord) -> list[Table]:
+def layer_tables(topic: Topic) -> list[Table]:
     """Every layer's width, parameters and cost before and after each cut."""
-    unit, cuts = roles.cuts_to_show(record)
+    unit, cuts = roles.cuts_to_show(topic)
     return [
-        _layer_table(record, unit, cut, "layers" if i == 0 else f"layers_{i + 1}")
+        _layer_table(topic.record, unit, cut, "layers" if i == 0 else f"layers_{i + 1}")
         for i, cut in enumerate(cuts)
     ]
 

@@ -9,7 +9,8 @@ import pytest
 from fuprune.report import audit_figures, charts, marks
 from fuprune.report.charts import Dot, Series
 from fuprune.report.marks import Axis
-from tests.report.fixture import evidence
+from fuprune.report.roles import topic_of
+from tests.report.fixture import evidence, make_audit, make_record
 
 
 def parsed(drawing) -> ElementTree.Element:
@@ -97,8 +98,8 @@ def test_strips_take_any_values(value, interval):
 
 
 def test_a_strip_says_of_an_open_side_that_it_is_open():
-    test = evidence("a", {"x": "pass"}, interval=(0.1, None))
-    drawn = audit_figures.strip_figure(test, "x", {}, str)
+    audit = make_audit(evidence("a", {"x": "pass"}, interval=(0.1, None)))
+    drawn = audit_figures.strip_figure(topic_of(make_record(), audit), audit.tests[0])
     assert "<title>retrained: at least 10.0%</title>" in drawn
 
 

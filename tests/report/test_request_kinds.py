@@ -10,6 +10,7 @@ from fuprune.report import build
 from fuprune.report.joined import group_runs
 from fuprune.report.prose import as_text, first_screen
 from fuprune.report.questions import questions_about
+from fuprune.report.roles import topic_of
 from fuprune.report.tables import methods_table
 from fuprune.run.reading import read_run
 from fuprune.run.record import Crossing, RequestRow
@@ -200,7 +201,7 @@ def test_without_an_audit_accuracy_is_called_weak_evidence():
 
 
 def test_the_clients_work_is_shown_as_a_share_of_retrainings():
-    table = methods_table(record_of("clients", [3]))
+    table = methods_table(topic_of(record_of("clients", [3])))
     titles = [column.title for column in table.columns]
     place = titles.index("Images of a retraining's")
     shares = {row[0].text: row[place].text for row in table.rows}

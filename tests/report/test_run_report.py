@@ -8,11 +8,13 @@ import pytest
 
 from fuprune import typed_json
 from fuprune.report import build, figures
+from fuprune.report.roles import topic_of
 from fuprune.run.record import CurveRow, RequestRow
 from tests.report.fixture import (
     evidence,
     make_audit,
     make_record,
+    method_row,
     with_later_seed,
     write_maps,
     write_run,
@@ -170,7 +172,7 @@ def test_a_class_without_test_images_is_no_point_at_zero():
     record = make_record(class_names=names, classes=(99,))
     for stage in record.stages:
         stage.per_class[5] = None
-    drawn = str(figures.class_figure(record, {"raw": "raw"}))
+    drawn = str(figures.class_figure(topic_of(record)))
     line = re.search(r'<path d="M([^"]*)" class="line raw"', drawn)
     assert line and len(line[1].split()) == 2 * 99
 
@@ -217,6 +219,19 @@ def test_a_seed_that_stands_for_its_method_has_its_cut_and_verdicts(tmp_path):
     assert "Class pruning seed2: 50.0%. Retrained: 10.0% to 20.0%." in page.text
     cut = "Confusion matrix of class pruning seed2, pruned 3"
     assert any(label.startswith(cut) for label in page.labels)
+
+
+def test_the_whole_page_is_about_the_method_that_was_audited(tmp_path):
+    record = make_record(methods=("relabel", "retrain"))
+    other = method_row("fisher")
+    record = record._replace(methods=[other, *record.methods])
+    audit = make_audit(evidence("a", {"relabel": "fail", "raw": "fail"}))
+    page = page_of(write_run(tmp_path / "run", record, audit))
+    assert "Relabel can be told from a model" in page.text
+    assert any(one.startswith("Confusion matrix of relabel") for one in page.labels)
+    roles_given = (tmp_path / "run" / "report" / "methods.csv").read_text().splitlines()
+    assert roles_given[1].startswith("fisher,baseline")
+    assert roles_given[2].startswith("relabel,under test")
 
 
 FILES = ("results.json", "metrics.jsonl", "audit.json", "feature_maps.npz")

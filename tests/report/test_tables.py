@@ -6,6 +6,7 @@ import io
 import pytest
 
 from fuprune.report import formats, markup, table_forms, tables
+from fuprune.report.roles import topic_of
 from fuprune.report.table_forms import Column, Table, cell
 from fuprune.run import speed
 from fuprune.run.record import PhaseClock
@@ -102,7 +103,7 @@ def row_of(table, name):
 
 
 def test_the_speed_table_compares_rounds_time_images_and_bytes():
-    table = tables.speed_table(make_record(), "retrained")
+    table = tables.speed_table(topic_of(make_record()), "retrained")
     ours = row_of(table, "class_pruning")
     assert ours["Spent until then rounds"] == "12"
     assert ours["Times less than retraining rounds"] == "10.8×"
@@ -110,23 +111,24 @@ def test_the_speed_table_compares_rounds_time_images_and_bytes():
     assert row_of(table, "mask_logit")["Spent until then rounds"] == "not reached"
     assert row_of(table, "retrain")["Times less than retraining rounds"] == "–"
     assert "85.5% on the R-set of the test split" in table.title
-    assert not tables.speed_table(make_record(), "configured").rows
+    assert not tables.speed_table(topic_of(make_record()), "configured").rows
     assert set(speed.TARGETS) == {"retrained", "raw_masked", "configured"}
 
 
 def test_times_say_which_part_is_the_method_and_relabelling_is_marked():
-    table = tables.methods_table(make_record())
+    table = tables.methods_table(topic_of(make_record()))
     assert row_of(table, "class_pruning")["Time own work"] == "2.0 s"
     assert row_of(table, "class_pruning")["Time training"] == "20.0 s"
     assert row_of(table, "relabel")["Remark"].startswith("Trains on the forgotten")
-    named = [row[0].text for row in tables.speed_table(make_record(), "retrained").rows]
+    speeds = tables.speed_table(topic_of(make_record()), "retrained")
+    named = [row[0].text for row in speeds.rows]
     assert "relabel (trains on the forgotten images)" in named
 
 
 def test_a_method_that_stopped_says_why():
     record = make_record()
     stopped = record.methods[0]._replace(error="no clients left", u_accuracy=None)
-    table = tables.methods_table(record._replace(methods=[stopped]))
+    table = tables.methods_table(topic_of(record._replace(methods=[stopped])))
     assert row_of(table, "class_pruning")["Remark"] == "did not finish: no clients left"
 
 
