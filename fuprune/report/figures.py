@@ -193,12 +193,11 @@ def _answers(record: RunRecord, shares: np.ndarray, index: int) -> str:
 
 def score_figures(topic: Topic) -> list[Markup]:
     """Heat maps of TF-IDF scores per layer, one for each class that was cut."""
-    unit, cuts = roles.cuts_to_show(topic)
-    drawn = [cut for cut in cuts if any(cut.scores.values())]
-    return [_score_figure(topic.record, unit, cut) for cut in drawn]
+    cuts = roles.cuts_to_show(topic)
+    return [_score_figure(*named) for named in cuts if any(named[1].scores.values())]
 
 
-def _score_figure(record: RunRecord, unit: str, cut: CutRow) -> Markup:
+def _score_figure(title: str, cut: CutRow) -> Markup:
     # A JSON object may come back in any order; the layers of a cut are a list.
     places = {row.layer: place for place, row in enumerate(cut.layers)}
     rows = []
@@ -218,7 +217,7 @@ def _score_figure(record: RunRecord, unit: str, cut: CutRow) -> Markup:
     )
     return page.figure(
         charts.heat_rows(rows, label),
-        f"TF-IDF of every channel, by layer ({tables.cut_title(record, unit, cut)})",
+        f"TF-IDF of every channel, by layer ({title})",
         "One cell is one channel, the most discriminative of each layer at the left; "
         "stronger colour is a higher score, on one scale for all layers. A red line "
         "under a cell marks a channel that was cut, and the red numbers count them.",

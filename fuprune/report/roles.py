@@ -158,11 +158,16 @@ def is_cut(stage: StageRow) -> bool:
     return stage.stage.startswith("pruned")
 
 
-def cuts_to_show(topic: Topic) -> tuple[str, list[CutRow]]:
-    """The unit whose cuts a page shows, and its cuts, one for each class."""
-    cuts, tested = topic.record.cuts, topic.tested
-    unit = tested if tested in cuts else next(iter(cuts), "")
-    return unit, cuts.get(unit, [])
+def cuts_to_show(topic: Topic) -> list[tuple[str, CutRow]]:
+    """The cuts of one unit, one for each class, and what a page calls each."""
+    units = topic.record.cuts
+    unit = min(units, key=lambda name: family(name) != topic.tested, default="")
+    cuts, named = units.get(unit, []), formats.in_words(unit)
+    if len(cuts) == 1:
+        return [(named, cuts[0])]
+    labels = [queries.class_label(topic.record, cut.class_id) for cut in cuts]
+    titles = [f"{named}, class {label}" for label in labels]
+    return list(zip(titles, cuts, strict=True))
 
 
 def forgotten_things(record: RunRecord, *, named: bool = False) -> str:

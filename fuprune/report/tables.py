@@ -274,21 +274,13 @@ def class_table(record: RunRecord) -> Table:
 
 def layer_tables(topic: Topic) -> list[Table]:
     """Every layer's width, parameters and cost before and after each cut."""
-    unit, cuts = roles.cuts_to_show(topic)
     return [
-        _layer_table(topic.record, unit, cut, "layers" if i == 0 else f"layers_{i + 1}")
-        for i, cut in enumerate(cuts)
+        _layer_table("layers" if n == 1 else f"layers_{n}", title, cut)
+        for n, (title, cut) in enumerate(roles.cuts_to_show(topic), 1)
     ]
 
 
-def cut_title(record: RunRecord, unit: str, cut: CutRow) -> str:
-    """Whose cut it is, and for which class where there are several."""
-    several = len(record.cuts[unit]) > 1
-    which = f", class {queries.class_label(record, cut.class_id)}" if several else ""
-    return f"{formats.in_words(unit)}{which}"
-
-
-def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
+def _layer_table(name: str, cut_title: str, cut: CutRow) -> Table:
     sizes = ("channels", "parameters", "flops")
     titles = ("Channels", "Parameters", "FLOPs per image")
     moments = ("before", "after")
@@ -304,7 +296,7 @@ def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
     ]
     return Table(
         name,
-        f"Every layer before and after the cut ({cut_title(record, unit, cut)})",
+        f"Every layer before and after the cut ({cut_title})",
         (*in_words("Layer"), *columns, Column("Spared")),
         rows,
         "Spared channels were due to go but kept so that the layer is not emptied.",

@@ -215,7 +215,11 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
 def test_a_seed_that_stands_for_its_method_has_its_cut_and_verdicts(tmp_path):
     fails = dict.fromkeys(("class_pruning_seed2", "mask_logit", "raw"), "fail")
     audit = make_audit(evidence("a", fails))
-    page = page_of(write_run(tmp_path / "run", with_later_seed(make_record()), audit))
+    record = with_later_seed(make_record())
+    (cuts,) = record.cuts.values()
+    record = record._replace(cuts={"another": cuts, "class_pruning_seed2": cuts})
+    page = page_of(write_run(tmp_path / "run", record, audit))
+    assert "TF-IDF of every channel, by layer (class pruning seed2)" in page.text
     assert "Class pruning seed2: 50.0%. Retrained: 10.0% to 20.0%." in page.text
     cut = "Confusion matrix of class pruning seed2, pruned 3"
     assert any(label.startswith(cut) for label in page.labels)
