@@ -99,8 +99,8 @@ def _roc(attack: str, curves: Mapping, styles: Styles) -> Markup:
         formats.capital(title),
         "Training images found (upwards) against false alarms, both on a logarithmic "
         "scale: the lower left shows what a careful attacker learns.",
-        guide_name="guessing",
-        diagonal=True,
+        (least, 1),
+        "guessing",
     )
 
 
@@ -183,8 +183,8 @@ def _relearn_chart(
         title,
         f"Accuracy on forgotten test images ({condition}). A line above the retrained "
         "ones shows faster relearning than theirs.",
-        guide=level,
-        guide_name="counts as back" if level else "",
+        (level, level) if level else None,
+        "counts as back",
     )
 
 

@@ -67,23 +67,17 @@ def line_chart(
     horizontal: Axis,
     vertical: Axis,
     label: str,
-    *,
-    guide: float | None = None,
-    diagonal: bool = False,
+    guide: tuple[float, float] | None = None,
 ) -> Markup:
     """Draws lines over two axes, the method under test and retraining on top.
 
-    `guide` is the height of a dotted line, such as a target; `diagonal` draws the line
-    of equal coordinates, for axes of one kind, as in a ROC plot.
+    `guide` is the height of a dotted line, such as a target, at its left and right end.
     """
     frame = Frame(48, 14, WIDTH - 12, 244, horizontal, vertical)
     marks: list[Child] = [axes(frame)]
-    if diagonal:
-        ends = [frame.at(x, x) for x in (horizontal.low, horizontal.high)]
-        marks.append(path(ends, "guide"))
-    if guide is not None and vertical.low <= guide <= vertical.high:
-        ends = [frame.at(x, guide) for x in (horizontal.low, horizontal.high)]
-        marks.append(path(ends, "guide"))
+    if guide is not None:
+        ends = zip((horizontal.low, horizontal.high), guide, strict=True)
+        marks.append(path([frame.at(*end) for end in ends], "guide"))
     order = {"main": 2, "gold": 1}
     for line in sorted(series, key=lambda one: order.get(one.style, 0)):
         marks.append(_line(frame, line))

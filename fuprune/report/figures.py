@@ -68,13 +68,13 @@ def model_line(name: str, points: charts.Points, styles: Styles) -> charts.Serie
 def recovery_chart(
     series: Sequence[charts.Series], target: float | None, title: str, caption: str
 ) -> Markup | None:
-    """Frames accuracy-against-rounds lines; None without any."""
-    if not series:
+    """Frames accuracy-against-rounds lines; None if none of them goes anywhere."""
+    last = max((x for line in series for x, _ in line.points), default=0)
+    if not last:
         return None
-    values = [value for line in series for _, value in line.points]
-    last = max(x for line in series for x, _ in line.points)
-    low = max(0.0, math.floor(10 * min(values)) / 10)
-    high = min(1.0, math.ceil(10 * max([*values, target or 0.0]) + 1e-9) / 10)
+    heights = queries.known([target, *(y for line in series for _, y in line.points)])
+    low = max(0.0, math.floor(10 * min(heights)) / 10)
+    high = min(1.0, math.ceil(10 * max(heights) + 1e-9) / 10)
     ends = [f"{line.label} {formats.percent(line.points[-1][1])}" for line in series]
     return page.line_figure(
         series,
@@ -84,8 +84,8 @@ def recovery_chart(
         f"At the end: {formats.listing(ends, 20)}.",
         title,
         caption,
-        guide=target,
-        guide_name=f"retraining's own {formats.percent(target)}" if target else "",
+        (target, target) if target else None,
+        f"retraining's own {formats.percent(target)}",
     )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fuprune.report import figures, formats, judgement, paper_numbers, roles, tables
 from fuprune.report.charts import Points
-from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
+from fuprune.report.table_forms import Column, Table, cell, in_words
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
 from fuprune.run.record import MethodRow, StageRow
@@ -234,45 +234,52 @@ def same_cifar10(group: Group, model: str, classes: Iterable[int]) -> bool:
 
 def methods_table(groups: Sequence[Group]) -> Table:
     """Every method of every group: what it reached, spent, and how it was judged."""
-    rows = [
-        _method_row(group, name, found)
-        for group in groups
-        for name in dict.fromkeys(
-            row.method for run in group.runs for row in run.record.methods
-        )
-        if (found := method_rows(group, name))
-    ]
     return Table(
         "methods",
         "Every method of every experiment",
-        (
-            *in_words("Experiment", "Method"),
-            *tables.COST_COLUMNS,
-            *tables.count_columns("Audit"),
-            Column("Results"),
-            *in_words("Remark"),
-        ),
-        rows,
+        (*in_words("Experiment"), *_METHOD_COLUMNS),
+        [
+            (cell(group.subject), *row)
+            for group in groups
+            for row in group_table(group).rows
+        ],
         "Mean \N{PLUS-MINUS SIGN} standard deviation over seeds, also those of several "
         "runs. Audit: tests, summed over those runs.",
     )
 
 
-def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, ...]:
-    audits = [
-        judgement.counts(run.audit, judged)
-        for run in group.runs
-        if (judged := roles.candidate_of(run.audit, name)) and run.audit
-    ]
-    judged = [cell(sum(column)) for column in zip(*audits, strict=True)]
-    return (
-        cell(group.subject, highlight=name == group.tested),
-        cell(name, formats.in_words),
-        *tables.cost_cells(found),
-        *(judged or [cell(None)] * len(judgement.COUNTED)),
-        cell(len(found)),
-        cell(roles.warning(name)),
-    )
+_METHOD_COLUMNS = (
+    *in_words("Method"),
+    *tables.COST_COLUMNS,
+    *tables.count_columns("Audit"),
+    Column("Results"),
+    *in_words("Remark"),
+)
+
+
+def group_table(group: Group) -> Table:
+    """The same for one group, which is its title."""
+    rows = []
+    for name in dict.fromkeys(
+        r.method for run in group.runs for r in run.record.methods
+    ):
+        if not (found := method_rows(group, name)):
+            continue
+        audits = [
+            judgement.counts(run.audit, judged)
+            for run in group.runs
+            if (judged := roles.candidate_of(run.audit, name)) and run.audit
+        ]
+        counts = [sum(column) for column in zip(*audits, strict=True)]
+        row = (
+            cell(name, formats.in_words, highlight=name == group.tested),
+            *tables.cost_cells(found),
+            *map(cell, counts or [None] * len(judgement.COUNTED)),
+            cell(len(found)),
+            cell(roles.warning(name)),
+        )
+        rows.append(row)
+    return Table("methods", group.subject, _METHOD_COLUMNS, rows, f"{group.scale}.")
 
 
 def runs_table(groups: Sequence[Group]) -> Table:

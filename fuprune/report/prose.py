@@ -295,7 +295,7 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
         return
     accuracy = formats.percent(found.accuracy)
     goal = f"retraining's own {accuracy} on the {record.chosen_on or 'test'} split"
-    if found.late:
+    if found.rounds is None or found.late:
         budget = max(row.rounds for row in rows)
         within = f" within its {formats.plural(budget, 'round')}" if budget else ""
         some = f" in {found.late} of {found.seeds} seeds"

@@ -152,18 +152,17 @@ def _remark(row: MethodRow) -> str:
 def speed_table(topic: Topic, target: str) -> Table:
     """When each method came to one of `speed.TARGETS`, and how much sooner."""
     record, tested = topic.record, topic.tested
-    retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), target)
     rows, accuracy = [], None
+    retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), target)
     for method in dict.fromkeys(row.method for row in record.methods):
         found = speed.reached(queries.rows_of(record, method), target)
-        if found is None:
-            continue
-        accuracy = found.accuracy
-        # Retraining is not compared with itself.
-        base = None if method == roles.RETRAIN else retrained
-        named = cell(method, roles.method_words(method), highlight=method == tested)
-        ratios = [cell(r, formats.times) for r in speed.speedups(found, base)]
-        rows.append((named, *reached_cells(found), *ratios))
+        if found is not None:
+            accuracy = found.accuracy
+            # Retraining is not compared with itself.
+            base = None if method == roles.RETRAIN else retrained
+            named = cell(method, roles.method_words, highlight=method == tested)
+            ratios = [cell(r, formats.times) for r in speed.speedups(found, base)]
+            rows.append((named, *reached_cells(found), *ratios))
     return Table(
         f"speed_{target}",
         f"Speed to {roles.reworded(record, speed.TARGETS[target])}: "

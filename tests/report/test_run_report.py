@@ -154,6 +154,14 @@ def test_curves_are_of_the_split_that_choices_were_made_on():
     assert figures.recovery_curves(rows) == {"a": [(0, 0.4), (5, 0.7)]}
 
 
+def test_without_a_second_round_there_is_no_curve():
+    rows = [CurveRow("unlearn/class_pruning", 0, {"r_accuracy": 0.4})]
+    record = make_record(methods=("class_pruning",))._replace(stages=[])
+    assert figures.recovery_figure(topic_of(record), rows) is None
+    rows += [CurveRow("unlearn/class_pruning", 5, {"r_accuracy": 0.5})]
+    assert figures.recovery_figure(topic_of(record), rows) is not None
+
+
 def test_seeds_of_one_method_share_a_legend_entry(page):
     assert "retrain (2)" in page.text
     assert "retrain seed2 (" not in page.text

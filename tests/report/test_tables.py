@@ -58,6 +58,13 @@ def test_neighbouring_columns_share_their_group_heading():
     assert [a.get("colspan") for a in page.all("th") if "colspan" in a] == ["2"]
 
 
+def test_columns_without_any_value_can_be_left_out():
+    full = table(cell(1), cell(None), cell(""))
+    less = table_forms.without_empty_columns(full)
+    assert [column.title for column in less.columns] == ["c0", "c2"]
+    assert [[entry.value for entry in row] for row in less.rows] == [[1, ""]]
+
+
 def test_verdicts_are_words_and_not_colour_alone():
     page = Page(table_forms.to_html(table(cell("m"), cell(1.0, verdict="cannot tell"))))
     assert "cannot tell" in page.text
@@ -75,7 +82,6 @@ def test_attributes_cannot_be_left():
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (None, "–"),
         (0, "0"),
         (164, "164"),
         (12345, "12,345"),
@@ -88,6 +94,12 @@ def test_attributes_cannot_be_left():
 )
 def test_numbers_keep_three_digits(value, shown):
     assert formats.number(value) == shown
+
+
+def test_what_is_unknown_is_a_dash_and_empty_in_csv():
+    unknown = cell(None, formats.number)
+    assert unknown.text == formats.percent(None) == formats.seconds(None) == "–"
+    assert table_forms.to_csv(table(cell(1), unknown)).splitlines()[1] == "1,"
 
 
 def test_sentences_list_names():
