@@ -94,7 +94,8 @@ def _make_group(tag: str, runs: Sequence[Run]) -> Group:
     """A group, described by its first run."""
     record = runs[0].record
     amount = len(record.class_names)
-    split = queries.setting(record, "partition.kind")
+    split, bias = (queries.setting(record, f"partition.{k}") for k in ("kind", "bias"))
+    bias = bias if isinstance(bias, int | float) else None
     even = 1 / amount if split == "iid" and amount else None
     tested = [roles.topic_of(run.record, run.audit).tested for run in runs]
     return Group(
@@ -105,9 +106,13 @@ def _make_group(tag: str, runs: Sequence[Run]) -> Group:
         tuple(record.classes),
         amount,
         str(queries.setting(record, "train.algorithm") or ""),
-        queries.setting(record, "partition.bias") if split == "bias" else even,
+        bias if split == "bias" else even,
         next(filter(None, tested), "class_pruning"),
     )
+
+
+def _seed(run: Run) -> str:
+    return str(queries.setting(run.record, "seed") or 0)
 
 
 def method_rows(group: Group, method: str) -> list[MethodRow]:
@@ -123,7 +128,7 @@ def _models(group: Group, method: str) -> list[tuple[Run, MethodRow]]:
     """
     found: dict[tuple, tuple[Run, MethodRow]] = {}
     for run in group.runs:
-        seed = queries.setting(run.record, "seed")
+        seed = _seed(run)
         for row in queries.rows_of(run.record, method):
             found.setdefault((seed, row.name), (run, row))
     return list(found.values())
@@ -131,11 +136,11 @@ def _models(group: Group, method: str) -> list[tuple[Run, MethodRow]]:
 
 def raw_stages(group: Group) -> list[StageRow]:
     """The models before forgetting, each once: those that are loaded are one."""
-    found: dict[int | None, StageRow] = {}
+    found: dict[str | None, StageRow] = {}
     for run in group.runs:
         if (stage := queries.raw_stage(run.record)) is not None:
             loaded = queries.setting(run.record, "model.load")
-            seed = None if loaded else queries.setting(run.record, "seed")
+            seed = None if loaded else _seed(run)
             found.setdefault(seed, stage)
     return list(found.values())
 
@@ -144,7 +149,7 @@ def recovery_curves(group: Group) -> dict[str, list[Points]]:
     """By method, the R-set accuracy of each of its models over rounds."""
     found: dict[str, dict[tuple, Points]] = {}
     for run in group.runs:
-        seed = queries.setting(run.record, "seed")
+        seed = _seed(run)
         for unit, points in figures.recovery_curves(run.curves).items():
             # What two parts of an experiment both trained counts once, as in `_models`.
             found.setdefault(roles.family(unit), {}).setdefault((seed, unit), points)
@@ -297,7 +302,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
                 (
                     cell(run.name),
                     cell(group.subject),
-                    cell(str(queries.setting(run.record, "seed") or 0)),
+                    cell(_seed(run)),
                     cell(group.scale),
                     cell(judged),
                     cell(run.record.provenance.commit[:12]),

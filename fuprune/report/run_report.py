@@ -101,8 +101,10 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     found = {name: known(key) for name, key in named}
     # A part of the data is not the dataset, and says so.
     if limit := known("data.limit"):
-        share = known("data.validation") or 0.0
-        held = f", {formats.percent(share, 0)} of them for validation" if share else ""
+        share = known("data.validation")
+        held = ""
+        if share and isinstance(share, float):
+            held = f", {formats.percent(share, 0)} of them for validation"
         found["images per class"] = f"the first {limit}{held}"
     return [
         ("run", run.name),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fuprune import typed_json
-from fuprune.report import build, figures
+from fuprune.report import build, figures, join
 from fuprune.report.roles import topic_of
 from fuprune.run.record import CurveRow, RequestRow
 from tests.report.fixture import (
@@ -265,6 +265,40 @@ def test_a_broken_file_is_a_note_and_an_empty_section(tmp_path, names, content):
         noted = name in names and not unfinished
         assert (f"{name} does not parse: " in page.text) == noted
     assert page.all("script") == []
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        {"roc": {"x": {"raw": {"false_positives": [0.0, 1], "true_positives": [0.0]}}}},
+        {"relearn": {"level": 1.0, "curves": {"raw": {"steps": [0.0]}}, "runs": []}},
+        {
+            "relearn": {
+                "level": 1.0,
+                "curves": {"raw": {"steps": [0.0, 5.0], "accuracy": [0.5]}},
+                "runs": [],
+            }
+        },
+    ],
+)
+def test_curves_that_no_audit_writes_are_a_note(tmp_path, detail):
+    directory = write_run(tmp_path / "run")
+    plain = json.loads((directory / "audit.json").read_text()) | {"detail": detail}
+    (directory / "audit.json").write_text(json.dumps(plain))
+    assert "audit.json does not parse" in page_of(directory).text
+
+
+def test_settings_of_any_type_do_not_stop_a_report(tmp_path):
+    record = make_record()
+    config = {
+        "seed": [0],
+        "data": {"name": 3, "limit": "x", "validation": "y"},
+        "partition": {"kind": "bias", "bias": "z"},
+    }
+    record = record._replace(provenance=record.provenance._replace(config=config))
+    directory = write_run(tmp_path / "run", record)
+    assert "digits" in page_of(directory).text
+    assert "digits" in Page(join([directory], tmp_path / "out").read_text()).text
 
 
 def test_a_missing_file_is_a_note(tmp_path):
