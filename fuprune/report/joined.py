@@ -151,8 +151,10 @@ def recovery_curves(group: Group) -> dict[str, list[Points]]:
     for run in group.runs:
         seed = _seed(run)
         for unit, points in figures.recovery_curves(run.curves).items():
-            # What two parts of an experiment both trained counts once, as in `_models`.
-            found.setdefault(roles.family(unit), {}).setdefault((seed, unit), points)
+            # What two parts of an experiment both trained counts once, as in `_models`;
+            # one of them may have been stopped on the way.
+            models = found.setdefault(roles.family(unit), {})
+            models[seed, unit] = max(models.get((seed, unit), []), points, key=len)
     return {method: list(models.values()) for method, models in found.items()}
 
 

@@ -81,6 +81,19 @@ def test_parts_of_an_experiment_are_one_and_count_each_model_once():
     assert len(joined.group_runs([*runs, other])) == 2
 
 
+def test_of_two_parts_with_one_model_the_one_that_came_further_is_drawn():
+    record = cifar10(methods=("retrain",))
+    whole = make_curves(record)
+    stopped = record._replace(methods=[])
+    runs = [
+        make_run(stopped, name="stopped", curves=whole[:3]),
+        make_run(record, name="whole", curves=whole),
+    ]
+    (group,) = joined.group_runs(runs)
+    ((points,),) = joined.recovery_curves(group).values()
+    assert len(points) == len(whole)
+
+
 def test_the_papers_number_is_above_ours(folder):
     rows = rows_of(folder, "table_2")
     place = next(i for i, row in enumerate(rows) if row["Source"] == "ours")
