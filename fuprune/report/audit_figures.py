@@ -219,12 +219,16 @@ _CLASSIFIERS = {
 }
 
 
-def cka_figure(audit: AuditReport, styles: Styles) -> Markup | None:
+def cka_figure(topic: Topic, audit: AuditReport) -> Markup | None:
     """Likeness of each layer to retraining, along the depth of the network."""
     found = audit.detail.get("cka", {})
     layers = list(dict.fromkeys(layer for table in found.values() for layer in table))
     if not layers:
         return None
+    # Audits of earlier versions have them in order of their names, cuts by depth.
+    cuts = [cut for of_unit in topic.record.cuts.values() for cut in of_unit]
+    depth = {row.layer: n for cut in cuts for n, row in enumerate(cut.layers)}
+    layers.sort(key=lambda layer: depth.get(layer, len(depth)))
     points = {
         name: [(float(layers.index(layer)), value) for layer, value in table.items()]
         for name, table in found.items()
@@ -232,7 +236,7 @@ def cka_figure(audit: AuditReport, styles: Styles) -> Markup | None:
     return _depth_chart(
         points,
         layers,
-        styles,
+        topic.styles,
         "linear CKA",
         "Likeness to retraining, layer by layer",
         "Linear CKA of the activations on forgotten images; 1 is alike. The retrained "

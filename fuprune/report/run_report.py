@@ -211,7 +211,7 @@ def _audit_sections(topic: Topic, questions: Sequence[Question]) -> list[page.Se
     beside: dict[str, list[Markup | None]] = {
         "relearn": [*audit_figures.relearn_figures(audit, styles)],
         "probe": [*audit_figures.probe_figures(audit, styles)],
-        "distance": [audit_figures.cka_figure(audit, styles)],
+        "distance": [audit_figures.cka_figure(topic, audit)],
     }
     powerless = judgement.powerless_membership(audit)
     sections = []

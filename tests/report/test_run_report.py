@@ -144,6 +144,13 @@ def test_scores_are_drawn_from_input_to_output(page, run):
     assert drawn.index(">stem<") < drawn.index(">conv1<")
 
 
+def test_likeness_by_layer_is_drawn_from_input_to_output(tmp_path):
+    # Audits of earlier versions have the layers in order of their names.
+    cka = {name: {"conv1": 0.7, "stem": 0.9} for name in ("raw", "retrained_0")}
+    page = page_of(write_run(tmp_path / "run", audit=make_audit(detail={"cka": cka})))
+    assert "layer: stem (0) to conv1 (1)" in page.text
+
+
 def test_curves_are_of_the_split_that_choices_were_made_on():
     values = {"r_accuracy": 0.5, "validation_r_accuracy": 0.7}
     rows = [
