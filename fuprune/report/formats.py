@@ -13,7 +13,8 @@ def percent(value: float | None, digits: int = 1) -> str:
     """Formats a fraction in [0, 1] as a percentage."""
     if value is None:
         return MISSING
-    return f"{100 * value:.{digits}f}%"
+    # Less than nothing has the minus of `number`, and no share is minus zero.
+    return f"{100 * value:z.{digits}f}%".replace("-", "\N{MINUS SIGN}")
 
 
 def whole_percent(value: float | None) -> str:

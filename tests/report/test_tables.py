@@ -96,6 +96,13 @@ def test_numbers_keep_three_digits(value, shown):
     assert formats.number(value) == shown
 
 
+@pytest.mark.parametrize(
+    ("share", "shown"), [(-0.154, "−15.4%"), (-0.0001, "0.0%"), (0.5, "50.0%")]
+)
+def test_shares_below_zero_have_the_minus_of_numbers(share, shown):
+    assert formats.percent(share) == shown
+
+
 def test_what_is_unknown_is_a_dash_and_empty_in_csv():
     unknown = cell(None, formats.number)
     assert unknown.text == formats.percent(None) == formats.seconds(None) == "–"
