@@ -212,38 +212,42 @@ def _controls(record: RunRecord) -> dict[str, list[MethodRow]]:
 
 def _control_sentences(audit: AuditReport, tested: str) -> Iterator[str]:
     controls = [name for name in audit.candidates if roles.control_of(name)]
-    as_good = [name for name in controls if not _tests_lost(audit, name, tested)]
-    winning = [name for name in controls if _tests_lost(audit, tested, name)]
-    partly = [name for name in winning if name not in as_good]
-    beaten = [name for name in controls if name not in (*as_good, *winning)]
+    lost = {name: _tests_lost(audit, tested, name) for name in controls}
+    won = {name: _tests_lost(audit, name, tested) for name in controls}
 
-    def listed(names: list[str]) -> str:
-        return formats.listing([formats.in_words(name) for name in names])
+    def listed(names: Sequence[str]) -> str:
+        has = "has" if len(names) == 1 else "have"
+        return f"{formats.listing([formats.in_words(name) for name in names])} {has}"
 
-    has = "has" if len(as_good) == 1 else "have"
-    if as_good and winning:
+    better = [name for name in controls if lost[name] and not won[name]]
+    if better:
         yield (
-            f"It loses to trivial controls: {listed(as_good)} {has} the same or a "
-            "better verdict in every test."
+            f"It loses to trivial controls: {listed(better)} the same or a better "
+            "verdict in every test."
         )
-    elif as_good:
+    equal = [name for name in controls if not lost[name] and not won[name]]
+    if equal:
         yield (
-            f"It does no better than a trivial control: {listed(as_good)} {has} the "
-            "same verdicts."
+            f"It does no better than a trivial control: {listed(equal)} the same "
+            "verdicts."
         )
-    for name in partly:
-        won = formats.listing(_tests_lost(audit, tested, name), 3)
-        yield f"{formats.capital(formats.in_words(name))} does better in {won}."
+    for name in (name for name in controls if lost[name] and won[name]):
+        named, tests = formats.capital(formats.in_words(name)), lost[name]
+        yield f"{named} does better in {formats.listing(tests, 3)}."
+    beaten = [formats.in_words(n) for n in controls if won[n] and not lost[n]]
     if beaten:
-        yield f"It does better than {listed(beaten)}, and worse in no test."
+        yield f"It does better than {formats.listing(beaten)}, and worse in no test."
 
 
 def _tests_lost(audit: AuditReport, loser: str, winner: str) -> list[str]:
-    """The tests in which one model has a worse verdict than another."""
+    """The tests in which one model has a worse verdict than another.
+
+    A model without a result, as a cut one whose weights cannot be compared, loses none.
+    """
     return [
         test_words(test)
         for test in audit.tests
-        if {loser, winner} <= test.verdicts.keys()
+        if None not in (test.values.get(loser), test.values.get(winner))
         and _RANK.get(test.verdicts[loser], 2) < _RANK.get(test.verdicts[winner], 2)
     ]
 

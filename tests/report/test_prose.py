@@ -148,6 +148,29 @@ def test_a_control_gets_its_due(control, words):
     assert words in found(result)["Gone?"]
 
 
+def test_a_control_that_is_equal_is_not_said_to_win_where_another_does():
+    controls = {"mask_logit": "fail", "fine_tune_only": "pass"}
+    first = evidence("a", {PRUNING: "pass", **controls})
+    second = evidence("b", {PRUNING: "pass", **dict.fromkeys(controls, "pass")})
+    third = evidence(
+        "c", {PRUNING: "fail", "mask_logit": "pass", "fine_tune_only": "fail"}
+    )
+    gone = found(judged(first, second, third))["Gone?"]
+    assert "Mask logit does better in c." in gone
+    assert "It does no better than a trivial control: fine tune only has" in gone
+    assert "It loses to trivial controls" not in gone
+
+
+def test_a_test_without_a_result_is_neither_won_nor_lost():
+    verdicts = {PRUNING: "cannot tell", "mask_logit": "not told apart at this power"}
+    barrier = evidence("loss_barrier_to_raw", verdicts, kind="weights")
+    barrier = barrier._replace(values={PRUNING: None, "mask_logit": 0.0})
+    other = evidence("relearn", {PRUNING: "pass", "mask_logit": "fail"})
+    gone = found(judged(barrier, other))["Gone?"]
+    assert "does better in loss barrier" not in gone
+    assert "It does better than mask logit, and worse in no test." in gone
+
+
 def test_speed_is_told_in_rounds_and_seconds_with_own_work():
     price = answers()["At what price?"]
     assert (
