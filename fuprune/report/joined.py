@@ -9,7 +9,7 @@ from fuprune.report.charts import Points
 from fuprune.report.table_forms import Column, Table, cell, in_words
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
-from fuprune.run.record import MethodRow, StageRow
+from fuprune.run.record import MethodRow, RunRecord, StageRow
 
 
 class Group(NamedTuple):
@@ -17,6 +17,7 @@ class Group(NamedTuple):
 
     tag: str  # how tables refer to it: E1, E2, ...
     runs: tuple[Run, ...]
+    record: RunRecord  # of the run that describes it
     dataset: str
     model: str
     classes: tuple[int, ...]  # forgotten
@@ -40,11 +41,10 @@ class Group(NamedTuple):
     @property
     def subject(self) -> str:
         """Names the group: `E1: resnet20 on cifar10, class 9, q 0.1`."""
-        record = self.runs[0].record
         noun = "classes" if len(self.classes) > 1 else "class"
         forgotten = f"{noun} {'+'.join(map(str, self.classes)) or '?'}"
-        if record.request.kind != "classes":
-            forgotten = roles.forgotten(record)
+        if self.record.request.kind != "classes":
+            forgotten = roles.forgotten(self.record)
         named = f"{self.tag}: {self.model or '?'} on {self.dataset or '?'}"
         bias = f", q {self.bias:g}" if self.bias is not None else ""
         return f"{named}, {forgotten}{bias}"
@@ -52,11 +52,10 @@ class Group(NamedTuple):
     @property
     def scale(self) -> str:
         """Says at what scale the group was run, in the settings' own words."""
-        record = self.runs[0].record
         parts = [
             words.format(value)
             for words, key in _SCALE
-            if (value := queries.setting(record, key))
+            if (value := queries.setting(self.record, key))
             and (self.algorithm == "fed_avg" or "local" not in key)
         ]
         names = [run.name for run in self.runs]
@@ -91,8 +90,9 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _make_group(tag: str, runs: Sequence[Run]) -> Group:
-    """A group, described by its first run."""
-    record = runs[0].record
+    """A group, described by its first run that has results, or else its first."""
+    records = [run.record for run in runs]
+    record = next((one for one in records if one.class_names), records[0])
     amount = len(record.class_names)
     split, bias = (queries.setting(record, f"partition.{k}") for k in ("kind", "bias"))
     bias = bias if isinstance(bias, int | float) else None
@@ -101,6 +101,7 @@ def _make_group(tag: str, runs: Sequence[Run]) -> Group:
     return Group(
         tag,
         tuple(runs),
+        record,
         record.dataset,
         queries.model_name(record),
         tuple(record.classes),
