@@ -52,12 +52,10 @@ class Group(NamedTuple):
     @property
     def scale(self) -> str:
         """Says at what scale the group was run, in the settings' own words."""
-        parts = [
-            words.format(value)
-            for words, key in _SCALE
-            if (value := queries.setting(self.record, key))
-            and (self.algorithm == "fed_avg" or "local" not in key)
-        ]
+        parts = []
+        for words, key in _SCALE:
+            found = (roles.setting_in_use(run.record, key) for run in self.runs)
+            parts += [words.format(value) for value in found if value][:1]
         names = [run.name for run in self.runs]
         amount = formats.plural(len(names), "run")
         return f"{', '.join(parts)}; {amount}: {formats.listing(names)}"
@@ -94,9 +92,9 @@ def _make_group(tag: str, runs: Sequence[Run]) -> Group:
     records = [run.record for run in runs]
     record = next((one for one in records if one.class_names), records[0])
     amount = len(record.class_names)
-    split, bias = (queries.setting(record, f"partition.{k}") for k in ("kind", "bias"))
-    bias = bias if isinstance(bias, int | float) else None
-    even = 1 / amount if split == "iid" and amount else None
+    bias = roles.setting_in_use(record, "partition.bias")
+    if queries.setting(record, "partition.kind") == "iid" and amount:
+        bias = 1 / amount
     tested = [roles.topic_of(run.record, run.audit).tested for run in runs]
     return Group(
         tag,
@@ -107,7 +105,7 @@ def _make_group(tag: str, runs: Sequence[Run]) -> Group:
         tuple(record.classes),
         amount,
         str(queries.setting(record, "train.algorithm") or ""),
-        bias if split == "bias" else even,
+        bias if isinstance(bias, int | float) else None,
         next(filter(None, tested), "class_pruning"),
     )
 

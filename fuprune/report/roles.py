@@ -6,7 +6,7 @@ the accent colour; the others share a colour-blind safe cycle with changing dash
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
@@ -168,6 +168,19 @@ def cuts_to_show(topic: Topic) -> list[tuple[str, CutRow]]:
     labels = [queries.class_label(topic.record, cut.class_id) for cut in cuts]
     titles = [f"{named}, class {label}" for label in labels]
     return list(zip(titles, cuts, strict=True))
+
+
+def setting_in_use(record: RunRecord, key: str) -> Any:
+    """A setting of a run; None also if nothing that the run did depends on it."""
+    known = [METHODS[row.method] for row in record.methods if row.method in METHODS]
+    unused = {
+        "partition.bias": queries.setting(record, "partition.kind") != "bias",
+        "train.local": queries.setting(record, "train.algorithm") != "fed_avg",
+        "prune.": known and all("prune" not in one.sections for one in known),
+    }
+    if any(key.startswith(start) for start in unused if unused[start]):
+        return None
+    return queries.setting(record, key)
 
 
 def forgotten_things(record: RunRecord, *, named: bool = False) -> str:

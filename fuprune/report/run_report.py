@@ -88,7 +88,7 @@ def title(run: Run) -> str:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    known = functools.partial(queries.setting, run.record)
+    known = functools.partial(roles.setting_in_use, run.record)
     named = (
         ("seed", "seed"),
         ("clients", "partition.clients"),
