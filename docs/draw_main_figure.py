@@ -23,8 +23,8 @@ STYLE = pathlib.Path(page.__file__).with_name("page.css")
 def html() -> str:
     """The page that is photographed."""
     run = reading.read_run(RUN)
-    styles = roles.model_styles(run.record, run.audit)
-    drawn = page.grid([figures.recovery_figure(run.record, run.curves, styles)])
+    topic = roles.topic_of(run.record, run.audit)
+    drawn = page.grid([figures.recovery_figure(topic, run.curves)])
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'>"
         f"<style>{STYLE.read_text()} body {{ padding: 8px 20px; }}</style>"

@@ -65,7 +65,10 @@ def find_distance(measurements: Measurements) -> Findings:
                 bounds=(0.0, 1.0),
             )
         )
-    return Findings(tests, {"cka": layers})
+    drawn = {
+        name: forward_order(of, measurements.layers) for name, of in layers.items()
+    }
+    return Findings(tests, {"cka": drawn})
 
 
 def jensen_shannon(logits, other_logits) -> np.ndarray:
@@ -125,6 +128,14 @@ def mean_cka(
         for layer, values in activations.items()
         if others and all(layer in other for other in others)
     }
+
+
+def forward_order(
+    values: Mapping[str, float], layers: Sequence[str]
+) -> dict[str, float]:
+    """Values by layer from input to output; JAX has sorted them by name."""
+    depth = {layer: place for place, layer in enumerate(layers)}
+    return dict(sorted(values.items(), key=lambda one: depth.get(one[0], len(depth))))
 
 
 def _difference(logits, other_logits) -> np.ndarray:

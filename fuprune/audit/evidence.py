@@ -111,6 +111,13 @@ class RocCurve(TypedDict):
     true_positives: list[float]
 
 
+class RelearnCurve(TypedDict):
+    """One model's accuracy on test images of the forgotten classes, taught again."""
+
+    steps: list[float]  # [L] when the model was looked at
+    accuracy: list[float]  # [L]
+
+
 class RelearnRun(TypedDict):
     """One model, taught again with one choice of images and learning rate."""
 
@@ -126,7 +133,7 @@ class Relearning(TypedDict):
     """All of relearning: every run, and each model's mean over runs with the class."""
 
     level: float  # the accuracy at which the class counts as back
-    curves: dict[str, dict[str, list[float]]]  # model -> {"steps": [L], "accuracy": ..}
+    curves: dict[str, RelearnCurve]  # by model
     runs: list[RelearnRun]
 
 
@@ -243,6 +250,15 @@ def _problems(report: AuditReport) -> Iterator[str]:
                 f"the interval {reprlib.repr(test.interval)} in test {name}; it must "
                 "be null or [low, high]"
             )
+    attacks = report.detail.get("roc", {}).values()
+    relearn = report.detail.get("relearn", Relearning(level=0.0, curves={}, runs=[]))
+    coordinates = [
+        *(line.values() for models in attacks for line in models.values()),
+        *((line["steps"], line["accuracy"]) for line in relearn["curves"].values()),
+        *((run["steps"], run["accuracy"]) for run in relearn["runs"]),
+    ]
+    if not all(len(across) == len(up) for across, up in coordinates):
+        yield "a curve in its detail that has more values on one axis than on the other"
     for model, headline in report.headlines.items():
         if headline.verdict not in VERDICTS:
             yield (

@@ -5,25 +5,24 @@ The curves are in the audit's `detail`, whose keys `audit.evidence` describes.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fuprune.audit.evidence import AuditReport, Evidence, RelearnRun
 from fuprune.report import charts, formats, judgement, marks, page, roles
 from fuprune.report.figures import model_line
 from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.markup import Markup
-from fuprune.report.roles import Styles
+from fuprune.report.roles import Styles, Topic
 from fuprune.report.table_forms import chip
 from fuprune.run import queries
 
 
-def strip_figure(
-    test: Evidence, judged: str | None, styles: Styles, say: Callable[[str], str]
-) -> Markup:
-    """Where each model lies against retraining; `say` words the test's sentences."""
+def strip_figure(topic: Topic, test: Evidence) -> Markup:
+    """Where each model lies against retraining."""
+    judged = topic.judged
     names = sorted(test.values, key=lambda name: name != judged)
     dots = [
-        charts.Dot(formats.in_words(name), styles.get(name, "o0"), value)
+        charts.Dot(formats.in_words(name), topic.styles[name], value)
         for name in names
         if (value := test.values[name]) is not None
     ]
@@ -41,8 +40,9 @@ def strip_figure(
     least = judgement.difference_text(test)
     if least != formats.MISSING:
         caption += f" Smallest visible difference: {least}."
-    for note in map(say, test.notes):
-        caption += f" {formats.capital(note.strip().rstrip('.'))}."
+    for note in test.notes:
+        said = roles.reworded(topic.record, note).strip().rstrip(".")
+        caption += f" {formats.capital(said)}."
     return page.figure(
         charts.strip(
             test.interval,
@@ -50,24 +50,25 @@ def strip_figure(
             queries.known(test.retrained),
             f"{test_title(test)}. Retrained interval: {interval_text(test)}. "
             f"{formats.listing(described, 30)}.",
+            range_hint=f"retrained: {interval_text(test)}",
             written=lambda value: value_text(test, value),
             logarithmic=test.unit in ("nats", "distance"),
         ),
         test_title(test),
         caption,
-        question=say(test.question),
+        question=roles.reworded(topic.record, test.question),
         verdict=verdict,
     )
 
 
-def strip_legend(
-    audit: AuditReport, tests: Sequence[Evidence], tested: str | None, styles: Styles
-) -> Markup:
+def strip_legend(topic: Topic, tests: Sequence[Evidence]) -> Markup:
     """Explains the dots of the strips of some tests."""
+    named = {name for test in tests for name in test.values}
+    models = roles.audited_models(topic.audit, topic.tested) if topic.audit else []
     entries = [
-        (formats.in_words(name), "dot", styles.get(name, "o0"))
-        for name in roles.audited_models(audit, tested)
-        if any(name in test.values for test in tests)
+        (formats.in_words(name), "dot", topic.styles[name])
+        for name in models
+        if name in named
     ]
     return page.legend([("where retrained models lie", "range", ""), *entries])
 
@@ -98,8 +99,8 @@ def _roc(attack: str, curves: Mapping, styles: Styles) -> Markup:
         formats.capital(title),
         "Training images found (upwards) against false alarms, both on a logarithmic "
         "scale: the lower left shows what a careful attacker learns.",
-        guide_name="guessing",
-        diagonal=True,
+        (least, 1),
+        "guessing",
     )
 
 
@@ -182,8 +183,8 @@ def _relearn_chart(
         title,
         f"Accuracy on forgotten test images ({condition}). A line above the retrained "
         "ones shows faster relearning than theirs.",
-        guide=level,
-        guide_name="counts as back" if level else "",
+        (level, level) if level else None,
+        "counts as back",
     )
 
 
@@ -218,12 +219,16 @@ _CLASSIFIERS = {
 }
 
 
-def cka_figure(audit: AuditReport, styles: Styles) -> Markup | None:
+def cka_figure(topic: Topic, audit: AuditReport) -> Markup | None:
     """Likeness of each layer to retraining, along the depth of the network."""
     found = audit.detail.get("cka", {})
     layers = list(dict.fromkeys(layer for table in found.values() for layer in table))
     if not layers:
         return None
+    # Audits of earlier versions have them in order of their names, cuts by depth.
+    cuts = [cut for of_unit in topic.record.cuts.values() for cut in of_unit]
+    depth = {row.layer: n for cut in cuts for n, row in enumerate(cut.layers)}
+    layers.sort(key=lambda layer: depth.get(layer, len(depth)))
     points = {
         name: [(float(layers.index(layer)), value) for layer, value in table.items()]
         for name, table in found.items()
@@ -231,7 +236,7 @@ def cka_figure(audit: AuditReport, styles: Styles) -> Markup | None:
     return _depth_chart(
         points,
         layers,
-        styles,
+        topic.styles,
         "linear CKA",
         "Likeness to retraining, layer by layer",
         "Linear CKA of the activations on forgotten images; 1 is alike. The retrained "

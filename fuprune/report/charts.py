@@ -67,23 +67,17 @@ def line_chart(
     horizontal: Axis,
     vertical: Axis,
     label: str,
-    *,
-    guide: float | None = None,
-    diagonal: bool = False,
+    guide: tuple[float, float] | None = None,
 ) -> Markup:
     """Draws lines over two axes, the method under test and retraining on top.
 
-    `guide` is the height of a dotted line, such as a target; `diagonal` draws the line
-    of equal coordinates, for axes of one kind, as in a ROC plot.
+    `guide` is the height of a dotted line, such as a target, at its left and right end.
     """
     frame = Frame(48, 14, WIDTH - 12, 244, horizontal, vertical)
     marks: list[Child] = [axes(frame)]
-    if diagonal:
-        ends = [frame.at(x, x) for x in (horizontal.low, horizontal.high)]
-        marks.append(path(ends, "guide"))
-    if guide is not None and vertical.low <= guide <= vertical.high:
-        ends = [frame.at(x, guide) for x in (horizontal.low, horizontal.high)]
-        marks.append(path(ends, "guide"))
+    if guide is not None:
+        ends = zip((horizontal.low, horizontal.high), guide, strict=True)
+        marks.append(path([frame.at(*end) for end in ends], "guide"))
     order = {"main": 2, "gold": 1}
     for line in sorted(series, key=lambda one: order.get(one.style, 0)):
         marks.append(_line(frame, line))
@@ -160,14 +154,15 @@ def strip(
     retrained: Sequence[float],
     label: str,
     *,
+    range_hint: str = "",
     written: Callable[[float], str] = formats.number,
     logarithmic: bool = False,
 ) -> Markup | None:
     """Draws models on one line against the interval of retrained models.
 
     The model under test comes first in `dots`. A side of the interval that is None is
-    open and reaches to the end of the line. `logarithmic` spreads small values apart if
-    they span more than a factor of 50.
+    open and reaches to the end of the line; `range_hint` says so in words.
+    `logarithmic` spreads small values apart if they span more than a factor of 50.
     """
     bounds = [bound for bound in interval or () if bound is not None]
     everything = [*(dot.value for dot in dots), *retrained, *bounds]
@@ -191,8 +186,7 @@ def strip(
         pad = 2.0 if at(last) - at(first) < 4 else 0.0
         width = at(last) - at(first) + 2 * pad
         box = {"x": at(first) - pad, "width": width, "y": middle - 11}
-        hint = f"retrained: {written(first)} to {written(last)}"
-        marks.append(mark("rect", "range", hint, height=22, rx=3, **box))
+        marks.append(mark("rect", "range", range_hint, height=22, rx=3, **box))
     for value in retrained:
         ends = [(at(value), middle - 8), (at(value), middle + 8)]
         marks.append(path(ends, "tickmark"))

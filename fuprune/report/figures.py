@@ -10,7 +10,7 @@ import numpy as np
 
 from fuprune.report import charts, formats, marks, page, roles, tables
 from fuprune.report.markup import Markup, element
-from fuprune.report.roles import Styles
+from fuprune.report.roles import Styles, Topic
 from fuprune.run import queries, speed
 from fuprune.run.feature_maps import PictureArrays
 from fuprune.run.record import CurveRow, CutRow, RunRecord, StageRow
@@ -37,17 +37,15 @@ def recovery_curves(curves: Sequence[CurveRow]) -> dict[str, list[tuple[float, f
     return {unit: sorted(points.items()) for unit, points in found.items()}
 
 
-def recovery_figure(
-    record: RunRecord, curves: Sequence[CurveRow], styles: Styles
-) -> Markup | None:
+def recovery_figure(topic: Topic, curves: Sequence[CurveRow]) -> Markup | None:
     """Figure 3: R-set accuracy against rounds of fine-tuning and of retraining."""
-    series = []
+    record, series = topic.record, []
     for unit, points in recovery_curves(curves).items():
         # Fine-tuning may log from its first round on; where it started is a stage.
         cuts = queries.pruned_stages(record, unit)
         if points[0][0] > 0 and cuts and cuts[-1].r_accuracy is not None:
             points = [(0.0, cuts[-1].r_accuracy), *points]
-        series.append(model_line(unit, points, styles))
+        series.append(model_line(unit, points, topic.styles))
     target = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
     of_classes = record.request.kind == "classes"
     kept = "the remaining classes" if of_classes else "images that nobody trained on"
@@ -70,13 +68,13 @@ def model_line(name: str, points: charts.Points, styles: Styles) -> charts.Serie
 def recovery_chart(
     series: Sequence[charts.Series], target: float | None, title: str, caption: str
 ) -> Markup | None:
-    """Frames accuracy-against-rounds lines; None without any."""
-    if not series:
+    """Frames accuracy-against-rounds lines; None if none of them goes anywhere."""
+    last = max((x for line in series for x, _ in line.points), default=0)
+    if not last:
         return None
-    values = [value for line in series for _, value in line.points]
-    last = max(x for line in series for x, _ in line.points)
-    low = max(0.0, math.floor(10 * min(values)) / 10)
-    high = min(1.0, math.ceil(10 * max([*values, target or 0.0]) + 1e-9) / 10)
+    heights = queries.known([target, *(y for line in series for _, y in line.points)])
+    low = max(0.0, math.floor(10 * min(heights)) / 10)
+    high = min(1.0, math.ceil(10 * max(heights) + 1e-9) / 10)
     ends = [f"{line.label} {formats.percent(line.points[-1][1])}" for line in series]
     return page.line_figure(
         series,
@@ -86,16 +84,17 @@ def recovery_chart(
         f"At the end: {formats.listing(ends, 20)}.",
         title,
         caption,
-        guide=target,
-        guide_name=f"retraining's own {formats.percent(target)}" if target else "",
+        (target, target) if target else None,
+        f"retraining's own {formats.percent(target)}",
     )
 
 
-def class_figure(record: RunRecord, styles: Styles) -> Markup | None:
+def class_figure(topic: Topic) -> Markup | None:
     """Accuracy of each class before, after, and for retraining."""
+    record, styles = topic.record, topic.styles
     stages = [
         stage
-        for stage in _compared_stages(record)
+        for stage in _compared_stages(topic)
         if stage.per_class and not roles.is_cut(stage)
     ]
     if not stages:
@@ -124,8 +123,8 @@ def class_figure(record: RunRecord, styles: Styles) -> Markup | None:
             range(len(names)), key=lambda index: stages[0].per_class[index] or 0
         )
         series = [
-            charts.Series(t, style, [(n, values[c] or 0) for n, c in enumerate(order)])
-            for t, style, values in groups
+            charts.Series(title, style, _in_order(values, order))
+            for title, style, values in groups
         ]
         drawing = charts.line_chart(
             series,
@@ -143,9 +142,14 @@ def class_figure(record: RunRecord, styles: Styles) -> Markup | None:
     )
 
 
-def _compared_stages(record: RunRecord) -> list[StageRow]:
+def _in_order(values: Sequence[float | None], order: Sequence[int]) -> charts.Points:
+    points = enumerate(values[index] for index in order)
+    return [(n, value) for n, value in points if value is not None]
+
+
+def _compared_stages(topic: Topic) -> list[StageRow]:
     """The raw, cut, final and retrained models, as far as they are there."""
-    final = roles.final_stage(record, roles.tested_method(record))
+    record, final = topic.record, roles.final_stage(topic.record, topic.tested)
     stages = [
         queries.raw_stage(record),
         *queries.pruned_stages(record, final.method if final else None),
@@ -155,10 +159,10 @@ def _compared_stages(record: RunRecord) -> list[StageRow]:
     return [stage for stage in stages if stage is not None]
 
 
-def confusion_figures(record: RunRecord) -> Markup | None:
+def confusion_figures(topic: Topic) -> Markup | None:
     """Confusion matrices of the raw, cut, final and retrained model."""
-    drawn = []
-    for stage in _compared_stages(record):
+    record, drawn = topic.record, []
+    for stage in _compared_stages(topic):
         if not 0 < len(stage.confusion) <= _MOST_MATRIX_CLASSES:
             continue
         counts = np.asarray(stage.confusion, dtype=np.float64)
@@ -187,15 +191,13 @@ def _answers(record: RunRecord, shares: np.ndarray, index: int) -> str:
     return f"Images of {subject} are answered {formats.listing(named)}."
 
 
-def score_figures(record: RunRecord) -> list[Markup]:
+def score_figures(topic: Topic) -> list[Markup]:
     """Heat maps of TF-IDF scores per layer, one for each class that was cut."""
-    unit, cuts = roles.cuts_to_show(record)
-    return [
-        _score_figure(record, unit, cut) for cut in cuts if any(cut.scores.values())
-    ]
+    cuts = roles.cuts_to_show(topic)
+    return [_score_figure(*named) for named in cuts if any(named[1].scores.values())]
 
 
-def _score_figure(record: RunRecord, unit: str, cut: CutRow) -> Markup:
+def _score_figure(title: str, cut: CutRow) -> Markup:
     # A JSON object may come back in any order; the layers of a cut are a list.
     places = {row.layer: place for place, row in enumerate(cut.layers)}
     rows = []
@@ -215,7 +217,7 @@ def _score_figure(record: RunRecord, unit: str, cut: CutRow) -> Markup:
     )
     return page.figure(
         charts.heat_rows(rows, label),
-        f"TF-IDF of every channel, by layer ({tables.cut_title(record, unit, cut)})",
+        f"TF-IDF of every channel, by layer ({title})",
         "One cell is one channel, the most discriminative of each layer at the left; "
         "stronger colour is a higher score, on one scale for all layers. A red line "
         "under a cell marks a channel that was cut, and the red numbers count them.",

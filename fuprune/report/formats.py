@@ -13,7 +13,8 @@ def percent(value: float | None, digits: int = 1) -> str:
     """Formats a fraction in [0, 1] as a percentage."""
     if value is None:
         return MISSING
-    return f"{100 * value:.{digits}f}%"
+    # Less than nothing has the minus of `number`, and no share is minus zero.
+    return f"{100 * value:z.{digits}f}%".replace("-", "\N{MINUS SIGN}")
 
 
 def whole_percent(value: float | None) -> str:
@@ -21,10 +22,8 @@ def whole_percent(value: float | None) -> str:
     return percent(value, 0)
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def number(value: float, digits: int = 3) -> str:
     """Formats a number with `digits` significant digits, integers in full."""
-    if value is None:
-        return MISSING
     if math.isnan(value):
         return "not a number"
     if math.isinf(value):
@@ -52,10 +51,8 @@ def seconds(value: float | None) -> str:
     return f"{value / 3600:.1f} h"
 
 
-def size(value: float | None) -> str:
+def size(value: float) -> str:
     """Formats a count of bytes with a decimal unit."""
-    if value is None:
-        return MISSING
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
@@ -63,20 +60,16 @@ def size(value: float | None) -> str:
     return f"{value:.1f} TB"
 
 
-def count(value: float | None) -> str:
+def count(value: float) -> str:
     """Formats a large count: `812`, `36.0 thousand`, `1.2 million`."""
-    if value is None:
-        return MISSING
     for unit, name in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if value >= 10 * unit or value >= unit >= 1e6:
             return f"{value / unit:.1f} {name}"
     return number(round(value))
 
 
-def times(value: float | None) -> str:
+def times(value: float) -> str:
     """Formats a ratio such as a speed-up."""
-    if value is None:
-        return MISSING
     return f"{number(value, 3)}\N{MULTIPLICATION SIGN}"
 
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from fuprune.report import figures, formats, judgement, paper_numbers, roles, tables
 from fuprune.report.charts import Points
-from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
+from fuprune.report.table_forms import Column, Table, cell, in_words
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run
-from fuprune.run.record import MethodRow, StageRow
+from fuprune.run.record import MethodRow, RunRecord, StageRow
 
 
 class Group(NamedTuple):
@@ -17,6 +17,7 @@ class Group(NamedTuple):
 
     tag: str  # how tables refer to it: E1, E2, ...
     runs: tuple[Run, ...]
+    record: RunRecord  # of the run that describes it
     dataset: str
     model: str
     classes: tuple[int, ...]  # forgotten
@@ -40,11 +41,10 @@ class Group(NamedTuple):
     @property
     def subject(self) -> str:
         """Names the group: `E1: resnet20 on cifar10, class 9, q 0.1`."""
-        record = self.runs[0].record
         noun = "classes" if len(self.classes) > 1 else "class"
         forgotten = f"{noun} {'+'.join(map(str, self.classes)) or '?'}"
-        if record.request.kind != "classes":
-            forgotten = roles.forgotten(record)
+        if self.record.request.kind != "classes":
+            forgotten = roles.forgotten(self.record)
         named = f"{self.tag}: {self.model or '?'} on {self.dataset or '?'}"
         bias = f", q {self.bias:g}" if self.bias is not None else ""
         return f"{named}, {forgotten}{bias}"
@@ -52,13 +52,10 @@ class Group(NamedTuple):
     @property
     def scale(self) -> str:
         """Says at what scale the group was run, in the settings' own words."""
-        record = self.runs[0].record
-        parts = [
-            words.format(value)
-            for words, key in _SCALE
-            if (value := queries.setting(record, key))
-            and (self.algorithm == "fed_avg" or "local" not in key)
-        ]
+        parts = []
+        for words, key in _SCALE:
+            found = (roles.setting_in_use(run.record, key) for run in self.runs)
+            parts += [words.format(value) for value in found if value][:1]
         names = [run.name for run in self.runs]
         amount = formats.plural(len(names), "run")
         return f"{', '.join(parts)}; {amount}: {formats.listing(names)}"
@@ -91,23 +88,30 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _make_group(tag: str, runs: Sequence[Run]) -> Group:
-    """A group, described by its first run."""
-    record = runs[0].record
+    """A group, described by its first run that has results, or else its first."""
+    records = [run.record for run in runs]
+    record = next((one for one in records if one.class_names), records[0])
     amount = len(record.class_names)
-    split = queries.setting(record, "partition.kind")
-    even = 1 / amount if split == "iid" and amount else None
-    tested = [roles.tested_method(run.record, run.audit) for run in runs]
+    bias = roles.setting_in_use(record, "partition.bias")
+    if queries.setting(record, "partition.kind") == "iid" and amount:
+        bias = 1 / amount
+    tested = [roles.topic_of(run.record, run.audit).tested for run in runs]
     return Group(
         tag,
         tuple(runs),
+        record,
         record.dataset,
         queries.model_name(record),
         tuple(record.classes),
         amount,
         str(queries.setting(record, "train.algorithm") or ""),
-        queries.setting(record, "partition.bias") if split == "bias" else even,
+        bias if isinstance(bias, int | float) else None,
         next(filter(None, tested), "class_pruning"),
     )
+
+
+def _seed(run: Run) -> str:
+    return str(queries.setting(run.record, "seed") or 0)
 
 
 def method_rows(group: Group, method: str) -> list[MethodRow]:
@@ -123,7 +127,7 @@ def _models(group: Group, method: str) -> list[tuple[Run, MethodRow]]:
     """
     found: dict[tuple, tuple[Run, MethodRow]] = {}
     for run in group.runs:
-        seed = queries.setting(run.record, "seed")
+        seed = _seed(run)
         for row in queries.rows_of(run.record, method):
             found.setdefault((seed, row.name), (run, row))
     return list(found.values())
@@ -131,11 +135,11 @@ def _models(group: Group, method: str) -> list[tuple[Run, MethodRow]]:
 
 def raw_stages(group: Group) -> list[StageRow]:
     """The models before forgetting, each once: those that are loaded are one."""
-    found: dict[int | None, StageRow] = {}
+    found: dict[str | None, StageRow] = {}
     for run in group.runs:
         if (stage := queries.raw_stage(run.record)) is not None:
             loaded = queries.setting(run.record, "model.load")
-            seed = None if loaded else queries.setting(run.record, "seed")
+            seed = None if loaded else _seed(run)
             found.setdefault(seed, stage)
     return list(found.values())
 
@@ -144,10 +148,12 @@ def recovery_curves(group: Group) -> dict[str, list[Points]]:
     """By method, the R-set accuracy of each of its models over rounds."""
     found: dict[str, dict[tuple, Points]] = {}
     for run in group.runs:
-        seed = queries.setting(run.record, "seed")
+        seed = _seed(run)
         for unit, points in figures.recovery_curves(run.curves).items():
-            # What two parts of an experiment both trained counts once, as in `_models`.
-            found.setdefault(roles.family(unit), {}).setdefault((seed, unit), points)
+            # What two parts of an experiment both trained counts once, as in `_models`;
+            # one of them may have been stopped on the way.
+            models = found.setdefault(roles.family(unit), {})
+            models[seed, unit] = max(models.get((seed, unit), []), points, key=len)
     return {method: list(models.values()) for method, models in found.items()}
 
 
@@ -234,45 +240,52 @@ def same_cifar10(group: Group, model: str, classes: Iterable[int]) -> bool:
 
 def methods_table(groups: Sequence[Group]) -> Table:
     """Every method of every group: what it reached, spent, and how it was judged."""
-    rows = [
-        _method_row(group, name, found)
-        for group in groups
-        for name in dict.fromkeys(
-            row.method for run in group.runs for row in run.record.methods
-        )
-        if (found := method_rows(group, name))
-    ]
     return Table(
         "methods",
         "Every method of every experiment",
-        (
-            *in_words("Experiment", "Method"),
-            *tables.COST_COLUMNS,
-            *tables.count_columns("Audit"),
-            Column("Results"),
-            *in_words("Remark"),
-        ),
-        rows,
+        (*in_words("Experiment"), *_METHOD_COLUMNS),
+        [
+            (cell(group.subject), *row)
+            for group in groups
+            for row in group_table(group).rows
+        ],
         "Mean \N{PLUS-MINUS SIGN} standard deviation over seeds, also those of several "
         "runs. Audit: tests, summed over those runs.",
     )
 
 
-def _method_row(group: Group, name: str, found: list[MethodRow]) -> tuple[Cell, ...]:
-    audits = [
-        judgement.counts(run.audit, judged)
-        for run in group.runs
-        if (judged := judgement.candidate_of(run.audit, name)) and run.audit
-    ]
-    judged = [cell(sum(column)) for column in zip(*audits, strict=True)]
-    return (
-        cell(group.subject, highlight=name == group.tested),
-        cell(name, formats.in_words),
-        *tables.cost_cells(found),
-        *(judged or [cell(None)] * len(judgement.COUNTED)),
-        cell(len(found)),
-        cell(roles.warning(name)),
-    )
+_METHOD_COLUMNS = (
+    *in_words("Method"),
+    *tables.COST_COLUMNS,
+    *tables.count_columns("Audit"),
+    Column("Results"),
+    *in_words("Remark"),
+)
+
+
+def group_table(group: Group) -> Table:
+    """The same for one group, which is its title."""
+    rows = []
+    for name in dict.fromkeys(
+        r.method for run in group.runs for r in run.record.methods
+    ):
+        if not (found := method_rows(group, name)):
+            continue
+        audits = [
+            judgement.counts(run.audit, judged)
+            for run in group.runs
+            if (judged := roles.candidate_of(run.audit, name)) and run.audit
+        ]
+        counts = [sum(column) for column in zip(*audits, strict=True)]
+        row = (
+            cell(name, formats.in_words, highlight=name == group.tested),
+            *tables.cost_cells(found),
+            *map(cell, counts or [None] * len(judgement.COUNTED)),
+            cell(len(found)),
+            cell(roles.warning(name)),
+        )
+        rows.append(row)
+    return Table("methods", group.subject, _METHOD_COLUMNS, rows, f"{group.scale}.")
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
@@ -281,7 +294,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
     for group in groups:
         for run in group.runs:
             judged = "not audited"
-            model = judgement.candidate_of(run.audit, group.tested)
+            model = roles.candidate_of(run.audit, group.tested)
             if run.audit is not None and model is not None:
                 found = judgement.headline(run.audit, model)
                 failed = f"{len(found.failed)} of {found.tests} failed"
@@ -290,7 +303,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
                 (
                     cell(run.name),
                     cell(group.subject),
-                    cell(str(queries.setting(run.record, "seed") or 0)),
+                    cell(_seed(run)),
                     cell(group.scale),
                     cell(judged),
                     cell(run.record.provenance.commit[:12]),

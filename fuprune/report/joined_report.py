@@ -65,7 +65,7 @@ def _page(
         table = every_table.get(name)
         if table is None:
             return page.missing("No run holds numbers for this.")
-        return [_gaps(table), table_forms.to_html(table, caption=name == "figure_3")]
+        return table_forms.to_html(table, caption=name == "figure_3")
 
     curves = page.grid([_recovery(group) for group in groups])
     command = "python -m fuprune.report " + " ".join(run.name for run in runs)
@@ -120,34 +120,11 @@ def _page(
 
 def _group_methods(group: Group) -> Child:
     """One experiment's methods; its name is the heading, not a column."""
-    table = joined.methods_table([group])
+    table = table_forms.without_empty_columns(joined.group_table(group))
     heading = element("h3", None, group.subject)
     if not table.rows:
         return [heading, page.missing("No method of this run has finished.")]
-    narrow = table._replace(
-        title=group.subject,
-        columns=table.columns[1:],
-        rows=[
-            (method._replace(highlight=subject.highlight), *others)
-            for subject, method, *others in table.rows
-        ],
-        note=f"{group.scale}.",
-    )
-    return [heading, table_forms.to_html(narrow, caption=False)]
-
-
-def _gaps(table: Table) -> Markup | None:
-    """Says how much of a table of the paper has no run beside it."""
-    titles = [column.title for column in table.columns]
-    if "Source" not in titles:
-        return None
-    position = titles.index("Source")
-    labels: dict[str, set[tuple[str, ...]]] = {"ours": set(), "paper": set()}
-    for row in table.rows:
-        labels[row[position].text].add(tuple(entry.text for entry in row[:position]))
-    amount, rows = len(labels["paper"] - labels["ours"]), len(labels["paper"])
-    words = f"{amount} of {formats.plural(rows, 'row')} of the paper's table have"
-    return page.missing(f"{words} no run here.") if amount else None
+    return [heading, table_forms.to_html(table, caption=False)]
 
 
 def _recovery(group: Group) -> Markup | None:

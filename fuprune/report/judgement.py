@@ -47,13 +47,6 @@ def counts(audit: AuditReport, model: str) -> list[int]:
     return [verdicts.count(verdict) for verdict in COUNTED]
 
 
-def candidate_of(audit: AuditReport | None, method: str | None) -> str | None:
-    """The audited model that stands for a method: its first seed that was audited."""
-    names = audit.candidates if audit is not None else []
-    seeds = [name for name in names if roles.family(name) == method]
-    return method if method in names else next(iter(seeds), None)
-
-
 def headline(audit: AuditReport, model: str) -> Headline:
     """The verdict on one model over the tests that make the headline."""
     return audit.headlines.get(model, Headline(CANNOT_TELL, 0, [], None))

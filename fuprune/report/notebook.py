@@ -27,18 +27,31 @@ def show(value: RunRecord | AuditReport | PrunePlan | Run) -> Shown:
     Raises:
       InputError: the value is none of these.
     """
+    record, audit, made = None, None, []
     if isinstance(value, Run):
-        return _framed(*_record(value.record, value.audit), *_audit(value.audit))
-    if isinstance(value, RunRecord):
-        return _framed(*_record(value, None))
-    if isinstance(value, AuditReport):
-        return _framed(*_audit(value))
-    if isinstance(value, PrunePlan):
-        return _framed(table_forms.to_html(plan_table(value)))
-    raise InputError(
-        f"a {type(value).__name__} cannot be shown; give a RunRecord, an AuditReport, "
-        "a PrunePlan or a Run."
-    )
+        record, audit = value.record, value.audit
+    elif isinstance(value, RunRecord):
+        record = value
+    elif isinstance(value, AuditReport):
+        audit = value
+    elif isinstance(value, PrunePlan):
+        made = [plan_table(value)]
+    else:
+        raise InputError(
+            f"a {type(value).__name__} cannot be shown; give a RunRecord, an "
+            "AuditReport, a PrunePlan or a Run."
+        )
+    # A scoped sheet, so that the page's rules do not reach the rest of the notebook.
+    sheet = page.style_sheet().replace(":root", ":scope")
+    parts: list[Child] = [element("style", None, Markup(f"@scope {{ {sheet} }}"))]
+    if record is not None:
+        parts.append(run_report.first_screen_card(prose.first_screen(record, audit)))
+        made.append(tables.methods_table(roles.topic_of(record, audit)))
+    if audit is not None:
+        tested = roles.tested_among(audit.candidates)
+        made += [tables.tally_table(audit, tested), tables.verdict_table(audit, tested)]
+    parts += map(table_forms.to_html, table_forms.by_name(made).values())
+    return Shown(element("div", None, *parts))
 
 
 def plan_table(plan: PrunePlan) -> Table:
@@ -50,28 +63,3 @@ def plan_table(plan: PrunePlan) -> Table:
     which = Column("Channels kept", numeric=False, words=True)
     columns = (*in_words("Layer"), Column("Kept"), which)
     return Table("plan", "What a cut keeps", columns, rows)
-
-
-def _record(record: RunRecord, audit: AuditReport | None) -> list[Child]:
-    card = run_report.first_screen_card(prose.first_screen(record, audit))
-    return [card, *_filled(tables.methods_table(record))]
-
-
-def _audit(audit: AuditReport | None) -> list[Child]:
-    if audit is None:
-        return []
-    tested = roles.tested_among(audit.candidates)
-    return _filled(
-        tables.tally_table(audit, tested), tables.verdict_table(audit, tested)
-    )
-
-
-def _filled(*made: Table) -> list[Child]:
-    return [table_forms.to_html(table) for table in table_forms.by_name(made).values()]
-
-
-def _framed(*parts: Child) -> Shown:
-    # A scoped sheet, so that the page's rules do not reach the rest of the notebook.
-    sheet = page.style_sheet().replace(":root", ":scope")
-    style = Markup(f"@scope {{ {sheet} }}")
-    return Shown(element("div", None, element("style", None, style), *parts))

@@ -8,7 +8,7 @@ import importlib.resources
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fuprune.errors import InputError
 from fuprune.files import write_whole
@@ -65,17 +65,17 @@ def line_figure(
     label: str,
     title: str,
     caption: str,
+    guide: tuple[float, float] | None = None,
     guide_name: str = "",
-    **guides: Any,
 ) -> Markup:
     """Frames a `charts.line_chart`; its legend lists lines of one family once."""
-    drawing = charts.line_chart(series, horizontal, vertical, label, **guides)
+    drawing = charts.line_chart(series, horizontal, vertical, label, guide)
     families = Counter((line.family or line.label, line.style) for line in series)
     entries = [
         (name if amount == 1 else f"{name} ({amount})", "line", style)
         for (name, style), amount in families.items()
     ]
-    listed = legend(entries + ([(guide_name, "guide", "")] if guide_name else []))
+    listed = legend(entries + ([(guide_name, "guide", "")] if guide else []))
     return figure(drawing, title, caption, legend=listed)
 
 

@@ -3,7 +3,7 @@
 Rows of the paper that nothing was run for stay, so that a gap is seen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fuprune.report import formats, joined, judgement, paper_numbers, roles, tables
@@ -48,22 +48,26 @@ def _filled(table: PaperTable, groups: Sequence[Group]) -> Table:
     The column after the label says whose a row is, the last one which group's.
     """
     rows: list[tuple[Cell, ...]] = []
+    labels: dict[str, set[tuple[str, ...]]] = {"ours": set(), "paper": set()}
+
+    def add(
+        source: str, label: tuple[str, ...], numbers: Iterable[Cell], tag=""
+    ) -> None:
+        ours = source == "ours"
+        named = [cell(part, formats.in_words, highlight=ours) for part in label]
+        rows.append((*named, cell(source), *numbers, cell(tag)))
+        labels[source].add(label)
 
     def add_ours(group: Group, method: str) -> None:
         numbers = table.our_cells(group, method)
         if numbers is not None:
-            label = table.label(group, method)
-            named = [cell(part, formats.in_words, highlight=True) for part in label]
-            rows.append((*named, cell("ours"), *numbers, cell(group.tag)))
+            add("ours", table.label(group, method), numbers, group.tag)
 
     for method in dict.fromkeys(entry.method for entry in table.entries):
         further = [group for group in groups if table.belongs(group)]
         for entry in (entry for entry in table.entries if entry.method == method):
-            named = [
-                cell(part, formats.in_words) for part in table.label(entry, method)
-            ]
             numbers = map(cell, entry.numbers, table.written)
-            rows.append((*named, cell("paper"), *numbers, cell("")))
+            add("paper", table.label(entry, method), numbers)
             for group in groups:
                 if table.repeats(group, entry):
                     add_ours(group, method)
@@ -72,7 +76,12 @@ def _filled(table: PaperTable, groups: Sequence[Group]) -> Table:
             add_ours(group, method)
     words, tag = in_words(*table.labels, "Source"), in_words("Experiment")
     columns = (*words, *table.columns, *tag)
-    return Table(table.name, table.title, columns, rows, table.note)
+    every, lacking = labels["paper"], labels["paper"] - labels["ours"]
+    words = (
+        f"{len(lacking)} of {formats.plural(len(every), 'row')} of the paper's table"
+    )
+    gap = f"{words} have no run here." if lacking else ""
+    return Table(table.name, table.title, columns, rows, table.note, gap)
 
 
 def _fits_table_1(group: Group) -> bool:
@@ -134,7 +143,7 @@ def _evidence(group: Group, method: str, test_name: str):
         for run in group.runs
         for test in (run.audit.tests if run.audit is not None else ())
         if test.name == test_name
-        and (judged := judgement.candidate_of(run.audit, method))
+        and (judged := roles.candidate_of(run.audit, method))
         and (value := test.values.get(judged)) is not None
         and queries.known(test.retrained)
     ]

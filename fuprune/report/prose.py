@@ -17,6 +17,7 @@ from fuprune.audit.evidence import (
 )
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_words, value_text
+from fuprune.report.roles import Topic
 from fuprune.run import queries, speed
 from fuprune.run.record import MethodRow, RunRecord
 
@@ -42,14 +43,14 @@ class Answer(NamedTuple):
 
 def first_screen(record: RunRecord, audit: AuditReport | None) -> FirstScreen:
     """Sums a run up for somebody who reads nothing else."""
-    tested = roles.tested_method(record, audit)
-    judged = judgement.candidate_of(audit, tested)
-    verdict = _judged(record, audit, judged)
+    # An audit without tests has found nothing.
+    topic = roles.topic_of(record, audit if audit is not None and audit.tests else None)
+    verdict = _judged(topic)
     answers = {
-        "Gone?": [verdict.short, *_gone(record, audit, tested, judged)],
-        "At what price?": _price(record, tested),
-        "How sure?": _sure(record, audit),
-        "What next?": ["", *_next(record, audit, tested, judged)],
+        "Gone?": [verdict.short, *_gone(topic)],
+        "At what price?": _price(record, topic.tested),
+        "How sure?": _sure(topic),
+        "What next?": ["", *_next(topic)],
     }
     written = [
         Answer(question, short, " ".join(details))
@@ -98,19 +99,19 @@ _VERDICTS = {
 }
 
 
-def _judged(
-    record: RunRecord, audit: AuditReport | None, judged: str | None
-) -> _Verdict:
+def _judged(topic: Topic) -> _Verdict:
     """The colour, the headline and the short answer of a run."""
-    target = roles.forgotten_things(record, named=True)
-    if audit is None or not audit.tests:
+    target = roles.forgotten_things(topic.record, named=True)
+    if topic.audit is None:
         missing = f"Not audited: nothing here shows that the model forgot {target}."
         return _Verdict("unknown", missing, "Unknown.")
-    if judged is None:
+    if topic.judged is None:
         missing = "Only controls were audited, so there is no method to judge."
+        for name, reason in _left_out(topic.audit):
+            missing = reason if roles.family(name) == topic.tested else missing
         return _Verdict("unknown", missing, "Unknown.")
-    found = judgement.headline(audit, judged)
-    verdict, method = _VERDICTS[found.verdict], formats.in_words(judged)
+    found = judgement.headline(topic.audit, topic.judged)
+    verdict, method = _VERDICTS[found.verdict], formats.in_words(topic.judged)
     headline = verdict.headline.format(
         formats.capital(method),
         method=method,
@@ -121,10 +122,17 @@ def _judged(
     return verdict._replace(headline=headline)
 
 
-def _gone(
-    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
-) -> Iterator[str]:
-    rows = queries.rows_of(record, tested)
+def _left_out(audit: AuditReport) -> list[tuple[str, str]]:
+    """The models that an audit could not judge, each with a sentence that says why."""
+    return [
+        (name, f"{formats.capital(formats.in_words(name))} could not be judged: {why}.")
+        for name, why in audit.detail.get("left_out", {}).items()
+    ]
+
+
+def _gone(topic: Topic) -> Iterator[str]:
+    record, audit, judged = topic.record, topic.audit, topic.judged
+    rows = queries.rows_of(record, topic.tested)
     lows = queries.known([row.u_accuracy for row in rows])
     if lows:
         where = f"On {roles.u_images(record)}"
@@ -204,38 +212,42 @@ def _controls(record: RunRecord) -> dict[str, list[MethodRow]]:
 
 def _control_sentences(audit: AuditReport, tested: str) -> Iterator[str]:
     controls = [name for name in audit.candidates if roles.control_of(name)]
-    as_good = [name for name in controls if not _tests_lost(audit, name, tested)]
-    winning = [name for name in controls if _tests_lost(audit, tested, name)]
-    partly = [name for name in winning if name not in as_good]
-    beaten = [name for name in controls if name not in (*as_good, *winning)]
+    lost = {name: _tests_lost(audit, tested, name) for name in controls}
+    won = {name: _tests_lost(audit, name, tested) for name in controls}
 
-    def listed(names: list[str]) -> str:
-        return formats.listing([formats.in_words(name) for name in names])
+    def listed(names: Sequence[str]) -> str:
+        has = "has" if len(names) == 1 else "have"
+        return f"{formats.listing([formats.in_words(name) for name in names])} {has}"
 
-    has = "has" if len(as_good) == 1 else "have"
-    if as_good and winning:
+    better = [name for name in controls if lost[name] and not won[name]]
+    if better:
         yield (
-            f"It loses to trivial controls: {listed(as_good)} {has} the same or a "
-            "better verdict in every test."
+            f"It loses to trivial controls: {listed(better)} the same or a better "
+            "verdict in every test."
         )
-    elif as_good:
+    equal = [name for name in controls if not lost[name] and not won[name]]
+    if equal:
         yield (
-            f"It does no better than a trivial control: {listed(as_good)} {has} the "
-            "same verdicts."
+            f"It does no better than a trivial control: {listed(equal)} the same "
+            "verdicts."
         )
-    for name in partly:
-        won = formats.listing(_tests_lost(audit, tested, name), 3)
-        yield f"{formats.capital(formats.in_words(name))} does better in {won}."
+    for name in (name for name in controls if lost[name] and won[name]):
+        named, tests = formats.capital(formats.in_words(name)), lost[name]
+        yield f"{named} does better in {formats.listing(tests, 3)}."
+    beaten = [formats.in_words(n) for n in controls if won[n] and not lost[n]]
     if beaten:
-        yield f"It does better than {listed(beaten)}, and worse in no test."
+        yield f"It does better than {formats.listing(beaten)}, and worse in no test."
 
 
 def _tests_lost(audit: AuditReport, loser: str, winner: str) -> list[str]:
-    """The tests in which one model has a worse verdict than another."""
+    """The tests in which one model has a worse verdict than another.
+
+    A model without a result, as a cut one whose weights cannot be compared, loses none.
+    """
     return [
         test_words(test)
         for test in audit.tests
-        if {loser, winner} <= test.verdicts.keys()
+        if None not in (test.values.get(loser), test.values.get(winner))
         and _RANK.get(test.verdicts[loser], 2) < _RANK.get(test.verdicts[winner], 2)
     ]
 
@@ -290,7 +302,8 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
     if found.rounds is None or found.late:
         budget = max(row.rounds for row in rows)
         within = f" within its {formats.plural(budget, 'round')}" if budget else ""
-        late = f" in {found.late} of {found.seeds} seeds" if found.rounds else ""
+        some = f" in {found.late} of {found.seeds} seeds"
+        late = some if found.late < found.seeds else ""
         yield f"It does not reach {goal}{within}{late}."
         return
     own = sum(row.times.own for row in rows) / len(rows)
@@ -333,9 +346,10 @@ def _ratio(speedup: float, less: str, more: str) -> str:
     return f"{formats.times(1 / speedup)} {more}"
 
 
-def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
+def _sure(topic: Topic) -> Iterator[str]:
     """The short answer, then the details."""
-    if audit is None or not audit.tests:
+    record, audit = topic.record, topic.audit
+    if audit is None:
         yield "Not at all."
         yield (
             "Low accuracy on a class is weak evidence, because hiding one output gives "
@@ -365,6 +379,7 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
         "The headline's tests are judged together: a retrained model would fail any of "
         f"them with {bound} {error} probability; docs/audit.md has the simulations."
     )
+    yield from (sentence for _, sentence in _left_out(audit))
     hidden = audit.headlines.get("mask_logit")
     if hidden is not None and hidden.verdict != FAIL:
         yield (
@@ -380,10 +395,9 @@ def _sure(record: RunRecord, audit: AuditReport | None) -> Iterator[str]:
         yield "Targets and stops were chosen on the test split, which flatters them."
 
 
-def _next(
-    record: RunRecord, audit: AuditReport | None, tested: str | None, judged: str | None
-) -> Iterator[str]:
-    if audit is None or not audit.tests:
+def _next(topic: Topic) -> Iterator[str]:
+    record, audit, judged = topic.record, topic.audit, topic.judged
+    if audit is None:
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
     # An audit may compare with models that other runs retrained (audit.reference).
     references = judgement.retrained_models(audit) if audit is not None else 0
@@ -401,7 +415,7 @@ def _next(
             f"Add controls ({named}, fine_tune_only) to unlearn.methods: without "
             "them nobody knows whether a trivial change would do as well."
         )
-    if tested is not None and len(queries.rows_of(record, tested)) == 1:
+    if topic.tested and len(queries.rows_of(record, topic.tested)) == 1:
         yield "Repeat it with other seeds before trusting the last digit."
     if audit is not None and judged is not None:
         if judgement.headline(audit, judged).verdict == FAIL:

@@ -6,7 +6,7 @@ the accent colour; the others share a colour-blind safe cycle with changing dash
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
@@ -16,6 +16,18 @@ from fuprune.run.record import CutRow, RunRecord, StageRow
 from fuprune.unlearning.methods import METHODS
 
 Styles: TypeAlias = Mapping[str, str]  # a CSS class for each unit or audited model
+
+
+class Topic(NamedTuple):
+    """What a page is about: a run's record and audit, and the method under test."""
+
+    record: RunRecord
+    audit: AuditReport | None
+    tested: str | None  # the method
+    judged: str | None  # the audited model that stands for it
+    styles: Styles  # of all models, the same on the whole page
+
+
 RETRAIN = "retrain"
 RANDOM = "random_init"
 # Methods that nobody would call forgetting, and what each of them does.
@@ -71,10 +83,13 @@ def method_words(method: str) -> str:
     return f"{named} ({warned})" if warned else named
 
 
-def tested_method(record: RunRecord, audit: AuditReport | None = None) -> str | None:
-    """The method that a page is about."""
+def topic_of(record: RunRecord, audit: AuditReport | None = None) -> Topic:
+    """What the page of a run is about."""
     units = [row.name for row in record.methods]
-    return tested_among([*(audit.candidates if audit else ()), *units])
+    tested = tested_among([*(audit.candidates if audit else ()), *units])
+    audited = audited_models(audit, tested) if audit else []
+    colours = styles(dict.fromkeys([RAW, *units, *audited]), tested)
+    return Topic(record, audit, tested, candidate_of(audit, tested), colours)
 
 
 def tested_among(names: Sequence[str]) -> str | None:
@@ -82,6 +97,13 @@ def tested_among(names: Sequence[str]) -> str | None:
     others = [name for name in names if not is_retrained(name) and not control_of(name)]
     preferred = [name for name in others if name.startswith(_PREFERRED)]
     return family((preferred or others)[0]) if others else None
+
+
+def candidate_of(audit: AuditReport | None, method: str | None) -> str | None:
+    """The audited model that stands for a method: its first seed that was audited."""
+    names = audit.candidates if audit is not None else []
+    seeds = [name for name in names if family(name) == method]
+    return method if method in names else next(iter(seeds), None)
 
 
 def audited_models(audit: AuditReport, tested: str | None) -> list[str]:
@@ -112,14 +134,6 @@ _STYLES = {
 }
 
 
-def model_styles(record: RunRecord, audit: AuditReport | None) -> Styles:
-    """The colours of all models of a run, the same on the whole page."""
-    tested = tested_method(record, audit)
-    audited = audited_models(audit, tested) if audit else []
-    units = [row.name for row in record.methods]
-    return styles(dict.fromkeys([RAW, *units, *audited]), tested)
-
-
 def final_stage(record: RunRecord, method: str | None) -> StageRow | None:
     """The last model of a method's first seed."""
     stages = [
@@ -144,11 +158,29 @@ def is_cut(stage: StageRow) -> bool:
     return stage.stage.startswith("pruned")
 
 
-def cuts_to_show(record: RunRecord) -> tuple[str, list[CutRow]]:
-    """The unit whose cuts a page shows, and its cuts, one for each class."""
-    tested = tested_method(record)
-    unit = tested if tested in record.cuts else next(iter(record.cuts), "")
-    return unit, record.cuts.get(unit, [])
+def cuts_to_show(topic: Topic) -> list[tuple[str, CutRow]]:
+    """The cuts of one unit, one for each class, and what a page calls each."""
+    units = topic.record.cuts
+    unit = min(units, key=lambda name: family(name) != topic.tested, default="")
+    cuts, named = units.get(unit, []), formats.in_words(unit)
+    if len(cuts) == 1:
+        return [(named, cuts[0])]
+    labels = [queries.class_label(topic.record, cut.class_id) for cut in cuts]
+    titles = [f"{named}, class {label}" for label in labels]
+    return list(zip(titles, cuts, strict=True))
+
+
+def setting_in_use(record: RunRecord, key: str) -> Any:
+    """A setting of a run; None also if nothing that the run did depends on it."""
+    known = [METHODS[row.method] for row in record.methods if row.method in METHODS]
+    unused = {
+        "partition.bias": queries.setting(record, "partition.kind") != "bias",
+        "train.local": queries.setting(record, "train.algorithm") != "fed_avg",
+        "prune.": known and all("prune" not in one.sections for one in known),
+    }
+    if any(key.startswith(start) for start in unused if unused[start]):
+        return None
+    return queries.setting(record, key)
 
 
 def forgotten_things(record: RunRecord, *, named: bool = False) -> str:

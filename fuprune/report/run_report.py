@@ -23,7 +23,7 @@ from fuprune.report import (
 )
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.questions import Question, questions_about
-from fuprune.report.roles import Styles
+from fuprune.report.roles import Topic
 from fuprune.report.table_forms import Table
 from fuprune.run import queries, speed
 from fuprune.run.reading import Run, read_run
@@ -48,22 +48,21 @@ def build(workdir: str | Path) -> Path:
             f"{str(folder)!r} is a link to {str(folder.resolve())!r}, outside the run; "
             "remove the link."
         )
-    made = _tables(run)
-    return page.write_report(
-        folder, html_page(run, made), _markdown(run), made.values()
-    )
+    topic = roles.topic_of(run.record, run.audit)
+    made = _tables(run, topic)
+    html = html_page(run, topic, made)
+    return page.write_report(folder, html, _markdown(run), made.values())
 
 
-def html_page(run: Run, made: Mapping[str, Table]) -> str:
+def html_page(run: Run, topic: Topic, made: Mapping[str, Table]) -> str:
     """Composes the page of a run and its tables."""
-    styles = roles.model_styles(run.record, run.audit)
     first, *others = questions_about(run.record)
     sections = [
         _first_section(run, made),
-        _accuracy_section(run, first, made, styles),
-        _speed_section(run, made, styles),
-        *_audit_sections(run, others, styles),
-        _cut_section(run, made),
+        _accuracy_section(topic, first, made),
+        _speed_section(run, topic, made),
+        *_audit_sections(topic, others),
+        _cut_section(run, topic, made),
         _privacy_section(run, made),
         _rerun_section(run, made),
     ]
@@ -89,7 +88,7 @@ def title(run: Run) -> str:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    known = functools.partial(queries.setting, run.record)
+    known = functools.partial(roles.setting_in_use, run.record)
     named = (
         ("seed", "seed"),
         ("clients", "partition.clients"),
@@ -102,8 +101,10 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     found = {name: known(key) for name, key in named}
     # A part of the data is not the dataset, and says so.
     if limit := known("data.limit"):
-        share = known("data.validation") or 0.0
-        held = f", {formats.percent(share, 0)} of them for validation" if share else ""
+        share = known("data.validation")
+        held = ""
+        if share and isinstance(share, float):
+            held = f", {formats.percent(share, 0)} of them for validation"
         found["images per class"] = f"the first {limit}{held}"
     return [
         ("run", run.name),
@@ -155,20 +156,20 @@ def _first_section(run: Run, made: Mapping[str, Table]) -> page.Section:
 
 
 def _accuracy_section(
-    run: Run, question: Question, made: Mapping[str, Table], styles: Styles
+    topic: Topic, question: Question, made: Mapping[str, Table]
 ) -> page.Section:
-    bars = figures.class_figure(run.record, styles)
+    bars = figures.class_figure(topic)
     return page.section(
         *question[:4],
         table_forms.to_html(made.get("paper_form")),
-        *_evidence(run, question, styles, [bars], fitting=4),
-        _titled("Which class is answered", figures.confusion_figures(run.record)),
+        *_evidence(topic, question, [bars], fitting=4),
+        _titled("Which class is answered", figures.confusion_figures(topic)),
         _folded("Accuracy of each class as a table", made.get("classes")),
-        None if run.record.stages else page.missing("There are no accuracies yet."),
+        None if topic.record.stages else page.missing("There are no accuracies yet."),
     )
 
 
-def _speed_section(run: Run, made: Mapping[str, Table], styles: Styles) -> page.Section:
+def _speed_section(run: Run, topic: Topic, made: Mapping[str, Table]) -> page.Section:
     record = run.record
     main, *others = [made.get(f"speed_{target}") for target in speed.TARGETS]
     lacking = {
@@ -188,7 +189,7 @@ def _speed_section(run: Run, made: Mapping[str, Table], styles: Styles) -> page.
         "replays kept rounds, and SISA trains some of its shards again. The honest "
         "comparison is retraining from scratch, and the sobering one is fine-tuning "
         "alone.",
-        figures.recovery_figure(record, run.curves, styles),
+        figures.recovery_figure(topic, run.curves),
         table_forms.to_html(main),
         _folded("The same for other targets", *others),
         table_forms.to_html(made.get("methods")),
@@ -197,10 +198,9 @@ def _speed_section(run: Run, made: Mapping[str, Table], styles: Styles) -> page.
     )
 
 
-def _audit_sections(
-    run: Run, questions: Sequence[Question], styles: Styles
-) -> list[page.Section]:
-    if run.audit is None:
+def _audit_sections(topic: Topic, questions: Sequence[Question]) -> list[page.Section]:
+    audit, styles = topic.audit, topic.styles
+    if audit is None:
         explanation = page.missing(
             "There is no readable audit. Relearning, probes, distance to retraining "
             "and membership inference are unknown for this run; run the audit phase "
@@ -209,18 +209,18 @@ def _audit_sections(
         name = "What was not tested"
         return [page.section("audit", name, f"{name}?", "", explanation)]
     beside: dict[str, list[Markup | None]] = {
-        "relearn": [*audit_figures.relearn_figures(run.audit, styles)],
-        "probe": [*audit_figures.probe_figures(run.audit, styles)],
-        "distance": [audit_figures.cka_figure(run.audit, styles)],
+        "relearn": [*audit_figures.relearn_figures(audit, styles)],
+        "probe": [*audit_figures.probe_figures(audit, styles)],
+        "distance": [audit_figures.cka_figure(topic, audit)],
     }
-    powerless = judgement.powerless_membership(run.audit)
+    powerless = judgement.powerless_membership(audit)
     sections = []
     for question in questions:
-        if not judgement.of_kinds(run.audit, question.kinds):
+        if not judgement.of_kinds(audit, question.kinds):
             continue
-        body = _evidence(run, question, styles, beside.get(question.anchor, []))
+        body = _evidence(topic, question, beside.get(question.anchor, []))
         if question.anchor == "membership":
-            curves = audit_figures.roc_figures(run.audit, styles)
+            curves = audit_figures.roc_figures(audit, styles)
             body.append(_titled("ROC curves", curves))
             if powerless:
                 folded = page.details("The attacks, one by one", *body)
@@ -230,45 +230,37 @@ def _audit_sections(
 
 
 def _evidence(
-    run: Run,
-    question: Question,
-    styles: Styles,
-    beside: list[Markup | None],
-    fitting: int = 2,
+    topic: Topic, question: Question, beside: list[Markup | None], fitting: int = 2
 ) -> list[Child]:
     """A question's figures and its tests; `fitting` of them go beside a lone figure."""
     drawn = [figure for figure in beside if figure is not None]
-    tests = judgement.of_kinds(run.audit, question.kinds)
-    if run.audit is None or not tests:
+    tests = judgement.of_kinds(topic.audit, question.kinds)
+    if not tests:
         return [page.grid(drawn)]
-    tested = roles.tested_method(run.record, run.audit)
-    say = functools.partial(roles.reworded, run.record)
-    judged = judgement.candidate_of(run.audit, tested)
-    strips = [audit_figures.strip_figure(test, judged, styles, say) for test in tests]
+    strips = [audit_figures.strip_figure(topic, test) for test in tests]
     alone = len(drawn) == 1
     return [
         page.grid([drawn[0], page.grid(strips[:fitting], "stack")]) if alone else None,
         None if alone else page.grid(drawn),
         page.grid(strips[fitting:] if alone else strips),
-        audit_figures.strip_legend(run.audit, tests, tested, styles),
+        audit_figures.strip_legend(topic, tests),
     ]
 
 
-def _tables(run: Run) -> dict[str, Table]:
+def _tables(run: Run, topic: Topic) -> dict[str, Table]:
     """Every table of a run that has content, by name."""
     record, audit, provenance = run.record, run.audit, run.record.provenance
-    tested = roles.tested_method(record, audit)
-    settings, found = {}, []
+    settings, found, tested = {}, [], topic.tested
     if audit is not None:
         settings = audit.settings
         found = [tables.tally_table(audit, tested), tables.verdict_table(audit, tested)]
     found += [
-        *(tables.speed_table(record, target) for target in speed.TARGETS),
-        tables.methods_table(record),
+        *(tables.speed_table(topic, target) for target in speed.TARGETS),
+        tables.methods_table(topic),
         tables.units_table(run.clocks),
-        tables.paper_table(record),
+        tables.paper_table(topic),
         tables.class_table(record),
-        *tables.layer_tables(record),
+        *tables.layer_tables(topic),
         tables.privacy_curve_table(record),
         *(
             tables.key_value_table(name, title, values)
@@ -283,12 +275,14 @@ def _tables(run: Run) -> dict[str, Table]:
     return table_forms.by_name(found)
 
 
-def _cut_section(run: Run, made: Mapping[str, Table]) -> page.Section | None:
+def _cut_section(
+    run: Run, topic: Topic, made: Mapping[str, Table]
+) -> page.Section | None:
     if run.record.request.kind != "classes":
         return None  # only classes are cut
     layers = [table for name, table in made.items() if name.startswith("layers")]
     body: list[Child] = [
-        *figures.score_figures(run.record),
+        *figures.score_figures(topic),
         figures.feature_map_figure(run.record, run.feature_maps),
         _folded("The layers as a table", *layers),
     ]

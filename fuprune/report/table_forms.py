@@ -42,11 +42,23 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]  # without any, the table is left out of a report
     note: str = ""
+    gap: str = ""  # what it lacks, said above it in a page
 
 
 def by_name(tables: Iterable[Table]) -> dict[str, Table]:
     """Those tables that hold something."""
     return {table.name: table for table in tables if table.rows}
+
+
+def without_empty_columns(table: Table) -> Table:
+    """Leaves out the columns in which no row has a value."""
+    used = [
+        any(entry.value is not None for entry in c)
+        for c in zip(*table.rows, strict=True)
+    ]
+    columns = [*itertools.compress(table.columns, used)]
+    rows = [[*itertools.compress(row, used)] for row in table.rows]
+    return table._replace(columns=columns, rows=rows)
 
 
 def in_words(*titles: str) -> list[Column]:
@@ -102,7 +114,8 @@ def to_html(table: Table | None, caption: bool = True) -> Markup:
     parts = (element("thead", None, groups, titles), element("tbody", None, *body))
     inside = element("table", None, title, *parts)
     note = element("p", {"class": "note"}, table.note) if table.note else None
-    return join([region("scroll", f"Table: {table.title}", inside), note])
+    gap = element("p", {"class": "missing"}, table.gap) if table.gap else None
+    return join([gap, region("scroll", f"Table: {table.title}", inside), note])
 
 
 def _group_heads(columns: Sequence[Column]) -> Markup | None:

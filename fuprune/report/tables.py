@@ -10,6 +10,7 @@ from typing import Any
 from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_title, value_text
+from fuprune.report.roles import Topic
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
 from fuprune.run import queries, speed
 from fuprune.run.record import CutRow, MethodRow, PhaseClock, RunRecord, StageRow
@@ -42,9 +43,9 @@ _SPENT = {
 }
 
 
-def methods_table(record: RunRecord) -> Table:
+def methods_table(topic: Topic) -> Table:
     """Every method and seed: what it reached, and all that it spent."""
-    tested = roles.tested_method(record)
+    record, tested = topic.record, topic.tested
     order = list(dict.fromkeys(row.method for row in record.methods))
     retrained = queries.mean(row.images for row in queries.rows_of(record, "retrain"))
     rows = [
@@ -148,21 +149,20 @@ def _remark(row: MethodRow) -> str:
     return f"did not finish: {row.error}" if row.error else formats.capital(warning)
 
 
-def speed_table(record: RunRecord, target: str) -> Table:
+def speed_table(topic: Topic, target: str) -> Table:
     """When each method came to one of `speed.TARGETS`, and how much sooner."""
-    tested = roles.tested_method(record)
-    retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), target)
+    record, tested = topic.record, topic.tested
     rows, accuracy = [], None
+    retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), target)
     for method in dict.fromkeys(row.method for row in record.methods):
         found = speed.reached(queries.rows_of(record, method), target)
-        if found is None:
-            continue
-        accuracy = found.accuracy
-        # Retraining is not compared with itself.
-        base = None if method == roles.RETRAIN else retrained
-        named = cell(method, roles.method_words(method), highlight=method == tested)
-        ratios = [cell(r, formats.times) for r in speed.speedups(found, base)]
-        rows.append((named, *reached_cells(found), *ratios))
+        if found is not None:
+            accuracy = found.accuracy
+            # Retraining is not compared with itself.
+            base = None if method == roles.RETRAIN else retrained
+            named = cell(method, roles.method_words, highlight=method == tested)
+            ratios = [cell(r, formats.times) for r in speed.speedups(found, base)]
+            rows.append((named, *reached_cells(found), *ratios))
     return Table(
         f"speed_{target}",
         f"Speed to {roles.reworded(record, speed.TARGETS[target])}: "
@@ -198,14 +198,14 @@ def reached_cells(found: speed.Reached | None) -> list[Cell]:
     return made
 
 
-def paper_table(record: RunRecord) -> Table:
+def paper_table(topic: Topic) -> Table:
     """The table of the paper's form: raw, after-pruned, fine-tuned, re-trained."""
+    record = topic.record
     cuts = [
         (row, stages)
         for row in record.methods
         if (stages := queries.pruned_stages(record, row.name))
     ]
-    tested = roles.tested_method(record)
     retrained = next(iter(queries.rows_of(record, roles.RETRAIN)), None)
     longest = max((len(stages) for _, stages in cuts), default=0)
     headings = [f"After cut {n + 1}" for n in range(longest)]
@@ -215,7 +215,7 @@ def paper_table(record: RunRecord) -> Table:
         padding = [None] * (longest - len(stages))
         models = [queries.raw_stage(record), *stages, *padding, final, retrained]
         cells = accuracy_cells([[model] for model in models])
-        rows.append((model_cell(final.name, tested), *cells))
+        rows.append((model_cell(final.name, topic.tested), *cells))
     return Table(
         "paper_form",
         "In the form of the paper's Tables 2 and 3",
@@ -271,23 +271,15 @@ def class_table(record: RunRecord) -> Table:
     )
 
 
-def layer_tables(record: RunRecord) -> list[Table]:
+def layer_tables(topic: Topic) -> list[Table]:
     """Every layer's width, parameters and cost before and after each cut."""
-    unit, cuts = roles.cuts_to_show(record)
     return [
-        _layer_table(record, unit, cut, "layers" if i == 0 else f"layers_{i + 1}")
-        for i, cut in enumerate(cuts)
+        _layer_table("layers" if n == 1 else f"layers_{n}", title, cut)
+        for n, (title, cut) in enumerate(roles.cuts_to_show(topic), 1)
     ]
 
 
-def cut_title(record: RunRecord, unit: str, cut: CutRow) -> str:
-    """Whose cut it is, and for which class where there are several."""
-    several = len(record.cuts[unit]) > 1
-    which = f", class {queries.class_label(record, cut.class_id)}" if several else ""
-    return f"{formats.in_words(unit)}{which}"
-
-
-def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
+def _layer_table(name: str, cut_title: str, cut: CutRow) -> Table:
     sizes = ("channels", "parameters", "flops")
     titles = ("Channels", "Parameters", "FLOPs per image")
     moments = ("before", "after")
@@ -303,7 +295,7 @@ def _layer_table(record: RunRecord, unit: str, cut: CutRow, name: str) -> Table:
     ]
     return Table(
         name,
-        f"Every layer before and after the cut ({cut_title(record, unit, cut)})",
+        f"Every layer before and after the cut ({cut_title})",
         (*in_words("Layer"), *columns, Column("Spared")),
         rows,
         "Spared channels were due to go but kept so that the layer is not emptied.",

@@ -74,6 +74,12 @@ def test_layers_are_matched_by_name():
     assert found == {"b": pytest.approx(1.0)}
 
 
+def test_layers_are_told_from_input_to_output():
+    values = {"conv1": 0.1, "other": 0.2, "stem": 0.3}
+    ordered = distance.forward_order(values, ("stem", "conv1"))
+    assert list(ordered.items()) == [("stem", 0.3), ("conv1", 0.1), ("other", 0.2)]
+
+
 def test_a_model_without_common_layers_takes_the_test_from_no_other():
     def answers(seed, layer):
         return Outputs(random((8, 3), seed), None, {layer: random((8, 5), seed + 50)})

@@ -9,6 +9,8 @@ import pytest
 from fuprune.report import audit_figures, charts, marks
 from fuprune.report.charts import Dot, Series
 from fuprune.report.marks import Axis
+from fuprune.report.roles import topic_of
+from tests.report.fixture import evidence, make_audit, make_record
 
 
 def parsed(drawing) -> ElementTree.Element:
@@ -93,6 +95,12 @@ def test_strips_take_any_values(value, interval):
     )
     assert "nan" not in drawn
     parsed(drawn)
+
+
+def test_a_strip_says_of_an_open_side_that_it_is_open():
+    audit = make_audit(evidence("a", {"x": "pass"}, interval=(0.1, None)))
+    drawn = audit_figures.strip_figure(topic_of(make_record(), audit), audit.tests[0])
+    assert "<title>retrained: at least 10.0%</title>" in drawn
 
 
 def test_cut_channels_are_marked_under_their_cells():

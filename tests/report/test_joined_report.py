@@ -8,6 +8,7 @@ import pytest
 
 from fuprune.report import join, joined, paper, paper_numbers
 from fuprune.report.__main__ import main
+from fuprune.run.reading import empty_record
 from tests.report.fixture import (
     evidence,
     make_audit,
@@ -79,6 +80,29 @@ def test_parts_of_an_experiment_are_one_and_count_each_model_once():
     assert len(joined.cut_stages(group, "class_pruning", 0)) == 1
     other = runs[0]._replace(name="other", record=cifar10(bias=0.45))
     assert len(joined.group_runs([*runs, other])) == 2
+
+
+def test_of_two_parts_with_one_model_the_one_that_came_further_is_drawn():
+    record = cifar10(methods=("retrain",))
+    whole = make_curves(record)
+    stopped = record._replace(methods=[])
+    runs = [
+        make_run(stopped, name="stopped", curves=whole[:3]),
+        make_run(record, name="whole", curves=whole),
+    ]
+    (group,) = joined.group_runs(runs)
+    ((points,),) = joined.recovery_curves(group).values()
+    assert len(points) == len(whole)
+
+
+def test_a_part_that_only_started_does_not_describe_its_experiment():
+    record = cifar10()
+    started = empty_record(record.provenance)
+    runs = [make_run(started, name="started"), make_run(record, name="finished")]
+    (group,) = joined.group_runs(runs)
+    assert group.subject == "E1: resnet20 on cifar10, class 9, q 0.1"
+    (table,) = [one for one in paper.paper_tables([group]) if one.name == "table_2"]
+    assert sum(row[2].text == "ours" for row in table.rows) == 1
 
 
 def test_the_papers_number_is_above_ours(folder):

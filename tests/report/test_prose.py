@@ -98,6 +98,17 @@ def test_controls_alone_give_no_verdict():
     assert "Only controls were audited" in screen.headline
 
 
+def test_models_that_an_audit_left_out_are_named_with_the_reason():
+    audit = make_audit(evidence("a", {"mask_logit": "fail", "raw": "fail"}))
+    nan = "it answers with NaN"
+    left_out = {PRUNING: nan, "fine_tune_only": nan}
+    audit = audit._replace(detail=audit.detail | {"left_out": left_out})
+    screen = first_screen(make_record(), audit)
+    assert screen.headline == "Class pruning could not be judged: it answers with NaN."
+    said = "Fine tune only could not be judged: it answers with NaN."
+    assert said in found(screen)["How sure?"]
+
+
 def test_a_later_seed_stands_for_its_method_if_the_first_one_failed():
     fails = dict.fromkeys(("class_pruning_seed2", "mask_logit", "raw"), "fail")
     audit = make_audit(evidence("probe_auc", fails))
@@ -137,6 +148,29 @@ def test_a_control_gets_its_due(control, words):
     assert words in found(result)["Gone?"]
 
 
+def test_a_control_that_is_equal_is_not_said_to_win_where_another_does():
+    controls = {"mask_logit": "fail", "fine_tune_only": "pass"}
+    first = evidence("a", {PRUNING: "pass", **controls})
+    second = evidence("b", {PRUNING: "pass", **dict.fromkeys(controls, "pass")})
+    third = evidence(
+        "c", {PRUNING: "fail", "mask_logit": "pass", "fine_tune_only": "fail"}
+    )
+    gone = found(judged(first, second, third))["Gone?"]
+    assert "Mask logit does better in c." in gone
+    assert "It does no better than a trivial control: fine tune only has" in gone
+    assert "It loses to trivial controls" not in gone
+
+
+def test_a_test_without_a_result_is_neither_won_nor_lost():
+    verdicts = {PRUNING: "cannot tell", "mask_logit": "not told apart at this power"}
+    barrier = evidence("loss_barrier_to_raw", verdicts, kind="weights")
+    barrier = barrier._replace(values={PRUNING: None, "mask_logit": 0.0})
+    other = evidence("relearn", {PRUNING: "pass", "mask_logit": "fail"})
+    gone = found(judged(barrier, other))["Gone?"]
+    assert "does better in loss barrier" not in gone
+    assert "It does better than mask logit, and worse in no test." in gone
+
+
 def test_speed_is_told_in_rounds_and_seconds_with_own_work():
     price = answers()["At what price?"]
     assert (
@@ -164,6 +198,14 @@ def test_a_target_never_reached_is_said():
     # A method may do all its training as its own work, in no round.
     record = record._replace(methods=[late._replace(rounds=0), *record.methods[1:]])
     assert f"It does not reach {goal}." in answers(record)["At what price?"]
+
+
+def test_seeds_that_miss_a_target_others_have_from_the_start_are_counted():
+    record = make_record()
+    rows = [method_row(PRUNING, reached=reached) for reached in (0, None)]
+    record = record._replace(methods=[*rows, *record.methods[1:]])
+    price = answers(record)["At what price?"]
+    assert "within its 20 rounds in 1 of 2 seeds." in price
 
 
 def test_a_cheaper_and_better_control_is_named():

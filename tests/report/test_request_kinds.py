@@ -6,10 +6,11 @@ import pytest
 
 from fuprune.audit.audit import KINDS
 from fuprune.audit.request_audit import REQUEST_KINDS
-from fuprune.report import build
+from fuprune.report import build, run_report
 from fuprune.report.joined import group_runs
 from fuprune.report.prose import as_text, first_screen
 from fuprune.report.questions import questions_about
+from fuprune.report.roles import topic_of
 from fuprune.report.tables import methods_table
 from fuprune.run.reading import read_run
 from fuprune.run.record import Crossing, RequestRow
@@ -17,6 +18,7 @@ from tests.report.fixture import (
     evidence,
     make_audit,
     make_record,
+    make_run,
     method_row,
     stage_row,
     write_run,
@@ -200,12 +202,35 @@ def test_without_an_audit_accuracy_is_called_weak_evidence():
 
 
 def test_the_clients_work_is_shown_as_a_share_of_retrainings():
-    table = methods_table(record_of("clients", [3]))
+    table = methods_table(topic_of(record_of("clients", [3])))
     titles = [column.title for column in table.columns]
     place = titles.index("Images of a retraining's")
     shares = {row[0].text: row[place].text for row in table.rows}
     assert shares["fed eraser"] == "0.225\N{MULTIPLICATION SIGN}"
     assert shares["retrain"] == "1\N{MULTIPLICATION SIGN}"
+
+
+@pytest.mark.parametrize("kind", ["bias", "dirichlet"])
+def test_settings_that_played_no_part_are_not_shown(kind):
+    record = record_of("clients", [3])
+    config = record.provenance.config
+    config["prune"] = {"rate": 0.05}
+    config["partition"]["kind"] = kind
+    assert ("bias" in facts_of(record)) == (kind == "bias")
+    assert "pruning rate" not in facts_of(record)
+    (group,) = group_runs([make_run(record)])
+    assert ("q 0.25" in group.scale) == ("q 0.25" in group.subject) == (kind == "bias")
+    assert "R 0.05" not in group.scale
+    cutting = make_record()
+    cutting.provenance.config["prune"] = {"rate": 0.05}
+    assert facts_of(cutting)["pruning rate"] == "0.05"
+    *_, group = group_runs([make_run(record), make_run(cutting)])
+    assert "R 0.05" in group.scale
+
+
+def facts_of(record):
+    """What stands under the title of a run's page."""
+    return dict(run_report._facts(make_run(record)))
 
 
 def test_joined_runs_say_who_left(tmp_path):

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from fuprune import typed_json
-from fuprune.report import build
-from fuprune.report.figures import recovery_curves
+from fuprune.report import build, figures, join
+from fuprune.report.roles import topic_of
 from fuprune.run.record import CurveRow, RequestRow
 from tests.report.fixture import (
     evidence,
     make_audit,
     make_record,
+    method_row,
     with_later_seed,
     write_maps,
     write_run,
@@ -143,6 +144,13 @@ def test_scores_are_drawn_from_input_to_output(page, run):
     assert drawn.index(">stem<") < drawn.index(">conv1<")
 
 
+def test_likeness_by_layer_is_drawn_from_input_to_output(tmp_path):
+    # Audits of earlier versions have the layers in order of their names.
+    cka = {name: {"conv1": 0.7, "stem": 0.9} for name in ("raw", "retrained_0")}
+    page = page_of(write_run(tmp_path / "run", audit=make_audit(detail={"cka": cka})))
+    assert "layer: stem (0) to conv1 (1)" in page.text
+
+
 def test_curves_are_of_the_split_that_choices_were_made_on():
     values = {"r_accuracy": 0.5, "validation_r_accuracy": 0.7}
     rows = [
@@ -150,7 +158,15 @@ def test_curves_are_of_the_split_that_choices_were_made_on():
         CurveRow("unlearn/a", 5, values),
         CurveRow("pretrain", 5, values),
     ]
-    assert recovery_curves(rows) == {"a": [(0, 0.4), (5, 0.7)]}
+    assert figures.recovery_curves(rows) == {"a": [(0, 0.4), (5, 0.7)]}
+
+
+def test_without_a_second_round_there_is_no_curve():
+    rows = [CurveRow("unlearn/class_pruning", 0, {"r_accuracy": 0.4})]
+    record = make_record(methods=("class_pruning",))._replace(stages=[])
+    assert figures.recovery_figure(topic_of(record), rows) is None
+    rows += [CurveRow("unlearn/class_pruning", 5, {"r_accuracy": 0.5})]
+    assert figures.recovery_figure(topic_of(record), rows) is not None
 
 
 def test_seeds_of_one_method_share_a_legend_entry(page):
@@ -164,6 +180,16 @@ def test_a_hundred_classes_are_drawn_as_dots(tmp_path):
     page = page_of(write_run(tmp_path / "run", record))
     assert any(label.startswith("Accuracy of 100 classes") for label in page.labels)
     assert any(label.startswith("Confusion matrix of raw") for label in page.labels)
+
+
+def test_a_class_without_test_images_is_no_point_at_zero():
+    names = [f"kind {index}" for index in range(100)]
+    record = make_record(class_names=names, classes=(99,))
+    for stage in record.stages:
+        stage.per_class[5] = None
+    drawn = str(figures.class_figure(topic_of(record)))
+    line = re.search(r'<path d="M([^"]*)" class="line raw"', drawn)
+    assert line and len(line[1].split()) == 2 * 99
 
 
 def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
@@ -204,10 +230,27 @@ def test_curves_of_relearning_and_probes_by_depth_are_drawn(tmp_path):
 def test_a_seed_that_stands_for_its_method_has_its_cut_and_verdicts(tmp_path):
     fails = dict.fromkeys(("class_pruning_seed2", "mask_logit", "raw"), "fail")
     audit = make_audit(evidence("a", fails))
-    page = page_of(write_run(tmp_path / "run", with_later_seed(make_record()), audit))
+    record = with_later_seed(make_record())
+    (cuts,) = record.cuts.values()
+    record = record._replace(cuts={"another": cuts, "class_pruning_seed2": cuts})
+    page = page_of(write_run(tmp_path / "run", record, audit))
+    assert "TF-IDF of every channel, by layer (class pruning seed2)" in page.text
     assert "Class pruning seed2: 50.0%. Retrained: 10.0% to 20.0%." in page.text
     cut = "Confusion matrix of class pruning seed2, pruned 3"
     assert any(label.startswith(cut) for label in page.labels)
+
+
+def test_the_whole_page_is_about_the_method_that_was_audited(tmp_path):
+    record = make_record(methods=("relabel", "retrain"))
+    other = method_row("fisher")
+    record = record._replace(methods=[other, *record.methods])
+    audit = make_audit(evidence("a", {"relabel": "fail", "raw": "fail"}))
+    page = page_of(write_run(tmp_path / "run", record, audit))
+    assert "Relabel can be told from a model" in page.text
+    assert any(one.startswith("Confusion matrix of relabel") for one in page.labels)
+    roles_given = (tmp_path / "run" / "report" / "methods.csv").read_text().splitlines()
+    assert roles_given[1].startswith("fisher,baseline")
+    assert roles_given[2].startswith("relabel,under test")
 
 
 FILES = ("results.json", "metrics.jsonl", "audit.json", "feature_maps.npz")
@@ -229,6 +272,40 @@ def test_a_broken_file_is_a_note_and_an_empty_section(tmp_path, names, content):
         noted = name in names and not unfinished
         assert (f"{name} does not parse: " in page.text) == noted
     assert page.all("script") == []
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        {"roc": {"x": {"raw": {"false_positives": [0.0, 1], "true_positives": [0.0]}}}},
+        {"relearn": {"level": 1.0, "curves": {"raw": {"steps": [0.0]}}, "runs": []}},
+        {
+            "relearn": {
+                "level": 1.0,
+                "curves": {"raw": {"steps": [0.0, 5.0], "accuracy": [0.5]}},
+                "runs": [],
+            }
+        },
+    ],
+)
+def test_curves_that_no_audit_writes_are_a_note(tmp_path, detail):
+    directory = write_run(tmp_path / "run")
+    plain = json.loads((directory / "audit.json").read_text()) | {"detail": detail}
+    (directory / "audit.json").write_text(json.dumps(plain))
+    assert "audit.json does not parse" in page_of(directory).text
+
+
+def test_settings_of_any_type_do_not_stop_a_report(tmp_path):
+    record = make_record()
+    config = {
+        "seed": [0],
+        "data": {"name": 3, "limit": "x", "validation": "y"},
+        "partition": {"kind": "bias", "bias": "z"},
+    }
+    record = record._replace(provenance=record.provenance._replace(config=config))
+    directory = write_run(tmp_path / "run", record)
+    assert "digits" in page_of(directory).text
+    assert "digits" in Page(join([directory], tmp_path / "out").read_text()).text
 
 
 def test_a_missing_file_is_a_note(tmp_path):

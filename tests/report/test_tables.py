@@ -6,6 +6,7 @@ import io
 import pytest
 
 from fuprune.report import formats, markup, table_forms, tables
+from fuprune.report.roles import topic_of
 from fuprune.report.table_forms import Column, Table, cell
 from fuprune.run import speed
 from fuprune.run.record import PhaseClock
@@ -57,6 +58,13 @@ def test_neighbouring_columns_share_their_group_heading():
     assert [a.get("colspan") for a in page.all("th") if "colspan" in a] == ["2"]
 
 
+def test_columns_without_any_value_can_be_left_out():
+    full = table(cell(1), cell(None), cell(""))
+    less = table_forms.without_empty_columns(full)
+    assert [column.title for column in less.columns] == ["c0", "c2"]
+    assert [[entry.value for entry in row] for row in less.rows] == [[1, ""]]
+
+
 def test_verdicts_are_words_and_not_colour_alone():
     page = Page(table_forms.to_html(table(cell("m"), cell(1.0, verdict="cannot tell"))))
     assert "cannot tell" in page.text
@@ -74,7 +82,6 @@ def test_attributes_cannot_be_left():
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (None, "–"),
         (0, "0"),
         (164, "164"),
         (12345, "12,345"),
@@ -87,6 +94,19 @@ def test_attributes_cannot_be_left():
 )
 def test_numbers_keep_three_digits(value, shown):
     assert formats.number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"), [(-0.154, "−15.4%"), (-0.0001, "0.0%"), (0.5, "50.0%")]
+)
+def test_shares_below_zero_have_the_minus_of_numbers(share, shown):
+    assert formats.percent(share) == shown
+
+
+def test_what_is_unknown_is_a_dash_and_empty_in_csv():
+    unknown = cell(None, formats.number)
+    assert unknown.text == formats.percent(None) == formats.seconds(None) == "–"
+    assert table_forms.to_csv(table(cell(1), unknown)).splitlines()[1] == "1,"
 
 
 def test_sentences_list_names():
@@ -102,7 +122,7 @@ def row_of(table, name):
 
 
 def test_the_speed_table_compares_rounds_time_images_and_bytes():
-    table = tables.speed_table(make_record(), "retrained")
+    table = tables.speed_table(topic_of(make_record()), "retrained")
     ours = row_of(table, "class_pruning")
     assert ours["Spent until then rounds"] == "12"
     assert ours["Times less than retraining rounds"] == "10.8×"
@@ -110,23 +130,24 @@ def test_the_speed_table_compares_rounds_time_images_and_bytes():
     assert row_of(table, "mask_logit")["Spent until then rounds"] == "not reached"
     assert row_of(table, "retrain")["Times less than retraining rounds"] == "–"
     assert "85.5% on the R-set of the test split" in table.title
-    assert not tables.speed_table(make_record(), "configured").rows
+    assert not tables.speed_table(topic_of(make_record()), "configured").rows
     assert set(speed.TARGETS) == {"retrained", "raw_masked", "configured"}
 
 
 def test_times_say_which_part_is_the_method_and_relabelling_is_marked():
-    table = tables.methods_table(make_record())
+    table = tables.methods_table(topic_of(make_record()))
     assert row_of(table, "class_pruning")["Time own work"] == "2.0 s"
     assert row_of(table, "class_pruning")["Time training"] == "20.0 s"
     assert row_of(table, "relabel")["Remark"].startswith("Trains on the forgotten")
-    named = [row[0].text for row in tables.speed_table(make_record(), "retrained").rows]
+    speeds = tables.speed_table(topic_of(make_record()), "retrained")
+    named = [row[0].text for row in speeds.rows]
     assert "relabel (trains on the forgotten images)" in named
 
 
 def test_a_method_that_stopped_says_why():
     record = make_record()
     stopped = record.methods[0]._replace(error="no clients left", u_accuracy=None)
-    table = tables.methods_table(record._replace(methods=[stopped]))
+    table = tables.methods_table(topic_of(record._replace(methods=[stopped])))
     assert row_of(table, "class_pruning")["Remark"] == "did not finish: no clients left"
 
 
