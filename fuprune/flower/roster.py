@@ -215,7 +215,8 @@ class Roster:
             if isinstance(names, list):
                 kept[client] = {name for name in self.orders if name in names}
         seconds = header.get("cpu_seconds")
-        if isinstance(seconds, int | float):
+        # Bounded, because JSON has numbers that no float holds.
+        if isinstance(seconds, int | float) and 0 <= seconds < 2**31:
             cost = {"kind": kind, "client": client, "cpu_seconds": float(seconds)}
             self.costs.append(cost)
 

@@ -102,8 +102,13 @@ class RemoteClients:
         confusion, loss = np.zeros((size, size), np.int64), 0.0
         for client, (_, tree) in replies.items():
             held = self.roster.examples[client]
-            # A client cannot have looked at more images than it said it has.
-            if check_tree(tree, template) or tree[0].min() < 0 or tree[0].sum() > held:
+            # A client cannot have looked at more images than it said it has. As floats,
+            # whose sum does not wrap around.
+            if (
+                check_tree(tree, template)
+                or tree[0].min() < 0
+                or tree[0].sum(dtype=np.float64) > held
+            ):
                 _LOGGER.warning("evaluate: client %d is turned away", client)
                 continue
             confusion += tree[0]
