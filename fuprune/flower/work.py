@@ -47,10 +47,12 @@ def run_task(header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
     client = Client(
         *jax.device_put((row, np.int32(len(positions)), np.int32(node.client)))
     )
-    held = (node.images, labels.astype(np.int32), tasks.as_context(name, tree))
-    shared = Shared(*jax.device_put(held))
-    asked = {field: header.get(field) for field in ("spec", "settings", "arguments")}
     shape = node.images.shape[1:]
+    # Programs look at the first image of a batch that is all padding, too.
+    images = node.images if len(labels) else np.zeros((1, *shape), np.uint8)
+    labels = labels.astype(np.int32) if len(labels) else np.zeros(1, np.int32)
+    shared = Shared(*jax.device_put((images, labels, tasks.as_context(name, tree))))
+    asked = {field: header.get(field) for field in ("spec", "settings", "arguments")}
     # As text, which has a hash: an equal request finds its compiled program again.
     run = _make_run(name, json.dumps(asked, sort_keys=True), shape)
     total, each = jax.device_get(run(shared, client))

@@ -9,7 +9,7 @@ import pytest
 from fuprune.data.federated import whole_cohort
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.flower import secure
+from fuprune.flower import client_app, secure
 from fuprune.flower.answers import answer
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL, unpack
@@ -66,6 +66,25 @@ def test_the_server_receives_a_sum_and_nothing_that_shows_an_upload(setting, tmp
         assert np.mean(others == known) == 0
     # The keys of the sum are gone from the clients' disks.
     assert not list(tmp_path.glob("*/sums/*"))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_client_without_images_uploads_zeros(setting, tmp_path, monkeypatch, masked):
+    config, local, _, _ = setting
+    part = client_app._part
+
+    def nothing_for_2(folder, text, client):
+        images, labels = part(folder, text, client)
+        return (images, labels) if client < 2 else (images[:0], labels[:0])
+
+    monkeypatch.setattr(client_app, "_part", nothing_for_2)
+    clients, data = remote(FakeGrid(tmp_path), config, secure=masked)
+    uploads = gather(setting, clients, data).uploads
+    assert len(uploads) == (1 if masked else 2)
+    plain = gather(setting, "loop", local.data).uploads[:2]
+    chex.assert_trees_all_close(
+        merge_activations(uploads), merge_activations(plain), atol=1e-4
+    )
 
 
 def test_a_client_that_drops_out_after_sharing_is_made_up_for(setting, tmp_path):
