@@ -31,6 +31,7 @@ from fuprune.unlearning.summation_keys import (
     Directory,
     Keys,
     PublicKeys,
+    agree_secret,
     make_directory,
     make_keys,
     open_shares,
@@ -198,9 +199,12 @@ def _readable(replies: Replies, read: Callable[[Any], Any]) -> dict[int, Any]:
 
 
 def _public_keys(header: Mapping[str, Any]) -> PublicKeys:
+    """Keys that the others can use; with any other they would refuse the sum."""
     keys = PublicKeys(*map(bytes.fromhex, header["keys"]))
-    if any(len(key) != KEY_BYTES for key in keys):
-        raise InputError(f"a public key has {KEY_BYTES} bytes.")
+    for key in keys:
+        agree_secret(secrets.token_bytes(KEY_BYTES), key)
+    if keys.mask == keys.sealing:
+        raise InputError("a client has one key for two purposes.")
     return keys
 
 

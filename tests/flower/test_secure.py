@@ -128,6 +128,9 @@ def test_a_spoiled_sum_and_a_sum_of_too_few_end_in_one_line(setting, tmp_path):
     ("kind", "field", "wrong"),
     [
         ("keys", "keys", ["zz", 3]),
+        ("keys", "keys", ["09" * 31, "0a" * 32]),
+        ("keys", "keys", ["00" * 32, "0a" * 32]),  # of small order
+        ("keys", "keys", ["0a" * 32, "0a" * 32]),  # one key for two purposes
         ("shares", "sealed", ["00"]),
         ("reveal", "shares", {"0": "none"}),
     ],
