@@ -19,7 +19,6 @@ from fuprune.federated.aggregate import TooFewClientsError, check_statistics
 from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
 from fuprune.unlearning.protocol import UnlearnError
-from fuprune.unlearning.secret_sharing import Share
 from fuprune.unlearning.secure_summation import (
     decode,
     mask_upload,
@@ -101,7 +100,7 @@ def reveal(secure: Any, node: Node) -> dict[str, Any]:
     # Before the answer leaves: a second question, with other senders, would open the
     # other half of somebody's secrets.
     nodes.drop_secret(node.folder, session)
-    return {"shares": {str(owner): hex(share.value) for owner, share in shown.items()}}
+    return {"shares": {str(owner): hex(share) for owner, share in shown.items()}}
 
 
 def secure_statistics(
@@ -168,11 +167,7 @@ def secure_statistics(
     # Those who sent open shares, by which the masks come off the sum.
     sent = sorted(masked)
     replies = tell("query.secure_reveal", {i: {"sent": sent} for i in sent})
-    revealed = {
-        i: {owner: Share(i, value) for owner, value in shares.items()}
-        for i, shares in _readable(replies, _shares).items()
-    }
-    total = unmask(masked, directory, revealed)
+    total = unmask(masked, directory, _readable(replies, _shares))
     words = jax.device_get(decode(total, template))
     # Only the sum can be checked: single uploads are hidden by design.
     held = sum(sizes[members[i]] for i in masked)

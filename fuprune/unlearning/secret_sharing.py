@@ -4,8 +4,7 @@ It works over a prime field that holds 64-byte numbers, so that a 32-byte key is
 number in it.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
@@ -13,17 +12,10 @@ from fuprune.federated.aggregate import TooFewClientsError
 PRIME = 2**521 - 1  # the field of the shares
 
 
-class Share(NamedTuple):
-    """One point of the polynomial whose value at zero is the secret."""
-
-    holder: int  # x - 1: which client holds it
-    value: int
-
-
 def share_secret(
     secret: int, *, coefficients: Sequence[int], num_shares: int, prime: int = PRIME
-) -> tuple[Share, ...]:
-    """Shamir's scheme: points of a random polynomial through the secret.
+) -> tuple[int, ...]:
+    """Shamir's scheme: values of a random polynomial that is the secret at zero.
 
     Args:
         secret: in [0, prime).
@@ -33,7 +25,8 @@ def share_secret(
         prime: the field.
 
     Returns:
-        n shares. Any `len(coefficients)` of them are uniform whatever the secret is.
+        n shares, the values at 1, 2, ..., n. Any `len(coefficients)` of them are
+        uniform whatever the secret is.
     """
     if not (0 <= secret < prime and num_shares < prime):
         raise InputError(
@@ -41,36 +34,36 @@ def share_secret(
             "larger prime."
         )
     shares = []
-    for holder in range(num_shares):
+    for x in range(1, num_shares + 1):  # x = 0 would hand out the secret itself
         value = 0
-        # Horner's rule, at x = holder + 1: x = 0 would hand out the secret itself.
-        for coefficient in (*reversed(coefficients), secret):
-            value = (value * (holder + 1) + coefficient) % prime
-        shares.append(Share(holder, value))
+        for coefficient in (*reversed(coefficients), secret):  # Horner's rule
+            value = (value * x + coefficient) % prime
+        shares.append(value)
     return tuple(shares)
 
 
-def recover_secret(shares: Sequence[Share], *, threshold: int) -> int:
+def recover_secret(shares: Mapping[int, int], *, threshold: int) -> int:
     """The polynomial's value at zero, by Lagrange's formula.
 
+    Shares are by holder; holder i has the value at i + 1.
+
     Raises:
-        TooFewClientsError: there are fewer shares of different holders.
+        TooFewClientsError: there are fewer shares.
     """
-    points = {share.holder + 1: share.value for share in shares}
-    if len(points) < threshold:
+    if len(shares) < threshold:
         raise TooFewClientsError(
-            f"{len(points)} clients remain to recover a secret that takes {threshold}; "
+            f"{len(shares)} clients remain to recover a secret that takes {threshold}; "
             "sample other clients or lower the threshold."
         )
     # No more than it takes: the polynomial has this many coefficients.
-    chosen = sorted(points)[:threshold]
+    points = {holder + 1: shares[holder] for holder in sorted(shares)[:threshold]}
     secret = 0
-    for x in chosen:
+    for x, value in points.items():
         # Lagrange's basis polynomial of x, at zero.
         above, below = 1, 1
-        for other in chosen:
+        for other in points:
             if other != x:
                 above = above * other % PRIME
                 below = below * (other - x) % PRIME
-        secret += points[x] * above * pow(below, -1, PRIME)
+        secret += value * above * pow(below, -1, PRIME)
     return secret % PRIME

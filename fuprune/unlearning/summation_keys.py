@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fuprune.errors import InputError
-from fuprune.unlearning.secret_sharing import PRIME, Share, share_secret
+from fuprune.unlearning.secret_sharing import PRIME, share_secret
 
 KEY_BYTES = 32
 SHARE_BYTES = 66  # of a number below PRIME
@@ -53,8 +53,8 @@ class Directory(NamedTuple):
 class HeldShares(NamedTuple):
     """One client's shares of another's secrets."""
 
-    private_key: Share
-    self_seed: Share
+    private_key: int
+    self_seed: int
 
 
 def check_threshold(num_clients: int, threshold: int | None = None) -> int:
@@ -146,7 +146,7 @@ def share_keys(
     pairs = zip(shares_of(keys.private_key), shares_of(keys.self_seed), strict=True)
     sealed = []
     for holder, pair in enumerate(pairs):
-        text = b"".join(share.value.to_bytes(SHARE_BYTES) for share in pair)
+        text = b"".join(share.to_bytes(SHARE_BYTES) for share in pair)
         cipher = _sealing_cipher(client, holder, client, keys, directory)
         # Each key seals one text, so the nonce need not vary.
         sealed.append(cipher.encrypt(bytes(12), text, None))
@@ -172,8 +172,9 @@ def open_shares(
                 f"client {owner}'s share for client {client} was changed on its way, "
                 "or belongs to another sum; repeat the round."
             ) from None
-        values = (text[:SHARE_BYTES], text[SHARE_BYTES:])
-        held[owner] = HeldShares(*(Share(client, int.from_bytes(v)) for v in values))
+        held[owner] = HeldShares(
+            int.from_bytes(text[:SHARE_BYTES]), int.from_bytes(text[SHARE_BYTES:])
+        )
     return held
 
 
