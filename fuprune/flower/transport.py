@@ -25,7 +25,6 @@ from fuprune.flower.roster import Replies, Requests, Roster
 from fuprune.flower.secure import secure_statistics
 from fuprune.flower.tasks import MAKERS
 from fuprune.surgery import rebuild
-from fuprune.unlearning.activations import ClassActivations
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -79,7 +78,8 @@ class RemoteClients:
             requests = self._requests(task, shared, clients)
             if task.name == "class_statistics" and self.terms.secure:
                 asked = {k: requests[k] for k in requests if k in present}
-                return self._secure_sum(asked, template[1]), None
+                exchange, sizes = self.roster.exchange, self.roster.examples
+                return secure_statistics(exchange, asked, template[1], sizes), None
             replies = self.roster.exchange(MAKERS[task.name].kind, requests)
             if task.name == "relabel":
                 return (), self._renamed(shared, clients, replies)
@@ -192,19 +192,6 @@ class RemoteClients:
                 "raise reply-seconds."
             )
         return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
-
-    def _secure_sum(self, requests: Requests, template) -> ClassActivations:
-        def ask(kind, headers):
-            # The network goes along with one of the four messages only.
-            arrays = kind == "query.class_statistics"
-            sent = {
-                k: (h, requests[k][1] if arrays else None) for k, h in headers.items()
-            }
-            return self.roster.exchange(kind, sent)
-
-        first = next(iter(requests.values()), ({}, None))[0]
-        examples = self.roster.examples
-        return secure_statistics(ask, list(requests), first, template, examples)
 
 
 def stand_ins(

@@ -36,7 +36,7 @@ from fuprune.unlearning.summation_keys import (
     SHARE_BYTES,
     Directory,
     HeldShares,
-    Keys,
+    Party,
     RandomBytes,
     agree_secret,
     derive_key,
@@ -55,7 +55,7 @@ class Setup(NamedTuple):
     """The state of all parties after keys are agreed and shared."""
 
     directory: Directory
-    keys: tuple[Keys, ...]  # by client
+    parties: tuple[Party, ...]  # by client
     held: tuple[dict[int, HeldShares], ...]  # by holder, then owner
 
 
@@ -91,7 +91,7 @@ def secure_sum(
         )
     setup = agree_keys(key, len(uploads), threshold)
     masked = {
-        client: mask_upload(upload, client, setup.keys[client], setup.directory)
+        client: mask_upload(upload, setup.parties[client])
         for client, upload in enumerate(uploads)
         if client not in dropped
     }
@@ -115,21 +115,14 @@ def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -
         threshold: t of t-of-n, in [2, n]; n // 2 + 1 by default, above which a server
             cannot ask two halves of the clients for the two kinds of shares.
     """
-    clients = range(num_clients)
-    sources = [_random_from(key, client) for client in clients]
-    keys = tuple(make_keys(random_bytes) for random_bytes in sources)
+    sources = [_random_from(key, client) for client in range(num_clients)]
+    keys = [make_keys(random_bytes) for random_bytes in sources]
     directory = make_directory([public_keys(k) for k in keys], threshold)
-    sealed = [
-        share_keys(client, keys[client], directory, sources[client])
-        for client in clients
-    ]
-    held = (
-        open_shares(
-            client, keys[client], directory, {o: sealed[o][client] for o in clients}
-        )
-        for client in clients
-    )
-    return Setup(directory, keys, tuple(held))
+    parties = tuple(Party(client, k, directory) for client, k in enumerate(keys))
+    sealed = list(map(share_keys, parties, sources))
+    # What the owners sealed, by holder.
+    boxes = [dict(enumerate(received)) for received in zip(*sealed, strict=True)]
+    return Setup(directory, parties, tuple(map(open_shares, parties, boxes)))
 
 
 def reveal_shares(
@@ -188,11 +181,12 @@ def decode(words: np.ndarray, template):
     return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
 
-def mask_upload(upload, client: int, keys: Keys, directory: Directory) -> np.ndarray:
+def mask_upload(upload, party: Party) -> np.ndarray:
     """What a client sends: y_i = x_i + PRG(b_i) + sum_{j>i} PRG(s_ij) - sum_{j<i} ...
 
     [D] uint64, uniform on its own, of an upload x_i with D values in all.
     """
+    client, keys, directory = party
     num_clients = len(directory.public_keys)
     words = encode(upload, num_clients=num_clients)
     # The second mask guards against a server that calls a slow client dropped, has its

@@ -50,6 +50,14 @@ class Directory(NamedTuple):
     session: str = ""  # which sum it is for
 
 
+class Party(NamedTuple):
+    """One client of one sum."""
+
+    client: int  # its place in the directory
+    keys: Keys
+    directory: Directory
+
+
 class HeldShares(NamedTuple):
     """One client's shares of another's secrets."""
 
@@ -96,13 +104,14 @@ def make_directory(
     return Directory(tuple(published), threshold, session)
 
 
-def check_directory(client: int, keys: Keys, directory: Directory) -> None:
+def check_directory(party: Party) -> None:
     """What a client looks at before it sends anything.
 
     Raises:
         InputError: its own keys are not where they belong, a key occurs twice, or the
             threshold is below 2 or above the number of clients.
     """
+    client, keys, directory = party
     number = len(directory.public_keys)
     if not 0 <= client < number:
         raise InputError(
@@ -120,18 +129,15 @@ def check_directory(client: int, keys: Keys, directory: Directory) -> None:
 
 
 def share_keys(
-    client: int,
-    keys: Keys,
-    directory: Directory,
-    random_bytes: RandomBytes = os.urandom,
+    party: Party, random_bytes: RandomBytes = os.urandom
 ) -> tuple[bytes, ...]:
     """A client's second message: shares of its two secrets, sealed to each holder.
 
     By holder, this client included, what only the holder can open. Coefficients come
-    from `random_bytes`; `client` is the position in the directory.
+    from `random_bytes`.
     """
-    check_directory(client, keys, directory)
-    number = len(directory.public_keys)
+    check_directory(party)
+    client, keys, directory = party
 
     def shares_of(secret: bytes):
         coefficients = [
@@ -140,31 +146,31 @@ def share_keys(
             for _ in range(directory.threshold - 1)
         ]
         return share_secret(
-            int.from_bytes(secret), coefficients=coefficients, num_shares=number
+            int.from_bytes(secret),
+            coefficients=coefficients,
+            num_shares=len(directory.public_keys),
         )
 
     pairs = zip(shares_of(keys.private_key), shares_of(keys.self_seed), strict=True)
     sealed = []
     for holder, pair in enumerate(pairs):
         text = b"".join(share.to_bytes(SHARE_BYTES) for share in pair)
-        cipher = _sealing_cipher(client, holder, client, keys, directory)
+        cipher = _sealing_cipher(party, client, holder)
         # Each key seals one text, so the nonce need not vary.
         sealed.append(cipher.encrypt(bytes(12), text, None))
     return tuple(sealed)
 
 
-def open_shares(
-    client: int, keys: Keys, directory: Directory, sealed: Mapping[int, bytes]
-) -> dict[int, HeldShares]:
+def open_shares(party: Party, sealed: Mapping[int, bytes]) -> dict[int, HeldShares]:
     """By owner, what a client holds for the others, from what they sealed to it.
 
     Raises:
         InputError: something was not sealed by its owner to this client in this sum.
     """
-    check_directory(client, keys, directory)
-    held = {}
+    check_directory(party)
+    client, held = party.client, {}
     for owner, box in sealed.items():
-        cipher = _sealing_cipher(owner, client, client, keys, directory)
+        cipher = _sealing_cipher(party, owner, client)
         try:
             text = cipher.decrypt(bytes(12), box, None)
         except InvalidTag:
@@ -178,8 +184,9 @@ def open_shares(
     return held
 
 
-def _sealing_cipher(owner, holder, client, keys, directory) -> ChaCha20Poly1305:
-    """Of the shares from `owner` to `holder`, one of which is `client`."""
+def _sealing_cipher(party: Party, owner: int, holder: int) -> ChaCha20Poly1305:
+    """Of the shares from `owner` to `holder`, one of which is the party."""
+    client, keys, directory = party
     peer = holder if client == owner else owner
     agreed = agree_secret(keys.sealing_key, directory.public_keys[peer].sealing)
     # Sum, owner and holder are in the key: a box cannot be used in another sum, or

@@ -104,7 +104,7 @@ def test_same_key_gives_the_same_protocol_and_another_key_another():
     sent = []
     for seed in (0, 0, 1):
         setup = agree_keys(jax.random.key(seed), 3)
-        sent.append(mask_upload(upload, 0, setup.keys[0], setup.directory))
+        sent.append(mask_upload(upload, setup.parties[0]))
     np.testing.assert_array_equal(sent[0], sent[1])
     assert np.mean(sent[0] == sent[2]) < 0.01
 
@@ -126,7 +126,7 @@ def test_a_single_masked_upload_is_uniform_whatever_is_in_it(content):
     }[content]
     setup = agree_keys(jax.random.key(5), 3)
     for client in range(3):
-        sent = mask_upload(upload, client, setup.keys[client], setup.directory)
+        sent = mask_upload(upload, setup.parties[client])
         assert_uniform(sent)
         encoded = encode(upload, num_clients=3)
         correlation = np.corrcoef(np.float64(sent), np.arange(size))[0, 1]
@@ -142,9 +142,7 @@ def test_uniformity_check_would_notice_an_unmasked_upload():
 def test_what_arrived_stays_uniform_until_shares_are_opened():
     uploads = [np.zeros(20_000)] * 4
     setup = agree_keys(jax.random.key(6), 4)
-    sent = [
-        mask_upload(u, i, setup.keys[i], setup.directory) for i, u in enumerate(uploads)
-    ]
+    sent = [mask_upload(u, setup.parties[i]) for i, u in enumerate(uploads)]
     for size in (2, 3, 4):
         for group in itertools.combinations(sent, size):
             assert_uniform(np.sum(group, axis=0, dtype=np.uint64))
@@ -153,18 +151,18 @@ def test_what_arrived_stays_uniform_until_shares_are_opened():
 def test_colluders_who_take_off_their_masks_still_see_noise():
     size = 20_000
     setup = agree_keys(jax.random.key(7), 4)
-    victim = mask_upload(np.ones(size), 0, setup.keys[0], setup.directory)
+    victim = mask_upload(np.ones(size), setup.parties[0])
     for colluder in (2, 3):
         victim = victim + secure_summation._pair_mask(
             colluder,
             0,
-            setup.keys[colluder].private_key,
+            setup.parties[colluder].keys.private_key,
             setup.directory.public_keys,
             size,
         )
     assert_uniform(victim)
     # Even with the own mask opened, the pair with the honest client 1 hides it.
-    opened = victim - secure_summation._own_mask(setup.keys[0].self_seed, size)
+    opened = victim - secure_summation._own_mask(setup.parties[0].keys.self_seed, size)
     assert_uniform(opened)
 
 
@@ -172,14 +170,14 @@ def test_all_the_others_together_can_bare_a_client_and_nothing_less():
     size = 50
     setup = agree_keys(jax.random.key(8), 3)
     upload = np.arange(size, dtype=np.float64)
-    bared = mask_upload(upload, 0, setup.keys[0], setup.directory)
-    bared = bared - secure_summation._own_mask(setup.keys[0].self_seed, size)
+    bared = mask_upload(upload, setup.parties[0])
+    bared = bared - secure_summation._own_mask(setup.parties[0].keys.self_seed, size)
     for colluder in (1, 2):
         assert not np.array_equal(bared, encode(upload, num_clients=3))
         bared = bared + secure_summation._pair_mask(
             colluder,
             0,
-            setup.keys[colluder].private_key,
+            setup.parties[colluder].keys.private_key,
             setup.directory.public_keys,
             size,
         )
@@ -227,9 +225,7 @@ def test_below_the_threshold_there_is_no_sum():
 
 def test_a_false_share_of_a_key_is_noticed_and_a_missing_one():
     setup = agree_keys(jax.random.key(0), 3)
-    sent = {
-        i: mask_upload(np.ones(2), i, setup.keys[i], setup.directory) for i in (0, 1)
-    }
+    sent = {i: mask_upload(np.ones(2), setup.parties[i]) for i in (0, 1)}
     shown = {i: reveal_shares(setup.held[i], setup.directory, sent=sent) for i in sent}
     true = shown[0].pop(2)
     with pytest.raises(TooFewClientsError, match="1 clients remain .* takes 2"):
