@@ -141,7 +141,7 @@ def close_order(workdir: Path, name: str) -> dict[str, Entry]:
     for row in rows:
         if row["order"] == name:
             row["closed"] = True
-            row["done"] = _now()
+            row.setdefault("done", _now())
     _write(workdir, rows)
     return read(workdir)
 

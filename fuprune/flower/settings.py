@@ -93,7 +93,7 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
         command,
         Path(str(run_config.get("workdir", "runs/federation"))).expanduser().absolute(),
         config,
-        order,
+        order if command == "forget" else Entry(""),
         str(run_config.get("method", "class_pruning")),
         _positive(run_config, "min-clients", 2),
         Timeouts(

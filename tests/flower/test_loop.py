@@ -248,7 +248,7 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
     runtime = Runtime(None, "loop", "xla", 0, 1)
     here = session._replace(
         federation=session.federation._replace(data=local.data),
-        workdir=place / "simulated",
+        settings=wanted._replace(workdir=place / "simulated"),
         clients=Here(),
     )
     options = assembly.method_options(config, method, local, runtime)
