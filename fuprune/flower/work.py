@@ -1,8 +1,8 @@
 """A client's work for one request: a program run on its images, or a model evaluated.
 
-Kept apart from `answers`, because this is where JAX is loaded: Flower starts a process
-for every message, and one that only logs an order need not wait for it. Which images a
-request may read is decided here, by the client's own log, not by the server.
+Kept apart from `client_app`, because this is where JAX is loaded: Flower starts a
+process for every message, and one that only logs an order need not wait for it. Which
+images a request may read is decided here, by the client's own log, not by the server.
 """
 
 import functools
