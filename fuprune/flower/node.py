@@ -13,6 +13,7 @@ its part of a rehearsal.
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -25,6 +26,7 @@ import numpy as np
 from fuprune import __version__
 from fuprune.errors import InputError
 from fuprune.files import write_whole
+from fuprune.typed_json import from_plain, to_plain
 
 ORDERS_FILE = "orders.jsonl"
 
@@ -190,25 +192,18 @@ def _joined(known: Order | None, order: Order) -> Order:
 
 
 def _order(row: Any) -> Order:
-    if not isinstance(row, Mapping):
-        raise InputError(f"an order is {row!r:.80}, but must be an object.")
-    name, closed = row.get("order"), row.get("closed", False)
-    named = [row.get(kind, ()) for kind in NAMES]
-    good = (
-        isinstance(name, str)
-        and 0 < len(name) <= 100
-        and name.isprintable()
-        and all(isinstance(numbers, list | tuple) for numbers in named)
-        and all(type(u) is int and u >= 0 for numbers in named for u in numbers)
-        and isinstance(closed, bool)
-    )
-    if not good:
+    said = to_plain(row) if isinstance(row, Mapping) else {}
+    # What it does not name is as by default; a log says more than an order.
+    said = {**to_plain(Order("")), **said}
+    order = from_plain({n: said[n] for n in Order._fields}, Order, "an order")
+    name, *named, closed = order
+    lowest = min(itertools.chain(*named), default=0)
+    if not (0 < len(name) <= 100 and name.isprintable()) or lowest < 0:
         raise InputError(
-            f"an order is {dict(row)!r:.200}, but must have an id of up to 100 "
-            "characters, and whole numbers for classes, clients and examples."
+            f"an order is {row!r:.200}, but must have an id of up to 100 characters, "
+            "and whole numbers from 0 for classes, clients and examples."
         )
-    ordered = (tuple(sorted({*numbers})) for numbers in named)
-    return Order(str(name), *ordered, closed=bool(closed))
+    return Order(name, *(tuple(sorted({*u})) for u in named), closed=closed)
 
 
 def in_force(orders: Mapping[str, Order], order: object) -> list[Order]:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from fuprune.errors import InputError
+from fuprune.errors import FupruneError, InputError
 from fuprune.flower import client_app, ledger
 from fuprune.flower.node import Node, log_orders, read_orders, usable
 from fuprune.flower.records import PROTOCOL
@@ -93,7 +93,7 @@ def test_a_client_without_images_tells_sums_of_no_colours(tmp_path):
     ],
 )
 def test_what_is_no_order_is_refused(tmp_path, wrong):
-    with pytest.raises(InputError):
+    with pytest.raises(FupruneError):
         log_orders(tmp_path, wrong)
     header = {"protocol": PROTOCOL, "request": "r1", "orders": wrong}
     reply, content = answer("query.hello", header, None, make_node(tmp_path))
