@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 
-from fuprune import typed_json
 from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
@@ -213,11 +212,10 @@ def _run_method(session: Session, method, model, variables):
         fine_tune=tune,
         **options,
     )
-    notes = typed_json.to_plain(dict(result.notes))
     facts = {
         "rounds": 0 if result.fit is None else len(result.fit.history),
         "statistics_bytes": int(result.upload_bytes),
-        "cut": channels_cut(notes.get("cuts", [])),
+        "cut": channels_cut(result.notes.get("cuts", [])),
     }
     return (result.model, result.variables), facts
 

@@ -101,7 +101,7 @@ class Roster:
 
         `kind` is Flower's message type.
         """
-        nodes = {k: self._node_of[k] for k in requests if k in self._node_of}
+        nodes = {k: self._node_of[k] for k in requests}
         answered = self._send(kind, {nodes[k]: requests[k] for k in nodes})
         replies = {k: answered[n] for k, n in nodes.items() if n in answered}
         for client, (header, _) in replies.items():

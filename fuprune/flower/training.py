@@ -171,7 +171,7 @@ def fit(
         state,
         data,
         key=key,
-        cohort_size=min(config.train.cohort, data.num_clients),
+        cohort_size=config.train.cohort,
         rounds=schedule.rounds,
         start=start,
         evaluate=lambda w: {"accuracy": evaluate(w).accuracy},

@@ -102,10 +102,11 @@ def _selected(header, node: Node) -> tuple[np.ndarray, np.ndarray]:
     classes, size = header.get("classes"), header.get("num_classes")
     if not isinstance(classes, list) or not all(type(u) is int for u in classes):
         raise InputError(f"classes are {classes!r:.80}, but must be whole numbers.")
-    if type(size) is not int or size <= max(node.labels, default=0):
+    highest = node.labels.max(initial=0)
+    if type(size) is not int or size <= highest:
         raise InputError(
             f"the request knows {size!r:.40} classes, and this client has images of "
-            f"class {max(node.labels, default=0)}."
+            f"class {highest}."
         )
     order = header.get("order")
     orders = nodes.read_orders(node.folder)
@@ -137,21 +138,19 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
     """The config, the network and the preprocessing of a request."""
     try:
         settings = header["settings"]
-        config = configuration.from_json(settings["config"])
-        mean, std = settings["mean"], settings["std"]
-        numbers = np.asarray([*mean, *std, settings["learning_rate"]], np.float64)
-        longest = int(settings["max_length"])
+        told, mean, std = (settings[name] for name in ("config", "mean", "std"))
+        rate, longest = float(settings["learning_rate"]), int(settings["max_length"])
+        finite = np.all(np.isfinite(np.asarray([*mean, *std, rate], np.float64)))
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             "the request's settings cannot be read; it is of another version."
         ) from error
-    if not np.all(np.isfinite(numbers)) or len(mean) != shape[-1]:
+    if not finite or not len(mean) == len(std) == shape[-1]:
         raise InputError(
             f"the request normalises {len(mean)} colours, and this client's images "
             f"have {shape[-1]}."
         )
+    config = configuration.from_json(told)
     model = rebuild.from_spec(header.get("spec"))
     if tuple(model.input_shape) != tuple(shape):
         raise InputError(
@@ -163,7 +162,7 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
         model,
         *make_preprocessing(mean, std, shape, augment=config.train.augment),
         longest,
-        float(settings["learning_rate"]),
+        rate,
         teaching(config, model, settings.get("teacher")),
     )
 
