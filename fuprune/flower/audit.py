@@ -49,9 +49,9 @@ def write_report(session: Session, made: Any, facts: dict[str, Any]) -> Path:
     content = {
         "order": order.order,
         "forgotten": order.describe(),
-        "classes": list(order.classes),
-        "clients": list(order.clients),
-        "examples": [list(pair) for pair in order.examples],
+        "classes": order.classes,
+        "clients": order.clients,
+        "examples": order.examples,
         # Not the present run's, which may only write the report of an earlier one.
         "method": json.loads((folder / START_FILE).read_text("utf-8"))["method"],
         "test_images": len(federation.test.labels),

@@ -224,13 +224,13 @@ class Roster:
 def _read(message: Message, request: str, model: str | None) -> tuple[dict, Any]:
     """Header and arrays of an answer to the request, on the model of that digest."""
     if message.has_error():
-        raise MessageError(f"Flower says: {message.error.reason}"[:300])
+        raise MessageError(f"Flower says: {message.error.reason!r:.300}")
     header, tree = unpack(message.content)
     answered = header.get("request")
     if answered != request:
         raise MessageError(f"it answers request {answered!r:.60}, not {request}")
     if header.get("problem"):
-        raise MessageError(f"it cannot answer: {header['problem']!s:.500}")
+        raise MessageError(f"it cannot answer: {header['problem']!r:.500}")
     if model is not None and header.get("model") != model:
         raise MessageError("it worked on another model than the one that was sent")
     return header, tree

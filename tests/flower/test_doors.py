@@ -192,6 +192,23 @@ def test_what_an_answer_cost_is_noted_only_if_it_is_a_time(tmp_path, seconds):
     assert sorted(cost["client"] for cost in roster.costs) == [1, 2]
 
 
+def test_what_a_client_complains_of_is_one_line_of_the_log(tmp_path, caplog):
+    """Else it could write lines that read as the server's own."""
+    said = "no images\nfuprune: error: the run is over"
+
+    def complain(client, message, reply):
+        if client:
+            return Message(Error(code=1, reason=said), reply_to=message)
+        return altered(reply, message, lambda h, t: ({**h, "problem": said}, t))
+
+    grid = FakeGrid(tmp_path, clients=2, meddle=complain)
+    with caplog.at_level(logging.WARNING, "fuprune"):
+        assert Roster(grid, 3, Timeouts(5, 1, 0.01)).refresh() == []
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("the run is over" in line for line in messages) == 2
+    assert not any("\n" in line for line in messages)
+
+
 def message_text(reply, **said):
     """The text of a reply whose header says something else, NaN included."""
     content = json.loads(reply.content["json"]["text"])
