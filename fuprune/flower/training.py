@@ -80,8 +80,8 @@ def open_session(roster: Roster, settings: Settings) -> Session:
     """Prepares what the server itself holds, for the clients that are there."""
     config, workdir = settings.config, settings.workdir
     keep_compiled_programs(workdir)
-    # Clients say the shape when they join; before that there is none.
-    shape: tuple[int, ...] = roster.shape or (0, 0, 0)
+    shape = roster.shape
+    assert shape is not None  # clients say it when they join
     name, where = config.data.name, config.data.dir or None
     num_classes = sources.num_classes(name, where)
     mean, std = _statistics(config, workdir, roster, shape[-1])

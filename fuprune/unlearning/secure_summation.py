@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.unlearning.secret_sharing import recover_secret
 from fuprune.unlearning.summation_keys import (
     KEY_BYTES,
     SHARE_BYTES,
@@ -45,6 +44,7 @@ from fuprune.unlearning.summation_keys import (
     open_shares,
     public_key,
     public_keys,
+    recover_secret,
     share_keys,
 )
 

@@ -1,11 +1,13 @@
 """Keys of one secure sum, from the side of one party: made, listed, shared, opened.
 
 Keys are X25519 keys, fresh for every sum, because those of clients that drop out are
-opened. Shares of a client's two secrets travel through the server sealed by
+opened. A client's two secrets are shared by Shamir's scheme: n parts of which any t
+recover the secret and fewer say nothing. Shares travel through the server sealed by
 ChaCha20-Poly1305, so that only their holders read them.
 """
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,10 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fuprune.errors import InputError
-from fuprune.unlearning.secret_sharing import PRIME, share_secret
+from fuprune.errors import InputError, TooFewClientsError
 
 KEY_BYTES = 32
+# The field of the shares. It holds 64-byte numbers, so that a key is a number in it.
+PRIME = 2**521 - 1
 SHARE_BYTES = 66  # of a number below PRIME
 RandomBytes = Callable[[int], bytes]
 
@@ -181,6 +184,55 @@ def open_shares(party: Party, sealed: Mapping[int, bytes]) -> dict[int, HeldShar
             int.from_bytes(text[:SHARE_BYTES]), int.from_bytes(text[SHARE_BYTES:])
         )
     return held
+
+
+def share_secret(
+    secret: int, *, coefficients: Sequence[int], num_shares: int, prime: int = PRIME
+) -> tuple[int, ...]:
+    """Shamir's scheme: values of a random polynomial that is the secret at zero.
+
+    Args:
+        secret: in [0, prime).
+        coefficients: of the powers 1, 2, ..., uniform in [0, prime); one fewer than
+            the shares that it takes to recover the secret.
+        num_shares: n, below `prime`.
+        prime: the field.
+
+    Returns:
+        n shares, the values at 1, 2, ..., n. Any `len(coefficients)` of them are
+        uniform whatever the secret is.
+    """
+    shares = []
+    for x in range(1, num_shares + 1):  # x = 0 would hand out the secret itself
+        value = 0
+        for coefficient in (*reversed(coefficients), secret):  # Horner's rule
+            value = (value * x + coefficient) % prime
+        shares.append(value)
+    return tuple(shares)
+
+
+def recover_secret(shares: Mapping[int, int], *, threshold: int) -> int:
+    """The polynomial's value at zero, by Lagrange's formula.
+
+    Shares are by holder; holder i has the value at i + 1.
+
+    Raises:
+        TooFewClientsError: there are fewer shares.
+    """
+    if len(shares) < threshold:
+        raise TooFewClientsError(
+            f"{len(shares)} clients remain to recover a secret that takes {threshold}; "
+            "sample other clients or lower the threshold."
+        )
+    # No more than it takes: the polynomial has this many coefficients.
+    points = {holder + 1: shares[holder] for holder in sorted(shares)[:threshold]}
+    secret = 0
+    for x, value in points.items():
+        # Lagrange's basis polynomial of x, at zero.
+        others = points.keys() - {x}
+        above, below = math.prod(others), math.prod(other - x for other in others)
+        secret += value * above * pow(below, -1, PRIME)
+    return secret % PRIME
 
 
 def _sealing_cipher(party: Party, owner: int, holder: int) -> ChaCha20Poly1305:

@@ -14,7 +14,6 @@ from scipy import stats
 from fuprune.federated.aggregate import TooFewClientsError
 from fuprune.unlearning import secure_summation
 from fuprune.unlearning.activations import ClassActivations
-from fuprune.unlearning.secret_sharing import PRIME, recover_secret, share_secret
 from fuprune.unlearning.secure_summation import (
     SCALE,
     agree_keys,
@@ -25,6 +24,7 @@ from fuprune.unlearning.secure_summation import (
     secure_sum,
     unmask,
 )
+from fuprune.unlearning.summation_keys import PRIME, recover_secret, share_secret
 
 
 def make_uploads(num_clients, seed=0, size=100.0):
