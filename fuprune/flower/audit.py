@@ -21,8 +21,7 @@ from fuprune.audit.probe import held_out_scores
 from fuprune.audit.sampling import placements
 from fuprune.files import write_whole
 from fuprune.flower import ledger
-from fuprune.flower.ledger import Entry
-from fuprune.flower.session import Session
+from fuprune.flower.training import Session
 from fuprune.run.assembly import initial_variables
 from fuprune.unlearning.activations import pooled_convolutions
 
@@ -35,25 +34,24 @@ NOT_CHECKED = (
 )
 
 
-def write_report(
-    session: Session, order: Entry, folder: Path, made: Any, facts: dict[str, Any]
-) -> Path:
+def write_report(session: Session, made: Any, facts: dict[str, Any]) -> Path:
     """Writes `report.md` and `report.json` of a closed order; the path of the first.
 
     Meanwhile clients are told that it is closed. `made` is the network and the
     variables that the method gave, and `facts` are the method's, JSON-able.
     """
     roster, federation = session.clients.roster, session.federation
+    order, folder = session.order, session.workdir / session.unit
     with ledger.sending(session.workdir, order.order, roster):
-        after = measure(session, order, *made)
+        after = measure(session, *made)
         start = initial_variables(made[0], session.key)
         untrained = probe(made[0], start, federation, order.classes)
     content = {
         "order": order.order,
         "forgotten": order.describe(),
-        "classes": list(order.classes),
-        "clients": list(order.clients),
-        "examples": [list(pair) for pair in order.examples],
+        "classes": order.classes,
+        "clients": order.clients,
+        "examples": order.examples,
         # Not the present run's, which may only write the report of an earlier one.
         "method": json.loads((folder / START_FILE).read_text("utf-8"))["method"],
         "test_images": len(federation.test.labels),
@@ -69,19 +67,19 @@ def write_report(
     return folder / "report.md"
 
 
-def keep_before(session: Session, order: Entry, folder: Path, *model) -> None:
+def keep_before(session: Session, model: Any, variables: Any) -> None:
     """Keeps what the model shows before it is changed, also for a resumed run."""
-    file = folder / BEFORE_FILE
+    file = session.workdir / session.unit / BEFORE_FILE
     if not file.exists():
-        write_whole(file, json.dumps(measure(session, order, *model)) + "\n")
+        write_whole(file, json.dumps(measure(session, model, variables)) + "\n")
 
 
-def measure(session: Session, order: Entry, model: Any, variables: Any) -> dict:
+def measure(session: Session, model: Any, variables: Any) -> dict:
     """What the server's test set shows of a model: a column of the report, JSON-able.
 
     A class is also probed for.
     """
-    evaluation = session.evaluate(model, variables)
+    evaluation, order = session.evaluate(model, variables), session.order
     row: dict[str, Any] = {"parameters": count_parameters(variables)}
     if not order.classes:
         # The server holds nothing of what other orders name.

@@ -54,51 +54,53 @@ def make_certificates(
 
 def _make_authority(folder: Path, days: int) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fuprune federation")])
-    builder = _certificate(name, name, key.public_key(), days)
-    # A path length of 0: it signs servers, and no further authorities.
-    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
-    builder = builder.add_extension(_usage(signs=True), critical=True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    builder = builder.add_extension(identifier, critical=False)
-    _write_pair(folder, AUTHORITY, key, builder.sign(key, hashes.SHA384()))
+    # A path length of 0: it signs servers, and no further authorities.
+    extensions = [x509.BasicConstraints(True, 0), _usage(signs=True), identifier]
+    _issue(folder / AUTHORITY, "fuprune federation", key, extensions, days)
 
 
 def _make_link(folder: Path, hosts: Sequence[str], days: int) -> None:
-    authority = x509.load_pem_x509_certificate(
-        (folder / f"{AUTHORITY}.crt").read_bytes()
-    )
+    file = folder / f"{AUTHORITY}.crt"
+    authority = x509.load_pem_x509_certificate(file.read_bytes())
     signer = serialization.load_pem_private_key(
-        (folder / f"{AUTHORITY}.key").read_bytes(), None
+        file.with_suffix(".key").read_bytes(), None
     )
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise InputError(f"{folder}/{AUTHORITY}.key is not one that this program made.")
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    builder = _certificate(name, authority.subject, key.public_key(), days)
-    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-    builder = builder.add_extension(names, critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
-    builder = builder.add_extension(_usage(signs=False), critical=True)
-    server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    builder = builder.add_extension(server, critical=False)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    builder = builder.add_extension(issuer, critical=False)
-    _write_pair(folder, LINK, key, builder.sign(signer, hashes.SHA384()))
+    extensions = [
+        x509.SubjectAlternativeName([_host(host) for host in hosts]),
+        x509.BasicConstraints(False, None),
+        _usage(signs=False),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    ]
+    key, issuer = ec.generate_private_key(ec.SECP384R1()), (authority.subject, signer)
+    _issue(folder / LINK, hosts[0][:64], key, extensions, days, issuer)
 
 
-def _certificate(subject, issuer, public_key, days: int) -> x509.CertificateBuilder:
+def _issue(path: Path, name: str, key, extensions, days: int, issuer=None) -> None:
+    """Writes a key, and its certificate by an issuer, `(name, key)`, or by itself."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    issued_by, signer = issuer or (subject, key)
     # Five minutes back, for machines whose clocks are a little behind.
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
+        .issuer_name(issued_by)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(start + datetime.timedelta(days=days))
     )
+    for extension in extensions:
+        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+        builder = builder.add_extension(extension, critical)
+    signed = builder.sign(signer, hashes.SHA384())
+    _write_private(path.with_suffix(".key"), key, serialization.PrivateFormat.PKCS8)
+    public = signed.public_bytes(serialization.Encoding.PEM)
+    write_whole(path.with_suffix(".crt"), public)
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
@@ -133,12 +135,6 @@ def _make_node_key(path: Path) -> None:
     # In this order: a kill in between leaves no private half, and both are made again.
     write_whole(path.with_suffix(".pub"), public + b"\n")
     _write_private(path, key, serialization.PrivateFormat.OpenSSH)
-
-
-def _write_pair(folder: Path, name: str, key, certificate: x509.Certificate) -> None:
-    _write_private(folder / f"{name}.key", key, serialization.PrivateFormat.PKCS8)
-    public = certificate.public_bytes(serialization.Encoding.PEM)
-    write_whole(folder / f"{name}.crt", public)
 
 
 def _write_private(path: Path, key, form: serialization.PrivateFormat) -> None:

@@ -1,120 +1,147 @@
 """The ClientApp: Flower's messages in, a client's answers out.
 
-The node's config says who the client is: `client-id`, the `folder` for its log, secrets
-and compiled programs, and `data`, the source of its own images. Without `data` the node
-plays one client of a rehearsal: it takes its part of the dataset that the run names,
-and keeps it in the folder, since the next message is a process of its own.
+Every request carries the forget orders in force, so a client that slept through one
+logs it before it does anything else; and the network's spec, so a client that slept
+through a cut needs nothing else. Whatever needs JAX is imported by the answer that
+needs it, because Flower starts a process for every message.
 """
 
 import functools
-import hashlib
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fuprune import __version__
 from fuprune.errors import FupruneError, InputError
-from fuprune.files import write_whole
-from fuprune.flower import answers, records
+from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
+from fuprune.flower.records import PROTOCOL, pack, unpack
 
 app = ClientApp()
+Answer = tuple[dict[str, Any], Any]
+Handler = Callable[[Mapping[str, Any], Any, Node], Answer]
 
 
 def reply_to(kind: str, message: Message, context: Context) -> Message:
     """Answers one message; whatever cannot be done is told in one line."""
     # Not caught: without a header there is no request to answer to.
-    header, tree = records.unpack(message.content)
-    node_config, run_config = dict(context.node_config), dict(context.run_config)
-    try:
-        node = load_node(node_config, run_config, data=kind not in answers.WITHOUT_DATA)
-    except FupruneError as error:
-        reply, content = {"request": header.get("request"), "problem": str(error)}, None
-    else:
-        reply, content = answers.answer(kind, header, tree, node)
-    return Message(records.pack(reply, content), reply_to=message)
-
-
-def load_node(
-    node_config: dict[str, Any], run_config: dict[str, Any], *, data: bool = True
-) -> Node:
-    """The client that a node's config describes.
-
-    Args:
-      node_config: `client-id`; `folder`, by default in the user's home; `data` and
-        `data-dir`, the client's own source of images.
-      run_config: of the app; read only if the node has no data of its own.
-      data: whether its images are loaded; without, the node has none.
-
-    Raises:
-      InputError: an id or the data are missing or of the wrong kind.
-    """
-    client = node_config.get("client-id")
-    if type(client) is not int or client < 0:
-        raise InputError(
-            f"client-id is {client!r}, but must be a whole number from 0; start the "
-            'SuperNode with --node-config "client-id=0 ...".'
-        )
-    default = Path.home() / ".fuprune" / f"client-{client}"
-    folder = Path(str(node_config.get("folder") or default)).expanduser().absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    name = node_config.get("data")
-    where = str(node_config.get("data-dir", "")) or None
-    if not data:
-        images, labels = np.zeros((0, 0, 0, 0), np.uint8), np.zeros(0, np.int32)
-    elif name:
-        images, labels = _own_data(str(name), where)
-    else:
-        images, labels = _part(folder, str(run_config.get("config", "")), client)
-    return Node(client, folder, images, labels)
-
-
-@functools.lru_cache(maxsize=1)
-def _own_data(name: str, where: str | None):
-    from fuprune.data import sources
-
-    held = sources.load(name, split="train", data_dir=where)
-    return held.images, held.labels
-
-
-def _part(folder: Path, text: str, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """One client's part of the dataset that the run names, from its folder if there."""
-    # Another version may deal the same config otherwise.
-    named = hashlib.sha256(f"{__version__} {client} {text}".encode()).hexdigest()
-    file = folder / "rehearsal.npz"
-    if file.exists():
-        with np.load(file, allow_pickle=False) as kept:
-            if str(kept["named"]) == named:
-                return kept["images"], kept["labels"]
-    images, labels = _rehearsed_data(text, client)
-    write_whole(
-        file, lambda to: np.savez(to, named=named, images=images, labels=labels)
+    header, tree = unpack(message.content)
+    load = functools.partial(
+        nodes.load_node,
+        context.node_config,
+        context.run_config,
+        data=kind not in WITHOUT_DATA,
     )
-    return images, labels
+    return Message(pack(*answer(kind, header, tree, load)), reply_to=message)
 
 
-@functools.lru_cache(maxsize=8)
-def _rehearsed_data(text: str, client: int):
-    """One client's part of the dataset that the run names."""
-    import jax
+def answer(
+    kind: str, header: Mapping[str, Any], tree: Any, load: Callable[[], Node]
+) -> Answer:
+    """The header and the arrays that a client replies to a message of one of `KINDS`.
 
-    from fuprune.flower.settings import read_config
-    from fuprune.run.federation import make_federation
-    from fuprune.run.machine import Runtime
+    A request that cannot be answered gives a header with `problem`, one line. `load`
+    gives the client.
+    """
+    reply: dict[str, Any] = {"request": header.get("request"), "problem": None}
+    content = None
+    try:
+        node = load()
+        reply["client"] = node.client
+        if header.get("protocol") != PROTOCOL:
+            raise InputError(
+                f"the request is of protocol {header.get('protocol')!r:.40} and this "
+                f"client speaks {PROTOCOL}; install the same version of fuprune."
+            )
+        # Before the request itself: whatever it asks for is already bound by the orders
+        # that came with it.
+        orders = nodes.log_orders(node.folder, header.get("orders", ()))
+        reply["orders"] = sorted(orders)
+        reply["closed"] = sorted(o.order for o in orders.values() if o.closed)
+        # Who has left still says who it is and confirms orders, its own among them.
+        gone = nodes.left_by(node.client, orders, header.get("order"))
+        if gone is not None and kind not in ("query.hello", "query.forget"):
+            raise InputError(
+                f"this client has left the federation by order {gone!r}, and takes "
+                "part in nothing."
+            )
+        more, content = KINDS[kind](header, tree, node)
+        reply |= more
+    except FupruneError as error:
+        reply["problem"] = " ".join(str(error).split())[:500]
+    # Flower starts a process for each message: it is all that the message has cost.
+    reply["cpu_seconds"] = round(time.process_time(), 3)
+    return reply, content
 
-    config = read_config(text)
-    federation = make_federation(config, Runtime(None, "auto", "xla", 0, 1))
-    if client >= federation.data.num_clients:
-        raise InputError(
-            f"client-id is {client}, but the rehearsal has "
-            f"{federation.data.num_clients} clients; set partition.clients."
-        )
-    rows, lengths = jax.device_get((federation.data.rows, federation.data.lengths))
-    chosen = rows[client][: lengths[client]]
-    return federation.train.images[chosen], federation.train.labels[chosen]
+
+def _hello(header, tree, node: Node) -> Answer:
+    """Who this client is: its id, how many images it holds and of which shape."""
+    del tree
+    said: dict[str, Any] = {
+        "examples": len(node.labels),
+        "shape": list(node.images.shape[1:]),
+    }
+    if not header.get("normalise"):
+        return said, None
+    classes = range(int(node.labels.max(initial=-1)) + 1)  # none without images
+    usable = nodes.usable(node, nodes.read_orders(node.folder), classes, None)
+    from fuprune.data.normalisation import channel_sums
+
+    return said, channel_sums(node.images, [usable])[0]
+
+
+def _forget(header, tree, node: Node) -> Answer:
+    """The order is in the log by now: that is the confirmation."""
+    del tree
+    wanted = header.get("order")
+    if wanted not in nodes.read_orders(node.folder):
+        raise InputError(f"order {wanted!r:.80} came without its text.")
+    return {"confirmed": wanted}, None
+
+
+def _work(task: str) -> Handler:
+    """The answer to a message that runs a program of JAX's."""
+
+    def handle(header, tree, node: Node) -> Answer:
+        from fuprune.flower import work
+
+        nodes.keep_compiled_programs(node.folder)
+        return getattr(work, task)(header, tree, node)
+
+    return handle
+
+
+def _secure(step: str) -> Handler:
+    """The answer to one of the messages of a secure sum that need no images."""
+
+    def handle(header, tree, node: Node) -> Answer:
+        from fuprune.flower import secure
+
+        del tree
+        return getattr(secure, step)(header.get("secure"), node), None
+
+    return handle
+
+
+# Flower's message types; what follows the dot is the name of the handler.
+KINDS: Mapping[str, Handler] = {
+    "train": _work("run_task"),
+    "evaluate": _work("evaluate"),
+    "query.hello": _hello,
+    "query.forget": _forget,
+    "query.class_statistics": _work("run_task"),
+    "query.sums": _work("run_task"),
+    "query.relabel": _work("run_task"),
+    "query.secure_keys": _secure("publish_keys"),
+    "query.secure_shares": _secure("seal_shares"),
+    "query.secure_reveal": _secure("reveal"),
+}
+# Those whose answer needs none of the client's images, which are then not loaded.
+WITHOUT_DATA = frozenset(
+    kind for kind in KINDS if kind.startswith(("query.forget", "query.secure_"))
+)
 
 
 def _register(kind: str) -> None:
@@ -125,5 +152,5 @@ def _register(kind: str) -> None:
         return reply_to(kind, message, context)
 
 
-for _kind in answers.KINDS:
+for _kind in KINDS:
     _register(_kind)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from fuprune.classes import check_classes
 from fuprune.errors import InputError
 from fuprune.files import write_whole
-from fuprune.flower.node import NAMES, Order
+from fuprune.flower.node import Order
 
 _LOGGER = logging.getLogger(__name__)
 ORDERS_FILE = "orders.json"
@@ -36,11 +36,6 @@ class Entry(NamedTuple):
     clients: tuple[int, ...] = ()  # ids
     examples: tuple[tuple[int, int], ...] = ()  # (client, position in its data)
     closed: bool = False
-
-    @property
-    def kinds(self) -> list[str]:
-        """What it names something of: classes, clients or examples."""
-        return [kind for kind in NAMES if getattr(self, kind)]
 
     def for_client(self, client: int | None) -> Order:
         """What one client is told; None is one who has not said yet who it is."""
@@ -141,7 +136,7 @@ def close_order(workdir: Path, name: str) -> dict[str, Entry]:
     for row in rows:
         if row["order"] == name:
             row["closed"] = True
-            row["done"] = _now()
+            row.setdefault("done", _now())
     _write(workdir, rows)
     return read(workdir)
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 
-from fuprune import typed_json
 from fuprune.data.federated import FederatedDataset, drop_classes, drop_clients
 from fuprune.errors import InputError
 from fuprune.federated.train import FitResult
@@ -30,8 +29,8 @@ from fuprune.flower.audit import (
     write_report,
 )
 from fuprune.flower.roster import Roster
-from fuprune.flower.session import Session, open_session
 from fuprune.flower.settings import Settings
+from fuprune.flower.training import Session, open_session
 from fuprune.flower.transport import stand_ins
 from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.agenda import make_budget
@@ -94,7 +93,7 @@ def forget(session: Session) -> Path:
     Raises:
       InputError: the order, its classes or its method cannot be.
     """
-    settings, name = session.settings, session.settings.order.order
+    settings, name = session.settings, session.order.order
     method = METHODS[select((settings.method,))[0]]
     if settings.method in UNAVAILABLE:
         raise InputError(
@@ -102,41 +101,36 @@ def forget(session: Session) -> Path:
             f"{UNAVAILABLE[settings.method]}; choose class_pruning, for example."
         )
     roster = session.clients.roster
-    wanted = ledger.check_entry(
-        settings.order,
+    order = ledger.check_entry(
+        session.order,
         session.federation.num_classes,
         session.config.partition.clients,
         roster.examples,
     )
-    check_served(method, _request(session, wanted))
-    order = ledger.open_order(session.workdir, wanted)
+    session = session._replace(
+        settings=settings._replace(order=order),
+        clients=session.clients.under(order=name),
+    )
+    check_served(method, _request(session))
+    closed = ledger.open_order(session.workdir, order).closed
     roster.orders = ledger.read(session.workdir)
-    unit = f"orders/{ledger.folder_name(name)}"
-    folder = session.workdir / unit
+    folder = session.workdir / session.unit
     started = time.time()
-    if order.closed:
-        if (folder / "report.md").exists():
-            raise InputError(
-                f"order {name!r} is closed; give another request another id."
-            )
-        # The server was killed when all was done but for the report.
-        made = checkpoint.load(folder / "model")
-        return write_report(session, order, folder, made, {"resumed": True})
-    if _current(session) == f"{unit}/model":
-        # The server was killed when the model was handed out and the order still open.
-        result, facts = current_model(session), {"resumed": True}
+    if closed and (folder / "report.md").exists():
+        raise InputError(f"order {name!r} is closed; give another request another id.")
+    if closed or _current(session) == f"{session.unit}/model":
+        # The server was killed when all was done but for the book or the report.
+        made, facts = checkpoint.load(folder / "model"), {"resumed": True}
     else:
         _begin(session, folder)
         with ledger.sending(session.workdir, name, roster):
             model, variables = current_model(session)
-            keep_before(session, order, folder, model, variables)
-        clients = session.clients.under(order=name)
-        ordered = session._replace(clients=clients)
-        result, facts = _run_method(ordered, order, method, model, variables, folder)
-        _publish(session, unit, *result)
+            keep_before(session, model, variables)
+        made, facts = _run_method(session, method, model, variables)
+        _publish(session, session.unit, *made)
     roster.orders = ledger.close_order(session.workdir, name)
     facts = {**facts, "seconds": round(time.time() - started, 1)}
-    return write_report(session, order, folder, result, facts)
+    return write_report(session, made, facts)
 
 
 def _begin(session: Session, folder: Path) -> None:
@@ -163,23 +157,21 @@ def evaluate(session: Session) -> None:
     _LOGGER.info("accuracy on the %s: %.4f", images, there.accuracy)
 
 
-def _request(session: Session, order: ledger.Entry) -> ForgetRequest:
-    """What an order asks for, in terms of the server's stand-ins."""
+def _request(session: Session) -> ForgetRequest:
+    """What the order asks for, in terms of the server's stand-ins."""
+    order = session.order
     if order.examples:
         return ForgetRequest(examples=(session.federation.num_classes,))
     return ForgetRequest(order.classes, order.clients)
 
 
-def _run_method(
-    session: Session, order: ledger.Entry, method, model, variables, folder: Path
-):
+def _run_method(session: Session, method, model, variables):
     """`((model, variables), facts)` after the method, resumed if it was interrupted."""
-    settings, config = session.settings, session.config
-    request, data = _request(session, order), _remaining(session, but_for=order)
+    config, unit = session.config, f"{session.unit}/fine_tune"
+    request, data = _request(session), _remaining(session)
     federation = session.federation._replace(data=data, request=request)
     session = session._replace(federation=federation)
     budget = make_budget(config, method.budget)
-    unit = str(folder.relative_to(session.workdir) / "fine_tune")
     taught = None
     if method.budget == "fine_tune":
         classes = request.classes
@@ -189,11 +181,7 @@ def _run_method(
         teacher = {"spec": rebuild.spec(model), "masked_classes": list(request.classes)}
         session = session._replace(clients=session.clients.under(teacher=teacher))
 
-    def tune(model, variables, data, key, objective=None) -> FitResult:
-        if objective is not None:
-            raise InputError(
-                "a method with an objective of its own does not run over a federation."
-            )
+    def tune(model, variables, data, key) -> FitResult:
         parameters = f"{count_parameters(variables):,}"
         _LOGGER.info("a model of %s parameters goes out", parameters)
         return training.fit(
@@ -205,7 +193,7 @@ def _run_method(
         # The cut, or whatever came before, is done: only its fine-tuning is left.
         fit = tune(*resumed)
         return (resumed[0], fit.state.variables), {"resumed": True}
-    options = assembly.method_options(session.setup, settings.method)
+    options = assembly.method_options(session.setup, session.settings.method)
     if "replay" in method.options:
         options |= _replay_options(session, model, variables)
     for handled_by_clients in ("protect", "privacy", "clip"):
@@ -216,15 +204,14 @@ def _run_method(
         variables,
         data,
         request,
-        key=jax.random.fold_in(session.key, seed_of(f"order {order.order}")),
+        key=jax.random.fold_in(session.key, seed_of(f"order {session.order.order}")),
         fine_tune=tune,
         **options,
     )
-    notes = typed_json.to_plain(dict(result.notes))
     facts = {
         "rounds": 0 if result.fit is None else len(result.fit.history),
         "statistics_bytes": int(result.upload_bytes),
-        "cut": channels_cut(notes.get("cuts", [])),
+        "cut": channels_cut(result.notes.get("cuts", [])),
     }
     return (result.model, result.variables), facts
 
@@ -248,19 +235,16 @@ def _replay_options(session: Session, model, variables) -> dict[str, Any]:
     }
 
 
-def _remaining(
-    session: Session, but_for: ledger.Entry | None = None
-) -> FederatedDataset:
-    """What clients may be asked for: nothing of any order but the one given."""
-    data, orders = session.federation.data, ledger.read(session.workdir)
-    if but_for is not None:
-        del orders[but_for.order]
-        if named := [client for client, _ in but_for.examples]:
-            shape = data.images.shape[1:]
-            data = stand_ins(data.num_clients, data.labels.shape[0], shape, named)
-    others = orders.values()
-    data = drop_classes(data, sorted({u for order in others for u in order.classes}))
-    return drop_clients(data, sorted({k for order in others for k in order.clients}))
+def _remaining(session: Session) -> FederatedDataset:
+    """What clients may be asked for: nothing of any order but the session's own."""
+    data, others = session.federation.data, ledger.read(session.workdir)
+    others.pop(session.order.order, None)
+    if named := [client for client, _ in session.order.examples]:
+        shape = data.images.shape[1:]
+        data = stand_ins(data.num_clients, data.labels.shape[0], shape, named)
+    orders = others.values()
+    data = drop_classes(data, sorted({u for order in orders for u in order.classes}))
+    return drop_clients(data, sorted({k for order in orders for k in order.clients}))
 
 
 def current_model(session: Session) -> tuple[Any, Any]:

@@ -38,14 +38,11 @@ class FederationError(FupruneError):
     """A process of the federation did not do what it should."""
 
 
-def free_ports(number: int) -> list[int]:
-    """Ports of loopback that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        # All are bound at once, so that no two of them are the same.
-        return [each.getsockname()[1] for each in sockets]
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        return bound.getsockname()[1]
 
 
 class Loopback:
@@ -58,10 +55,10 @@ class Loopback:
         self.app = app
         self.insecure = insecure
         self.size = nodes
-        (self.port,) = free_ports(1)
+        self.port = free_port()
         self.link: subprocess.Popen | None = None
         self.nodes: dict[int, subprocess.Popen] = {}
-        self._runs: list[subprocess.Popen] = []
+        self._started: list[subprocess.Popen] = []
         self._keys = self.folder / "keys"
         for name in ("logs", "flwr"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -89,7 +86,8 @@ class Loopback:
         if not self.insecure:
             keys = [self._keys / f"node-{client}.pub" for client in range(self.size)]
             with concurrent.futures.ThreadPoolExecutor() as pool:
-                list(pool.map(self.register, keys))
+                register = functools.partial(self.flwr, "supernode", "register")
+                list(pool.map(lambda key: register(str(key), CONNECTION), keys))
         for client in range(self.size):
             self.start_node(client)
 
@@ -118,16 +116,12 @@ class Loopback:
             f"the SuperLink does not listen; see {self._log('superlink')}."
         )
 
-    def register(self, public_key: Path) -> None:
-        """Lets the SuperNode with this key in."""
-        self.flwr("supernode", "register", str(public_key), CONNECTION)
-
     def start_node(self, client: int, *, key: Path | None = None) -> subprocess.Popen:
         """Starts the SuperNode of one client."""
         config = f'client-id={client} folder="{self.client_folder(client)}"'
         command = [
             *("flower-supernode", "--superlink", f"{HOST}:{self.port}"),
-            *("--host", HOST, "--port", str(free_ports(1)[0])),
+            *("--host", HOST, "--port", str(free_port())),
             *("--node-config", config),
         ]
         if self.insecure:
@@ -204,7 +198,6 @@ class Loopback:
         number = len(list((self.folder / "logs").glob("run-*.log")))
         command = ["flwr", "run", str(self.app), CONNECTION, "--stream", "-c", assigned]
         process = self._start(f"run-{number}", command)
-        self._runs.append(process)
         return process, self._log(f"run-{number}")
 
     def flwr(self, *arguments: str) -> str:
@@ -224,8 +217,7 @@ class Loopback:
 
     def stop(self) -> None:
         """Ends every process that was started here."""
-        started = (*self._runs, *self.nodes.values(), self.link)
-        stop(*(process for process in started if process is not None))
+        stop(*reversed(self._started))
 
     def __enter__(self) -> "Loopback":
         try:
@@ -254,7 +246,7 @@ class Loopback:
 
     def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen:
         with open(self._log(name), "ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 env=self._environment(),
                 cwd=self.folder,
@@ -264,12 +256,14 @@ class Loopback:
                 # A group of its own, so that a signal reaches all that it starts.
                 start_new_session=True,
             )
+        self._started.append(process)
+        return process
 
     def _log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
 
-def stop(*processes: subprocess.Popen, seconds: float = 20) -> None:
+def stop(*processes: subprocess.Popen) -> None:
     """Ends processes and all that they started."""
     started = []
     for process in processes:
@@ -279,7 +273,7 @@ def stop(*processes: subprocess.Popen, seconds: float = 20) -> None:
     for process in processes:
         if process.poll() is None:
             _signal(process, signal.SIGTERM)
-    until = time.monotonic() + seconds
+    until = time.monotonic() + 20
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, until - time.monotonic()))
@@ -291,7 +285,7 @@ def stop(*processes: subprocess.Popen, seconds: float = 20) -> None:
     for each in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
-    psutil.wait_procs(left, timeout=seconds)
+    psutil.wait_procs(left, timeout=20)
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:

@@ -1,12 +1,19 @@
 """What a client keeps on its own disk: its data, its log of forget orders, its secrets.
 
+The node's config says who the client is: `client-id`, the `folder` for its files, and
+`data`, the source of its own images. Without `data` the node plays one client of a
+rehearsal: it takes its part of the dataset that the run names.
+
 Flower starts a process for every message, so whatever a client must remember is in its
 folder: `orders.jsonl`, appended to and never rewritten; `sums/`, the keys of secure
-sums under way, readable by their owner alone; and `compiled/`, JAX's compilation cache.
+sums under way, readable by their owner alone; `compiled/`, JAX's compilation cache; and
+its part of a rehearsal.
 """
 
 import fcntl
+import functools
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -16,8 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fuprune import __version__
 from fuprune.errors import InputError
 from fuprune.files import write_whole
+from fuprune.typed_json import from_plain, to_plain
 
 ORDERS_FILE = "orders.jsonl"
 
@@ -45,6 +54,78 @@ class Node(NamedTuple):
     folder: Path
     images: np.ndarray  # [n, H, W, C] uint8
     labels: np.ndarray  # [n] int32
+
+
+def load_node(
+    node_config: Mapping[str, Any], run_config: Mapping[str, Any], *, data: bool = True
+) -> Node:
+    """The client that a node's config describes.
+
+    Args:
+      node_config: `client-id`; `folder`, by default in the user's home; `data` and
+        `data-dir`, the client's own source of images.
+      run_config: of the app; read only if the node has no data of its own.
+      data: whether its images are loaded; without, the node has none.
+
+    Raises:
+      InputError: an id or the data are missing or of the wrong kind.
+    """
+    client = node_config.get("client-id")
+    if type(client) is not int or client < 0:
+        raise InputError(
+            f"client-id is {client!r}, but must be a whole number from 0; start the "
+            'SuperNode with --node-config "client-id=0 ...".'
+        )
+    default = Path.home() / ".fuprune" / f"client-{client}"
+    folder = Path(str(node_config.get("folder") or default)).expanduser().absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not data:
+        held = np.zeros((0, 0, 0, 0), np.uint8), np.zeros(0, np.int32)
+    elif name := node_config.get("data"):
+        from fuprune.data import sources
+
+        where = str(node_config.get("data-dir", "")) or None
+        held = sources.load(str(name), split="train", data_dir=where)
+    else:
+        held = _part(folder, str(run_config.get("config", "")), client)
+    return Node(client, folder, *held)
+
+
+def _part(folder: Path, text: str, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """One client's part of the dataset that the run names, from its folder if there."""
+    # Another version may deal the same config otherwise.
+    named = hashlib.sha256(f"{__version__} {client} {text}".encode()).hexdigest()
+    file = folder / "rehearsal.npz"
+    if file.exists():
+        with np.load(file, allow_pickle=False) as kept:
+            if str(kept["named"]) == named:
+                return kept["images"], kept["labels"]
+    images, labels = _rehearsed_data(text, client)
+    write_whole(
+        file, lambda to: np.savez(to, named=named, images=images, labels=labels)
+    )
+    return images, labels
+
+
+@functools.lru_cache(maxsize=8)
+def _rehearsed_data(text: str, client: int):
+    """One client's part of the dataset that the run names, dealt afresh."""
+    import jax
+
+    from fuprune.flower.settings import read_config
+    from fuprune.run.federation import make_federation
+    from fuprune.run.machine import Runtime
+
+    config = read_config(text)
+    federation = make_federation(config, Runtime(None, "auto", "xla", 0, 1))
+    if client >= federation.data.num_clients:
+        raise InputError(
+            f"client-id is {client}, but the rehearsal has "
+            f"{federation.data.num_clients} clients; set partition.clients."
+        )
+    rows, lengths = jax.device_get((federation.data.rows, federation.data.lengths))
+    chosen = rows[client][: lengths[client]]
+    return federation.train.images[chosen], federation.train.labels[chosen]
 
 
 def keep_compiled_programs(folder: Path) -> None:
@@ -111,25 +192,18 @@ def _joined(known: Order | None, order: Order) -> Order:
 
 
 def _order(row: Any) -> Order:
-    if not isinstance(row, Mapping):
-        raise InputError(f"an order is {row!r:.80}, but must be an object.")
-    name, closed = row.get("order"), row.get("closed", False)
-    named = [row.get(kind, ()) for kind in NAMES]
-    good = (
-        isinstance(name, str)
-        and 0 < len(name) <= 100
-        and name.isprintable()
-        and all(isinstance(numbers, list | tuple) for numbers in named)
-        and all(type(u) is int and u >= 0 for numbers in named for u in numbers)
-        and isinstance(closed, bool)
-    )
-    if not good:
+    said = to_plain(row) if isinstance(row, Mapping) else {}
+    # What it does not name is as by default; a log says more than an order.
+    said = {**to_plain(Order("")), **said}
+    order = from_plain({n: said[n] for n in Order._fields}, Order, "an order")
+    name, *named, closed = order
+    lowest = min(itertools.chain(*named), default=0)
+    if not (0 < len(name) <= 100 and name.isprintable()) or lowest < 0:
         raise InputError(
-            f"an order is {dict(row)!r:.200}, but must have an id of up to 100 "
-            "characters, and whole numbers for classes, clients and examples."
+            f"an order is {row!r:.200}, but must have an id of up to 100 characters, "
+            "and whole numbers from 0 for classes, clients and examples."
         )
-    ordered = (tuple(sorted({*numbers})) for numbers in named)
-    return Order(str(name), *ordered, closed=bool(closed))
+    return Order(name, *(tuple(sorted({*u})) for u in named), closed=closed)
 
 
 def in_force(orders: Mapping[str, Order], order: object) -> list[Order]:

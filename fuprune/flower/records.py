@@ -22,8 +22,6 @@ from fuprune.errors import InputError
 PROTOCOL = 3  # of what headers hold; both sides must speak the same
 MAX_DEPTH = 64
 MAX_HEADER = 64 * 2**20  # characters
-# What another form raises; JSON with a thousand brackets a RecursionError.
-_UNREADABLE = (LookupError, TypeError, ValueError, EOFError, OSError, RecursionError)
 
 
 class MessageError(InputError):
@@ -69,7 +67,7 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Any]:
         return header, _tree(form, arrays, 0)
     except MessageError:
         raise
-    except _UNREADABLE as error:
+    except Exception as error:  # no message may end the run, whatever NumPy says of it
         raise MessageError(
             f"the message cannot be read ({type(error).__name__}); it is of another "
             "program or version."

@@ -101,7 +101,7 @@ class Roster:
 
         `kind` is Flower's message type.
         """
-        nodes = {k: self._node_of[k] for k in requests if k in self._node_of}
+        nodes = {k: self._node_of[k] for k in requests}
         answered = self._send(kind, {nodes[k]: requests[k] for k in nodes})
         replies = {k: answered[n] for k, n in nodes.items() if n in answered}
         for client, (header, _) in replies.items():
@@ -215,7 +215,8 @@ class Roster:
             if isinstance(names, list):
                 kept[client] = {name for name in self.orders if name in names}
         seconds = header.get("cpu_seconds")
-        if isinstance(seconds, int | float):
+        # Bounded, because JSON has numbers that no float holds.
+        if isinstance(seconds, int | float) and 0 <= seconds < 2**31:
             cost = {"kind": kind, "client": client, "cpu_seconds": float(seconds)}
             self.costs.append(cost)
 
@@ -223,13 +224,13 @@ class Roster:
 def _read(message: Message, request: str, model: str | None) -> tuple[dict, Any]:
     """Header and arrays of an answer to the request, on the model of that digest."""
     if message.has_error():
-        raise MessageError(f"Flower says: {message.error.reason}"[:300])
+        raise MessageError(f"Flower says: {message.error.reason!r:.300}")
     header, tree = unpack(message.content)
     answered = header.get("request")
     if answered != request:
         raise MessageError(f"it answers request {answered!r:.60}, not {request}")
     if header.get("problem"):
-        raise MessageError(f"it cannot answer: {header['problem']!s:.500}")
+        raise MessageError(f"it cannot answer: {header['problem']!r:.500}")
     if model is not None and header.get("model") != model:
         raise MessageError("it worked on another model than the one that was sent")
     return header, tree

@@ -8,7 +8,7 @@ and opens shares at most once per session.
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +19,6 @@ from fuprune.federated.aggregate import TooFewClientsError, check_statistics
 from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
 from fuprune.unlearning.protocol import UnlearnError
-from fuprune.unlearning.secret_sharing import Share
 from fuprune.unlearning.secure_summation import (
     decode,
     mask_upload,
@@ -28,9 +27,10 @@ from fuprune.unlearning.secure_summation import (
 )
 from fuprune.unlearning.summation_keys import (
     KEY_BYTES,
-    Directory,
     Keys,
+    Party,
     PublicKeys,
+    agree_secret,
     make_directory,
     make_keys,
     open_shares,
@@ -38,36 +38,35 @@ from fuprune.unlearning.summation_keys import (
     share_keys,
 )
 
-Replies = Mapping[int, tuple[dict[str, Any], Any]]  # header and arrays, by client
-Ask = Callable[[str, Mapping[int, dict[str, Any]]], Replies]  # (kind, headers)
+# By client, header and arrays: of requests, and of what came back.
+Messages = Mapping[int, tuple[Mapping[str, Any], Any]]
+UPLOAD = "query.class_statistics"  # the one message that is about the network
 
 
 def publish_keys(secure: Any, node: Node) -> dict[str, Any]:
     """A client's first message: fresh public keys; their secret halves stay here."""
-    session = _session(secure)
     keys = make_keys()
-    nodes.keep_secret(node.folder, session, {"keys": [k.hex() for k in keys]})
-    return {"keys": [k.hex() for k in public_keys(keys)]}
+    kept = {"keys": [key.hex() for key in keys]}
+    nodes.keep_secret(node.folder, _session(secure), kept)
+    return {"keys": [key.hex() for key in public_keys(keys)]}
 
 
 def seal_shares(secure: Any, node: Node) -> dict[str, Any]:
     """A client's second message: sealed shares of its secrets, by holder."""
     session = _session(secure)
     kept = nodes.recall_secret(node.folder, session)
-    if "directory" in kept:
+    if "told" in kept:
         raise InputError(f"secure sum {session} has its directory already.")
+    kept["told"] = secure
     with _reading("directory"):
-        position = int(secure["position"])
-        directory = _directory(secure, session)
-    if directory.threshold <= len(directory.public_keys) // 2:
+        party = _party(kept)
+    threshold, number = party.directory.threshold, len(party.directory.public_keys)
+    if threshold <= number // 2:
         raise InputError(
-            f"threshold {directory.threshold} of {len(directory.public_keys)} lets two "
-            "groups of clients open different shares; refuse the sum."
+            f"threshold {threshold} of {number} lets two groups of clients open "
+            "different shares; refuse the sum."
         )
-    keys = Keys(*map(bytes.fromhex, kept["keys"]))
-    sealed = share_keys(position, keys, directory)
-    described = {"public": secure["public"], "threshold": secure["threshold"]}
-    kept |= {"directory": described, "position": position}
+    sealed = share_keys(party)
     nodes.keep_secret(node.folder, session, kept)
     return {"sealed": [box.hex() for box in sealed]}
 
@@ -75,16 +74,16 @@ def seal_shares(secure: Any, node: Node) -> dict[str, Any]:
 def masked_upload(upload: Any, secure: Any, node: Node) -> np.ndarray:
     """A client's third message: its upload under masks, [D] uint64."""
     session = _session(secure)
-    kept, keys, directory = _recall(session, node)
+    kept, party = _recall(session, node)
     # Two uploads under the same masks would show their difference in the clear.
-    if kept.get("sent"):
+    if "boxes" in kept:
         raise InputError(f"secure sum {session} has this client's upload already.")
-    words = mask_upload(upload, kept["position"], keys, directory)
+    words = mask_upload(upload, party)
     with _reading("boxes"):
-        boxes = _boxes(secure["boxes"])
+        kept["boxes"] = dict(secure["boxes"])
+        boxes = _boxes(kept)
     # Opened before anything is sent: a false share ends the sum here.
-    open_shares(kept["position"], keys, directory, boxes)
-    kept |= {"sent": True, "boxes": {str(o): box.hex() for o, box in boxes.items()}}
+    open_shares(party, boxes)
     nodes.keep_secret(node.folder, session, kept)
     return words
 
@@ -92,30 +91,27 @@ def masked_upload(upload: Any, secure: Any, node: Node) -> np.ndarray:
 def reveal(secure: Any, node: Node) -> dict[str, Any]:
     """A client's last message: one share for each client, and then it knows nothing."""
     session = _session(secure)
-    kept, keys, directory = _recall(session, node)
-    boxes = _boxes(kept.get("boxes", {}))
-    held = open_shares(kept["position"], keys, directory, boxes)
-    sent = _senders(secure, kept["position"], directory)
-    shown = reveal_shares(held, directory, sent=sent)
+    kept, party = _recall(session, node)
+    held = open_shares(party, _boxes(kept))
+    sent = _senders(secure, party)
+    shown = reveal_shares(held, party.directory, sent=sent)
     # Before the answer leaves: a second question, with other senders, would open the
     # other half of somebody's secrets.
     nodes.drop_secret(node.folder, session)
-    return {"shares": {str(owner): hex(share.value) for owner, share in shown.items()}}
+    return {"shares": {str(owner): hex(share) for owner, share in shown.items()}}
 
 
 def secure_statistics(
-    ask: Ask,
-    clients: Sequence[int],
-    request: Mapping[str, Any],
+    exchange: Callable[[str, Messages], Messages],
+    requests: Messages,
     template: Any,
     sizes: Mapping[int, int],
 ) -> Any:
     """The server's side: the sum of what clients uploaded, and nothing else of it.
 
     Args:
-      ask: sends headers and gives back the replies that came.
-      clients: ids of those who are to take part.
-      request: header of the request for statistics, without its part on masks.
+      exchange: sends messages of a kind and gives back the replies that came.
+      requests: for statistics, without their part on masks, to those who take part.
       template: `ClassActivations` of arrays or `jax.ShapeDtypeStruct`s.
       sizes: how many images each client says it has.
 
@@ -123,26 +119,28 @@ def secure_statistics(
       TooFewClientsError: fewer than a majority of the clients stayed to the end.
       UnlearnError: the sum cannot be one of class statistics, so a client spoiled it.
     """
-    session = secrets.token_hex(16)
-    opened = {"secure": {"session": session}}
-    replies = ask("query.secure_keys", dict.fromkeys(clients, opened))
+    session, members = secrets.token_hex(16), list(requests)
+
+    # Clients are known by their place among the members.
+    def tell(kind: str, parts: Mapping[int, Mapping[str, Any]]) -> Messages:
+        sent = {}
+        for i, part in parts.items():
+            header, arrays = requests[members[i]] if kind == UPLOAD else ({}, None)
+            secure = {"session": session, **part}
+            sent[members[i]] = {**header, "secure": secure}, arrays
+        return {members.index(k): reply for k, reply in exchange(kind, sent).items()}
+
+    replies = tell("query.secure_keys", {i: {} for i in range(len(members))})
     # Unreadable keys count as no answer: whoever sent them is left out before anybody
     # depends on it.
-    published = _readable(replies, _public_keys)
-    members = [k for k in clients if k in published]
-    directory = make_directory([published[k] for k in members], session=session)
+    published = dict(sorted(_readable(replies, _public_keys).items()))
+    members = [members[i] for i in published]
+    directory = make_directory(list(published.values()), session=session)
     places = range(len(members))
-
-    # From here on clients are known by their place among the members.
-    def tell(kind: str, parts: Mapping[int, Any], header: Any = None) -> Replies:
-        headers = {
-            members[i]: {**(header or {}), "secure": {"session": session, **part}}
-            for i, part in parts.items()
-        }
-        return {members.index(k): reply for k, reply in ask(kind, headers).items()}
-
-    public = [[key.hex() for key in published[k]] for k in members]
-    told = {"public": public, "threshold": directory.threshold}
+    told = {
+        "public": [[key.hex() for key in keys] for keys in directory.public_keys],
+        "threshold": directory.threshold,
+    }
     replies = tell("query.secure_shares", {i: {**told, "position": i} for i in places})
     sealed = _readable(replies, lambda header: _sealed(header, len(members)))
     # A client whose shares are missing could not be made up for: everybody must have
@@ -154,11 +152,10 @@ def secure_statistics(
             "ask again."
         )
     boxes = {i: {"boxes": {str(o): sealed[o][i].hex() for o in places}} for i in places}
-    replies = tell("query.class_statistics", boxes, request)
     size = sum(x.size for x in jax.tree.leaves(template))
     masked = {
         i: words
-        for i, (_, words) in replies.items()
+        for i, (_, words) in tell(UPLOAD, boxes).items()
         if isinstance(words, np.ndarray)
         # Sums are modulo 2^64, so that masks cancel exactly.
         and words.dtype == np.uint64
@@ -167,11 +164,7 @@ def secure_statistics(
     # Those who sent open shares, by which the masks come off the sum.
     sent = sorted(masked)
     replies = tell("query.secure_reveal", {i: {"sent": sent} for i in sent})
-    revealed = {
-        i: {owner: Share(i, value) for owner, value in shares.items()}
-        for i, shares in _readable(replies, _shares).items()
-    }
-    total = unmask(masked, directory, revealed)
+    total = unmask(masked, directory, _readable(replies, _shares))
     words = jax.device_get(decode(total, template))
     # Only the sum can be checked: single uploads are hidden by design.
     held = sum(sizes[members[i]] for i in masked)
@@ -188,7 +181,7 @@ def secure_statistics(
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 
 
-def _readable(replies: Replies, read: Callable[[Any], Any]) -> dict[int, Any]:
+def _readable(replies: Messages, read: Callable[[Any], Any]) -> dict[int, Any]:
     """By client, what `read` finds in its header; unreadable ones are left out."""
     found = {}
     for client, (header, _) in replies.items():
@@ -198,9 +191,12 @@ def _readable(replies: Replies, read: Callable[[Any], Any]) -> dict[int, Any]:
 
 
 def _public_keys(header: Mapping[str, Any]) -> PublicKeys:
+    """Keys that the others can use; with any other they would refuse the sum."""
     keys = PublicKeys(*map(bytes.fromhex, header["keys"]))
-    if any(len(key) != KEY_BYTES for key in keys):
-        raise InputError(f"a public key has {KEY_BYTES} bytes.")
+    for key in keys:
+        agree_secret(secrets.token_bytes(KEY_BYTES), key)
+    if keys.mask == keys.sealing:
+        raise InputError("a client has one key for two purposes.")
     return keys
 
 
@@ -226,38 +222,40 @@ def _reading(what: str) -> Iterator[None]:
         raise InputError(f"the {what} of a secure sum cannot be read.") from error
 
 
-def _boxes(boxes: Mapping[str, str]) -> dict[int, bytes]:
+def _boxes(kept: Mapping[str, Any]) -> dict[int, bytes]:
+    boxes = kept.get("boxes", {})
     return {int(owner): bytes.fromhex(box) for owner, box in boxes.items()}
 
 
-def _directory(told: Mapping[str, Any], session: str) -> Directory:
-    published = [PublicKeys(*map(bytes.fromhex, pair)) for pair in told["public"]]
-    return make_directory(published, int(told["threshold"]), session)
-
-
-def _senders(secure: Any, position: int, directory: Directory) -> set[int]:
+def _senders(secure: Any, party: Party) -> set[int]:
     """Whose uploads the server says it has: of this sum, this client among them."""
-    sent, number = secure.get("sent"), len(directory.public_keys)
+    sent, number = secure.get("sent"), len(party.directory.public_keys)
     known = isinstance(sent, list) and all(type(i) is int for i in sent)
     # This client knows that it has sent. A list without it would ask the others for its
     # private key, which takes one of the two kinds of masks off its upload.
-    if not known or position not in sent or not set(sent) <= set(range(number)):
+    if not known or party.client not in sent or not set(sent) <= set(range(number)):
         raise InputError(
             f"the senders of a secure sum are {sent!r:.80}, but must be among its "
-            f"{number} clients, and client {position} has sent; refuse the sum."
+            f"{number} clients, and client {party.client} has sent; refuse the sum."
         )
     return set(sent)
 
 
-def _recall(session: str, node: Node) -> tuple[dict[str, Any], Keys, Directory]:
+def _recall(session: str, node: Node) -> tuple[dict[str, Any], Party]:
     kept = nodes.recall_secret(node.folder, session)
-    if "directory" not in kept:
+    if "told" not in kept:
         raise InputError(f"secure sum {session} has no directory yet.")
-    keys = Keys(*map(bytes.fromhex, kept["keys"]))
-    return kept, keys, _directory(kept["directory"], session)
+    return kept, _party(kept)
 
 
-def _session(secure: Any) -> str:
-    if not isinstance(secure, dict) or not isinstance(secure.get("session"), str):
-        raise InputError("a request of a secure sum has no session.")
-    return secure["session"]
+def _party(kept: Mapping[str, Any]) -> Party:
+    """This client, by its keys and what the server told it of the others."""
+    told, keys = kept["told"], Keys(*map(bytes.fromhex, kept["keys"]))
+    published = [PublicKeys(*map(bytes.fromhex, pair)) for pair in told["public"]]
+    directory = make_directory(published, int(told["threshold"]), told["session"])
+    return Party(int(told["position"]), keys, directory)
+
+
+def _session(secure: Any) -> Any:
+    """The name of a sum, if the request has one; `nodes` looks at what it is."""
+    return secure.get("session") if isinstance(secure, dict) else None

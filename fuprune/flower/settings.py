@@ -2,11 +2,13 @@
 
 `flwr run ... -c 'config="train.rounds=3 model.name=resnet8"'` sets keys of fuprune's
 config, which are checked as on the command line. The other keys of the app say what to
-do, where the server keeps its files, and how long it waits.
+do, where the server keeps its files, and how long it waits; the app's own table in
+`app/pyproject.toml` has their defaults.
 """
 
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from fuprune.flower.ledger import Entry
 from fuprune.run.config_loading import apply_overrides, load_config, split_overrides
 
 COMMANDS = ("train", "forget", "evaluate")
+_APP = Path(__file__).parent / "app" / "pyproject.toml"
 
 
 class Timeouts(NamedTuple):
@@ -34,7 +37,7 @@ class Settings(NamedTuple):
     command: str  # one of COMMANDS
     workdir: Path  # absolute
     config: Any  # fuprune's
-    order: Entry  # to forget; it names nothing in a run that does something else
+    order: Entry  # to forget; empty in a run that does something else
     method: str
     min_clients: int
     timeouts: Timeouts
@@ -66,41 +69,44 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
     Raises:
       InputError: a key has a value that makes no sense.
     """
-    command = str(run_config.get("command", "train"))
+    app = tomllib.loads(_APP.read_text("utf-8"))["tool"]["flwr"]["app"]
+    given = {**app["config"], **run_config}
+    command = str(given["command"])
     check_choice("command", command, COMMANDS)
-    config = read_config(str(run_config.get("config", "")))
+    config = read_config(str(given["config"]))
     _check_config(config)
     numbers = "numbers such as 3 or 3,7"
     order = Entry(
-        str(run_config.get("order", "")),
-        _list(run_config, "classes", int, numbers),
-        _list(run_config, "clients", int, numbers),
-        _list(run_config, "examples", _pair, "client:position, such as 2:14,2:15"),
+        str(given["order"]),
+        _list(given, "classes", int, numbers),
+        _list(given, "clients", int, numbers),
+        _list(given, "examples", _pair, "client:position, such as 2:14,2:15"),
     )
-    if command == "forget" and not (len(order.kinds) == 1 and order.order):
+    if command == "forget":
+        _check_order(order)
+    return Settings(
+        command,
+        Path(str(given["workdir"])).expanduser().absolute(),
+        config,
+        order if command == "forget" else Entry(""),
+        str(given["method"]),
+        _positive(given, "min-clients"),
+        Timeouts(_positive(given, "reply-seconds"), _positive(given, "join-seconds")),
+    )
+
+
+def _check_order(order: Entry) -> None:
+    named = (order.classes, order.clients, order.examples)
+    if not order.order or sum(map(bool, named)) != 1:
         raise InputError(
             "a forget order needs an id, and classes or clients or examples; write "
             '-c \'command="forget" classes="3" order="2026-001"\'.'
         )
-    if command == "forget" and not re.fullmatch(r"[\w.:@+-]{1,100}", order.order):
+    if not re.fullmatch(r"[\w.:@+-]{1,100}", order.order):
         raise InputError(
             f"order is {order.order!r:.120}, but an id is up to 100 letters, digits "
             "and . : @ + - _."
         )
-    if order.classes:
-        config.unlearn.classes = order.classes
-    return Settings(
-        command,
-        Path(str(run_config.get("workdir", "runs/federation"))).expanduser().absolute(),
-        config,
-        order,
-        str(run_config.get("method", "class_pruning")),
-        _positive(run_config, "min-clients", 2),
-        Timeouts(
-            _positive(run_config, "reply-seconds", 600),
-            _positive(run_config, "join-seconds", 600),
-        ),
-    )
 
 
 def _check_config(config) -> None:
@@ -119,9 +125,9 @@ def _check_config(config) -> None:
 
 
 def _list(
-    run_config: Mapping[str, Any], name: str, read: Callable[[str], Any], form: str
+    given: Mapping[str, Any], name: str, read: Callable[[str], Any], form: str
 ) -> tuple:
-    text = str(run_config.get(name, ""))
+    text = str(given[name])
     try:
         return tuple(map(read, text.split(","))) if text else ()
     except ValueError:
@@ -133,8 +139,8 @@ def _pair(text: str) -> tuple[int, int]:
     return client, place
 
 
-def _positive(run_config: Mapping[str, Any], name: str, default: int) -> int:
-    value = run_config.get(name, default)
+def _positive(given: Mapping[str, Any], name: str) -> int:
+    value = given[name]
     if type(value) is not int or value < 1:
         raise InputError(f"{name} is {value!r}, but must be a whole number from 1.")
     return value

@@ -6,9 +6,10 @@ form, and then goes through the same doors as in a simulation. A client that doe
 answer counts for nothing in the round, and one that answers nonsense is turned away.
 """
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +20,26 @@ from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError, check_tree
 from fuprune.federated.client import TrainContext
 from fuprune.federated.evaluate import Evaluation
-from fuprune.federated.program import Client, ClientProgram, CohortFn, Shared
+from fuprune.federated.program import Client, ClientProgram, CohortFn, Shared, Task
 from fuprune.flower.records import plain
 from fuprune.flower.roster import Replies, Requests, Roster
 from fuprune.flower.secure import secure_statistics
 from fuprune.flower.tasks import MAKERS
 from fuprune.surgery import rebuild
-from fuprune.unlearning.activations import ClassActivations
 
 _LOGGER = logging.getLogger(__name__)
 
 
-class Terms(NamedTuple):
-    """What goes along with every request of one phase."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class RemoteClients:
+    """The clients of a roster as a backend; `federated.program.Transport`.
 
+    Beside the roster it has what goes along with every request of one phase.
+    """
+
+    roster: Roster
     config: Mapping[str, Any]  # of the run, JSON-able
+    num_classes: int
     mean: Sequence[float]  # of the colours
     std: Sequence[float]
     learning_rate: float = 0.0  # the clients' peak
@@ -43,19 +49,9 @@ class Terms(NamedTuple):
     # objective and travel with the model.
     teacher: Mapping[str, Any] | None = None
 
-
-class RemoteClients:
-    """The clients of a roster as a backend; `federated.program.Transport`."""
-
-    def __init__(self, roster: Roster, terms: Terms, num_classes: int):
-        self.roster = roster
-        self.terms = terms
-        self.num_classes = num_classes
-
     def under(self, **terms) -> "RemoteClients":
         """The same clients under other terms."""
-        terms = self.terms._replace(**terms)
-        return RemoteClients(self.roster, terms, self.num_classes)
+        return dataclasses.replace(self, **terms)
 
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """How many images clients [M] say they have, [M]."""
@@ -76,11 +72,11 @@ class RemoteClients:
         def run(shared: Shared, clients: Client):
             template = _template(program, shared, clients)
             present = self.roster.wait_for(self.roster.least)
-            requests = self._requests(task, shared, clients)
-            if task.name == "class_statistics" and self.terms.secure:
-                asked = {k: requests[k] for k in requests if k in present}
-                return self._secure_sum(asked, template[1]), None
-            replies = self.roster.exchange(MAKERS[task.name].kind, requests)
+            requests = self._requests(task, shared, clients, present)
+            exchange, sizes = self.roster.exchange, self.roster.examples
+            if task.name == "class_statistics" and self.secure:
+                return secure_statistics(exchange, requests, template[1], sizes), None
+            replies = exchange(MAKERS[task.name].kind, requests)
             if task.name == "relabel":
                 return (), self._renamed(shared, clients, replies)
             return self._receive(door, shared, clients, template, replies)
@@ -102,8 +98,13 @@ class RemoteClients:
         confusion, loss = np.zeros((size, size), np.int64), 0.0
         for client, (_, tree) in replies.items():
             held = self.roster.examples[client]
-            # A client cannot have looked at more images than it said it has.
-            if check_tree(tree, template) or tree[0].min() < 0 or tree[0].sum() > held:
+            # A client cannot have looked at more images than it said it has. As floats,
+            # whose sum does not wrap around.
+            if (
+                check_tree(tree, template)
+                or tree[0].min() < 0
+                or tree[0].sum(dtype=np.float64) > held
+            ):
                 _LOGGER.warning("evaluate: client %d is turned away", client)
                 continue
             confusion += tree[0]
@@ -111,29 +112,33 @@ class RemoteClients:
         return Evaluation(confusion, loss / max(int(confusion.sum()), 1))
 
     def _header(self, spec, classes) -> dict[str, Any]:
-        terms = self.terms
         return {
             "spec": spec,
             "classes": [int(u) for u in classes],
             "num_classes": self.num_classes,
-            "order": terms.order,
+            "order": self.order,
             "settings": {
-                "config": dict(terms.config),
-                "mean": list(terms.mean),
-                "std": list(terms.std),
-                "learning_rate": terms.learning_rate,
+                "config": dict(self.config),
+                "mean": list(self.mean),
+                "std": list(self.std),
+                "learning_rate": self.learning_rate,
                 "max_length": max(self.roster.examples.values(), default=1),
-                "teacher": terms.teacher,
+                "teacher": self.teacher,
             },
         }
 
-    def _requests(self, task, shared: Shared, clients: Client) -> Requests:
-        """By id, header and arrays for those of the cohort who hold anything."""
+    def _requests(
+        self, task: Task, shared: Shared, clients: Client, present: Sequence[int]
+    ) -> Requests:
+        """By id, header and arrays for those of the cohort who are there.
+
+        Of a client whose row is empty there is nothing to ask.
+        """
         spec = rebuild.spec(getattr(task.model, "module", task.model))
         clients, labels = jax.device_get((clients, shared.labels))
         requests = {}
         for row, length, client in zip(*clients, strict=True):
-            if length > 0:
+            if length > 0 and client in present:
                 # The stand-ins in its row say which classes the program is to read.
                 header = self._header(spec, labels[row[:length]])
                 header |= {"task": task.name, "arguments": dict(task.arguments)}
@@ -145,7 +150,7 @@ class RemoteClients:
         """What one client gets to see: of statistics kept by client, its own."""
         if not isinstance(context, TrainContext):
             return context
-        if jax.tree.leaves(context.objective) and self.terms.teacher is None:
+        if jax.tree.leaves(context.objective) and self.teacher is None:
             raise InputError(
                 "this objective has arrays of its own, and remote clients know no "
                 "other than a teacher's; use fine_tune.distill_weight."
@@ -187,19 +192,6 @@ class RemoteClients:
                 "raise reply-seconds."
             )
         return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
-
-    def _secure_sum(self, requests: Requests, template) -> ClassActivations:
-        def ask(kind, headers):
-            # The network goes along with one of the four messages only.
-            arrays = kind == "query.class_statistics"
-            sent = {
-                k: (h, requests[k][1] if arrays else None) for k, h in headers.items()
-            }
-            return self.roster.exchange(kind, sent)
-
-        first = next(iter(requests.values()), ({}, None))[0]
-        examples = self.roster.examples
-        return secure_statistics(ask, list(requests), first, template, examples)
 
 
 def stand_ins(

@@ -1,8 +1,8 @@
 """A client's work for one request: a program run on its images, or a model evaluated.
 
-Kept apart from `answers`, because this is where JAX is loaded: Flower starts a process
-for every message, and one that only logs an order need not wait for it. Which images a
-request may read is decided here, by the client's own log, not by the server.
+Kept apart from `client_app`, because this is where JAX is loaded: Flower starts a
+process for every message, and one that only logs an order need not wait for it. Which
+images a request may read is decided here, by the client's own log, not by the server.
 """
 
 import functools
@@ -47,10 +47,12 @@ def run_task(header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
     client = Client(
         *jax.device_put((row, np.int32(len(positions)), np.int32(node.client)))
     )
-    held = (node.images, labels.astype(np.int32), tasks.as_context(name, tree))
-    shared = Shared(*jax.device_put(held))
-    asked = {field: header.get(field) for field in ("spec", "settings", "arguments")}
     shape = node.images.shape[1:]
+    # Programs look at the first image of a batch that is all padding, too.
+    images = node.images if len(labels) else np.zeros((1, *shape), np.uint8)
+    labels = labels.astype(np.int32) if len(labels) else np.zeros(1, np.int32)
+    shared = Shared(*jax.device_put((images, labels, tasks.as_context(name, tree))))
+    asked = {field: header.get(field) for field in ("spec", "settings", "arguments")}
     # As text, which has a hash: an equal request finds its compiled program again.
     run = _make_run(name, json.dumps(asked, sort_keys=True), shape)
     total, each = jax.device_get(run(shared, client))
@@ -100,10 +102,11 @@ def _selected(header, node: Node) -> tuple[np.ndarray, np.ndarray]:
     classes, size = header.get("classes"), header.get("num_classes")
     if not isinstance(classes, list) or not all(type(u) is int for u in classes):
         raise InputError(f"classes are {classes!r:.80}, but must be whole numbers.")
-    if type(size) is not int or size <= max(node.labels, default=0):
+    highest = node.labels.max(initial=0)
+    if type(size) is not int or size <= highest:
         raise InputError(
             f"the request knows {size!r:.40} classes, and this client has images of "
-            f"class {max(node.labels, default=0)}."
+            f"class {highest}."
         )
     order = header.get("order")
     orders = nodes.read_orders(node.folder)
@@ -135,21 +138,19 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
     """The config, the network and the preprocessing of a request."""
     try:
         settings = header["settings"]
-        config = configuration.from_json(settings["config"])
-        mean, std = settings["mean"], settings["std"]
-        numbers = np.asarray([*mean, *std, settings["learning_rate"]], np.float64)
-        longest = int(settings["max_length"])
+        told, mean, std = (settings[name] for name in ("config", "mean", "std"))
+        rate, longest = float(settings["learning_rate"]), int(settings["max_length"])
+        finite = np.all(np.isfinite(np.asarray([*mean, *std, rate], np.float64)))
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             "the request's settings cannot be read; it is of another version."
         ) from error
-    if not np.all(np.isfinite(numbers)) or len(mean) != shape[-1]:
+    if not finite or not len(mean) == len(std) == shape[-1]:
         raise InputError(
             f"the request normalises {len(mean)} colours, and this client's images "
             f"have {shape[-1]}."
         )
+    config = configuration.from_json(told)
     model = rebuild.from_spec(header.get("spec"))
     if tuple(model.input_shape) != tuple(shape):
         raise InputError(
@@ -161,7 +162,7 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
         model,
         *make_preprocessing(mean, std, shape, augment=config.train.augment),
         longest,
-        float(settings["learning_rate"]),
+        rate,
         teaching(config, model, settings.get("teacher")),
     )
 

@@ -30,13 +30,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.unlearning.secret_sharing import Share, recover_secret
 from fuprune.unlearning.summation_keys import (
     KEY_BYTES,
     SHARE_BYTES,
     Directory,
     HeldShares,
-    Keys,
+    Party,
     RandomBytes,
     agree_secret,
     derive_key,
@@ -45,6 +44,7 @@ from fuprune.unlearning.summation_keys import (
     open_shares,
     public_key,
     public_keys,
+    recover_secret,
     share_keys,
 )
 
@@ -55,7 +55,7 @@ class Setup(NamedTuple):
     """The state of all parties after keys are agreed and shared."""
 
     directory: Directory
-    keys: tuple[Keys, ...]  # by client
+    parties: tuple[Party, ...]  # by client
     held: tuple[dict[int, HeldShares], ...]  # by holder, then owner
 
 
@@ -65,7 +65,6 @@ def secure_sum(
     key: jax.Array,
     dropped: Collection[int] = (),
     threshold: int | None = None,
-    scale: float = SCALE,
 ):
     """Sums uploads as a server would that may see none of them.
 
@@ -75,10 +74,10 @@ def secure_sum(
         dropped: positions of clients that agreed on keys and then sent nothing.
         threshold: how many clients must stay to the end, at least two; a majority by
             default. A lower one survives more dropout and fewer colluders.
-        scale: values are rounded to multiples of 1 / scale.
 
     Returns:
-        The sum over the clients that did not drop, exact but for each value's rounding.
+        The sum over the clients that did not drop, exact but for each value's rounding
+        to a multiple of 1 / SCALE.
 
     Raises:
         TooFewClientsError: fewer than `threshold` clients stay.
@@ -92,21 +91,18 @@ def secure_sum(
         )
     setup = agree_keys(key, len(uploads), threshold)
     masked = {
-        client: mask_upload(
-            upload, client, setup.keys[client], setup.directory, scale=scale
-        )
+        client: mask_upload(upload, setup.parties[client])
         for client, upload in enumerate(uploads)
         if client not in dropped
     }
     # Whoever is still there answers for both kinds of clients, never with both kinds
     # of shares for the same one.
-    helpers = sorted(masked)[: setup.directory.threshold]
     revealed = {
-        helper: reveal_shares(setup.held[helper], setup.directory, sent=masked)
-        for helper in helpers
+        client: reveal_shares(setup.held[client], setup.directory, sent=masked)
+        for client in masked
     }
     words = unmask(masked, setup.directory, revealed)
-    return decode(words, uploads[0], scale=scale)
+    return decode(words, uploads[0])
 
 
 def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -> Setup:
@@ -118,26 +114,19 @@ def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -
         threshold: t of t-of-n, in [2, n]; n // 2 + 1 by default, above which a server
             cannot ask two halves of the clients for the two kinds of shares.
     """
-    clients = range(num_clients)
-    sources = [_random_from(key, client) for client in clients]
-    keys = tuple(make_keys(random_bytes) for random_bytes in sources)
+    sources = [_random_from(key, client) for client in range(num_clients)]
+    keys = [make_keys(random_bytes) for random_bytes in sources]
     directory = make_directory([public_keys(k) for k in keys], threshold)
-    sealed = [
-        share_keys(client, keys[client], directory, sources[client])
-        for client in clients
-    ]
-    held = (
-        open_shares(
-            client, keys[client], directory, {o: sealed[o][client] for o in clients}
-        )
-        for client in clients
-    )
-    return Setup(directory, keys, tuple(held))
+    parties = tuple(Party(client, k, directory) for client, k in enumerate(keys))
+    sealed = list(map(share_keys, parties, sources))
+    # What the owners sealed, by holder.
+    boxes = [dict(enumerate(received)) for received in zip(*sealed, strict=True)]
+    return Setup(directory, parties, tuple(map(open_shares, parties, boxes)))
 
 
 def reveal_shares(
     held: Mapping[int, HeldShares], directory: Directory, *, sent: Collection[int]
-) -> dict[int, Share]:
+) -> dict[int, int]:
     """A client's last message: one share for every owner, never both.
 
     A client answers once for each sum: two answers to different lists of senders would
@@ -154,10 +143,10 @@ def reveal_shares(
     }
 
 
-def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
+def encode(upload, *, num_clients: int) -> np.ndarray:
     """A pytree of D values as whole numbers modulo 2^64: [D] uint64.
 
-    Values are rounded to multiples of 1 / scale, and may be at most 2^63 / n / scale in
+    Values are rounded to multiples of 1 / SCALE, and may be at most 2^63 / n / SCALE in
     size, so that no sum of n clients' wraps around.
     """
     values = np.concatenate(
@@ -166,21 +155,21 @@ def encode(upload, *, num_clients: int, scale: float = SCALE) -> np.ndarray:
     # Below this, n summands of either sign stay within a signed 64-bit number, and the
     # sum modulo 2^64 is the sum.
     limit = (2**63 - 1) // num_clients
-    rounded = np.rint(values * scale)
+    rounded = np.rint(values * SCALE)
     fits = np.abs(rounded) <= limit
     if not np.all(fits):
         raise InputError(
-            f"an upload holds {values[~fits][0]:.6g}, but {num_clients} clients at "
-            f"scale {scale:.6g} can sum values of up to {limit / scale:.6g}; clip "
-            "activations or lower the scale."
+            f"an upload holds {values[~fits][0]:.6g}, but {num_clients} clients can "
+            f"sum values of up to {limit / SCALE:.6g} under masks; look for a diverged "
+            "model."
         )
     # Two's complement: negative values add up modulo 2^64 as they should.
     return rounded.astype(np.int64).view(np.uint64)
 
 
-def decode(words: np.ndarray, template, *, scale: float = SCALE):
+def decode(words: np.ndarray, template):
     """The pytree, like `template`, that `encode` made numbers of, or their sum."""
-    values = words.view(np.int64).astype(np.float64) / scale
+    values = words.view(np.int64).astype(np.float64) / SCALE
     leaves, start = [], 0
     for leaf in jax.tree.leaves(template):
         part = values[start : start + leaf.size].reshape(leaf.shape)
@@ -191,15 +180,14 @@ def decode(words: np.ndarray, template, *, scale: float = SCALE):
     return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
 
-def mask_upload(
-    upload, client: int, keys: Keys, directory: Directory, *, scale: float = SCALE
-) -> np.ndarray:
+def mask_upload(upload, party: Party) -> np.ndarray:
     """What a client sends: y_i = x_i + PRG(b_i) + sum_{j>i} PRG(s_ij) - sum_{j<i} ...
 
     [D] uint64, uniform on its own, of an upload x_i with D values in all.
     """
+    client, keys, directory = party
     num_clients = len(directory.public_keys)
-    words = encode(upload, num_clients=num_clients, scale=scale)
+    words = encode(upload, num_clients=num_clients)
     # The second mask guards against a server that calls a slow client dropped, has its
     # pair masks opened, and then receives its upload after all.
     words = words + _own_mask(keys.self_seed, len(words))
@@ -214,7 +202,7 @@ def mask_upload(
 def unmask(
     masked: Mapping[int, np.ndarray],
     directory: Directory,
-    revealed: Mapping[int, Mapping[int, Share]],
+    revealed: Mapping[int, Mapping[int, int]],
 ) -> np.ndarray:
     """The server's part: adds up what arrived and takes off the masks that remain.
 
@@ -230,7 +218,7 @@ def unmask(
     _check_enough(len(masked), directory)
 
     def recovered(owner: int) -> bytes:
-        shares = [shown[owner] for shown in revealed.values() if owner in shown]
+        shares = {h: shown[owner] for h, shown in revealed.items() if owner in shown}
         secret = recover_secret(shares, threshold=directory.threshold)
         # A share's field is larger than a key; the bytes in front are zero.
         return secret.to_bytes(SHARE_BYTES)[-KEY_BYTES:]

@@ -1,11 +1,13 @@
 """Keys of one secure sum, from the side of one party: made, listed, shared, opened.
 
 Keys are X25519 keys, fresh for every sum, because those of clients that drop out are
-opened. Shares of a client's two secrets travel through the server sealed by
+opened. A client's two secrets are shared by Shamir's scheme: n parts of which any t
+recover the secret and fewer say nothing. Shares travel through the server sealed by
 ChaCha20-Poly1305, so that only their holders read them.
 """
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,10 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fuprune.errors import InputError
-from fuprune.unlearning.secret_sharing import PRIME, Share, share_secret
+from fuprune.errors import InputError, TooFewClientsError
 
 KEY_BYTES = 32
+# The field of the shares. It holds 64-byte numbers, so that a key is a number in it.
+PRIME = 2**521 - 1
 SHARE_BYTES = 66  # of a number below PRIME
 RandomBytes = Callable[[int], bytes]
 
@@ -50,11 +53,19 @@ class Directory(NamedTuple):
     session: str = ""  # which sum it is for
 
 
+class Party(NamedTuple):
+    """One client of one sum."""
+
+    client: int  # its place in the directory
+    keys: Keys
+    directory: Directory
+
+
 class HeldShares(NamedTuple):
     """One client's shares of another's secrets."""
 
-    private_key: Share
-    self_seed: Share
+    private_key: int
+    self_seed: int
 
 
 def check_threshold(num_clients: int, threshold: int | None = None) -> int:
@@ -96,13 +107,14 @@ def make_directory(
     return Directory(tuple(published), threshold, session)
 
 
-def check_directory(client: int, keys: Keys, directory: Directory) -> None:
+def check_directory(party: Party) -> None:
     """What a client looks at before it sends anything.
 
     Raises:
         InputError: its own keys are not where they belong, a key occurs twice, or the
             threshold is below 2 or above the number of clients.
     """
+    client, keys, directory = party
     number = len(directory.public_keys)
     if not 0 <= client < number:
         raise InputError(
@@ -120,18 +132,15 @@ def check_directory(client: int, keys: Keys, directory: Directory) -> None:
 
 
 def share_keys(
-    client: int,
-    keys: Keys,
-    directory: Directory,
-    random_bytes: RandomBytes = os.urandom,
+    party: Party, random_bytes: RandomBytes = os.urandom
 ) -> tuple[bytes, ...]:
     """A client's second message: shares of its two secrets, sealed to each holder.
 
     By holder, this client included, what only the holder can open. Coefficients come
-    from `random_bytes`; `client` is the position in the directory.
+    from `random_bytes`.
     """
-    check_directory(client, keys, directory)
-    number = len(directory.public_keys)
+    check_directory(party)
+    client, keys, directory = party
 
     def shares_of(secret: bytes):
         coefficients = [
@@ -140,31 +149,30 @@ def share_keys(
             for _ in range(directory.threshold - 1)
         ]
         return share_secret(
-            int.from_bytes(secret), coefficients=coefficients, num_shares=number
+            int.from_bytes(secret),
+            coefficients=coefficients,
+            num_shares=len(directory.public_keys),
         )
 
     pairs = zip(shares_of(keys.private_key), shares_of(keys.self_seed), strict=True)
     sealed = []
     for holder, pair in enumerate(pairs):
-        text = b"".join(share.value.to_bytes(SHARE_BYTES) for share in pair)
-        cipher = _sealing_cipher(client, holder, client, keys, directory)
+        text = b"".join(share.to_bytes(SHARE_BYTES) for share in pair)
+        cipher = _sealing_cipher(party, client, holder)
         # Each key seals one text, so the nonce need not vary.
         sealed.append(cipher.encrypt(bytes(12), text, None))
     return tuple(sealed)
 
 
-def open_shares(
-    client: int, keys: Keys, directory: Directory, sealed: Mapping[int, bytes]
-) -> dict[int, HeldShares]:
+def open_shares(party: Party, sealed: Mapping[int, bytes]) -> dict[int, HeldShares]:
     """By owner, what a client holds for the others, from what they sealed to it.
 
     Raises:
         InputError: something was not sealed by its owner to this client in this sum.
     """
-    check_directory(client, keys, directory)
-    held = {}
+    client, held = party.client, {}
     for owner, box in sealed.items():
-        cipher = _sealing_cipher(owner, client, client, keys, directory)
+        cipher = _sealing_cipher(party, owner, client)
         try:
             text = cipher.decrypt(bytes(12), box, None)
         except InvalidTag:
@@ -172,13 +180,64 @@ def open_shares(
                 f"client {owner}'s share for client {client} was changed on its way, "
                 "or belongs to another sum; repeat the round."
             ) from None
-        values = (text[:SHARE_BYTES], text[SHARE_BYTES:])
-        held[owner] = HeldShares(*(Share(client, int.from_bytes(v)) for v in values))
+        held[owner] = HeldShares(
+            int.from_bytes(text[:SHARE_BYTES]), int.from_bytes(text[SHARE_BYTES:])
+        )
     return held
 
 
-def _sealing_cipher(owner, holder, client, keys, directory) -> ChaCha20Poly1305:
-    """Of the shares from `owner` to `holder`, one of which is `client`."""
+def share_secret(
+    secret: int, *, coefficients: Sequence[int], num_shares: int, prime: int = PRIME
+) -> tuple[int, ...]:
+    """Shamir's scheme: values of a random polynomial that is the secret at zero.
+
+    Args:
+        secret: in [0, prime).
+        coefficients: of the powers 1, 2, ..., uniform in [0, prime); one fewer than
+            the shares that it takes to recover the secret.
+        num_shares: n, below `prime`.
+        prime: the field.
+
+    Returns:
+        n shares, the values at 1, 2, ..., n. Any `len(coefficients)` of them are
+        uniform whatever the secret is.
+    """
+    shares = []
+    for x in range(1, num_shares + 1):  # x = 0 would hand out the secret itself
+        value = 0
+        for coefficient in (*reversed(coefficients), secret):  # Horner's rule
+            value = (value * x + coefficient) % prime
+        shares.append(value)
+    return tuple(shares)
+
+
+def recover_secret(shares: Mapping[int, int], *, threshold: int) -> int:
+    """The polynomial's value at zero, by Lagrange's formula.
+
+    Shares are by holder; holder i has the value at i + 1.
+
+    Raises:
+        TooFewClientsError: there are fewer shares.
+    """
+    if len(shares) < threshold:
+        raise TooFewClientsError(
+            f"{len(shares)} clients remain to recover a secret that takes {threshold}; "
+            "sample other clients or lower the threshold."
+        )
+    # No more than it takes: the polynomial has this many coefficients.
+    points = {holder + 1: shares[holder] for holder in sorted(shares)[:threshold]}
+    secret = 0
+    for x, value in points.items():
+        # Lagrange's basis polynomial of x, at zero.
+        others = points.keys() - {x}
+        above, below = math.prod(others), math.prod(other - x for other in others)
+        secret += value * above * pow(below, -1, PRIME)
+    return secret % PRIME
+
+
+def _sealing_cipher(party: Party, owner: int, holder: int) -> ChaCha20Poly1305:
+    """Of the shares from `owner` to `holder`, one of which is the party."""
+    client, keys, directory = party
     peer = holder if client == owner else owner
     agreed = agree_secret(keys.sealing_key, directory.public_keys[peer].sealing)
     # Sum, owner and holder are in the key: a box cannot be used in another sum, or

@@ -8,7 +8,7 @@ from fuprune.data.normalisation import constant_statistics
 from fuprune.flower import client_app, loop
 from fuprune.flower.roster import Roster, join_clients
 from fuprune.flower.settings import Timeouts
-from fuprune.flower.transport import RemoteClients, Terms, stand_ins
+from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.models import zoo
 from fuprune.run.federation import make_federation
 from fuprune.run.machine import Runtime
@@ -83,8 +83,9 @@ def remote(grid, config, *, num_clients=3, **terms):
     present = roster.wait_for(len(grid.get_node_ids()))
     assert present == sorted(grid.nodes.values())
     mean, std = constant_statistics("digits", 1)
-    settings = Terms(configuration.to_json(config), mean, std, **terms)
-    return RemoteClients(roster, settings, 10), stand_ins(num_clients, 10, (8, 8, 1))
+    told = configuration.to_json(config)
+    clients = RemoteClients(roster, told, 10, mean, std, **terms)
+    return clients, stand_ins(num_clients, 10, (8, 8, 1))
 
 
 def small_model():

@@ -177,6 +177,45 @@ def test_a_client_confirms_orders_for_nobody_else(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "seconds", [pytest.param(10**400, id="huge"), float("nan"), -1.0, "2", None]
+)
+def test_what_an_answer_cost_is_noted_only_if_it_is_a_time(tmp_path, seconds):
+    def boast(client, message, reply):
+        if client:
+            return reply
+        text = message_text(reply, cpu_seconds=seconds)
+        reply.content["json"]["text"] = text
+        return reply
+
+    roster = Roster(FakeGrid(tmp_path, meddle=boast), 3, Timeouts(5, 1, 0.01))
+    assert roster.refresh() == [0, 1, 2]
+    assert sorted(cost["client"] for cost in roster.costs) == [1, 2]
+
+
+def test_what_a_client_complains_of_is_one_line_of_the_log(tmp_path, caplog):
+    """Else it could write lines that read as the server's own."""
+    said = "no images\nfuprune: error: the run is over"
+
+    def complain(client, message, reply):
+        if client:
+            return Message(Error(code=1, reason=said), reply_to=message)
+        return altered(reply, message, lambda h, t: ({**h, "problem": said}, t))
+
+    grid = FakeGrid(tmp_path, clients=2, meddle=complain)
+    with caplog.at_level(logging.WARNING, "fuprune"):
+        assert Roster(grid, 3, Timeouts(5, 1, 0.01)).refresh() == []
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("the run is over" in line for line in messages) == 2
+    assert not any("\n" in line for line in messages)
+
+
+def message_text(reply, **said):
+    """The text of a reply whose header says something else, NaN included."""
+    content = json.loads(reply.content["json"]["text"])
+    return json.dumps({**content, "header": {**content["header"], **said}})
+
+
+@pytest.mark.parametrize(
     "said", [{"shape": ["wide"]}, {"shape": [8, 8]}, {"examples": -1}]
 )
 def test_a_client_that_describes_its_images_wrongly_is_left_out(tmp_path, said):
@@ -283,3 +322,25 @@ def test_clients_read_the_classes_that_the_servers_data_name(setting, tmp_path):
     counts = np.bincount(local.train.labels, minlength=10)
     np.testing.assert_array_equal(everywhere.confusion.sum(axis=1), counts)
     assert fewer.confusion.sum() < everywhere.confusion.sum()
+
+
+@pytest.mark.parametrize("count", [2**62, -1, 1])
+def test_counts_of_more_images_than_a_client_has_are_turned_away(
+    setting, tmp_path, count
+):
+    """Four of 2 ** 62 add up to 0 in 64 bits."""
+
+    def boast(client, message, reply):
+        def change(header, tree):
+            confusion, loss = tree
+            confusion[0, :4] += count
+            return header, (confusion, loss)
+
+        wrong = client == 1 and message.metadata.message_type == "evaluate"
+        return altered(reply, message, change) if wrong else reply
+
+    config, _, model, variables = setting
+    clients, _ = remote(FakeGrid(tmp_path, meddle=boast), config)
+    found = clients.evaluate(model, variables, range(10))
+    held = clients.roster.examples
+    assert found.confusion.sum() == held[0] + held[2]

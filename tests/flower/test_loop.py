@@ -247,7 +247,7 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
     local = local._replace(request=request)
     here = session._replace(
         federation=session.federation._replace(data=local.data),
-        workdir=place / "simulated",
+        settings=wanted._replace(workdir=place / "simulated"),
         clients=Here(),
     )
     setup = assembly.Setup(config, local, Runtime(None, "loop", "xla", 0, 1))

@@ -1,14 +1,20 @@
 """A forget order: logged on the client's disk, confirmed, in force from then on."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from fuprune.errors import InputError
-from fuprune.flower import ledger
-from fuprune.flower.answers import PROTOCOL, answer
+from fuprune.errors import FupruneError, InputError
+from fuprune.flower import client_app, ledger
 from fuprune.flower.node import Node, log_orders, read_orders, usable
+from fuprune.flower.records import PROTOCOL
+
+
+def answer(kind, header, tree, node):
+    return client_app.answer(kind, header, tree, lambda: node)
 
 
 def make_node(folder, labels=(0, 1, 1, 2, 3)):
@@ -87,12 +93,18 @@ def test_a_client_without_images_tells_sums_of_no_colours(tmp_path):
     ],
 )
 def test_what_is_no_order_is_refused(tmp_path, wrong):
-    with pytest.raises(InputError):
+    with pytest.raises(FupruneError):
         log_orders(tmp_path, wrong)
     header = {"protocol": PROTOCOL, "request": "r1", "orders": wrong}
     reply, content = answer("query.hello", header, None, make_node(tmp_path))
     assert reply["problem"] and content is None
     assert read_orders(tmp_path) == {}
+
+
+def test_neither_side_waits_for_jax_before_it_says_who_it_is():
+    for module in ("client_app", "roster"):
+        source = f"import sys, fuprune.flower.{module}; assert 'jax' not in sys.modules"
+        subprocess.run([sys.executable, "-c", source], check=True)
 
 
 def test_another_version_is_told_so(tmp_path):

@@ -1,3 +1,5 @@
+import io
+
 import jax
 import numpy as np
 import pytest
@@ -94,12 +96,35 @@ def test_a_network_travels_as_one_array_for_each_dtype():
 
 def content(text, arrays=()):
     named = {x.dtype.str: Array.from_numpy_ndarray(x) for x in arrays}
+    return holding(text, named)
+
+
+def holding(text, named):
     return RecordDict(
         {"json": ConfigRecord({"text": text}), "arrays": ArrayRecord(named)}
     )
 
 
 ONE = [np.ones(1, np.uint8)]
+NOTHING = '{"header": {}, "form": null, "arrays": []}'
+
+
+def raw(data):
+    """A message whose one array is whatever NumPy reads in these bytes."""
+    return holding(NOTHING, {"<f4": Array("<f4", (3,), "numpy.ndarray", data)})
+
+
+def archive():
+    file = io.BytesIO()
+    np.savez(file, a=np.ones(3, np.float32))
+    return file.getvalue()
+
+
+def larger_than_memory():
+    file = io.BytesIO()
+    form = {"descr": "<f4", "fortran_order": False, "shape": (10**13,)}
+    np.lib.format.write_array_header_1_0(file, form)
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +141,11 @@ ONE = [np.ones(1, np.uint8)]
         content('{"header": {}, "form": {"array": 0}, "arrays": [["|u1", 1]]}', ONE),
         content('{"header": {}, "form": {"array": 0}, "arrays": [["|O", [1]]]}', ONE),
         content('{"header": {}, "form": {"code": "import os"}, "arrays": []}'),
+        content('{"header": {}, "form": [1], "arrays": []}'),
+        content('{"header": {}, "form": {"map": [1]}, "arrays": []}'),
+        raw(archive()),
+        raw(b"PK\x03\x04 and no archive"),
+        raw(larger_than_memory()),
         content(
             '{"header": {}, "arrays": [], "form": '
             + '{"list": [' * 70

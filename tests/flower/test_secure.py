@@ -9,8 +9,7 @@ import pytest
 from fuprune.data.federated import whole_cohort
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import TooFewClientsError
-from fuprune.flower import secure
-from fuprune.flower.answers import answer
+from fuprune.flower import client_app, node, secure
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL, unpack
 from fuprune.unlearning.activations import collect, merge_activations
@@ -68,6 +67,25 @@ def test_the_server_receives_a_sum_and_nothing_that_shows_an_upload(setting, tmp
     assert not list(tmp_path.glob("*/sums/*"))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_client_without_images_uploads_zeros(setting, tmp_path, monkeypatch, masked):
+    config, local, _, _ = setting
+    part = node._part
+
+    def nothing_for_2(folder, text, client):
+        images, labels = part(folder, text, client)
+        return (images, labels) if client < 2 else (images[:0], labels[:0])
+
+    monkeypatch.setattr(node, "_part", nothing_for_2)
+    clients, data = remote(FakeGrid(tmp_path), config, secure=masked)
+    uploads = gather(setting, clients, data).uploads
+    assert len(uploads) == (1 if masked else 2)
+    plain = gather(setting, "loop", local.data).uploads[:2]
+    chex.assert_trees_all_close(
+        merge_activations(uploads), merge_activations(plain), atol=1e-4
+    )
+
+
 def test_a_client_that_drops_out_after_sharing_is_made_up_for(setting, tmp_path):
     config, local, _, _ = setting
 
@@ -109,6 +127,9 @@ def test_a_spoiled_sum_and_a_sum_of_too_few_end_in_one_line(setting, tmp_path):
     ("kind", "field", "wrong"),
     [
         ("keys", "keys", ["zz", 3]),
+        ("keys", "keys", ["09" * 31, "0a" * 32]),
+        ("keys", "keys", ["00" * 32, "0a" * 32]),  # of small order
+        ("keys", "keys", ["0a" * 32, "0a" * 32]),  # one key for two purposes
         ("shares", "sealed", ["00"]),
         ("reveal", "shares", {"0": "none"}),
     ],
@@ -153,7 +174,9 @@ def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
         with pytest.raises(InputError, match="senders"):
             secure.reveal({**named, "sent": wrong}, parties[0])
     header = {"protocol": PROTOCOL, "secure": {**named, "sent": [0]}}
-    reply, _ = answer("query.secure_reveal", header, None, parties[0])
+    reply, _ = client_app.answer(
+        "query.secure_reveal", header, None, lambda: parties[0]
+    )
     assert "1 of 3 clients remain" in reply["problem"]
     shown = secure.reveal({**named, "sent": [0, 2]}, parties[0])["shares"]
     assert sorted(shown) == ["0", "1", "2"]
