@@ -1,5 +1,6 @@
 """The one check of the classes that a request names, before and after data are read."""
 
+import operator
 from collections.abc import Iterable
 
 from fuprune.errors import InputError
@@ -22,7 +23,7 @@ def check_classes(
       dataset: whose classes they are, for the message.
       error: what to raise.
     """
-    chosen = tuple(dict.fromkeys(int(number) for number in classes))
+    chosen = distinct_integers(classes, name=name, error=error)
     last, of_dataset = num_classes - 1, f" of {dataset}" if dataset else ""
     if not chosen:
         raise error(
@@ -38,3 +39,18 @@ def check_classes(
             f"{last}, because something must remain."
         )
     return chosen
+
+
+def distinct_integers(
+    numbers: Iterable[int],
+    *,
+    name: str = "the request",
+    error: type[InputError] = InputError,
+) -> tuple[int, ...]:
+    """Returns numbers of any integer type as ints in their order, each once."""
+    numbers = tuple(numbers)
+    try:
+        return tuple(dict.fromkeys(map(operator.index, numbers)))
+    except TypeError:
+        # A float would be cut to another class, client or example.
+        raise error(f"{name} names {numbers!r:.60}; allowed: whole numbers.") from None

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fuprune.classes import distinct_integers
 from fuprune.data.federated import (
     FederatedDataset,
     drop_classes,
@@ -59,7 +60,7 @@ def as_request(request: ForgetRequest | Iterable[int]) -> ForgetRequest:
     """
     if not isinstance(request, ForgetRequest):
         request = ForgetRequest(classes=tuple(request))
-    request = ForgetRequest(*(_distinct(names) for names in request))
+    request = ForgetRequest(*map(distinct_integers, request))
     kinds = [name for name in request._fields if getattr(request, name)]
     if not kinds:
         raise InputError(
@@ -72,11 +73,6 @@ def as_request(request: ForgetRequest | Iterable[int]) -> ForgetRequest:
             "request of each, one after the other."
         )
     return request
-
-
-def _distinct(names: Iterable[int]) -> tuple[int, ...]:
-    # Distinct in the order given, which is the order classes are cut in.
-    return tuple(dict.fromkeys(int(name) for name in names))
 
 
 def check_request(

@@ -79,6 +79,8 @@ def test_a_tuple_of_ints_is_classes():
     [
         (ForgetRequest(), "names no class to forget, and no client or example"),
         (ForgetRequest((1,), (2,)), "names classes and clients; allowed: one kind"),
+        ((3.7,), r"names \(3.7,\); allowed: whole numbers"),
+        (ForgetRequest(examples=(np.float64(2),)), "allowed: whole numbers"),
         (ForgetRequest(clients=(5,)), "names client 5; allowed: 0 to 4"),
         (ForgetRequest(clients=(-1,)), "names client -1; allowed: 0 to 4"),
         (ForgetRequest(examples=(40,)), "names example 40; allowed: 0 to 39"),
