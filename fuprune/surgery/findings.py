@@ -70,7 +70,10 @@ class Findings:
         return bool(shape) and max(shape) == np.prod(shape)
 
     def layer(self, path, axis, kind, source, result, channel):
-        """A kernel was applied, and gave this result, channels along this axis."""
+        """A kernel was applied, and gave this result, channels along this axis.
+
+        Of a kernel that is applied several times the last use counts.
+        """
         seen = self.layers.setdefault(path, (axis, kind))
         if seen[0] != axis:
             raise SurgeryError(
@@ -78,8 +81,8 @@ class Findings:
                 f" disagree: its output channels lie along axis {seen[0]} in one use"
                 f" and {axis} in another; give each use a parameter of its own."
             )
-        self.outputs.setdefault(path, (result, channel))
-        self.inputs.setdefault(path, source)
+        self.outputs[path] = (result, channel)
+        self.inputs[path] = source
 
     def biased(self, path, result):
         """A bias was added to what a kernel gave."""

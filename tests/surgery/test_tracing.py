@@ -381,6 +381,37 @@ def test_a_last_kernel_of_any_name_is_observed_as_the_head():
     np.testing.assert_array_equal(seen.head_logits, seen.logits)
 
 
+class Reused(nn.Module):
+    """One dense layer for vectors and maps, and one that is applied to its own result.
+
+    Its last result is a map's for the first, and the logits for the second.
+    """
+
+    use_bias: bool
+
+    @nn.compact
+    def __call__(self, x):
+        shared = nn.Dense(3, self.use_bias, name="shared")
+        tied = nn.Dense(5, self.use_bias, name="tied")
+        x = nn.relu(shared(jnp.mean(x, axis=(1, 2))))[:, None, None] + nn.relu(x)
+        x = jnp.mean(nn.relu(shared(x)), axis=(1, 2))
+        return tied(nn.relu(tied(nn.relu(nn.Dense(5, name="before")(x)))))
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_the_last_use_of_a_layer_is_what_is_seen_of_it(use_bias):
+    network = adapt(Reused(use_bias))
+    variables = networks.variables_of(network, (8, 8, 3))
+    captured = surgery.capture(network, variables, IMAGES, dense=True)
+    seen = surgery.observe(network, variables, IMAGES)
+    assert captured["shared"].shape == seen.outputs["shared"].shape == (3, 8, 8, 3)
+    np.testing.assert_array_equal(seen.head_logits, seen.logits)
+    tied = nn.Dense(5, use_bias)
+    head = {"params": variables["params"]["tied"]}
+    logits = tied.apply(head, seen.features)
+    np.testing.assert_allclose(logits, seen.head_logits, atol=1e-6)
+
+
 def test_hidden_units_before_a_flattened_map_are_offered():
     def flat(variables, images):
         params = variables["params"]
