@@ -87,15 +87,14 @@ def receive_uploads(
 
 def _is_acceptable(sent: ClientUpdate, client: Client, max_norm):
     """Finite everywhere, norm within bounds, no more examples than the client has."""
-    stacked = jax.tree.map(lambda x: x[None], (sent.update, sent.batch_stats))
+    stacked = jax.tree.map(lambda x: x[None], sent)
+    # Counts as well: those that are no numbers would spoil the round's own.
     finite = admit(stacked)[0]
     # A bound that turns nobody away is not worth the norm of every array.
     bounded = math.isfinite(max_norm)
-    small = admit(stacked[0], max_norm=max_norm)[0] if bounded else True
+    small = admit(stacked.update, max_norm=max_norm)[0] if bounded else True
     honest = (sent.num_examples >= 0) & (sent.num_examples <= client.length)
-    # Counts that are no numbers would spoil the round's own.
-    counted = jnp.isfinite(sent.loss_sum) & jnp.isfinite(sent.seen)
-    return finite & small & honest & counted
+    return finite & small & honest
 
 
 def fuse_gradients(
