@@ -26,6 +26,7 @@ from fuprune.surgery.plan import SCOPES as SCOPES
 from fuprune.surgery.plan import LayerReport as LayerReport
 from fuprune.surgery.plan import PrunePlan as PrunePlan
 from fuprune.surgery.plan import make_plan as make_plan
+from fuprune.surgery.report import explain as explain
 from fuprune.surgery.slim import PinnedNetwork as PinnedNetwork
 from fuprune.surgery.slim import SlimNetwork as SlimNetwork
 
@@ -118,18 +119,7 @@ def _planned(model, variables, plan, example) -> PlannedCut:
     """What a plan leaves of a network, by its wiring or by tracing its variables."""
     if hasattr(model, "wiring"):
         return wiring.plan_cuts(model, plan)
-    variables = _needed(model, variables)
-    return cutting.plan_cuts(adapt(model), variables, plan, example)
-
-
-def _needed(model, variables) -> Variables:
-    """The variables given or held; a network is cut by tracing them."""
-    variables = own_variables(model, variables)
-    if variables is None:
-        raise SurgeryError(
-            "variables are missing: this network is cut by tracing them."
-        )
-    return variables
+    return cutting.plan_cuts(model, variables, plan, example)
 
 
 def plan_report(
@@ -150,15 +140,7 @@ def plan_report(
     if hasattr(model, "wiring"):
         return wiring.plan_report(model, plan, input_shape)
     example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
-    return report.plan_report(
-        adapt(model), _needed(model, variables), plan, example=example
-    )
-
-
-def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:
-    """Returns in words what a plan cuts of each layer, and what runs whole and why."""
-    variables = _needed(model, variables)
-    return report.explain(adapt(model), variables, plan, example=example)
+    return report.plan_report(model, variables, plan, example=example)
 
 
 def layer_names(
@@ -170,7 +152,6 @@ def layer_names(
     """
     if hasattr(model, "wiring"):
         return zoo.layer_names(model)
-    variables = _needed(model, variables)
     return tuple(trace_layers(model, variables, example, dense=dense))
 
 
@@ -181,4 +162,4 @@ def kept_channels(
     if hasattr(model, "wiring"):
         wires = model.wiring()
         return {layer: wires[layer].outputs for layer in zoo.layer_names(model)}
-    return cutting.kept_channels(model, _needed(model, variables), example)
+    return cutting.kept_channels(model, variables, example)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.surgery.findings import Findings
+from fuprune.surgery.findings import Findings, Product
 from fuprune.surgery.held import (
     Held,
     Origin,
@@ -326,7 +326,7 @@ def dot_general(eqn, operands, notes) -> Result:
 def _found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
     for (path, axis), origin in kernel.origins.items():
         if origin.axis == columns and origin.pure and not notes.is_channelwise(path):
-            notes.layer(path, axis, kind, source, result, channel)
+            notes.product(path, Product(kind, axis, source, result, channel))
             return result._replace(layer=path)
     return result
 
@@ -415,3 +415,22 @@ def reduce_window(eqn, operands, notes) -> Result:
         return "the rest is summed over windows of different sizes"
     data = eqn.primitive.bind(held.data, **params)
     return [Held(data, tuple(eqn.outvars[0].aval.shape), held.kept, held.rest)]
+
+
+ELEMENTWISE = (
+    "abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos"
+    " cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le"
+    " log log1p logistic lt max min mul ne neg nextafter not or pow reduce_precision"
+    " rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+).split()
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    "conv_general_dilated": convolution,
+    "dot_general": dot_general,
+    "reduce_sum": reduce_sum,
+    "reduce_max": reduce_extreme,
+    "reduce_min": reduce_extreme,
+    "reduce_window_max": reduce_window,
+    "reduce_window_min": reduce_window,
+    "reduce_window_sum": reduce_window,
+}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.surgery.arithmetic import Result
+from fuprune.surgery.arithmetic import Result, Rule
 from fuprune.surgery.held import (
     Held,
     is_static,
@@ -291,3 +291,17 @@ def rev(eqn, operands, notes) -> Result:
     data = jax.lax.rev(held.data, axes)
     rest = None if held.is_full else held.rest
     return [Held(data, held.shape, tuple(kept), rest)]
+
+
+RULES: dict[str, Rule] = {
+    "broadcast_in_dim": broadcast_in_dim,
+    "concatenate": concatenate,
+    "gather": gather,
+    "pad": pad,
+    "reshape": reshape,
+    "rev": rev,
+    "slice": slice_,
+    "split": split,
+    "squeeze": squeeze,
+    "transpose": transpose,
+}

@@ -4,15 +4,14 @@ import math
 from collections import Counter
 from typing import Any
 
-from fuprune.models.adapt import Variables
 from fuprune.models.cost import LayerCost
-from fuprune.surgery import cutting, trace
+from fuprune.surgery import cutting
 from fuprune.surgery.findings import Findings
 from fuprune.surgery.plan import LayerReport, PrunePlan, report_rows
 
 
 def plan_report(
-    network: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
+    model: Any, variables: Any, plan: PrunePlan, *, example: Any = None
 ) -> list[LayerReport]:
     """`surgery.plan_report`, by tracing.
 
@@ -20,32 +19,27 @@ def plan_report(
     one image. The total counts all parameters, the products of all layers, and the
     channels of the convolutions and of those dense layers that the plan names.
     """
-    return _report(network, variables, plan, example)[0]
+    return _report(model, variables, plan, example)[0]
 
 
-def _report(
-    network, variables, plan, example
-) -> tuple[list[LayerReport], Findings, int]:
+def _report(model, variables, plan, example) -> tuple[list[LayerReport], Findings, int]:
     """The rows, what is found out about the cut network, and the batch's size."""
-    program, before = cutting.program_of(network, variables, example)
-    after = cutting.plan_cuts(network, variables, plan, example).network.kept()
-    batch, costs, parameters = program.arguments[0].shape[0], [], []
-    for cuts in (before, after):
-        _, findings = trace.examine(program, cuts)
-        shapes = {
-            path: trace.cut_shape(program, cuts, path).shape for path in program.shapes
-        }
+    before = cutting.trace_network(model, variables, example).program
+    batch, costs, parameters = before.arguments[0].shape[0], [], []
+    for program in (before, cutting.carry_out(before, plan)):
+        _, findings = program.examine()
+        shapes = {path: program.stored(path).shape for path in program.shapes}
         trained = [shape for path, shape in shapes.items() if path[0] == "params"]
         parameters.append(sum(map(math.prod, trained)))
         costs.append(
             {
                 cutting.layer_name(path): _layer_cost(
-                    shapes[path], axis, findings.outputs[path][0].data.shape, batch
+                    shapes[path], found.axis, found.outputs.data.shape, batch
                 )
-                for path, (axis, _) in findings.layers.items()
+                for path, found in findings.products.items()
             }
         )
-    kinds = {cutting.layer_name(p): kind for p, (_, kind) in findings.layers.items()}
+    kinds = {cutting.layer_name(p): use.kind for p, use in findings.products.items()}
     cuttable = [n for n in kinds if kinds[n] == "convolution" or n in plan.keep]
     return report_rows(plan, costs, cuttable, parameters), findings, batch
 
@@ -58,16 +52,14 @@ def _layer_cost(kernel, axis, output, batch) -> LayerCost:
     return LayerCost(math.prod(kernel), flops, kernel[axis])
 
 
-def explain(
-    network: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
-) -> str:
-    """Returns, in plain text, what was cut from each layer, and what runs whole.
+def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:
+    """Returns in words what a plan cuts of each layer, and what runs whole and why.
 
     A primitive runs whole if it has no rule, or its rule does not cover the case. Its
     cost are the FLOPs, its own and those of what is computed from its result until a
     cut parameter meets it, that fall on entries which had to be filled in.
     """
-    rows, findings, batch = _report(network, variables, plan, example)
+    rows, findings, batch = _report(model, variables, plan, example)
     width = max(len(row.layer) for row in rows)
     lines = [
         f"{row.layer:<{width}}  channels {row.channels_before} -> {row.channels_after},"

@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from fuprune.models.adapt import Network, Variables
-from fuprune.surgery import trace
 from fuprune.surgery.arrays import PathCuts, cut_tree, names
 from fuprune.surgery.held import onto
-from fuprune.surgery.trace import Program
+from fuprune.surgery.trace import Program, trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +38,6 @@ class CutNetwork(Network):
     def num_classes(self) -> int:
         """Columns of the logits, if the uncut network says them."""
         return self.base.num_classes
-
-    def kept(self) -> trace.Cuts:
-        """The kept indices by axis, as an interpretation takes them."""
-        return {
-            (path, axis): np.asarray(ids)
-            for path, _, axes in self.cuts
-            for axis, ids in axes
-        }
 
 
 # eq=False keeps the comparison and the hash of `CutNetwork`; a generated hash would go
@@ -72,20 +63,22 @@ class SlimNetwork(CutNetwork):
             )
 
         arguments = (images, mask, rngs)
-        program, cuts = self.trace(call, variables, arguments)
+        program = self.trace(call, variables, arguments)
         leaves, others = jax.tree.leaves(variables), jax.tree.leaves(arguments)
-        results, _ = trace.run(program, leaves, cuts, others)
+        results, _ = program.run(leaves, others)
         # New statistics are cut as the old ones are; everything else is whole. With
         # `mutable` the result is the pair (logits, collections): in front of a
         # variable's own path there is its place in the pair.
         laid = [
-            onto(held, [cuts.get((path[1:], axis)) for axis in range(len(held.shape))])
+            onto(
+                held, [program.cuts.get((path[1:], i)) for i in range(len(held.shape))]
+            )
             for path, held in zip(program.out_paths, results, strict=True)
         ]
         return jax.tree.unflatten(program.out_tree, laid)
 
-    def trace(self, call, variables, arguments) -> tuple[Program, trace.Cuts]:
-        """Traces a call of the uncut network; returns also what is cut of it."""
+    def trace(self, call, variables, arguments) -> Program:
+        """Traces `call(variables, *arguments)` of the uncut network."""
         shapes = {path: shape for path, shape, _ in self.cuts}
         # The variables come cut, so their whole shapes are those on record.
         uncut = jax.tree_util.tree_map_with_path(
@@ -94,8 +87,12 @@ class SlimNetwork(CutNetwork):
             ),
             variables,
         )
-        program = trace.trace(call, uncut, *arguments)
-        return program, self.kept()
+        kept = {
+            (path, axis): np.asarray(ids)
+            for path, _, axes in self.cuts
+            for axis, ids in axes
+        }
+        return trace(call, uncut, arguments, kept)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from fuprune import export, surgery
 from fuprune.errors import InputError
 from fuprune.models import brought
 from fuprune.models.adapt import adapt
-from fuprune.surgery import PrunePlan, cutting, rebuild, trace
+from fuprune.surgery import PrunePlan, cutting, rebuild
 from fuprune.surgery.arrays import cut_tree
 from tests.surgery import networks
 
@@ -101,8 +101,8 @@ def check(name, tolerance=2e-6, dtype=jnp.float32):
         sum(x.size for x in jax.tree.leaves(v["params"])) for v in (cut, variables)
     ]
     assert sizes[0] < case.share * sizes[1]
-    program, cuts = cutting.program_of(small, cut, images)
-    assert len(trace.examine(program, cuts)[1].whole) <= case.whole
+    program = cutting.trace_network(small, cut, images).program
+    assert len(program.examine()[1].whole) <= case.whole
     assert hash(small) == hash(
         surgery.compact(network, variables, plan, example=images)[0]
     )
