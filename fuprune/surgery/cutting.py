@@ -1,6 +1,7 @@
 """Surgery on any network by tracing: its layers, what they give, and their cuts."""
 
 import dataclasses
+from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
@@ -190,13 +191,18 @@ def _same_kept(first, second) -> bool:
 
 
 def layers_of(program: Program, findings: Findings) -> dict[str, Layer]:
-    """Returns all layers, dense ones and those that write the output included."""
-    return {
-        layer_name(path): Layer(
-            path, found.kind, len(program.kept((path, found.axis))), found.axis
-        )
-        for path, found in findings.products.items()
-    }
+    """Returns all layers, dense ones and those that write the output included.
+
+    Of a module with several kernels each is a layer by its whole path.
+    """
+    short = Counter(map(layer_name, findings.products))
+    layers = {}
+    for path, found in findings.products.items():
+        alone = short[layer_name(path)] == 1
+        channels = len(program.kept((path, found.axis)))
+        layer = Layer(path, found.kind, channels, found.axis)
+        layers[layer_name(path) if alone else "/".join(path[1:])] = layer
+    return layers
 
 
 def layer_name(path: Path) -> str:
@@ -253,12 +259,12 @@ def observe(model: Any, variables: Any, images: Any) -> Observed:
     results, findings = program.run(leaves, [images])
     logits = in_full(results[0])
     outputs, last, head, head_logits, features = {}, None, None, logits, None
-    for path, found in findings.products.items():
-        name = layer_name(path)
+    for name, layer in layers_of(program, findings).items():
+        found = findings.products[layer.path]
         outputs[name] = _outputs(found)
         # The last one of that shape counts: what follows it only rescales logits.
-        if found.kind == "dense" and outputs[name].shape == logits.shape:
-            last, head, head_logits = name, path[1:-1], outputs[name]
+        if layer.kind == "dense" and outputs[name].shape == logits.shape:
+            last, head, head_logits = name, layer.path[1:-1], outputs[name]
             features = in_full(found.inputs)
     if last is not None:
         del outputs[last]

@@ -28,28 +28,21 @@ def _report(model, variables, plan, example) -> tuple[list[LayerReport], Finding
     batch, costs, parameters = before.arguments[0].shape[0], [], []
     for program in (before, cutting.carry_out(before, plan)):
         _, findings = program.examine()
+        layers = cutting.layers_of(program, findings)
         shapes = {path: program.stored(path).shape for path in program.shapes}
         trained = [shape for path, shape in shapes.items() if path[0] == "params"]
         parameters.append(sum(map(math.prod, trained)))
-        costs.append(
-            {
-                cutting.layer_name(path): _layer_cost(
-                    shapes[path], found.axis, found.outputs.data.shape, batch
-                )
-                for path, found in findings.products.items()
-            }
-        )
-    kinds = {cutting.layer_name(p): use.kind for p, use in findings.products.items()}
-    cuttable = [n for n in kinds if kinds[n] == "convolution" or n in plan.keep]
+        cost = {}
+        for name, layer in layers.items():
+            weights = math.prod(shapes[layer.path])
+            outputs = findings.products[layer.path].outputs.data
+            # Multiplications per output entry: the kernel without its output axis. Each
+            # counts two FLOPs.
+            flops = 2 * (weights // layer.channels) * math.prod(outputs.shape) // batch
+            cost[name] = LayerCost(weights, flops, layer.channels)
+        costs.append(cost)
+    cuttable = [n for n in layers if layers[n].kind == "convolution" or n in plan.keep]
     return report_rows(plan, costs, cuttable, parameters), findings, batch
-
-
-def _layer_cost(kernel, axis, output, batch) -> LayerCost:
-    # Multiplications per output entry: the kernel without its output axis. Each counts
-    # two FLOPs.
-    each = math.prod(kernel) // kernel[axis]
-    flops = 2 * each * math.prod(output) // batch
-    return LayerCost(math.prod(kernel), flops, kernel[axis])
 
 
 def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:

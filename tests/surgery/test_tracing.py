@@ -150,6 +150,41 @@ def test_layers_are_found_and_the_output_is_not_among_them():
     assert layers["first"].channels == 6
 
 
+class TwoKernels(nn.Module):
+    """One module that holds the kernels of two convolutions."""
+
+    @nn.compact
+    def __call__(self, x):
+        for name, width in (("narrow", 4), ("wide", 6)):
+            shape = (3, 3, x.shape[-1], width)
+            kernel = self.param(name, nn.initializers.lecun_normal(), shape)
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = nn.relu(x)
+        return x
+
+
+def test_every_kernel_of_a_module_is_a_layer():
+    model = TwoKernels()
+    params = {"block": model.init(jax.random.key(0), IMAGES)["params"]}
+    params["head"] = {"kernel": jnp.ones((6, 5))}
+
+    def network(variables, images):
+        params = variables["params"]
+        x = model.apply({"params": params["block"]}, images)
+        return jnp.mean(x, axis=(1, 2)) @ params["head"]["kernel"]
+
+    variables = {"params": params}
+    layers = surgery.trace_layers(network, variables, IMAGES)
+    assert list(layers) == ["block/narrow", "block/wide"]
+    seen = surgery.observe(network, variables, IMAGES)
+    assert [x.shape[-1] for x in seen.outputs.values()] == [4, 6]
+    plan = PrunePlan({"block/narrow": np.array([0, 3])})
+    rows = surgery.plan_report(network, plan, (8, 8, 3), variables=variables)
+    assert [row.channels_after for row in rows] == [2, 6, 5, 8]
+
+
 def test_capture_gives_what_flax_captures():
     network, variables = small_network()
     captured = surgery.capture(network, variables, IMAGES)
