@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.data.preprocess import Preprocess
-from fuprune.federated.aggregate import Aggregation, admit
+from fuprune.federated.aggregate import Aggregation, is_finite, update_norms
 from fuprune.federated.client import (
     ClientUpdate,
     drawn_piece,
@@ -38,7 +38,7 @@ class Total(NamedTuple):
     """What is summed over the cohort."""
 
     update: Any  # weighted by examples, or () if the rule needs every client's own
-    batch_stats: Any  # weighted by examples, or () if each client keeps its own
+    batch_stats: Any  # the same
     weight: jax.Array  # []
     loss_sum: jax.Array  # []
     correct: jax.Array  # []
@@ -87,14 +87,14 @@ def receive_uploads(
 
 def _is_acceptable(sent: ClientUpdate, client: Client, max_norm):
     """Finite everywhere, norm within bounds, no more examples than the client has."""
-    stacked = jax.tree.map(lambda x: x[None], sent)
     # Counts as well: those that are no numbers would spoil the round's own.
-    finite = admit(stacked)[0]
+    finite = is_finite(sent)
     # A bound that turns nobody away is not worth the norm of every array.
-    bounded = math.isfinite(max_norm)
-    small = admit(stacked.update, max_norm=max_norm)[0] if bounded else True
+    if math.isfinite(max_norm):
+        alone = jax.tree.map(lambda x: x[None], sent.update)
+        finite = finite & (update_norms(alone)[0] <= max_norm)
     honest = (sent.num_examples >= 0) & (sent.num_examples <= client.length)
-    return finite & small & honest
+    return finite & honest
 
 
 def fuse_gradients(
@@ -139,8 +139,7 @@ def fuse_gradients(
         # gradient that is bad although all losses are good, nobody knows whose it is,
         # so everybody is turned away.
         accepted = jnp.isfinite(losses)
-        finite = admit(jax.tree.map(lambda x: x[None], (grads, stats)))[0]
-        accepted = accepted & (finite | ~jnp.all(accepted))
+        accepted = accepted & (is_finite((grads, stats)) | ~jnp.all(accepted))
         good = jnp.all(accepted)
         total = jax.tree.map(lambda x: jnp.where(good, x, jnp.zeros_like(x)), total)
         return total, Upload(examples * good, accepted, (), ())
