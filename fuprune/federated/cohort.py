@@ -257,22 +257,6 @@ def _make_loop(program: ClientProgram) -> CohortFn:
     init, step = jax.jit(program.init), jax.jit(program.step, donate_argnums=2)
     finish = jax.jit(program.finish)
     add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
-    pools: dict[Any, tuple[Any, Any]] = {}
-
-    def on_device(x, device):
-        """A pool array on `device`, copied there once and kept while it is in use."""
-        place = (device, x.shape, x.dtype)
-        held = pools.get(place)
-        if held is None or held[0]() is not x:
-            # Weak, so that a dataset which nobody uses is freed with its copies.
-            source = weakref.ref(x, lambda gone: drop(place, gone))
-            held = pools[place] = (source, jax.device_put(x, device))
-        return held[1]
-
-    def drop(place, gone):
-        # Another pool may have taken the place of the one that is no more.
-        if place in pools and pools[place][0] is gone:
-            del pools[place]
 
     def run(shared, clients):
         size = clients.length.shape[0]
@@ -280,8 +264,8 @@ def _make_loop(program: ClientProgram) -> CohortFn:
         devices = jax.local_devices()[:size]
         local = [
             Shared(
-                on_device(shared.images, device),
-                on_device(shared.labels, device),
+                _on_device(shared.images, device),
+                _on_device(shared.labels, device),
                 jax.device_put(shared.context, device),
             )
             for device in devices
@@ -313,3 +297,16 @@ def _make_loop(program: ClientProgram) -> CohortFn:
         return total, jax.tree.map(lambda *x: jnp.stack(x), *each)
 
     return run
+
+
+# Pools of images and labels, by the pool and the device it was copied to.
+_COPIES: dict[tuple[int, Any], jax.Array] = {}
+
+
+def _on_device(pool, device):
+    """A pool on `device`: copied there once, and freed with the pool itself."""
+    place = (id(pool), device)
+    if place not in _COPIES:
+        _COPIES[place] = jax.device_put(pool, device)
+        weakref.finalize(pool, _COPIES.pop, place, None)
+    return _COPIES[place]
