@@ -289,9 +289,7 @@ def _make_algorithm(
     finish_round = jax.jit(_make_finish_round(server_optimizer, aggregation))
     restate = jax.jit(_restate)
     # Put on the mesh once: a teacher does not change from round to round.
-    on_devices = functools.cache(
-        lambda: on_mesh(objective.context, spread) if spread else objective.context
-    )
+    teacher = on_mesh(objective.context, spread) if spread else objective.context
 
     def init(variables) -> ServerState:
         params, _ = split_params(variables)
@@ -317,7 +315,7 @@ def _make_algorithm(
             key,
             jnp.asarray(factor, jnp.float32),
             None if state.local is None else state.local.batch_stats,
-            on_devices(),
+            teacher,
         )
         clients = clients_of(cohort)
         shared = Shared(cohort.images, cohort.labels, context)
