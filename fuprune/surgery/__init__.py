@@ -20,7 +20,6 @@ from fuprune.surgery.cutting import observe as observe
 from fuprune.surgery.cutting import trace_layers as trace_layers
 from fuprune.surgery.findings import Layer as Layer
 from fuprune.surgery.findings import SurgeryError as SurgeryError
-from fuprune.surgery.module import SlimModule as SlimModule
 from fuprune.surgery.plan import ORDERS as ORDERS
 from fuprune.surgery.plan import SCOPES as SCOPES
 from fuprune.surgery.plan import LayerReport as LayerReport
@@ -28,6 +27,7 @@ from fuprune.surgery.plan import PrunePlan as PrunePlan
 from fuprune.surgery.plan import make_plan as make_plan
 from fuprune.surgery.report import explain as explain
 from fuprune.surgery.slim import PinnedNetwork as PinnedNetwork
+from fuprune.surgery.slim import SlimModule as SlimModule
 from fuprune.surgery.slim import SlimNetwork as SlimNetwork
 
 

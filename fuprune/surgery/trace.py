@@ -78,13 +78,13 @@ def _evaluate(eqn, operands, findings) -> list[Held]:
     name = eqn.primitive.name
     if name in CALLS:
         return CALLS[name](eqn, operands, findings)
-    # Neither a cut nor a parameter is involved: no rule could say more than JAX.
-    if all(h.is_full and not h.origins and h.rest is None for h in operands):
-        results = _run_whole(eqn, operands)
-        return _follow_filled(eqn, operands, results, findings)
     findings.handled.clear()
-    rule = RULES.get(name, lambda *_: "there is no rule for it")
-    results = rule(eqn, operands, findings)
+    if all(h.is_full and not h.origins and h.rest is None for h in operands):
+        results = "neither a cut nor a parameter is involved"
+    elif name in RULES:
+        results = RULES[name](eqn, operands, findings)
+    else:
+        results = "there is no rule for it"
     if isinstance(results, str):
         results = _run_noted(eqn, operands, results, findings)
     else:
@@ -169,11 +169,8 @@ def _source(eqn) -> str:
 
 def _inner(eqn):
     """The jaxpr that a call runs, and its constants."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = eqn.params.get(name)
-        if inner is not None:
-            return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
-    raise SurgeryError(f"primitive {eqn.primitive.name} calls nothing.")
+    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
 
 
 def _call(eqn, operands, findings) -> list[Held]:
@@ -258,7 +255,7 @@ def _custom_vjp(eqn, operands, findings) -> list[Held]:
 def _is_elementwise(jaxpr) -> bool:
     return all(
         _is_elementwise(_inner(eqn)[0])
-        if eqn.primitive.name in ("jit", "pjit")
+        if eqn.primitive.name == "jit"
         else eqn.primitive.name in (*arithmetic.ELEMENTWISE, "broadcast_in_dim")
         for eqn in jaxpr.eqns
     )
@@ -266,12 +263,10 @@ def _is_elementwise(jaxpr) -> bool:
 
 CALLS: dict[str, Callable] = {
     **dict.fromkeys(
-        ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
-        _call,
+        ("jit", "closed_call", "core_call", "checkpoint", "remat", "remat2"), _call
     ),
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,
-    "custom_vjp_call_jaxpr": _custom_vjp,
 }
 
 
