@@ -166,10 +166,7 @@ def _one_client(program: ClientProgram, shared: Shared, client: Client):
 
 
 def _make_map(program: ClientProgram) -> CohortFn:
-    def run(shared, clients):
-        return _in_turn(functools.partial(_one_client, program), shared, clients)
-
-    return run
+    return functools.partial(_in_turn, functools.partial(_one_client, program))
 
 
 def _in_turn(work, shared: Shared, items):
@@ -190,18 +187,15 @@ def _in_turn(work, shared: Shared, items):
 def _make_vmap(program: ClientProgram) -> CohortFn:
     if program.batched is not None:
         return program.batched
-
-    def run(shared, clients):
-        totals, each = jax.vmap(lambda c: _one_client(program, shared, c))(clients)
-        return jax.tree.map(lambda x: jnp.sum(x, axis=0), totals), each
-
-    return run
+    step = jax.vmap(program.step, (None, 0, 0, None))
+    return functools.partial(_at_once, program, step)
 
 
 def _make_wide(program: ClientProgram) -> CohortFn:
     """`program.together` clients at a time; the last group is as small as it is."""
     if program.step_together is None:
         return _make_map(program)
+    one_group = functools.partial(_at_once, program, program.step_together)
 
     def run(shared, clients):
         size, together = clients.length.shape[0], program.together
@@ -213,14 +207,12 @@ def _make_wide(program: ClientProgram) -> CohortFn:
             groups = jax.tree.map(
                 lambda x: x[:full].reshape(-1, together, *x.shape[1:]), clients
             )
-            total, each = _in_turn(
-                functools.partial(_one_group, program), shared, groups
-            )
+            total, each = _in_turn(one_group, shared, groups)
             each = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), each)
             outcomes.append((total, each))
         if full < size:
             rest = jax.tree.map(lambda x: x[full:], clients)
-            outcomes.append(_one_group(program, shared, rest))
+            outcomes.append(one_group(shared, rest))
         totals, each = zip(*outcomes, strict=True)
         return (
             jax.tree.map(lambda *x: sum(x[1:], x[0]), *totals),
@@ -230,14 +222,15 @@ def _make_wide(program: ClientProgram) -> CohortFn:
     return run
 
 
-def _one_group(program: ClientProgram, shared: Shared, clients: Client):
-    """Every client of a group at once; those that are through wait for the others."""
+def _at_once(program: ClientProgram, step_all, shared: Shared, clients: Client):
+    """Every client of a group at once; those that are through wait for the others.
+
+    `step_all` is the program's step over clients and carries.
+    """
     steps = jax.vmap(program.num_steps)(clients)
-    step_together = program.step_together
-    assert step_together is not None, "only programs that can step together come here"
 
     def step(i, carry):
-        new = step_together(shared, clients, carry, i)
+        new = step_all(shared, clients, carry, i)
 
         # A step on padding would still move weights, by momentum and weight decay.
         def unless_through(new, old):
