@@ -300,11 +300,9 @@ def local_gradient(
         grads, stats, _, (loss_sum, correct, seen) = carry
         some = jnp.maximum(seen, 1.0)
         grads = jax.tree.map(lambda g: g / some, grads)
-        _, before = _beginning(shared, client)
+        before = _beginning(shared, client)[1].get("batch_stats", {})
         stats = jax.tree.map(
-            lambda s, b: jnp.where(seen > 0, s / some, b),
-            stats,
-            before.get("batch_stats", {}),
+            lambda s, b: jnp.where(seen > 0, s / some, b), stats, before
         )
         return (), ClientUpdate(grads, stats, seen, loss_sum, correct, seen)
 

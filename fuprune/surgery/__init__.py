@@ -131,6 +131,11 @@ def plan_report(
 ) -> list[LayerReport]:
     """Returns what a plan does to each layer and, in the last row, to the whole.
 
+    Of a network that is cut by tracing, a layer's parameters are those of its kernel,
+    and its FLOPs those of its products on one image. The total counts all parameters,
+    the products of all layers, and the channels of the convolutions and of those dense
+    layers that the plan names.
+
     Args:
       model: the model the plan is for.
       plan: the channels to keep.
@@ -140,7 +145,7 @@ def plan_report(
     if hasattr(model, "wiring"):
         return wiring.plan_report(model, plan, input_shape)
     example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
-    return report.plan_report(model, variables, plan, example=example)
+    return report.examine_plan(model, variables, plan, example)[0]
 
 
 def layer_names(
@@ -162,4 +167,8 @@ def kept_channels(
     if hasattr(model, "wiring"):
         wires = model.wiring()
         return {layer: wires[layer].outputs for layer in zoo.layer_names(model)}
-    return cutting.kept_channels(model, variables, example)
+    program = cutting.trace_network(model, variables, example).program
+    layers = cutting.layers_of(program, program.examine()[1])
+    return {
+        name: tuple(program.kept(layer.pair).tolist()) for name, layer in layers.items()
+    }

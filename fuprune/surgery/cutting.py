@@ -213,17 +213,6 @@ def layer_name(path: Path) -> str:
     return "/".join(inner)
 
 
-def kept_channels(
-    model: Any, variables: Any, example: Any = None
-) -> dict[str, tuple[int, ...]]:
-    """Returns the channels each layer has, as ids in the uncut network."""
-    program = trace_network(model, variables, example).program
-    layers = layers_of(program, program.examine()[1])
-    return {
-        name: tuple(program.kept(layer.pair).tolist()) for name, layer in layers.items()
-    }
-
-
 def capture(
     model: Any, variables: Any, images: Any, *, dense: bool = False
 ) -> dict[str, jax.Array]:
@@ -289,7 +278,7 @@ def plan_cuts(
         for pair, ids in after.cuts.items()
         if len(ids) < len(before.kept(pair))
     }
-    shapes = {path: before.stored(path).shape for path in before.shapes}
+    shapes = {path: stored.shape for path, stored in before.stored().items()}
     return PlannedCut(slim, _path_cuts(before._replace(cuts=relative)), shapes)
 
 

@@ -10,36 +10,24 @@ from fuprune.surgery.findings import Findings
 from fuprune.surgery.plan import LayerReport, PrunePlan, report_rows
 
 
-def plan_report(
-    model: Any, variables: Any, plan: PrunePlan, *, example: Any = None
-) -> list[LayerReport]:
-    """`surgery.plan_report`, by tracing.
-
-    A layer's parameters are those of its kernel, and its FLOPs those of its products on
-    one image. The total counts all parameters, the products of all layers, and the
-    channels of the convolutions and of those dense layers that the plan names.
-    """
-    return _report(model, variables, plan, example)[0]
-
-
-def _report(model, variables, plan, example) -> tuple[list[LayerReport], Findings, int]:
-    """The rows, what is found out about the cut network, and the batch's size."""
+def examine_plan(
+    model: Any, variables: Any, plan: PrunePlan, example: Any = None
+) -> tuple[list[LayerReport], Findings, int]:
+    """`surgery.plan_report`, what is found out about the cut network, and the batch."""
     before = cutting.trace_network(model, variables, example).program
     batch, costs, parameters = before.arguments[0].shape[0], [], []
     for program in (before, cutting.carry_out(before, plan)):
         _, findings = program.examine()
         layers = cutting.layers_of(program, findings)
-        shapes = {path: program.stored(path).shape for path in program.shapes}
-        trained = [shape for path, shape in shapes.items() if path[0] == "params"]
-        parameters.append(sum(map(math.prod, trained)))
+        sizes = {path: math.prod(x.shape) for path, x in program.stored().items()}
+        parameters.append(sum(sizes[path] for path in sizes if path[0] == "params"))
         cost = {}
         for name, layer in layers.items():
-            weights = math.prod(shapes[layer.path])
-            outputs = findings.products[layer.path].outputs.data
+            size, outputs = sizes[layer.path], findings.products[layer.path].outputs
             # Multiplications per output entry: the kernel without its output axis. Each
             # counts two FLOPs.
-            flops = 2 * (weights // layer.channels) * math.prod(outputs.shape) // batch
-            cost[name] = LayerCost(weights, flops, layer.channels)
+            work = 2 * (size // layer.channels) * math.prod(outputs.data.shape)
+            cost[name] = LayerCost(size, work // batch, layer.channels)
         costs.append(cost)
     cuttable = [n for n in layers if layers[n].kind == "convolution" or n in plan.keep]
     return report_rows(plan, costs, cuttable, parameters), findings, batch
@@ -52,7 +40,7 @@ def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None)
     cost are the FLOPs, its own and those of what is computed from its result until a
     cut parameter meets it, that fall on entries which had to be filled in.
     """
-    rows, findings, batch = _report(model, variables, plan, example)
+    rows, findings, batch = examine_plan(model, variables, plan, example)
     width = max(len(row.layer) for row in rows)
     lines = [
         f"{row.layer:<{width}}  channels {row.channels_before} -> {row.channels_after},"

@@ -293,11 +293,15 @@ class Program(NamedTuple):
         path, axis = pair
         return np.asarray(self.cuts.get(pair, np.arange(self.shapes[path].shape[axis])))
 
-    def stored(self, path: Path) -> jax.ShapeDtypeStruct:
-        """The shape of a variable after its cuts."""
-        whole = self.shapes[path]
-        sizes = [len(self.kept((path, axis))) for axis in range(len(whole.shape))]
-        return jax.ShapeDtypeStruct(sizes, whole.dtype)
+    def stored(self) -> dict[Path, jax.ShapeDtypeStruct]:
+        """The shapes of the variables after their cuts."""
+        return {
+            path: jax.ShapeDtypeStruct(
+                [len(self.kept((path, axis))) for axis in range(len(whole.shape))],
+                whole.dtype,
+            )
+            for path, whole in self.shapes.items()
+        }
 
     def run(
         self, leaves: Sequence[Any], arguments: Sequence[Any]
@@ -331,7 +335,7 @@ class Program(NamedTuple):
             found.append(self.run(leaves, arguments))
             return 0
 
-        jax.eval_shape(go, [self.stored(path) for path in self.shapes], self.arguments)
+        jax.eval_shape(go, list(self.stored().values()), self.arguments)
         return found[0]
 
 
