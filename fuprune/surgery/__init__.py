@@ -1,7 +1,10 @@
 """Networks made smaller: which channels go, and how they are taken out.
 
 The door to the room: `mask` and `compact` take networks of the zoo, which are cut by
-their wiring, and any other network, which is cut by tracing it.
+their wiring, and any other network, which is cut by tracing it. How that is done:
+`held` says what is stored of an array with dead channels, `trace` runs a network's
+jaxpr on such arrays, by a rule for each primitive (`arithmetic`, `layout`), and
+`cutting` asks that run for layers and carries out plans.
 """
 
 from typing import Any
@@ -12,6 +15,7 @@ from flax import nnx
 from fuprune.errors import check_choice
 from fuprune.models import zoo
 from fuprune.models.adapt import Variables, adapt, own_variables
+from fuprune.models.cost import layer_costs
 from fuprune.surgery import cutting, report, wiring
 from fuprune.surgery.arrays import PlannedCut
 from fuprune.surgery.cutting import Observed as Observed
@@ -25,6 +29,7 @@ from fuprune.surgery.plan import SCOPES as SCOPES
 from fuprune.surgery.plan import LayerReport as LayerReport
 from fuprune.surgery.plan import PrunePlan as PrunePlan
 from fuprune.surgery.plan import make_plan as make_plan
+from fuprune.surgery.plan import report_rows
 from fuprune.surgery.report import explain as explain
 from fuprune.surgery.slim import PinnedNetwork as PinnedNetwork
 from fuprune.surgery.slim import SlimModule as SlimModule
@@ -133,8 +138,8 @@ def plan_report(
 
     Of a network that is cut by tracing, a layer's parameters are those of its kernel,
     and its FLOPs those of its products on one image. The total counts all parameters,
-    the products of all layers, and the channels of the convolutions and of those dense
-    layers that the plan names.
+    the products of all layers, and the channels of the convolutions, which a plan can
+    cut, and of those dense layers that the plan names.
 
     Args:
       model: the model the plan is for.
@@ -143,7 +148,9 @@ def plan_report(
       variables: those before the cut, for a network that is not of the zoo.
     """
     if hasattr(model, "wiring"):
-        return wiring.plan_report(model, plan, input_shape)
+        small = wiring.plan_cuts(model, plan).network
+        costs = [layer_costs(network, input_shape) for network in (model, small)]
+        return report_rows(plan, costs, zoo.layer_names(model))
     example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
     return report.examine_plan(model, variables, plan, example)[0]
 

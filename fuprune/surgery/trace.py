@@ -1,9 +1,13 @@
 """A network's own jaxpr, run on held arrays.
 
-`interpret` runs it. `examine` and `find_cuts` run it on shapes alone, to see which
-layers there are and which rows and columns of every parameter are left once a plan has
-been carried out: a parameter that is applied to a dead channel dies with it, and what a
-kernel would read of a dead channel is not stored.
+`interpret` runs it, equation by equation. What a primitive makes of held operands is
+its rule, in `arithmetic.RULES` or `layout.RULES`, or in `CALLS` if it runs a jaxpr
+itself; one without a rule gets its operands in full.
+
+`Program.examine` and `follow_cuts` run it on shapes alone, to see which layers there
+are and which rows and columns of every parameter are left once a plan has been carried
+out: a parameter that is applied to a dead channel dies with it, and what a kernel would
+read of a dead channel is not stored.
 """
 
 import math
