@@ -31,7 +31,7 @@ class TrainContext(NamedTuple):
 
 
 class ClientUpdate(NamedTuple):
-    """What one client sends back."""
+    """What one client sends back; or, weighted by examples, the sum over a cohort."""
 
     update: Any  # params-shaped: parameter change (FedAvg) or gradient (FedSGD)
     batch_stats: Any  # the client's BatchNorm running statistics

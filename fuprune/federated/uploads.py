@@ -34,22 +34,13 @@ class Upload(NamedTuple):
     batch_stats: Any  # leaves [M, ...], or () if nothing needs them
 
 
-class Total(NamedTuple):
-    """What is summed over the cohort."""
-
-    update: Any  # weighted by examples, or () if the rule needs every client's own
-    batch_stats: Any  # the same
-    weight: jax.Array  # []
-    loss_sum: jax.Array  # []
-    correct: jax.Array  # []
-    seen: jax.Array  # []
-
-
 def receive_uploads(
     program: ClientProgram, aggregation: Aggregation, *, keep_statistics: bool
 ) -> ClientProgram:
-    """`program` with each `ClientUpdate` checked and turned into `(Total, Upload)`.
+    """`program` with each `ClientUpdate` checked and turned into `(total, Upload)`.
 
+    The total is a `ClientUpdate` as well: a sum over the cohort in which updates and
+    statistics are weighted by examples, or () if the rule needs every client's own.
     `keep_statistics` says whether each client's BatchNorm statistics are needed.
     """
     # A mean can be summed up client by client; other rules need all updates at once.
@@ -60,20 +51,15 @@ def receive_uploads(
             key = jax.random.fold_in(own_key(shared, client), 7)
             sent = aggregation.fault(sent, client.client_id, key)
         accepted = _is_acceptable(sent, client, aggregation.max_update_norm)
-        weight = jnp.where(accepted, sent.num_examples, 0.0)
         # Zeros, because weight zero does not silence a NaN.
         clean = jax.tree.map(lambda x: jnp.where(accepted, x, jnp.zeros_like(x)), sent)
+        weight = clean.num_examples
 
         def weighted(tree):
             return () if stacked else jax.tree.map(lambda x: weight * x, tree)
 
-        total = Total(
-            weighted(clean.update),
-            weighted(clean.batch_stats),
-            weight,
-            clean.loss_sum,
-            clean.correct,
-            clean.seen,
+        total = clean._replace(
+            update=weighted(clean.update), batch_stats=weighted(clean.batch_stats)
         )
         return total, Upload(
             weight,
@@ -134,7 +120,7 @@ def fuse_gradients(
             lambda x: jnp.tensordot(examples, x, axes=1), states.get("batch_stats", {})
         )
         seen = jnp.sum(examples)
-        total = Total(grads, stats, seen, jnp.sum(losses), jnp.sum(hits), seen)
+        total = ClientUpdate(grads, stats, seen, jnp.sum(losses), jnp.sum(hits), seen)
         # One client's bad loss spoils the shared gradient: then the round is void. Of a
         # gradient that is bad although all losses are good, nobody knows whose it is,
         # so everybody is turned away.
