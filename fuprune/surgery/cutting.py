@@ -84,7 +84,8 @@ def trace_layers(
     """Returns the layers whose channels a plan can cut, in forward order.
 
     Layers are named by the path of their kernel, without "kernel" and a "conv" before
-    it. One whose channels are columns of the network's output is left out.
+    it; those of a module with several kernels by the whole path. One whose channels are
+    columns of the network's output is left out.
 
     Args:
       model: what `models.adapt` takes.
