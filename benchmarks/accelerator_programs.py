@@ -121,11 +121,12 @@ def make_floor(options):
     import optax
 
     from fuprune.federated.client import Batch, make_loss
+    from fuprune.federated.objective import classification
 
     shape_of = jax.ShapeDtypeStruct
     model, variables = make_model(options)
     optimizer = optax.sgd(0.01, momentum=0.9)
-    loss = make_loss(model)
+    loss = make_loss(model, classification())
 
     def shared_step(params, state, opt_state, images, labels):
         images = images.astype(jnp.float32) / 255.0

@@ -42,7 +42,11 @@ def check_aggregation(aggregation: Aggregation) -> None:
     check_choice("rule", rule, RULES)
     if not clip_norm > 0:
         raise InputError(f"clip_norm is {clip_norm}, but a norm must be positive.")
-    _check_trim(trim)
+    if not 0 <= trim < 0.5:
+        raise InputError(
+            f"trim is {trim}, but it must lie in [0, 0.5): a half cut at each end "
+            "leaves nobody; use rule='median' for the limit."
+        )
     if not max_norm > 0:
         raise InputError(
             f"max_update_norm is {max_norm}, but a norm must be positive; leave it out "
@@ -70,22 +74,12 @@ def update_norms(updates):
     return (unit * jnp.sqrt(sum(squares))).astype(jnp.float32)
 
 
-def admit(updates, *, max_norm=None):
-    """Which clients' updates are finite everywhere and of acceptable norm; [M] bool.
-
-    Without `max_norm`, the largest L2 norm let in, finiteness is all that is asked for.
-    """
-    spoiled = [
-        jnp.any(~jnp.isfinite(jnp.reshape(leaf, (leaf.shape[0], -1))), axis=1)
-        for leaf in jax.tree.leaves(updates)
-    ]
-    number = jnp.sum(jnp.stack(spoiled).astype(jnp.float32), axis=0)
+def is_finite(tree):
+    """Whether every number of a tree, such as a client's update, is finite; [] bool."""
+    spoiled = [jnp.any(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
     # XLA copies cheap scalars into every later use: here a sum over all arrays into the
     # choice for each array, 200,000 instructions for ResNet56. It does not copy roots.
-    admitted = jnp.sqrt(number) == 0
-    if max_norm is None:
-        return admitted
-    return admitted & (update_norms(updates) <= max_norm)
+    return jnp.sqrt(jnp.sum(jnp.stack(spoiled).astype(jnp.float32))) == 0
 
 
 def weighted_mean(updates, weights):
@@ -153,7 +147,6 @@ def trimmed_mean(updates, weights, *, trim=0.2):
     is static and in [0, 0.5); the rest count alike, as in `coordinate_median`. It holds
     while the hostile clients are no more than those cut at one end.
     """
-    _check_trim(trim)
     live = _live(weights)
     voters = jnp.sum(live)
     # floor(trim * n) for every possible n is worked out on the host: in float32,
@@ -169,14 +162,6 @@ def trimmed_mean(updates, weights, *, trim=0.2):
         return (summed / jnp.maximum(voters - 2 * cut, 1)).astype(_result(leaf))
 
     return jax.tree.map(mean, updates)
-
-
-def _check_trim(trim) -> None:
-    if not 0 <= trim < 0.5:
-        raise InputError(
-            f"trim is {trim}, but it must lie in [0, 0.5): a half cut at each end "
-            "leaves nobody; use rule='median' for the limit."
-        )
 
 
 def aggregate(updates, weights, aggregation: Aggregation = PLAIN_MEAN):

@@ -15,7 +15,7 @@ import optax
 
 from fuprune.data.preprocess import Preprocess
 from fuprune.federated.local_work import count_batches, count_steps, local_work
-from fuprune.federated.objective import Objective, classification
+from fuprune.federated.objective import Objective
 from fuprune.federated.program import Client, ClientProgram, Shared, Task
 from fuprune.models.wide import apply_together, clients_together
 
@@ -31,7 +31,7 @@ class TrainContext(NamedTuple):
 
 
 class ClientUpdate(NamedTuple):
-    """What one client sends back."""
+    """What one client sends back; or, weighted by examples, the sum over a cohort."""
 
     update: Any  # params-shaped: parameter change (FedAvg) or gradient (FedSGD)
     batch_stats: Any  # the client's BatchNorm running statistics
@@ -83,13 +83,12 @@ def gather_batch(
     )
 
 
-def make_loss(model, objective: Objective | None = None):
+def make_loss(model, objective: Objective):
     """Training loss of one client's batch.
 
     `loss(params, state, batch, context=()) -> (mean loss, (loss_sum, correct, state))`,
     `context` being the objective's arrays.
     """
-    objective = objective or classification()
 
     def loss(params, state, batch, context=()):
         logits, updated = _apply_in_training(model, {"params": params, **state}, batch)
@@ -179,7 +178,7 @@ def local_sgd(
         orders = jax.vmap(lambda k: shuffled_positions(k, client.length, padded))(
             jax.random.split(own_key(shared, client), local_epochs)
         )
-        params, state = split_params(_with_local_stats(shared.context, client))
+        params, state = _beginning(shared, client)
         zero = jnp.zeros(())
         return params, state, optimizer.init(params), orders, (zero, zero, zero)
 
@@ -277,7 +276,7 @@ def local_gradient(
 
     def init(shared, client):
         order = shuffled_positions(own_key(shared, client), client.length, padded)
-        params, state = split_params(_with_local_stats(shared.context, client))
+        params, state = _beginning(shared, client)
         zeros = jax.tree.map(jnp.zeros_like, params)
         stats = jax.tree.map(jnp.zeros_like, state.get("batch_stats", {}))
         zero = jnp.zeros(())
@@ -285,7 +284,7 @@ def local_gradient(
 
     def step(shared, client, carry, i):
         grads, stats, order, (loss_sum, correct, seen) = carry
-        params, state = split_params(_with_local_stats(shared.context, client))
+        params, state = _beginning(shared, client)
         batch = drawn_piece(shared, client, order, i, take, piece, preprocess)
         (_, (loss, hits, state)), g = grad(
             params, state, batch, shared.context.objective
@@ -301,7 +300,7 @@ def local_gradient(
         grads, stats, _, (loss_sum, correct, seen) = carry
         some = jnp.maximum(seen, 1.0)
         grads = jax.tree.map(lambda g: g / some, grads)
-        before = _with_local_stats(shared.context, client).get("batch_stats", {})
+        before = _beginning(shared, client)[1].get("batch_stats", {})
         stats = jax.tree.map(
             lambda s, b: jnp.where(seen > 0, s / some, b), stats, before
         )
@@ -404,8 +403,11 @@ def _with_variances(change, tree):
     return {name: _with_variances(change, child) for name, child in tree.items()}
 
 
-def _with_local_stats(context: TrainContext, client: Client):
-    if context.client_stats is None:
-        return context.variables
-    own = jax.tree.map(lambda x: x[client.client_id], context.client_stats)
-    return {**context.variables, "batch_stats": own}
+def _beginning(shared: Shared, client: Client):
+    """`(params, everything else)` at the start, with the client's own statistics."""
+    params, state = split_params(shared.context.variables)
+    stats = shared.context.client_stats
+    if stats is not None:
+        own = jax.tree.map(lambda x: x[client.client_id], stats)
+        state = {**state, "batch_stats": own}
+    return params, state

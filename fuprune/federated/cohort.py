@@ -166,10 +166,7 @@ def _one_client(program: ClientProgram, shared: Shared, client: Client):
 
 
 def _make_map(program: ClientProgram) -> CohortFn:
-    def run(shared, clients):
-        return _in_turn(functools.partial(_one_client, program), shared, clients)
-
-    return run
+    return functools.partial(_in_turn, functools.partial(_one_client, program))
 
 
 def _in_turn(work, shared: Shared, items):
@@ -190,18 +187,15 @@ def _in_turn(work, shared: Shared, items):
 def _make_vmap(program: ClientProgram) -> CohortFn:
     if program.batched is not None:
         return program.batched
-
-    def run(shared, clients):
-        totals, each = jax.vmap(lambda c: _one_client(program, shared, c))(clients)
-        return jax.tree.map(lambda x: jnp.sum(x, axis=0), totals), each
-
-    return run
+    step = jax.vmap(program.step, (None, 0, 0, None))
+    return functools.partial(_at_once, program, step)
 
 
 def _make_wide(program: ClientProgram) -> CohortFn:
     """`program.together` clients at a time; the last group is as small as it is."""
     if program.step_together is None:
         return _make_map(program)
+    one_group = functools.partial(_at_once, program, program.step_together)
 
     def run(shared, clients):
         size, together = clients.length.shape[0], program.together
@@ -213,14 +207,12 @@ def _make_wide(program: ClientProgram) -> CohortFn:
             groups = jax.tree.map(
                 lambda x: x[:full].reshape(-1, together, *x.shape[1:]), clients
             )
-            total, each = _in_turn(
-                functools.partial(_one_group, program), shared, groups
-            )
+            total, each = _in_turn(one_group, shared, groups)
             each = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), each)
             outcomes.append((total, each))
         if full < size:
             rest = jax.tree.map(lambda x: x[full:], clients)
-            outcomes.append(_one_group(program, shared, rest))
+            outcomes.append(one_group(shared, rest))
         totals, each = zip(*outcomes, strict=True)
         return (
             jax.tree.map(lambda *x: sum(x[1:], x[0]), *totals),
@@ -230,14 +222,15 @@ def _make_wide(program: ClientProgram) -> CohortFn:
     return run
 
 
-def _one_group(program: ClientProgram, shared: Shared, clients: Client):
-    """Every client of a group at once; those that are through wait for the others."""
+def _at_once(program: ClientProgram, step_all, shared: Shared, clients: Client):
+    """Every client of a group at once; those that are through wait for the others.
+
+    `step_all` is the program's step over clients and carries.
+    """
     steps = jax.vmap(program.num_steps)(clients)
-    step_together = program.step_together
-    assert step_together is not None, "only programs that can step together come here"
 
     def step(i, carry):
-        new = step_together(shared, clients, carry, i)
+        new = step_all(shared, clients, carry, i)
 
         # A step on padding would still move weights, by momentum and weight decay.
         def unless_through(new, old):
@@ -257,22 +250,6 @@ def _make_loop(program: ClientProgram) -> CohortFn:
     init, step = jax.jit(program.init), jax.jit(program.step, donate_argnums=2)
     finish = jax.jit(program.finish)
     add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
-    pools: dict[Any, tuple[Any, Any]] = {}
-
-    def on_device(x, device):
-        """A pool array on `device`, copied there once and kept while it is in use."""
-        place = (device, x.shape, x.dtype)
-        held = pools.get(place)
-        if held is None or held[0]() is not x:
-            # Weak, so that a dataset which nobody uses is freed with its copies.
-            source = weakref.ref(x, lambda gone: drop(place, gone))
-            held = pools[place] = (source, jax.device_put(x, device))
-        return held[1]
-
-    def drop(place, gone):
-        # Another pool may have taken the place of the one that is no more.
-        if place in pools and pools[place][0] is gone:
-            del pools[place]
 
     def run(shared, clients):
         size = clients.length.shape[0]
@@ -280,8 +257,8 @@ def _make_loop(program: ClientProgram) -> CohortFn:
         devices = jax.local_devices()[:size]
         local = [
             Shared(
-                on_device(shared.images, device),
-                on_device(shared.labels, device),
+                _on_device(shared.images, device),
+                _on_device(shared.labels, device),
                 jax.device_put(shared.context, device),
             )
             for device in devices
@@ -313,3 +290,16 @@ def _make_loop(program: ClientProgram) -> CohortFn:
         return total, jax.tree.map(lambda *x: jnp.stack(x), *each)
 
     return run
+
+
+# Pools of images and labels, by the pool and the device it was copied to.
+_COPIES: dict[tuple[int, Any], jax.Array] = {}
+
+
+def _on_device(pool, device):
+    """A pool on `device`: copied there once, and freed with the pool itself."""
+    place = (id(pool), device)
+    if place not in _COPIES:
+        _COPIES[place] = jax.device_put(pool, device)
+        weakref.finalize(pool, _COPIES.pop, place, None)
+    return _COPIES[place]

@@ -54,22 +54,6 @@ class Evaluation(NamedTuple):
         return self.accuracy_on(rest)
 
 
-def confusion_matrix(labels, predictions, num_classes: int) -> jax.Array:
-    """Counts [U, U]: row is the true class, column the predicted one.
-
-    Args:
-      labels: [N] true classes; an example labelled U or more, padding, is not counted.
-      predictions: [N] predicted classes, below U.
-      num_classes: U, static.
-    """
-    labels = jnp.asarray(labels)
-    real = labels < num_classes
-    cells = jnp.where(real, labels, 0) * num_classes + jnp.asarray(predictions)
-    # Padding adds 0 to a cell that exists, whatever it was answered with.
-    counts = jnp.zeros(num_classes**2, jnp.int32).at[cells].add(real)
-    return counts.reshape(num_classes, num_classes)
-
-
 def make_evaluator(
     model,
     dataset,
@@ -140,7 +124,11 @@ def _make_count(model, num_classes, preprocess, mesh):
         picked = jax.nn.log_softmax(logits)
         safe = jnp.minimum(labels, num_classes - 1)
         loss = -jnp.take_along_axis(picked, safe[:, None], axis=1)[:, 0]
-        matrix = confusion_matrix(labels, jnp.argmax(logits, axis=-1), num_classes)
+        # Row is the true class, column the predicted one. Padding adds 0 to a cell that
+        # exists, whatever it was answered with.
+        cells = safe * num_classes + jnp.argmax(logits, axis=-1)
+        counts = jnp.zeros(num_classes**2, jnp.int32).at[cells].add(real)
+        matrix = counts.reshape(num_classes, num_classes)
         return matrix, jnp.sum(jnp.where(real, loss, 0.0))
 
     if mesh is None:

@@ -22,6 +22,7 @@ from fuprune.errors import InputError
 from fuprune.federated import aggregate
 from fuprune.federated.aggregate import PLAIN_MEAN, Aggregation
 from fuprune.federated.client import (
+    ClientUpdate,
     TrainContext,
     local_gradient,
     local_sgd,
@@ -34,7 +35,7 @@ from fuprune.federated.local_work import LocalWork, local_work
 from fuprune.federated.objective import Objective, as_objective, classification
 from fuprune.federated.program import ClientProgram, Shared, Transport
 from fuprune.federated.sharded import make_client_mesh, on_mesh
-from fuprune.federated.uploads import Total, Upload, fuse_gradients, receive_uploads
+from fuprune.federated.uploads import Upload, fuse_gradients, receive_uploads
 from fuprune.models.adapt import adapt
 from fuprune.models.layers import loops_are_fast
 
@@ -289,9 +290,7 @@ def _make_algorithm(
     finish_round = jax.jit(_make_finish_round(server_optimizer, aggregation))
     restate = jax.jit(_restate)
     # Put on the mesh once: a teacher does not change from round to round.
-    on_devices = functools.cache(
-        lambda: on_mesh(objective.context, spread) if spread else objective.context
-    )
+    teacher = on_mesh(objective.context, spread) if spread else objective.context
 
     def init(variables) -> ServerState:
         params, _ = split_params(variables)
@@ -317,7 +316,7 @@ def _make_algorithm(
             key,
             jnp.asarray(factor, jnp.float32),
             None if state.local is None else state.local.batch_stats,
-            on_devices(),
+            teacher,
         )
         clients = clients_of(cohort)
         shared = Shared(cohort.images, cohort.labels, context)
@@ -362,7 +361,7 @@ def _check_ids(clients, num_clients: int) -> None:
 def _make_finish_round(server_optimizer, aggregation: Aggregation):
     """`(state, total, uploads, ids) -> (state, info)`: the server's own step."""
 
-    def finish_round(state: ServerState, total: Total, each: Upload, ids):
+    def finish_round(state: ServerState, total: ClientUpdate, each: Upload, ids):
         params, rest = split_params(state.variables)
         before = rest.get("batch_stats", {})
         update, stats = _combine(aggregation, before, total, each)
@@ -378,13 +377,13 @@ def _make_finish_round(server_optimizer, aggregation: Aggregation):
             variables["batch_stats"] = aggregate.weighted_mean(*local)
         new = ServerState(variables, opt_state, state.round_number + 1, local)
         # A round of nobody changes nothing, not even momentum or the round number.
-        changed = total.weight > 0
+        changed = total.num_examples > 0
         new = jax.tree.map(lambda a, b: jnp.where(changed, a, b), new, state)
         seen = jnp.maximum(total.seen, 1.0)
         info = RoundInfo(
             loss=total.loss_sum / seen,
             accuracy=total.correct / seen,
-            examples=total.weight,
+            examples=total.num_examples,
             seen=total.seen,
             participants=jnp.sum(each.weight > 0).astype(jnp.int32),
             rejected=~each.accepted,
@@ -397,11 +396,11 @@ def _make_finish_round(server_optimizer, aggregation: Aggregation):
     return finish_round
 
 
-def _combine(aggregation: Aggregation, before, total: Total, each: Upload):
+def _combine(aggregation: Aggregation, before, total: ClientUpdate, each: Upload):
     """The update and the statistics under the aggregation rule."""
     if aggregation.rule == "mean":
         # Totals are weighted sums already: no client's update is needed by itself.
-        some = jnp.maximum(total.weight, 1.0)
+        some = jnp.maximum(total.num_examples, 1.0)
         return jax.tree.map(lambda x: x / some, (total.update, total.batch_stats))
     update = aggregate.aggregate(each.update, each.weight, aggregation)
     if not before:

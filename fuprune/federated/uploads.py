@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.data.preprocess import Preprocess
-from fuprune.federated.aggregate import Aggregation, admit
+from fuprune.federated.aggregate import Aggregation, is_finite, update_norms
 from fuprune.federated.client import (
     ClientUpdate,
     drawn_piece,
@@ -34,22 +34,13 @@ class Upload(NamedTuple):
     batch_stats: Any  # leaves [M, ...], or () if nothing needs them
 
 
-class Total(NamedTuple):
-    """What is summed over the cohort."""
-
-    update: Any  # weighted by examples, or () if the rule needs every client's own
-    batch_stats: Any  # weighted by examples, or () if each client keeps its own
-    weight: jax.Array  # []
-    loss_sum: jax.Array  # []
-    correct: jax.Array  # []
-    seen: jax.Array  # []
-
-
 def receive_uploads(
     program: ClientProgram, aggregation: Aggregation, *, keep_statistics: bool
 ) -> ClientProgram:
-    """`program` with each `ClientUpdate` checked and turned into `(Total, Upload)`.
+    """`program` with each `ClientUpdate` checked and turned into `(total, Upload)`.
 
+    The total is a `ClientUpdate` as well: a sum over the cohort in which updates and
+    statistics are weighted by examples, or () if the rule needs every client's own.
     `keep_statistics` says whether each client's BatchNorm statistics are needed.
     """
     # A mean can be summed up client by client; other rules need all updates at once.
@@ -60,20 +51,15 @@ def receive_uploads(
             key = jax.random.fold_in(own_key(shared, client), 7)
             sent = aggregation.fault(sent, client.client_id, key)
         accepted = _is_acceptable(sent, client, aggregation.max_update_norm)
-        weight = jnp.where(accepted, sent.num_examples, 0.0)
         # Zeros, because weight zero does not silence a NaN.
         clean = jax.tree.map(lambda x: jnp.where(accepted, x, jnp.zeros_like(x)), sent)
+        weight = clean.num_examples
 
         def weighted(tree):
             return () if stacked else jax.tree.map(lambda x: weight * x, tree)
 
-        total = Total(
-            weighted(clean.update),
-            weighted(clean.batch_stats),
-            weight,
-            clean.loss_sum,
-            clean.correct,
-            clean.seen,
+        total = clean._replace(
+            update=weighted(clean.update), batch_stats=weighted(clean.batch_stats)
         )
         return total, Upload(
             weight,
@@ -87,15 +73,14 @@ def receive_uploads(
 
 def _is_acceptable(sent: ClientUpdate, client: Client, max_norm):
     """Finite everywhere, norm within bounds, no more examples than the client has."""
-    stacked = jax.tree.map(lambda x: x[None], (sent.update, sent.batch_stats))
-    finite = admit(stacked)[0]
+    # Counts as well: those that are no numbers would spoil the round's own.
+    finite = is_finite(sent)
     # A bound that turns nobody away is not worth the norm of every array.
-    bounded = math.isfinite(max_norm)
-    small = admit(stacked[0], max_norm=max_norm)[0] if bounded else True
+    if math.isfinite(max_norm):
+        alone = jax.tree.map(lambda x: x[None], sent.update)
+        finite = finite & (update_norms(alone)[0] <= max_norm)
     honest = (sent.num_examples >= 0) & (sent.num_examples <= client.length)
-    # Counts that are no numbers would spoil the round's own.
-    counted = jnp.isfinite(sent.loss_sum) & jnp.isfinite(sent.seen)
-    return finite & small & honest & counted
+    return finite & honest
 
 
 def fuse_gradients(
@@ -135,13 +120,12 @@ def fuse_gradients(
             lambda x: jnp.tensordot(examples, x, axes=1), states.get("batch_stats", {})
         )
         seen = jnp.sum(examples)
-        total = Total(grads, stats, seen, jnp.sum(losses), jnp.sum(hits), seen)
+        total = ClientUpdate(grads, stats, seen, jnp.sum(losses), jnp.sum(hits), seen)
         # One client's bad loss spoils the shared gradient: then the round is void. Of a
         # gradient that is bad although all losses are good, nobody knows whose it is,
         # so everybody is turned away.
         accepted = jnp.isfinite(losses)
-        finite = admit(jax.tree.map(lambda x: x[None], (grads, stats)))[0]
-        accepted = accepted & (finite | ~jnp.all(accepted))
+        accepted = accepted & (is_finite((grads, stats)) | ~jnp.all(accepted))
         good = jnp.all(accepted)
         total = jax.tree.map(lambda x: jnp.where(good, x, jnp.zeros_like(x)), total)
         return total, Upload(examples * good, accepted, (), ())

@@ -1,7 +1,10 @@
 """Networks made smaller: which channels go, and how they are taken out.
 
 The door to the room: `mask` and `compact` take networks of the zoo, which are cut by
-their wiring, and any other network, which is cut by tracing it.
+their wiring, and any other network, which is cut by tracing it. How that is done:
+`held` says what is stored of an array with dead channels, `trace` runs a network's
+jaxpr on such arrays, by a rule for each primitive (`arithmetic`, `layout`), and
+`cutting` asks that run for layers and carries out plans.
 """
 
 from typing import Any
@@ -12,6 +15,7 @@ from flax import nnx
 from fuprune.errors import check_choice
 from fuprune.models import zoo
 from fuprune.models.adapt import Variables, adapt, own_variables
+from fuprune.models.cost import layer_costs
 from fuprune.surgery import cutting, report, wiring
 from fuprune.surgery.arrays import PlannedCut
 from fuprune.surgery.cutting import Observed as Observed
@@ -20,13 +24,15 @@ from fuprune.surgery.cutting import observe as observe
 from fuprune.surgery.cutting import trace_layers as trace_layers
 from fuprune.surgery.findings import Layer as Layer
 from fuprune.surgery.findings import SurgeryError as SurgeryError
-from fuprune.surgery.module import SlimModule as SlimModule
 from fuprune.surgery.plan import ORDERS as ORDERS
 from fuprune.surgery.plan import SCOPES as SCOPES
 from fuprune.surgery.plan import LayerReport as LayerReport
 from fuprune.surgery.plan import PrunePlan as PrunePlan
 from fuprune.surgery.plan import make_plan as make_plan
+from fuprune.surgery.plan import report_rows
+from fuprune.surgery.report import explain as explain
 from fuprune.surgery.slim import PinnedNetwork as PinnedNetwork
+from fuprune.surgery.slim import SlimModule as SlimModule
 from fuprune.surgery.slim import SlimNetwork as SlimNetwork
 
 
@@ -118,18 +124,7 @@ def _planned(model, variables, plan, example) -> PlannedCut:
     """What a plan leaves of a network, by its wiring or by tracing its variables."""
     if hasattr(model, "wiring"):
         return wiring.plan_cuts(model, plan)
-    variables = _needed(model, variables)
-    return cutting.plan_cuts(adapt(model), variables, plan, example)
-
-
-def _needed(model, variables) -> Variables:
-    """The variables given or held; a network is cut by tracing them."""
-    variables = own_variables(model, variables)
-    if variables is None:
-        raise SurgeryError(
-            "variables are missing: this network is cut by tracing them."
-        )
-    return variables
+    return cutting.plan_cuts(model, variables, plan, example)
 
 
 def plan_report(
@@ -141,6 +136,11 @@ def plan_report(
 ) -> list[LayerReport]:
     """Returns what a plan does to each layer and, in the last row, to the whole.
 
+    Of a network that is cut by tracing, a layer's parameters are those of its kernel,
+    and its FLOPs those of its products on one image. The total counts all parameters,
+    the products of all layers, and the channels of the convolutions, which a plan can
+    cut, and of those dense layers that the plan names.
+
     Args:
       model: the model the plan is for.
       plan: the channels to keep.
@@ -148,17 +148,11 @@ def plan_report(
       variables: those before the cut, for a network that is not of the zoo.
     """
     if hasattr(model, "wiring"):
-        return wiring.plan_report(model, plan, input_shape)
+        small = wiring.plan_cuts(model, plan).network
+        costs = [layer_costs(network, input_shape) for network in (model, small)]
+        return report_rows(plan, costs, zoo.layer_names(model))
     example = None if input_shape is None else np.empty((2, *input_shape), np.float32)
-    return report.plan_report(
-        adapt(model), _needed(model, variables), plan, example=example
-    )
-
-
-def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:
-    """Returns in words what a plan cuts of each layer, and what runs whole and why."""
-    variables = _needed(model, variables)
-    return report.explain(adapt(model), variables, plan, example=example)
+    return report.examine_plan(model, variables, plan, example)[0]
 
 
 def layer_names(
@@ -170,7 +164,6 @@ def layer_names(
     """
     if hasattr(model, "wiring"):
         return zoo.layer_names(model)
-    variables = _needed(model, variables)
     return tuple(trace_layers(model, variables, example, dense=dense))
 
 
@@ -181,4 +174,8 @@ def kept_channels(
     if hasattr(model, "wiring"):
         wires = model.wiring()
         return {layer: wires[layer].outputs for layer in zoo.layer_names(model)}
-    return cutting.kept_channels(model, _needed(model, variables), example)
+    program = cutting.trace_network(model, variables, example).program
+    layers = cutting.layers_of(program, program.examine()[1])
+    return {
+        name: tuple(program.kept(layer.pair).tolist()) for name, layer in layers.items()
+    }

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.surgery.findings import Findings
+from fuprune.surgery.findings import Findings, Product
 from fuprune.surgery.held import (
     Held,
     Origin,
@@ -34,6 +34,9 @@ Rule = Callable[[Any, Sequence[Held], Findings], Result]
 
 
 # Elementwise primitives.
+
+# Those that zero makes zero, in so many of their first operands.
+ABSORBING = {"mul": 2, "and": 2, "div": 1}
 
 
 def elementwise(eqn, operands, notes) -> Result:
@@ -69,12 +72,8 @@ def elementwise(eqn, operands, notes) -> Result:
 
 def _kept_together(name, operands, shape, notes):
     """The kept indices of each axis, and whether a zero outside them is certain."""
-    zeros = {
-        # Zero times anything is zero; so is zero divided.
-        "mul": [h for h in operands if h.has_zero_rest and not h.is_full],
-        "and": [h for h in operands if h.has_zero_rest and not h.is_full],
-        "div": [h for h in operands[:1] if h.has_zero_rest and not h.is_full],
-    }.get(name, [])
+    absorbing = operands[: ABSORBING.get(name, 0)]
+    zeros = [h for h in absorbing if h.has_zero_rest and not h.is_full]
     deciding = operands
     if name == "select_n" and _same_static_rest(operands[1:]):
         deciding = operands[1:]  # whichever case is chosen, the rest is the same
@@ -102,12 +101,7 @@ def _kept_together(name, operands, shape, notes):
 def _rest_together(eqn, operands, kept, shape, notes):
     """The rest of the result; kept is widened where it has none."""
     name, cut = eqn.primitive.name, [i for i, k in enumerate(kept) if k is not None]
-    if not cut:
-        rests = [h.rest for h in operands]
-        if name == "mul" and any(is_static(r) and r == 0 for r in rests):
-            return kept, np.zeros((), eqn.outvars[0].aval.dtype)[()]
-        return kept, static_value(eqn, rests)
-    if name == "select_n" and _same_static_rest(operands[1:]):
+    if cut and name == "select_n" and _same_static_rest(operands[1:]):
         return kept, operands[1].rest
     rests = []
     for h in operands:
@@ -116,16 +110,16 @@ def _rest_together(eqn, operands, kept, shape, notes):
             and (h.kept[i] is not None or _follows(name, h, i, shape, notes))
             for i in cut
         ]
-        if (h.uniform and not h.shape) or (h.shape and all(follows)):
+        if not cut or (h.uniform and not h.shape) or (h.shape and all(follows)):
             rests.append(h.rest)
         elif not any(follows):
             rests.append(in_full(h) if h.shape else h.data)
         else:  # cut along some axes and not along others: no one rest says it
             return [None] * len(shape), None
-    if all(is_static(rest) for rest in rests):
-        rest = static_value(eqn, rests)
-    elif name == "mul" and any(is_static(r) and r == 0 for r in rests):
+    if name == "mul" and any(is_static(r) and r == 0 for r in rests):
         rest = np.zeros((), eqn.outvars[0].aval.dtype)[()]
+    elif not cut or all(is_static(rest) for rest in rests):
+        rest = static_value(eqn, rests)
     elif name in ("select_n", "clamp"):
         rest = None
     else:
@@ -326,7 +320,7 @@ def dot_general(eqn, operands, notes) -> Result:
 def _found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
     for (path, axis), origin in kernel.origins.items():
         if origin.axis == columns and origin.pure and not notes.is_channelwise(path):
-            notes.layer(path, axis, kind, source, result, channel)
+            notes.product(path, Product(kind, axis, source, result, channel))
             return result._replace(layer=path)
     return result
 
@@ -415,3 +409,22 @@ def reduce_window(eqn, operands, notes) -> Result:
         return "the rest is summed over windows of different sizes"
     data = eqn.primitive.bind(held.data, **params)
     return [Held(data, tuple(eqn.outvars[0].aval.shape), held.kept, held.rest)]
+
+
+ELEMENTWISE = (
+    "abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos"
+    " cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le"
+    " log log1p logistic lt max min mul ne neg nextafter not or pow reduce_precision"
+    " rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+).split()
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    "conv_general_dilated": convolution,
+    "dot_general": dot_general,
+    "reduce_sum": reduce_sum,
+    "reduce_max": reduce_extreme,
+    "reduce_min": reduce_extreme,
+    "reduce_window_max": reduce_window,
+    "reduce_window_min": reduce_window,
+    "reduce_window_sum": reduce_window,
+}

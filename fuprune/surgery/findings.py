@@ -45,15 +45,23 @@ class Whole(NamedTuple):
         return round(self.share * sum(self.work))
 
 
+class Product(NamedTuple):
+    """A use of a layer's kernel."""
+
+    kind: str  # "convolution" or "dense"
+    axis: int  # of the kernel, along which its output channels lie
+    inputs: Held
+    outputs: Held  # with the bias, if one was added
+    channel: int  # axis of the outputs, along which these channels lie
+
+
 @dataclasses.dataclass
 class Findings:
     """What an interpretation finds out about the parameters."""
 
     shapes: Mapping[Path, Any]  # of the variables
     reads: dict[Pair, Any] = dataclasses.field(default_factory=dict)
-    layers: dict[Path, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    outputs: dict[Path, tuple[Held, int]] = dataclasses.field(default_factory=dict)
-    inputs: dict[Path, Held] = dataclasses.field(default_factory=dict)
+    products: dict[Path, Product] = dataclasses.field(default_factory=dict)
     whole: list[Whole] = dataclasses.field(default_factory=list)
     handled: set[Pair] = dataclasses.field(default_factory=set)
 
@@ -69,19 +77,18 @@ class Findings:
         shape = self.shapes[path].shape
         return bool(shape) and max(shape) == np.prod(shape)
 
-    def layer(self, path, axis, kind, source, result, channel):
-        """A kernel was applied, and gave this result, channels along this axis."""
-        seen = self.layers.setdefault(path, (axis, kind))
-        if seen[0] != axis:
+    def product(self, path, found: Product):
+        """A kernel was applied; of several times the last counts."""
+        seen = self.products.get(path, found)
+        if seen.axis != found.axis:
             raise SurgeryError(
                 f"parameter {'/'.join(path)} is used twice in ways that"
-                f" disagree: its output channels lie along axis {seen[0]} in one use"
-                f" and {axis} in another; give each use a parameter of its own."
+                f" disagree: its output channels lie along axis {seen.axis} in one use"
+                f" and {found.axis} in another; give each use a parameter of its own."
             )
-        self.outputs.setdefault(path, (result, channel))
-        self.inputs.setdefault(path, source)
+        self.products[path] = found
 
-    def biased(self, path, result):
+    def biased(self, path, outputs):
         """A bias was added to what a kernel gave."""
-        if path in self.outputs:
-            self.outputs[path] = (result, self.outputs[path][1])
+        if path in self.products:
+            self.products[path] = self.products[path]._replace(outputs=outputs)

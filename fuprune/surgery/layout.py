@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.surgery.arithmetic import Result
+from fuprune.surgery.arithmetic import Result, Rule
 from fuprune.surgery.held import (
     Held,
     is_static,
@@ -24,10 +24,8 @@ from fuprune.surgery.held import (
 
 def broadcast_in_dim(eqn, operands, notes) -> Result:
     """Axes are added, or axes of size one widened."""
-    held, shape = operands[0], tuple(eqn.params["shape"])
+    (held,), shape = operands, tuple(eqn.params["shape"])
     places = eqn.params["broadcast_dimensions"]
-    if len(operands) > 1:
-        return "its shape is not static"
     # An axis of size one that is widened is never cut: it has one index for all, and no
     # longer one per channel of a parameter.
     moved = {i: j for i, j in enumerate(places) if held.shape[i] == shape[j]}
@@ -63,18 +61,9 @@ def transpose(eqn, operands, notes) -> Result:
 
 def reshape(eqn, operands, notes) -> Result:
     """Runs of axes become other runs: they may join, or split where products allow."""
-    if len(operands) > 1 or eqn.params.get("dimensions") is not None:
-        return "its shape is not static"
-    return _reshaped(operands[0], tuple(eqn.params["new_sizes"]))
-
-
-def squeeze(eqn, operands, notes) -> Result:
-    """Axes of size one go."""
-    (held,), gone = operands, eqn.params["dimensions"]
-    return _reshaped(held, tuple(n for i, n in enumerate(held.shape) if i not in gone))
-
-
-def _reshaped(held, shape) -> Result:
+    (held,), shape = operands, tuple(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        return "it changes the order of axes as well"
     kept: list[np.ndarray | None] = [None] * len(shape)
     moved: dict[int, int] = {}  # axes that are the same before and after
     for before, after in _runs(held.shape, shape):
@@ -291,3 +280,17 @@ def rev(eqn, operands, notes) -> Result:
     data = jax.lax.rev(held.data, axes)
     rest = None if held.is_full else held.rest
     return [Held(data, held.shape, tuple(kept), rest)]
+
+
+RULES: dict[str, Rule] = {
+    "broadcast_in_dim": broadcast_in_dim,
+    "concatenate": concatenate,
+    "gather": gather,
+    "pad": pad,
+    "reshape": reshape,
+    "rev": rev,
+    "slice": slice_,
+    "split": split,
+    "squeeze": reshape,
+    "transpose": transpose,
+}

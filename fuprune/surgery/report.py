@@ -4,70 +4,43 @@ import math
 from collections import Counter
 from typing import Any
 
-from fuprune.models.adapt import Variables
 from fuprune.models.cost import LayerCost
-from fuprune.surgery import cutting, trace
+from fuprune.surgery import cutting
 from fuprune.surgery.findings import Findings
 from fuprune.surgery.plan import LayerReport, PrunePlan, report_rows
 
 
-def plan_report(
-    network: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
-) -> list[LayerReport]:
-    """`surgery.plan_report`, by tracing.
-
-    A layer's parameters are those of its kernel, and its FLOPs those of its products on
-    one image. The total counts all parameters, the products of all layers, and the
-    channels of the convolutions and of those dense layers that the plan names.
-    """
-    return _report(network, variables, plan, example)[0]
-
-
-def _report(
-    network, variables, plan, example
+def examine_plan(
+    model: Any, variables: Any, plan: PrunePlan, example: Any = None
 ) -> tuple[list[LayerReport], Findings, int]:
-    """The rows, what is found out about the cut network, and the batch's size."""
-    program, before = cutting.program_of(network, variables, example)
-    after = cutting.plan_cuts(network, variables, plan, example).network.kept()
-    batch, costs, parameters = program.arguments[0].shape[0], [], []
-    for cuts in (before, after):
-        _, findings = trace.examine(program, cuts)
-        shapes = {
-            path: trace.cut_shape(program, cuts, path).shape for path in program.shapes
-        }
-        trained = [shape for path, shape in shapes.items() if path[0] == "params"]
-        parameters.append(sum(map(math.prod, trained)))
-        costs.append(
-            {
-                cutting.layer_name(path): _layer_cost(
-                    shapes[path], axis, findings.outputs[path][0].data.shape, batch
-                )
-                for path, (axis, _) in findings.layers.items()
-            }
-        )
-    kinds = {cutting.layer_name(p): kind for p, (_, kind) in findings.layers.items()}
-    cuttable = [n for n in kinds if kinds[n] == "convolution" or n in plan.keep]
+    """`surgery.plan_report`, what is found out about the cut network, and the batch."""
+    before = cutting.trace_network(model, variables, example).program
+    batch, costs, parameters = before.arguments[0].shape[0], [], []
+    for program in (before, cutting.carry_out(before, plan)):
+        _, findings = program.examine()
+        layers = cutting.layers_of(program, findings)
+        sizes = {path: math.prod(x.shape) for path, x in program.stored().items()}
+        parameters.append(sum(sizes[path] for path in sizes if path[0] == "params"))
+        cost = {}
+        for name, layer in layers.items():
+            size, outputs = sizes[layer.path], findings.products[layer.path].outputs
+            # Multiplications per output entry: the kernel without its output axis. Each
+            # counts two FLOPs.
+            work = 2 * (size // layer.channels) * math.prod(outputs.data.shape)
+            cost[name] = LayerCost(size, work // batch, layer.channels)
+        costs.append(cost)
+    cuttable = [n for n in layers if layers[n].kind == "convolution" or n in plan.keep]
     return report_rows(plan, costs, cuttable, parameters), findings, batch
 
 
-def _layer_cost(kernel, axis, output, batch) -> LayerCost:
-    # Multiplications per output entry: the kernel without its output axis. Each counts
-    # two FLOPs.
-    each = math.prod(kernel) // kernel[axis]
-    flops = 2 * each * math.prod(output) // batch
-    return LayerCost(math.prod(kernel), flops, kernel[axis])
-
-
-def explain(
-    network: Any, variables: Variables, plan: PrunePlan, *, example: Any = None
-) -> str:
-    """Returns, in plain text, what was cut from each layer, and what runs whole.
+def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:
+    """Returns in words what a plan cuts of each layer, and what runs whole and why.
 
     A primitive runs whole if it has no rule, or its rule does not cover the case. Its
     cost are the FLOPs, its own and those of what is computed from its result until a
     cut parameter meets it, that fall on entries which had to be filled in.
     """
-    rows, findings, batch = _report(network, variables, plan, example)
+    rows, findings, batch = examine_plan(model, variables, plan, example)
     width = max(len(row.layer) for row in rows)
     lines = [
         f"{row.layer:<{width}}  channels {row.channels_before} -> {row.channels_after},"

@@ -10,13 +10,16 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from fuprune.models.adapt import Network, Variables
-from fuprune.surgery import trace
 from fuprune.surgery.arrays import PathCuts, cut_tree, names
 from fuprune.surgery.held import onto
-from fuprune.surgery.trace import Program
+from fuprune.surgery.trace import Program, trace
+
+KINDS = {"params": nnx.Param, "batch_stats": nnx.BatchStat}  # of an NNX module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +42,6 @@ class CutNetwork(Network):
     def num_classes(self) -> int:
         """Columns of the logits, if the uncut network says them."""
         return self.base.num_classes
-
-    def kept(self) -> trace.Cuts:
-        """The kept indices by axis, as an interpretation takes them."""
-        return {
-            (path, axis): np.asarray(ids)
-            for path, _, axes in self.cuts
-            for axis, ids in axes
-        }
 
 
 # eq=False keeps the comparison and the hash of `CutNetwork`; a generated hash would go
@@ -72,20 +67,22 @@ class SlimNetwork(CutNetwork):
             )
 
         arguments = (images, mask, rngs)
-        program, cuts = self.trace(call, variables, arguments)
+        program = self.trace(call, variables, arguments)
         leaves, others = jax.tree.leaves(variables), jax.tree.leaves(arguments)
-        results, _ = trace.run(program, leaves, cuts, others)
+        results, _ = program.run(leaves, others)
         # New statistics are cut as the old ones are; everything else is whole. With
         # `mutable` the result is the pair (logits, collections): in front of a
         # variable's own path there is its place in the pair.
         laid = [
-            onto(held, [cuts.get((path[1:], axis)) for axis in range(len(held.shape))])
+            onto(
+                held, [program.cuts.get((path[1:], i)) for i in range(len(held.shape))]
+            )
             for path, held in zip(program.out_paths, results, strict=True)
         ]
         return jax.tree.unflatten(program.out_tree, laid)
 
-    def trace(self, call, variables, arguments) -> tuple[Program, trace.Cuts]:
-        """Traces a call of the uncut network; returns also what is cut of it."""
+    def trace(self, call, variables, arguments) -> Program:
+        """Traces `call(variables, *arguments)` of the uncut network."""
         shapes = {path: shape for path, shape, _ in self.cuts}
         # The variables come cut, so their whole shapes are those on record.
         uncut = jax.tree_util.tree_map_with_path(
@@ -94,8 +91,12 @@ class SlimNetwork(CutNetwork):
             ),
             variables,
         )
-        program = trace.trace(call, uncut, *arguments)
-        return program, self.kept()
+        kept = {
+            (path, axis): np.asarray(ids)
+            for path, _, axes in self.cuts
+            for axis, ids in axes
+        }
+        return trace(call, uncut, arguments, kept)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,3 +115,57 @@ class PinnedNetwork(CutNetwork):
         """That of the network itself, on the variables masked."""
         masked = cut_tree(self.cuts, variables, fill=True)
         return self.base.apply(masked, images, *arguments, **options)
+
+
+class SlimModule(nnx.Module):
+    """An NNX module with channels removed.
+
+    Its variables keep their kinds and the names of their places, so that `nnx.split`,
+    `nnx.grad` and optimizers treat it as any module; `train()` and `eval()` switch it.
+    """
+
+    def __init__(self, slim: SlimNetwork, variables: Variables):
+        """Takes what `compact` returns of an adapted NNX network."""
+        self.slim = slim
+        for collection, tree in variables.items():
+            kind = KINDS.get(collection, nnx.Variable)
+            setattr(self, collection, _wrapped(tree, kind))
+        self.collections = tuple(variables)
+        self.rngs = nnx.Rngs(dropout=0)
+        # The names that `train()` and `eval()` switch on any module that has them.
+        self.deterministic = True
+        self.use_running_average = True
+
+    def __call__(self, images):
+        """Logits [B, U]; in training the running statistics are updated in place."""
+        values = self.variables()
+        if self.deterministic:
+            return self.slim.apply(values, images, train=False)
+        logits, new = self.slim.apply(
+            values,
+            images,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": self.rngs.dropout()},
+        )
+        if not self.use_running_average and "batch_stats" in new:
+            nnx.update(getattr(self, "batch_stats"), new["batch_stats"])  # noqa: B009
+        return logits
+
+    @property
+    def adapted(self) -> SlimNetwork:
+        """The network it stands for, which takes `variables()`: see `models.adapt`."""
+        return self.slim
+
+    def variables(self) -> dict[str, Any]:
+        """The arrays as {"params": ..., "batch_stats": ...}."""
+        return {
+            name: nnx.to_pure_dict(nnx.state(getattr(self, name)))
+            for name in self.collections
+        }
+
+
+def _wrapped(tree, kind):
+    if isinstance(tree, dict):
+        return nnx.Dict({name: _wrapped(child, kind) for name, child in tree.items()})
+    return kind(jnp.asarray(tree))

@@ -1,9 +1,13 @@
 """A network's own jaxpr, run on held arrays.
 
-`interpret` runs it. `examine` and `find_cuts` run it on shapes alone, to see which
-layers there are and which rows and columns of every parameter are left once a plan has
-been carried out: a parameter that is applied to a dead channel dies with it, and what a
-kernel would read of a dead channel is not stored.
+`interpret` runs it, equation by equation. What a primitive makes of held operands is
+its rule, in `arithmetic.RULES` or `layout.RULES`, or in `CALLS` if it runs a jaxpr
+itself; one without a rule gets its operands in full.
+
+`Program.examine` and `follow_cuts` run it on shapes alone, to see which layers there
+are and which rows and columns of every parameter are left once a plan has been carried
+out: a parameter that is applied to a dead channel dies with it, and what a kernel would
+read of a dead channel is not stored.
 """
 
 import math
@@ -37,42 +41,15 @@ _NOT_THE_NETWORK = tuple(
     str(pathlib.Path(package).parent)
     for package in (jax.__file__, flax.__file__, __file__)
 )
+Cuts = Mapping[Pair, np.ndarray]  # axis of a variable -> kept indices
+# What is done if operands are held; other primitives get them in full.
+RULES = arithmetic.RULES | layout.RULES
+PRODUCTS = ("dot_general", "conv_general_dilated")
 # Primitives that compute nothing.
 MOVES = (
-    *("broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "gather", "pad"),
-    *("reshape", "rev", "slice", "split", "squeeze", "transpose"),
-    *("convert_element_type", "stop_gradient"),
+    *("convert_element_type", "copy", "dynamic_slice", "stop_gradient"),
+    *layout.RULES,
 )
-PRODUCTS = ("dot_general", "conv_general_dilated")
-Cuts = Mapping[Pair, np.ndarray]  # axis of a variable -> kept indices
-ELEMENTWISE = (
-    "abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos"
-    " cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le"
-    " log log1p logistic lt max min mul ne neg nextafter not or pow reduce_precision"
-    " rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor"
-).split()
-# What is done if operands are held; other primitives get them in full.
-RULES: dict[str, arithmetic.Rule] = {
-    **dict.fromkeys(ELEMENTWISE, arithmetic.elementwise),
-    "conv_general_dilated": arithmetic.convolution,
-    "dot_general": arithmetic.dot_general,
-    "reduce_sum": arithmetic.reduce_sum,
-    "reduce_max": arithmetic.reduce_extreme,
-    "reduce_min": arithmetic.reduce_extreme,
-    "reduce_window_max": arithmetic.reduce_window,
-    "reduce_window_min": arithmetic.reduce_window,
-    "reduce_window_sum": arithmetic.reduce_window,
-    "broadcast_in_dim": layout.broadcast_in_dim,
-    "concatenate": layout.concatenate,
-    "gather": layout.gather,
-    "pad": layout.pad,
-    "reshape": layout.reshape,
-    "rev": layout.rev,
-    "slice": layout.slice_,
-    "split": layout.split,
-    "squeeze": layout.squeeze,
-    "transpose": layout.transpose,
-}
 
 
 def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
@@ -105,13 +82,13 @@ def _evaluate(eqn, operands, findings) -> list[Held]:
     name = eqn.primitive.name
     if name in CALLS:
         return CALLS[name](eqn, operands, findings)
-    # Neither a cut nor a parameter is involved: no rule could say more than JAX.
-    if all(h.is_full and not h.origins and h.rest is None for h in operands):
-        results = _run_whole(eqn, operands)
-        return _follow_filled(eqn, operands, results, findings)
     findings.handled.clear()
-    rule = RULES.get(name, lambda *_: "there is no rule for it")
-    results = rule(eqn, operands, findings)
+    if all(h.is_full and not h.origins and h.rest is None for h in operands):
+        results = "neither a cut nor a parameter is involved"
+    elif name in RULES:
+        results = RULES[name](eqn, operands, findings)
+    else:
+        results = "there is no rule for it"
     if isinstance(results, str):
         results = _run_noted(eqn, operands, results, findings)
     else:
@@ -196,11 +173,8 @@ def _source(eqn) -> str:
 
 def _inner(eqn):
     """The jaxpr that a call runs, and its constants."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = eqn.params.get(name)
-        if inner is not None:
-            return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
-    raise SurgeryError(f"primitive {eqn.primitive.name} calls nothing.")
+    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
 
 
 def _call(eqn, operands, findings) -> list[Held]:
@@ -285,20 +259,18 @@ def _custom_vjp(eqn, operands, findings) -> list[Held]:
 def _is_elementwise(jaxpr) -> bool:
     return all(
         _is_elementwise(_inner(eqn)[0])
-        if eqn.primitive.name in ("jit", "pjit")
-        else eqn.primitive.name in (*ELEMENTWISE, "broadcast_in_dim")
+        if eqn.primitive.name == "jit"
+        else eqn.primitive.name in (*arithmetic.ELEMENTWISE, "broadcast_in_dim")
         for eqn in jaxpr.eqns
     )
 
 
 CALLS: dict[str, Callable] = {
     **dict.fromkeys(
-        ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
-        _call,
+        ("jit", "closed_call", "core_call", "checkpoint", "remat", "remat2"), _call
     ),
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,
-    "custom_vjp_call_jaxpr": _custom_vjp,
 }
 
 
@@ -306,12 +278,13 @@ CALLS: dict[str, Callable] = {
 
 
 class Program(NamedTuple):
-    """A network traced at one batch."""
+    """A network traced at one batch, and what is cut of its variables."""
 
     jaxpr: Any  # closed, of the variables' leaves and then those of the arguments
     shapes: dict[Path, jax.ShapeDtypeStruct]  # of the variables, uncut
     out_paths: tuple[Path, ...]  # of the leaves of the result
     out_tree: Any
+    cuts: Cuts
 
     @property
     def arguments(self) -> list[jax.ShapeDtypeStruct]:
@@ -319,9 +292,59 @@ class Program(NamedTuple):
         avals = self.jaxpr.in_avals[len(self.shapes) :]
         return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
+    def kept(self, pair: Pair) -> np.ndarray:
+        """The kept indices of a variable's axis, all if it is not cut."""
+        path, axis = pair
+        return np.asarray(self.cuts.get(pair, np.arange(self.shapes[path].shape[axis])))
 
-def trace(function: Callable, variables: Any, *arguments: Any) -> Program:
-    """Traces `function(variables, *arguments)`; arrays may be shapes."""
+    def stored(self) -> dict[Path, jax.ShapeDtypeStruct]:
+        """The shapes of the variables after their cuts."""
+        return {
+            path: jax.ShapeDtypeStruct(
+                [len(self.kept((path, axis))) for axis in range(len(whole.shape))],
+                whole.dtype,
+            )
+            for path, whole in self.shapes.items()
+        }
+
+    def run(
+        self, leaves: Sequence[Any], arguments: Sequence[Any]
+    ) -> tuple[list[Held], Findings]:
+        """The results, held, from the stored leaves of its variables.
+
+        The leaves of the other arguments are whole.
+        """
+        operands = []
+        for leaf, (path, shape) in zip(leaves, self.shapes.items(), strict=True):
+            axes = range(len(shape.shape))
+            kept = normal([self.cuts.get((path, i)) for i in axes], shape.shape)
+            origins = {(path, i): Origin(i, True) for i in axes}
+            rest = None
+            # Typed keys have no number to be dead with.
+            if not jax.dtypes.issubdtype(shape.dtype, jax.dtypes.extended):
+                rest = np.asarray(dead_value(path), shape.dtype)[()]
+            operands.append(Held(leaf, shape.shape, kept, rest, origins))
+        operands += map(whole, arguments)
+        findings = Findings(self.shapes)
+        jaxpr, constants = self.jaxpr.jaxpr, self.jaxpr.consts
+        return interpret(jaxpr, constants, operands, findings), findings
+
+    def examine(self) -> tuple[list[Held], Findings]:
+        """`run` on shapes alone: nothing is computed."""
+        found = []
+
+        def go(leaves, arguments):
+            # By the closure: kept indices and rests are host values, which `eval_shape`
+            # would turn into shapes if they were returned.
+            found.append(self.run(leaves, arguments))
+            return 0
+
+        jax.eval_shape(go, list(self.stored().values()), self.arguments)
+        return found[0]
+
+
+def trace(function: Callable, variables: Any, arguments: Any, cuts: Cuts) -> Program:
+    """Traces `function(variables, *arguments)` uncut; arrays may be shapes."""
     pairs, tree = jax.tree_util.tree_flatten_with_path(variables)
     shapes = {names(path): jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in pairs}
     # Shapes suffice, and no array of the network ends up as a constant in the jaxpr.
@@ -330,78 +353,22 @@ def trace(function: Callable, variables: Any, *arguments: Any) -> Program:
     )
     out_pairs, out_tree = jax.tree_util.tree_flatten_with_path(out)
     out_paths = tuple(names(path) for path, _ in out_pairs)
-    return Program(jaxpr, shapes, out_paths, out_tree)
+    return Program(jaxpr, shapes, out_paths, out_tree, cuts)
 
 
-def run(
-    program: Program, leaves: Sequence[Any], cuts: Cuts, arguments: Sequence[Any]
-) -> tuple[list[Held], Findings]:
-    """Runs a program on the leaves of its variables, cut along the axes of `cuts`.
-
-    The leaves of the other arguments are whole.
-    """
-    operands = []
-    for leaf, (path, shape) in zip(leaves, program.shapes.items(), strict=True):
-        axes = range(len(shape.shape))
-        kept = normal([cuts.get((path, i)) for i in axes], shape.shape)
-        origins = {(path, i): Origin(i, True) for i in axes}
-        rest = None
-        # Typed keys have no number to be dead with.
-        if not jax.dtypes.issubdtype(shape.dtype, jax.dtypes.extended):
-            rest = np.asarray(dead_value(path), shape.dtype)[()]
-        operands.append(Held(leaf, shape.shape, kept, rest, origins))
-    operands += map(whole, arguments)
-    findings = Findings(program.shapes)
-    constants = program.jaxpr.consts
-    return interpret(program.jaxpr.jaxpr, constants, operands, findings), findings
-
-
-def examine(program: Program, cuts: Cuts) -> tuple[list[Held], Findings]:
-    """`run` on shapes alone: nothing is computed."""
-    found = []
-
-    def go(leaves, arguments):
-        # By the closure: kept indices and rests are host values, which `eval_shape`
-        # would turn into shapes if they were returned.
-        found.append(run(program, leaves, cuts, arguments))
-        return 0
-
-    jax.eval_shape(
-        go,
-        [cut_shape(program, cuts, path) for path in program.shapes],
-        program.arguments,
-    )
-    return found[0]
-
-
-def kept_of(program: Program, cuts: Cuts, pair: Pair) -> np.ndarray:
-    """Returns the kept indices of a variable's axis, all if it is not cut."""
-    path, axis = pair
-    return np.asarray(cuts.get(pair, np.arange(program.shapes[path].shape[axis])))
-
-
-def cut_shape(program: Program, cuts: Cuts, path: Path) -> jax.ShapeDtypeStruct:
-    """Returns the shape of a variable after its cuts."""
-    shape = program.shapes[path]
-    sizes = [
-        len(cuts.get((path, axis), range(size)))
-        for axis, size in enumerate(shape.shape)
-    ]
-    return jax.ShapeDtypeStruct(sizes, shape.dtype)
-
-
-def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, list[Held]]:
-    """Returns every cut that planned ones bring about, and how the outputs are held.
+def follow_cuts(program: Program) -> tuple[Program, list[Held]]:
+    """Returns the program with all that its cuts bring about, and how it holds outputs.
 
     Each pass sees the parameters that died in the one before. The last changes nothing.
     """
+    planned = program.cuts
     cuts: dict[Pair, np.ndarray] = dict(planned)
     # A gate's bias is not read where the gated channel is dead; once it is cut, the sum
     # that it enters reads it in full. What was cut in vain stays whole, which is never
     # wrong, and the passes come to an end.
     in_vain: set[Pair] = set()
     for _ in range(20):
-        results, findings = examine(program, cuts)
+        results, findings = program._replace(cuts=cuts).examine()
         # From the plan again in every pass, so that a cut which no longer follows from
         # the others does not stay.
         after = dict(planned)
@@ -410,7 +377,7 @@ def find_cuts(program: Program, planned: Cuts) -> tuple[Cuts, list[Held]]:
                 after[pair] = np.intersect1d(kept, planned.get(pair, kept))
         in_vain |= cuts.keys() - after.keys()
         if after.keys() == cuts.keys() and all(same(after[p], cuts[p]) for p in cuts):
-            return cuts, results
+            return program._replace(cuts=cuts), results
         cuts = after
     raise SurgeryError(
         "the cuts of this network do not settle; a parameter is used in ways that"

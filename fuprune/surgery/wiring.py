@@ -9,10 +9,10 @@ import numpy as np
 
 from fuprune.errors import InputError
 from fuprune.models import zoo
-from fuprune.models.cost import layer_costs, variable_shapes
+from fuprune.models.cost import variable_shapes
 from fuprune.models.layers import places
 from fuprune.surgery.arrays import PlannedCut
-from fuprune.surgery.plan import LayerReport, PrunePlan, check_kept, report_rows
+from fuprune.surgery.plan import PrunePlan, check_kept
 
 
 def plan_cuts(model: nn.Module, plan: PrunePlan) -> PlannedCut:
@@ -64,16 +64,3 @@ def _compacted(model, plan):
         if len(ids) < wiring[layer].width:
             channels.append((layer, ids))
     return model.clone(channels=tuple(channels))
-
-
-def plan_report(
-    model: nn.Module,
-    plan: PrunePlan,
-    input_shape: tuple[int, int, int] | None = None,
-) -> list[LayerReport]:
-    """`surgery.plan_report`, for a model of the zoo.
-
-    Channels of the total are those of the convolutions, which a plan can cut.
-    """
-    costs = [layer_costs(net, input_shape) for net in (model, _compacted(model, plan))]
-    return report_rows(plan, costs, zoo.layer_names(model))

@@ -1,5 +1,7 @@
 """Every backend is the same round; nothing depends on who else is in the cohort."""
 
+import gc
+
 import chex
 import flax.linen as nn
 import jax
@@ -225,6 +227,22 @@ def test_padding_never_trains(data):
         for c in (cohort, cohort._replace(rows=junk))
     ]
     chex.assert_trees_all_equal(*ends)
+
+
+def test_copies_of_a_pool_are_freed_with_it(data):
+    """Rounds of several algorithms share them."""
+    pool = jnp.array(data.images)
+    name = id(pool)
+    cohort = whole_cohort(data)._replace(images=pool)
+    for _ in range(2):
+        algorithm = average("loop")
+        state = algorithm.init(tiny_variables(MODEL))
+        algorithm.round(state, cohort, jax.random.key(0))
+    copies = [place for place in iteration._COPIES if place[0] == name]
+    assert len(copies) == min(5, jax.local_device_count())
+    del pool, cohort
+    gc.collect()
+    assert not set(copies) & set(iteration._COPIES)
 
 
 def test_a_round_of_nobody_leaves_the_state(data):

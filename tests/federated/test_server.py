@@ -197,6 +197,28 @@ def test_a_client_that_claims_more_examples_than_it_has_is_turned_away(small):
     assert info.rejected.tolist() == [False, False, True]
 
 
+@pytest.mark.parametrize("count", ["num_examples", "loss_sum", "correct", "seen"])
+def test_a_client_with_a_count_that_is_no_number_is_turned_away(small, count):
+    """It would spoil the round's own."""
+    _, _, data, variables = small
+
+    def spoil(sent, client_id, key):
+        spoiled = jnp.where(client_id == 2, jnp.nan, getattr(sent, count))
+        return sent._replace(**{count: spoiled})
+
+    algorithm = fed_avg(
+        Linear(),
+        client_optimizer=optax.sgd(0.1),
+        batch_size=5,
+        aggregation=Aggregation(fault=spoil),
+    )
+    _, info = algorithm.round(
+        algorithm.init(variables), whole_cohort(data), jax.random.key(1)
+    )
+    assert info.rejected.tolist() == [False, False, True]
+    assert np.isfinite([info.loss, info.accuracy, info.examples, info.seen]).all()
+
+
 def test_too_few_usable_clients_stop_the_run_with_a_reason(small):
     """After several cohorts the message says how many and who."""
     _, _, data, variables = small

@@ -14,7 +14,7 @@ from fuprune import export, surgery
 from fuprune.errors import InputError
 from fuprune.models import brought
 from fuprune.models.adapt import adapt
-from fuprune.surgery import PrunePlan, cutting, rebuild, trace
+from fuprune.surgery import PrunePlan, cutting, rebuild
 from fuprune.surgery.arrays import cut_tree
 from tests.surgery import networks
 
@@ -101,8 +101,8 @@ def check(name, tolerance=2e-6, dtype=jnp.float32):
         sum(x.size for x in jax.tree.leaves(v["params"])) for v in (cut, variables)
     ]
     assert sizes[0] < case.share * sizes[1]
-    program, cuts = cutting.program_of(small, cut, images)
-    assert len(trace.examine(program, cuts)[1].whole) <= case.whole
+    program = cutting.trace_network(small, cut, images).program
+    assert len(program.examine()[1].whole) <= case.whole
     assert hash(small) == hash(
         surgery.compact(network, variables, plan, example=images)[0]
     )
@@ -148,6 +148,41 @@ def test_layers_are_found_and_the_output_is_not_among_them():
     assert list(layers) == ["first", "second"]
     assert layers["first"].path == ("params", "first", "kernel")
     assert layers["first"].channels == 6
+
+
+class TwoKernels(nn.Module):
+    """One module that holds the kernels of two convolutions."""
+
+    @nn.compact
+    def __call__(self, x):
+        for name, width in (("narrow", 4), ("wide", 6)):
+            shape = (3, 3, x.shape[-1], width)
+            kernel = self.param(name, nn.initializers.lecun_normal(), shape)
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = nn.relu(x)
+        return x
+
+
+def test_every_kernel_of_a_module_is_a_layer():
+    model = TwoKernels()
+    params = {"block": model.init(jax.random.key(0), IMAGES)["params"]}
+    params["head"] = {"kernel": jnp.ones((6, 5))}
+
+    def network(variables, images):
+        params = variables["params"]
+        x = model.apply({"params": params["block"]}, images)
+        return jnp.mean(x, axis=(1, 2)) @ params["head"]["kernel"]
+
+    variables = {"params": params}
+    layers = surgery.trace_layers(network, variables, IMAGES)
+    assert list(layers) == ["block/narrow", "block/wide"]
+    seen = surgery.observe(network, variables, IMAGES)
+    assert [x.shape[-1] for x in seen.outputs.values()] == [4, 6]
+    plan = PrunePlan({"block/narrow": np.array([0, 3])})
+    rows = surgery.plan_report(network, plan, (8, 8, 3), variables=variables)
+    assert [row.channels_after for row in rows] == [2, 6, 5, 8]
 
 
 def test_capture_gives_what_flax_captures():
@@ -379,6 +414,37 @@ def test_a_last_kernel_of_any_name_is_observed_as_the_head():
     seen = surgery.observe(flat, variables, jnp.ones((2, 2, 2, 3)))
     assert list(seen.outputs) == ["a"] and seen.features.shape == (2, 4)
     np.testing.assert_array_equal(seen.head_logits, seen.logits)
+
+
+class Reused(nn.Module):
+    """One dense layer for vectors and maps, and one that is applied to its own result.
+
+    Its last result is a map's for the first, and the logits for the second.
+    """
+
+    use_bias: bool
+
+    @nn.compact
+    def __call__(self, x):
+        shared = nn.Dense(3, self.use_bias, name="shared")
+        tied = nn.Dense(5, self.use_bias, name="tied")
+        x = nn.relu(shared(jnp.mean(x, axis=(1, 2))))[:, None, None] + nn.relu(x)
+        x = jnp.mean(nn.relu(shared(x)), axis=(1, 2))
+        return tied(nn.relu(tied(nn.relu(nn.Dense(5, name="before")(x)))))
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_the_last_use_of_a_layer_is_what_is_seen_of_it(use_bias):
+    network = adapt(Reused(use_bias))
+    variables = networks.variables_of(network, (8, 8, 3))
+    captured = surgery.capture(network, variables, IMAGES, dense=True)
+    seen = surgery.observe(network, variables, IMAGES)
+    assert captured["shared"].shape == seen.outputs["shared"].shape == (3, 8, 8, 3)
+    np.testing.assert_array_equal(seen.head_logits, seen.logits)
+    tied = nn.Dense(5, use_bias)
+    head = {"params": variables["params"]["tied"]}
+    logits = tied.apply(head, seen.features)
+    np.testing.assert_allclose(logits, seen.head_logits, atol=1e-6)
 
 
 def test_hidden_units_before_a_flattened_map_are_offered():
