@@ -227,6 +227,16 @@ def test_a_hugging_face_set_on_disk_gives_splits_names_and_columns(tmp_path, dat
     assert_one_line(error, "text, label", "an image and a class label")
 
 
+def test_a_column_of_long_strings_says_whose_a_picture_is(tmp_path, datasets):
+    """As other libraries write text into Parquet files."""
+    images, labels = arrays()
+    split = hf_split(datasets, images, labels, writer=list("abc") * 10)
+    split = split.cast_column("writer", datasets.Value("large_string"))
+    split.save_to_disk(str(tmp_path / "set"))
+    writers = column(f"hf:{tmp_path}/set", "writer")
+    assert set(writers.tolist()) == {"a", "b", "c"}
+
+
 def test_many_pictures_of_a_hugging_face_set_are_decoded_once(
     tmp_path, datasets, decoded
 ):
