@@ -113,7 +113,7 @@ def _read(directory: pathlib.Path, split: str, note: dict[str, Any]) -> Dataset:
             raise ValueError(f"{path} does not agree with its note.")
         return array
 
-    number = len(note["class_names"])
+    number = len(note["class_names"]) or None
     return checked(load("images"), load("labels"), number, directory)
 
 

@@ -48,10 +48,19 @@ def checked(
         )
     if images.size == 0:
         raise DamagedDataError(f"{origin}: images have shape {images.shape}: no pixel.")
-    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+    return Dataset(images, checked_labels(labels, len(images), num_classes, origin))
+
+
+def checked_labels(
+    labels: np.ndarray, number: int, num_classes: int | None, origin: object
+) -> np.ndarray:
+    """The labels of so many images as int32; what is wrong is said as by `checked`."""
+    if number == 0:
+        raise DamagedDataError(f"{origin}: has no image.")
+    if labels.shape != (number,) or labels.dtype.kind not in "iu":
         raise DamagedDataError(
             f"{origin}: labels are {labels.dtype} of shape {labels.shape}, but "
-            f"integers of shape [{len(images)}] are needed, one per image."
+            f"integers of shape [{number}] are needed, one per image."
         )
     low, high = int(labels.min()), int(labels.max())
     highest = (num_classes or 2**31) - 1
@@ -60,7 +69,7 @@ def checked(
             f"{origin}: labels run from {low} to {high}, but they must be in "
             f"[0, {highest}]."
         )
-    return Dataset(images, labels.astype(np.int32, copy=False))
+    return labels.astype(np.int32, copy=False)
 
 
 def concatenated(parts: Sequence[Dataset]) -> Dataset:

@@ -17,7 +17,12 @@ import numpy as np
 
 from fuprune.data import cache
 from fuprune.data.arrays import from_arrays
-from fuprune.data.dataset import DamagedDataError, Dataset, LabelledSet
+from fuprune.data.dataset import (
+    DamagedDataError,
+    Dataset,
+    LabelledSet,
+    checked_labels,
+)
 from fuprune.data.pictures import Fit, choose_fit, decode_all, read_header
 from fuprune.files import cache_folder
 
@@ -48,6 +53,10 @@ def read_pictures(
     The sizes of the training pictures decide what all pictures become, by the rule of
     `pictures`; if `size` is given, it is the side of all images.
     """
+    # Before decoding, which takes minutes.
+    train = _with_checked_labels(train, f"{origin} (train)")
+    if test is not None:
+        test = _with_checked_labels(test, f"{origin} (test)")
     fit = choose_fit(map(read_header, train.sources, train.origins), size)
     if fit.resize:
         _LOGGER.info(
@@ -57,9 +66,11 @@ def read_pictures(
             fit.height,
         )
     tested: dict[str, np.ndarray] = {}
-    images = _decode_split("train", train, fit, class_names)
+    # A copy has names only if the set has: the highest label may be any number.
+    names = class_names or ()
+    images = _decode_split("train", train, fit, names)
     if test is not None:
-        tested["test_images"] = _decode_split("test", test, fit, class_names)
+        tested["test_images"] = _decode_split("test", test, fit, names)
         tested["test_labels"] = test.labels
     return from_arrays(
         images,
@@ -71,14 +82,18 @@ def read_pictures(
     )
 
 
+def _with_checked_labels(pictures: Pictures, origin: str) -> Pictures:
+    labels, number = np.asarray(pictures.labels), len(pictures.sources)
+    return pictures._replace(labels=checked_labels(labels, number, None, origin))
+
+
 def _decode_split(
-    split: str, pictures: Pictures, fit: Fit, class_names: Sequence[str] | None
+    split: str, pictures: Pictures, fit: Fit, class_names: Sequence[str]
 ) -> np.ndarray:
     """All pictures of a split, [N, H, W, C] uint8."""
     sources, origins, labels, fingerprint = pictures
     kept = []
     if len(sources) >= MANY and fingerprint is not None:
-        labels = np.asarray(labels, np.int32)
         digest = hashlib.sha256(repr((fingerprint, fit)).encode()).hexdigest()
         kept.append(cache_folder() / "pictures" / digest[:24])
         found = cache.read(kept, split)
@@ -89,8 +104,9 @@ def _decode_split(
     _check_room(len(sources), fit, origins)
     images = decode_all(sources, fit, origins)
     if kept:
-        names = class_names or [str(label) for label in range(int(labels.max()) + 1)]
-        cache.write(kept, split, Dataset(images, labels), class_names=names, origin=[])
+        cache.write(
+            kept, split, Dataset(images, labels), class_names=class_names, origin=[]
+        )
     return images
 
 

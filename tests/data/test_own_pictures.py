@@ -1,5 +1,6 @@
 """Sets that people bring as directories of pictures and from Hugging Face."""
 
+import io
 import sys
 
 import numpy as np
@@ -119,6 +120,58 @@ def test_pictures_that_do_not_fit_in_memory_are_refused_first(
         load(f"folder:{tmp_path}/set", split="train")
     assert_one_line(error, "29 more pictures take", "are free", "?size=64")
     assert decoded == []
+
+
+def as_pictures(images, labels):
+    """Pictures as a source hands them over: files in memory, and their labels."""
+    files = []
+    for image in images:
+        stream = io.BytesIO()
+        Image.fromarray(image).save(stream, "PNG")
+        files.append(stream.getvalue())
+    return decoded_pictures.Pictures(files, range(len(files)), labels, "set 1")
+
+
+def read_numbered(images, labels):
+    return decoded_pictures.read_pictures(
+        as_pictures(images, labels),
+        None,
+        size=None,
+        class_names=None,
+        columns={},
+        origin="hf:set",
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([], "has no image"),
+        ([0, None, 1] * 10, "labels are object"),
+        ([0, -1, 1] * 10, "labels run from -1"),
+    ],
+)
+def test_labels_that_are_none_are_refused_before_pictures_are_decoded(
+    labels, words, decoded
+):
+    images, _ = arrays(len(labels))
+    with pytest.raises(DamagedDataError) as error:
+        read_numbered(images, np.asarray(labels))
+    assert_one_line(error, "hf:set", words)
+    assert decoded == []
+
+
+def test_a_copy_has_no_name_for_every_number_up_to_the_highest_label(tmp_path, decoded):
+    images, labels = arrays()
+    labels[7] = 10**6
+    with pytest.raises(DamagedDataError) as error:
+        read_numbered(images, labels)
+    assert_one_line(error, "hf:set", "labels go up to 1000000, but class 3")
+    (note,) = (tmp_path / "cache").rglob("train.json")
+    assert note.stat().st_size < 1000
+    with pytest.raises(DamagedDataError):
+        read_numbered(images, labels)
+    assert decoded == [30]
 
 
 def test_directories_below_a_class_say_whose_a_picture_is(tmp_path):
