@@ -16,7 +16,7 @@ import numpy as np
 
 from fuprune.data.cache import file_fingerprint
 from fuprune.data.dataset import DamagedDataError, LabelledSet
-from fuprune.data.decoded_pictures import Pictures, read_pictures
+from fuprune.data.pictures import Pictures, read_pictures
 
 _SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()

@@ -13,7 +13,7 @@ import numpy as np
 
 from fuprune.data import network
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError, LabelledSet
-from fuprune.data.decoded_pictures import Pictures, read_pictures
+from fuprune.data.pictures import Pictures, read_pictures
 from fuprune.errors import first_line
 
 _TEST_NAMES = ("test", "validation", "valid", "val")

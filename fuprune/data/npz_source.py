@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fuprune.data.arrays import from_arrays
-from fuprune.data.dataset import DamagedDataError, LabelledSet
+from fuprune.data.dataset import DamagedDataError, LabelledSet, from_arrays
 from fuprune.errors import first_line
 
 # What each array may be called; the first name is the documented one.

@@ -24,8 +24,8 @@ from jax.sharding import PartitionSpec as P
 from fuprune import __version__
 from fuprune import config as configuration
 from fuprune.data.dataset import Dataset
-from fuprune.data.decoded_pictures import free_memory
 from fuprune.data.federated import FederatedDataset, federate, federation_bytes
+from fuprune.data.pictures import free_memory
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.sharded import AXIS, make_client_mesh, on_mesh
 from fuprune.files import cache_folder

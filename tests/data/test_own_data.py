@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.data.arrays import from_arrays
-from fuprune.data.dataset import DamagedDataError, DataUnavailableError
+from fuprune.data.dataset import DamagedDataError, DataUnavailableError, from_arrays
 from fuprune.data.sources import class_names, column, load, num_classes
 from fuprune.errors import FupruneError, InputError
 from tests.data.tiny_sets import arrays, assert_one_line

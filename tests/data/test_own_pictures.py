@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fuprune.data import decoded_pictures, network, pictures, sources
-from fuprune.data.arrays import from_arrays
-from fuprune.data.dataset import DamagedDataError, DataUnavailableError
+from fuprune.data import network, pictures, sources
+from fuprune.data.dataset import (
+    DamagedDataError,
+    DataUnavailableError,
+    from_arrays,
+)
 from fuprune.data.sources import class_names, column, load
 from tests.data.tiny_sets import arrays, assert_one_line
 
@@ -74,14 +77,14 @@ def test_a_link_that_leads_nowhere_matters_only_as_a_picture(tmp_path):
 @pytest.fixture
 def decoded(monkeypatch, tmp_path):
     """Sources of each call that decodes; every set counts as one of many pictures."""
-    calls = []
+    calls, decode_all = [], pictures.decode_all
 
     def spy(files, fit, origins):
         calls.append(len(files))
-        return pictures.decode_all(files, fit, origins)
+        return decode_all(files, fit, origins)
 
-    monkeypatch.setattr(decoded_pictures, "MANY", 1)
-    monkeypatch.setattr(decoded_pictures, "decode_all", spy)
+    monkeypatch.setattr(pictures, "MANY", 1)
+    monkeypatch.setattr(pictures, "decode_all", spy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return calls
 
@@ -115,7 +118,7 @@ def test_pictures_that_do_not_fit_in_memory_are_refused_first(
     tmp_path, decoded, monkeypatch
 ):
     write_folder(tmp_path / "set", *arrays())
-    monkeypatch.setattr(decoded_pictures, "free_memory", lambda: 30 * 5 * 4 * 3 - 1)
+    monkeypatch.setattr(pictures, "free_memory", lambda: 30 * 5 * 4 * 3 - 1)
     with pytest.raises(DamagedDataError) as error:
         load(f"folder:{tmp_path}/set", split="train")
     assert_one_line(error, "29 more pictures take", "are free", "?size=64")
@@ -129,11 +132,11 @@ def as_pictures(images, labels):
         stream = io.BytesIO()
         Image.fromarray(image).save(stream, "PNG")
         files.append(stream.getvalue())
-    return decoded_pictures.Pictures(files, range(len(files)), labels, "set 1")
+    return pictures.Pictures(files, range(len(files)), labels, "set 1")
 
 
 def read_numbered(images, labels):
-    return decoded_pictures.read_pictures(
+    return pictures.read_pictures(
         as_pictures(images, labels),
         None,
         size=None,
