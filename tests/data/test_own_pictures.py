@@ -74,6 +74,20 @@ def test_a_link_that_leads_nowhere_matters_only_as_a_picture(tmp_path):
     assert_one_line(error, "bee/x.png", "not a readable picture")
 
 
+def test_a_changed_picture_behind_a_linked_directory_is_read_again(tmp_path):
+    images, labels = arrays()
+    write_folder(tmp_path / "elsewhere", images, labels)
+    (tmp_path / "set").mkdir()
+    for each in (tmp_path / "elsewhere").iterdir():
+        (tmp_path / "set" / each.name).symlink_to(each)
+    # A link to what is around it has no end.
+    (tmp_path / "elsewhere" / "bee" / "up").symlink_to(tmp_path / "set")
+    name = f"folder:{tmp_path}/set"
+    np.testing.assert_array_equal(load(name, split="train").images[0], images[0])
+    write_picture(tmp_path / "elsewhere" / "ant" / "000.png", 255 - images[0])
+    np.testing.assert_array_equal(load(name, split="train").images[0], 255 - images[0])
+
+
 @pytest.fixture
 def decoded(monkeypatch, tmp_path):
     """Sources of each call that decodes; every set counts as one of many pictures."""
