@@ -135,12 +135,18 @@ def keep_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDat
 
 def _of_classes(labels: jax.Array, classes: Iterable[int]) -> jax.Array:
     """Which examples are of the classes; [N] bool."""
-    chosen = np.asarray(tuple(classes))
-    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
-        raise InputError(f"classes are {chosen.tolist()}, but a class is an integer.")
+    chosen = _integers(classes, "classes")
     if chosen.size and chosen.min() < 0:
         raise InputError(f"Class {chosen.min()} is negative: classes count from 0.")
     return jnp.isin(labels, chosen.astype(np.int32))
+
+
+def _integers(values: Iterable[int], what: str) -> np.ndarray:
+    found = np.asarray(tuple(values))
+    # A mask of truth values would name 0 and 1.
+    if found.size and not np.issubdtype(found.dtype, np.integer):
+        raise InputError(f"{what} are {found[:9].tolist()}, but each is an integer.")
+    return found.astype(np.int64)
 
 
 def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
@@ -148,22 +154,22 @@ def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedD
 
     The pool and all shapes stay as they are, and so does the order of what remains.
     """
-    return _restricted(data, ~_named(examples, len(data.labels), "Example"))
+    return _restricted(data, ~_named(examples, len(data.labels), "examples"))
 
 
 def keep_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
     """Keeps only the given images of the pool in every client's row."""
-    return _restricted(data, _named(examples, len(data.labels), "Example"))
+    return _restricted(data, _named(examples, len(data.labels), "examples"))
 
 
 def _named(ids: Iterable[int], number: int, what: str) -> np.ndarray:
     """Which of `number` examples or clients are named; [number] bool."""
-    ids = np.asarray(tuple(ids), np.int64).reshape(-1)
+    ids = _integers(ids, what)
     outside = ids[(ids < 0) | (ids >= number)]
     if outside.size:
         raise InputError(
-            f"{what} {outside[0]} was named, but there are {number}: ids lie in "
-            f"[0, {number - 1}]."
+            f"{what} are named with the id {outside[0]}, but there are {number}: ids "
+            f"lie in [0, {number - 1}]."
         )
     named = np.zeros(number, bool)
     named[ids] = True
@@ -182,7 +188,7 @@ def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDat
     Shapes stay as they are and the others keep their ids, so that what is kept by
     client (statistics, updates, keys) still fits. A cohort is drawn from the others.
     """
-    leaves = _named(clients, data.num_clients, "Client")
+    leaves = _named(clients, data.num_clients, "clients")
     if not leaves.any():
         return data
     before = np.arange(data.num_clients)
@@ -197,7 +203,7 @@ def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDat
 
 def keep_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDataset:
     """Empties every client but the given ones, who alone can be drawn."""
-    stays = _named(clients, data.num_clients, "Client")
+    stays = _named(clients, data.num_clients, "clients")
     return drop_clients(data, np.flatnonzero(~stays))
 
 
@@ -299,7 +305,7 @@ def whole_cohort(data: FederatedDataset) -> Cohort:
 def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> Cohort:
     """The cohort of clients [M], in their order; under jit ids cannot be checked."""
     if not isinstance(clients, Tracer):
-        _named(np.asarray(clients), data.num_clients, "Client")
+        _named(np.asarray(clients), data.num_clients, "clients")
     rows, lengths, chosen = _rows_of(
         data.rows, data.lengths, jnp.asarray(clients, jnp.int32)
     )

@@ -117,6 +117,24 @@ def test_senseless_classes_that_come_one_by_one_are_named():
         drop_classes(federate(make_dataset(), draw_parts(0)), iter([0.5]))
 
 
+@pytest.mark.parametrize("ids", [np.array([False, True, False]), [1.5]])
+@pytest.mark.parametrize(
+    ("choose", "what"),
+    [
+        (federated.drop_clients, "clients"),
+        (federated.keep_clients, "clients"),
+        (federated.take_clients, "clients"),
+        (federated.drop_examples, "examples"),
+        (federated.keep_examples, "examples"),
+    ],
+)
+def test_ids_that_are_no_integers_are_refused(choose, what, ids):
+    """A mask, for one, would name clients 0 and 1."""
+    data = federate(make_dataset(), draw_parts(0))
+    with pytest.raises(ValueError, match=f"{what} are \\["):
+        choose(data, ids)
+
+
 def test_cohort_has_different_clients_with_their_own_rows():
     data = federate(make_dataset(), draw_parts(0))
     for seed in range(5):
