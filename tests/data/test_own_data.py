@@ -77,6 +77,13 @@ def test_arrays_that_cannot_be_are_refused_in_one_line(changes, words):
     assert_one_line(error, "from_arrays", *words)
 
 
+def test_class_names_in_bytes_are_text(tmp_path):
+    images, labels = arrays()
+    names = np.array([b"cat", "h\u00e9ron".encode(), b"emu"])
+    np.savez(tmp_path / "own.npz", images=images, labels=labels, class_names=names)
+    assert class_names(f"npz:{tmp_path}/own.npz") == ("cat", "h\u00e9ron", "emu")
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz_gives_splits_names_and_columns(tmp_path, save, monkeypatch):
     images, labels = arrays()
