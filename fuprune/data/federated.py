@@ -103,13 +103,21 @@ def rows_of(
     """Clients' parts as one padded array: rows [K, L] int32 and lengths [K] int32."""
     if len(parts) == 0:
         raise InputError("parts is empty, but a federation has 1 client or more.")
-    lengths = np.fromiter((len(part) for part in parts), np.int32, len(parts))
-    # All parts at once: a Python step per client would take seconds for a million.
-    held = np.concatenate([np.asarray(part) for part in parts])
+    parts = [np.asarray(part) for part in parts]
+    for client, part in enumerate(parts):
+        # A mask of truth values would hold 0 and 1. An empty list is of float64.
+        if part.dtype.kind not in "iu" and part.size:
+            raise InputError(
+                f"Client {client} holds {part.dtype} values, but the indices of its "
+                "examples are integers."
+            )
+    lengths = np.fromiter(map(len, parts), np.int32, len(parts))
+    # All parts at once: more steps per client would take seconds for a million.
+    held = np.concatenate(parts)
     outside = (held < 0) | (held >= num_examples)
     if outside.any():
         client = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), "right"))
-        part = np.asarray(parts[client])
+        part = parts[client]
         raise InputError(
             f"Client {client} holds an index between {part.min()} and {part.max()}, "
             f"but the dataset's run from 0 to {num_examples - 1}."

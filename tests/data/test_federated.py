@@ -77,6 +77,12 @@ def test_index_outside_the_dataset_is_refused(index):
         federate(make_dataset(), [np.array([0]), np.array([index])])
 
 
+@pytest.mark.parametrize("part", [np.array([True, False]), np.array([0.5])])
+def test_parts_that_are_no_indices_are_refused(part):
+    with pytest.raises(ValueError, match=rf"Client 1 holds {part.dtype}"):
+        federate(make_dataset(), [[], part, np.array([2])])
+
+
 def test_federation_without_clients_is_refused():
     with pytest.raises(ValueError, match="parts is empty"):
         federate(make_dataset(), [])
