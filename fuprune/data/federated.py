@@ -252,8 +252,8 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
             "have left: keep one or more."
         )
     size = min(size, data.num_members)
-    rows, lengths, clients = _draw(key, data.rows, data.lengths, size, data.members)
-    return Cohort(data.images, data.labels, rows, lengths, clients)
+    chosen = _draw(key, data.rows, data.lengths, size, data.members)
+    return Cohort(data.images, data.labels, *chosen)
 
 
 @functools.partial(jax.jit, static_argnames="size")
@@ -261,10 +261,8 @@ def _draw(
     key: jax.Array, rows: jax.Array, lengths: jax.Array, size: int, members
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     if members is None:
-        clients = draw_distinct(key, rows.shape[0], size)
-    else:
-        clients = members[draw_distinct(key, members.shape[0], size)]
-    return rows[clients], lengths[clients], clients
+        return _rows_of(rows, lengths, draw_distinct(key, rows.shape[0], size))
+    return _rows_of(rows, lengths, members[draw_distinct(key, len(members), size)])
 
 
 def draw_distinct(key: jax.Array, population: int, size: int) -> jax.Array:
@@ -314,10 +312,8 @@ def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> 
     """The cohort of clients [M], in their order; under jit ids cannot be checked."""
     if not isinstance(clients, Tracer):
         _named(np.asarray(clients), data.num_clients, "clients")
-    rows, lengths, chosen = _rows_of(
-        data.rows, data.lengths, jnp.asarray(clients, jnp.int32)
-    )
-    return Cohort(data.images, data.labels, rows, lengths, chosen)
+    chosen = _rows_of(data.rows, data.lengths, jnp.asarray(clients, jnp.int32))
+    return Cohort(data.images, data.labels, *chosen)
 
 
 # One program for what would be a dozen, one per operation of every index.
