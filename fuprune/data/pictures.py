@@ -220,6 +220,8 @@ def open_picture(source: Any, mode: str | None, origin: object) -> Iterator[Any]
             picture = opened.enter_context(Image.open(path_or_stream))
             if mode is not None:
                 picture.load()
+                if picture.mode[0] in "IF":  # 16 or 32 bits per pixel
+                    _check_fits_bytes(np.asarray(picture), origin)
                 picture = picture if picture.mode == mode else picture.convert(mode)
         # UnidentifiedImageError is an OSError.
         except (
@@ -232,3 +234,12 @@ def open_picture(source: Any, mode: str | None, origin: object) -> Iterator[Any]
                 f"{origin}: is not a readable picture ({first_line(error)})."
             ) from error
         yield picture
+
+
+def _check_fits_bytes(values: np.ndarray, origin: object) -> None:
+    # Pillow would clip them: a whole picture of 16 bits becomes white.
+    if np.any(values != np.clip(np.rint(values), 0, 255)):
+        raise DamagedDataError(
+            f"{origin}: has pixels from {values.min()} to {values.max()}, but whole "
+            "numbers from 0 to 255 are needed; convert it to 8 bits once."
+        )

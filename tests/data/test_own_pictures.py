@@ -226,6 +226,29 @@ def test_one_coloured_picture_makes_all_of_them_coloured(tmp_path):
     assert load(f"folder:{tmp_path}", split="train").images.shape[-1] == 3
 
 
+@pytest.mark.parametrize(
+    ("values", "suffix"),
+    [
+        (np.full((5, 4), 40_000, np.uint16), "png"),
+        (np.full((5, 4), -1, np.int32), "tif"),
+        (np.full((5, 4), 0.5, np.float32), "tif"),
+        (np.full((5, 4), np.nan, np.float32), "tif"),
+    ],
+)
+def test_pixels_that_eight_bits_do_not_hold_are_refused(tmp_path, values, suffix):
+    """They would all have become white or black."""
+    images, labels = arrays(shape=(5, 4, 1))
+    write_folder(tmp_path, images, labels)
+    name = f"folder:{tmp_path}"
+    wide = tmp_path / "ant" / f"wide.{suffix}"
+    Image.fromarray(images[0, ..., 0].astype(values.dtype)).save(wide)
+    np.testing.assert_array_equal(load(name, split="train").images[8], images[0])
+    Image.fromarray(values).save(wide)
+    with pytest.raises(DamagedDataError) as error:
+        load(name, split="train")
+    assert_one_line(error, wide, "whole numbers from 0 to 255")
+
+
 def test_damaged_folders_are_named_in_one_line(tmp_path):
     def message(*words):
         with pytest.raises(DamagedDataError) as error:
