@@ -207,7 +207,8 @@ def _tangent(
     factor = scale * inverse
     d_factor = d_scale * inverse - 0.5 * factor * inverse * inverse * d_variance
     d_output = d_data * factor + (data - mean) * d_factor + (d_bias - d_mean * factor)
-    d_output = combine(d_output, *(d_residual or [None]), False, stream)
+    residual = d_residual[0] if d_residual else None
+    d_output = combine(d_output, residual, False, stream)
     if relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
     return d_output.astype(output.dtype), d_mean, d_variance
