@@ -70,8 +70,10 @@ def save_safetensors(
             data = getattr(model, field)
             if data is not None:
                 programs[name] = np.frombuffer(data, np.uint8)
+    # Not `ascontiguousarray`, which makes an array [1] of a single number.
     flat = {
-        name: np.ascontiguousarray(value) for name, value in _flatten(variables).items()
+        name: np.asarray(value, order="C")
+        for name, value in _flatten(variables).items()
     }
     _check_arrays(model, flat, "variables")
     metadata = {"format": FORMAT, "spec": json.dumps(spec)}
