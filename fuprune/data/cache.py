@@ -99,7 +99,7 @@ def read_note(directory: pathlib.Path, split: str) -> dict[str, Any] | None:
         return None
     if not isinstance(note, dict) or note.get("format") != _FORMAT:
         return None
-    return note
+    return note if isinstance(note.get("class_names"), list) else None
 
 
 def write(

@@ -108,7 +108,7 @@ def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...
     for directory in where.decoded(name):
         for split in ("train", "test"):
             note = cache.read_note(directory, split)
-            if note and note.get("class_names"):
+            if note and note["class_names"]:
                 return tuple(map(str, note["class_names"]))
     directory = tfds_source.find_prepared(name, where.data_dir)
     if directory is not None:
