@@ -9,8 +9,8 @@ from fuprune.audit import AuditReport as AuditReport
 from fuprune.audit.audit import audit as _audit
 from fuprune.audit.request_audit import RequestData as RequestData
 from fuprune.audit.request_audit import audit_request as audit_request
-from fuprune.data.arrays import from_arrays as from_arrays
 from fuprune.data.dataset import Dataset as Dataset
+from fuprune.data.dataset import from_arrays as from_arrays
 from fuprune.data.federated import Cohort as Cohort
 from fuprune.data.federated import FederatedDataset as FederatedDataset
 from fuprune.data.federated import drop_classes as drop_classes

@@ -20,18 +20,17 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from flax import traverse_util
-from jax import export
 
 from fuprune.errors import InputError, MissingFileError
 from fuprune.files import write_whole
 from fuprune.models.adapt import adapt, own_variables
 from fuprune.models.brought import Factory
 from fuprune.models.exported import (
-    PLATFORMS,
     ExportedNetwork,
+    any_images,
     export_network,
     read_program,
-    require_flatbuffers,
+    write_program,
 )
 from fuprune.surgery import rebuild
 
@@ -71,8 +70,10 @@ def save_safetensors(
             data = getattr(model, field)
             if data is not None:
                 programs[name] = np.frombuffer(data, np.uint8)
+    # Not `ascontiguousarray`, which makes an array [1] of a single number.
     flat = {
-        name: np.ascontiguousarray(value) for name, value in _flatten(variables).items()
+        name: np.asarray(value, order="C")
+        for name, value in _flatten(variables).items()
     }
     _check_arrays(model, flat, "variables")
     metadata = {"format": FORMAT, "spec": json.dumps(spec)}
@@ -235,13 +236,11 @@ def export_stablehlo(
     if hasattr(model, "wiring"):
         # A oneDNN call would tie the file to machines that have it.
         model = model.clone(conv="xla")
-    (batch,) = export.symbolic_shape("batch")
     shape = _image_shape(model, input_shape, "export_stablehlo")
-    images = jax.ShapeDtypeStruct((batch, *shape), jnp.float32)
-    evaluate = jax.jit(lambda images: model.apply(variables, images))
-    exported = export.export(evaluate, platforms=PLATFORMS)(images)
-    require_flatbuffers()
-    write_whole(path, bytes(exported.serialize()))
+    program = write_program(
+        lambda images: model.apply(variables, images), any_images(shape)
+    )
+    write_whole(path, program)
 
 
 def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:

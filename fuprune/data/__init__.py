@@ -1,12 +1,10 @@
 """Images, how they are dealt to clients, and how they reach the device."""
 
-from fuprune.data.arrays import from_arrays as from_arrays
-from fuprune.data.augment import crop_and_flip as crop_and_flip
-from fuprune.data.augment import normalise as normalise
 from fuprune.data.dataset import DamagedDataError as DamagedDataError
 from fuprune.data.dataset import Dataset as Dataset
 from fuprune.data.dataset import DataUnavailableError as DataUnavailableError
 from fuprune.data.dataset import LabelledSet as LabelledSet
+from fuprune.data.dataset import from_arrays as from_arrays
 from fuprune.data.federated import Cohort as Cohort
 from fuprune.data.federated import FederatedDataset as FederatedDataset
 from fuprune.data.federated import drop_classes as drop_classes
@@ -31,6 +29,8 @@ from fuprune.data.partition import iid_partition as iid_partition
 from fuprune.data.partition import natural_partition as natural_partition
 from fuprune.data.partition import pathological_partition as pathological_partition
 from fuprune.data.partition import read_partition as read_partition
+from fuprune.data.preprocess import crop_and_flip as crop_and_flip
+from fuprune.data.preprocess import normalise as normalise
 from fuprune.data.sources import class_names as class_names
 from fuprune.data.sources import column as column
 from fuprune.data.sources import load as load

@@ -1,14 +1,16 @@
-"""Decoded copies of datasets: two .npy files and a JSON note for each split.
+"""Where data is on disk, and decoded copies of it: two .npy files and a note per split.
 
 Decoding 50,000 PNGs takes seconds, reading the copy a tenth of one. A copy is
 trusted only if its checksums agree with its note and the files it was made from have
 not changed since; anything else about it is a reason to make it again, never to fail.
 """
 
+import hashlib
 import json
 import logging
 import os
 import pathlib
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -17,10 +19,51 @@ import numpy as np
 
 from fuprune.data.dataset import Dataset, checked
 from fuprune.errors import first_line
-from fuprune.files import write_whole
+from fuprune.files import cache_folder, write_whole
 
 _FORMAT = 1
 _LOGGER = logging.getLogger(__name__)
+
+
+class Directories(NamedTuple):
+    """The directories one call of `load` may look in."""
+
+    data_dir: pathlib.Path  # prepared TFDS sets, archives, IDX files
+    named: bool  # the user chose it, by argument or by TFDS_DATA_DIR
+    given: bool  # the user chose it by argument
+
+    @property
+    def manual(self) -> pathlib.Path:
+        """Where TFDS wants what is fetched by hand."""
+        return self.data_dir / "downloads" / "manual"
+
+    def decoded(self, name: str) -> list[pathlib.Path]:
+        """Where the decoded copy of a set may lie, the preferred place first.
+
+        In the data directory, so that those who share it share the copy; in the user's
+        cache where the data directory cannot be written or there is none. There the
+        copies of different data directories are kept apart.
+        """
+        leaf = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+        directories = []
+        if self.named or self.data_dir.is_dir():
+            directories.append(self.data_dir / "fuprune_decoded" / leaf)
+        if self.named:
+            digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()
+            leaf = f"{leaf}-{digest[:12]}"
+        directories.append(cache_folder() / leaf)
+        return directories
+
+
+def resolve(data_dir: str | os.PathLike | None) -> Directories:
+    """The data directory: the argument, else TFDS_DATA_DIR, else TFDS's default."""
+    from_environment = os.environ.get("TFDS_DATA_DIR")
+    path = data_dir or from_environment or "~/tensorflow_datasets"
+    return Directories(
+        data_dir=pathlib.Path(os.path.abspath(os.path.expanduser(path))),
+        named=bool(data_dir or from_environment),
+        given=bool(data_dir),
+    )
 
 
 class Entry(NamedTuple):
@@ -56,7 +99,7 @@ def read_note(directory: pathlib.Path, split: str) -> dict[str, Any] | None:
         return None
     if not isinstance(note, dict) or note.get("format") != _FORMAT:
         return None
-    return note
+    return note if isinstance(note.get("class_names"), list) else None
 
 
 def write(
@@ -113,7 +156,7 @@ def _read(directory: pathlib.Path, split: str, note: dict[str, Any]) -> Dataset:
             raise ValueError(f"{path} does not agree with its note.")
         return array
 
-    number = len(note["class_names"])
+    number = len(note["class_names"]) or None
     return checked(load("images"), load("labels"), number, directory)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fuprune.data.cache import Directories
 from fuprune.data.dataset import DamagedDataError, Dataset, checked, concatenated
 
 _PIXELS = 32 * 32
@@ -64,15 +65,15 @@ LAYOUTS = {
 }
 
 
-def find_archive(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
+def find_archive(name: str, where: Directories) -> pathlib.Path | None:
     """The archive put by hand under a data directory or downloaded by TFDS, or None."""
     archive = LAYOUTS[name].archive
-    for folder in (data_dir / "downloads" / "manual", data_dir):
+    for folder in (where.manual, where.data_dir):
         if (folder / archive).is_file():
             return folder / archive
     # TFDS puts the host before the name and a hash behind it.
     stem = archive.removesuffix(".tar.gz")
-    downloads = sorted((data_dir / "downloads").glob(f"*{stem}*.tar.gz"))
+    downloads = sorted((where.data_dir / "downloads").glob(f"*{stem}*.tar.gz"))
     return next((path for path in downloads if path.is_file()), None)
 
 

@@ -103,13 +103,21 @@ def rows_of(
     """Clients' parts as one padded array: rows [K, L] int32 and lengths [K] int32."""
     if len(parts) == 0:
         raise InputError("parts is empty, but a federation has 1 client or more.")
-    lengths = np.fromiter((len(part) for part in parts), np.int32, len(parts))
-    # All parts at once: a Python step per client would take seconds for a million.
-    held = np.concatenate([np.asarray(part) for part in parts])
+    parts = [np.asarray(part) for part in parts]
+    for client, part in enumerate(parts):
+        # A mask of truth values would hold 0 and 1. An empty list is of float64.
+        if part.dtype.kind not in "iu" and part.size:
+            raise InputError(
+                f"Client {client} holds {part.dtype} values, but the indices of its "
+                "examples are integers."
+            )
+    lengths = np.fromiter(map(len, parts), np.int32, len(parts))
+    # All parts at once: more steps per client would take seconds for a million.
+    held = np.concatenate(parts)
     outside = (held < 0) | (held >= num_examples)
     if outside.any():
         client = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), "right"))
-        part = np.asarray(parts[client])
+        part = parts[client]
         raise InputError(
             f"Client {client} holds an index between {part.min()} and {part.max()}, "
             f"but the dataset's run from 0 to {num_examples - 1}."
@@ -135,12 +143,18 @@ def keep_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDat
 
 def _of_classes(labels: jax.Array, classes: Iterable[int]) -> jax.Array:
     """Which examples are of the classes; [N] bool."""
-    chosen = np.asarray(tuple(classes))
-    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
-        raise InputError(f"classes are {chosen.tolist()}, but a class is an integer.")
+    chosen = _integers(classes, "classes")
     if chosen.size and chosen.min() < 0:
         raise InputError(f"Class {chosen.min()} is negative: classes count from 0.")
     return jnp.isin(labels, chosen.astype(np.int32))
+
+
+def _integers(values: Iterable[int], what: str) -> np.ndarray:
+    found = np.asarray(tuple(values))
+    # A mask of truth values would name 0 and 1.
+    if found.size and not np.issubdtype(found.dtype, np.integer):
+        raise InputError(f"{what} are {found[:9].tolist()}, but each is an integer.")
+    return found.astype(np.int64)
 
 
 def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
@@ -148,22 +162,22 @@ def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedD
 
     The pool and all shapes stay as they are, and so does the order of what remains.
     """
-    return _restricted(data, ~_named(examples, len(data.labels), "Example"))
+    return _restricted(data, ~_named(examples, len(data.labels), "examples"))
 
 
 def keep_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
     """Keeps only the given images of the pool in every client's row."""
-    return _restricted(data, _named(examples, len(data.labels), "Example"))
+    return _restricted(data, _named(examples, len(data.labels), "examples"))
 
 
 def _named(ids: Iterable[int], number: int, what: str) -> np.ndarray:
     """Which of `number` examples or clients are named; [number] bool."""
-    ids = np.asarray(tuple(ids), np.int64).reshape(-1)
+    ids = _integers(ids, what)
     outside = ids[(ids < 0) | (ids >= number)]
     if outside.size:
         raise InputError(
-            f"{what} {outside[0]} was named, but there are {number}: ids lie in "
-            f"[0, {number - 1}]."
+            f"{what} are named with the id {outside[0]}, but there are {number}: ids "
+            f"lie in [0, {number - 1}]."
         )
     named = np.zeros(number, bool)
     named[ids] = True
@@ -182,7 +196,7 @@ def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDat
     Shapes stay as they are and the others keep their ids, so that what is kept by
     client (statistics, updates, keys) still fits. A cohort is drawn from the others.
     """
-    leaves = _named(clients, data.num_clients, "Client")
+    leaves = _named(clients, data.num_clients, "clients")
     if not leaves.any():
         return data
     before = np.arange(data.num_clients)
@@ -197,7 +211,7 @@ def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDat
 
 def keep_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDataset:
     """Empties every client but the given ones, who alone can be drawn."""
-    stays = _named(clients, data.num_clients, "Client")
+    stays = _named(clients, data.num_clients, "clients")
     return drop_clients(data, np.flatnonzero(~stays))
 
 
@@ -238,8 +252,8 @@ def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
             "have left: keep one or more."
         )
     size = min(size, data.num_members)
-    rows, lengths, clients = _draw(key, data.rows, data.lengths, size, data.members)
-    return Cohort(data.images, data.labels, rows, lengths, clients)
+    chosen = _draw(key, data.rows, data.lengths, size, data.members)
+    return Cohort(data.images, data.labels, *chosen)
 
 
 @functools.partial(jax.jit, static_argnames="size")
@@ -247,10 +261,8 @@ def _draw(
     key: jax.Array, rows: jax.Array, lengths: jax.Array, size: int, members
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     if members is None:
-        clients = draw_distinct(key, rows.shape[0], size)
-    else:
-        clients = members[draw_distinct(key, members.shape[0], size)]
-    return rows[clients], lengths[clients], clients
+        return _rows_of(rows, lengths, draw_distinct(key, rows.shape[0], size))
+    return _rows_of(rows, lengths, members[draw_distinct(key, len(members), size)])
 
 
 def draw_distinct(key: jax.Array, population: int, size: int) -> jax.Array:
@@ -299,11 +311,9 @@ def whole_cohort(data: FederatedDataset) -> Cohort:
 def take_clients(data: FederatedDataset, clients: jax.Array | Sequence[int]) -> Cohort:
     """The cohort of clients [M], in their order; under jit ids cannot be checked."""
     if not isinstance(clients, Tracer):
-        _named(np.asarray(clients), data.num_clients, "Client")
-    rows, lengths, chosen = _rows_of(
-        data.rows, data.lengths, jnp.asarray(clients, jnp.int32)
-    )
-    return Cohort(data.images, data.labels, rows, lengths, chosen)
+        _named(np.asarray(clients), data.num_clients, "clients")
+    chosen = _rows_of(data.rows, data.lengths, jnp.asarray(clients, jnp.int32))
+    return Cohort(data.images, data.labels, *chosen)
 
 
 # One program for what would be a dozen, one per operation of every index.

@@ -16,11 +16,12 @@ import numpy as np
 
 from fuprune.data.cache import file_fingerprint
 from fuprune.data.dataset import DamagedDataError, LabelledSet
-from fuprune.data.decoded_pictures import Pictures, read_pictures
+from fuprune.data.pictures import Pictures, read_pictures
 
 _SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
 )
+_DEPTH = 3  # of the directories of pictures: train/CLASS/CLIENT
 _TEST_NAMES = ("test", "val", "validation")
 
 
@@ -63,7 +64,10 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
 def fingerprint(path: pathlib.Path) -> tuple:
     """Changes when a picture comes, goes or is rewritten."""
     found = []
-    for folder, _, names in os.walk(path):
+    # Directories of classes are often links into a larger set.
+    for folder, folders, names in os.walk(path, followlinks=True):
+        if len(pathlib.Path(folder).relative_to(path).parts) == _DEPTH:
+            folders.clear()  # no picture is below, and a link may lead back
         for name in names:
             file = os.path.join(folder, name)
             # A link may lead nowhere; if it is a picture's, reading it says so.

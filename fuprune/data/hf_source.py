@@ -13,12 +13,13 @@ import numpy as np
 
 from fuprune.data import network
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError, LabelledSet
-from fuprune.data.decoded_pictures import Pictures, read_pictures
+from fuprune.data.pictures import Pictures, read_pictures
 from fuprune.errors import first_line
 
 _TEST_NAMES = ("test", "validation", "valid", "val")
 # Preferred when a set has several label columns: CIFAR-100's fine one, for example.
 _LABEL_NAMES = ("label", "labels", "fine_label", "class")
+_COLUMN_TYPES = ("string", "large_string", "int", "uint")
 _HUB = "https://huggingface.co"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
@@ -66,7 +67,7 @@ def read(name: str, size: int | None = None) -> LabelledSet:
             key: np.asarray(train[key][:])
             for key, feature in train.features.items()
             if key not in (image_key, label_key)
-            and getattr(feature, "dtype", "").startswith(("string", "int", "uint"))
+            and getattr(feature, "dtype", "").startswith(_COLUMN_TYPES)
         },
         origin=origin,
     )

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fuprune.data.cache import Directories
 from fuprune.data.dataset import DamagedDataError, Dataset, checked
-from fuprune.data.directories import Directories
 
 # What others call the folder: TFDS, Debian, torchvision.
 _FOLDERS = {
@@ -33,12 +33,12 @@ class Pair(NamedTuple):
 
 def directories(name: str, where: Directories) -> list[pathlib.Path]:
     """Where the IDX files of a set may lie, the preferred place first."""
-    data_dir, manual = where.data_dir, where.data_dir / "downloads" / "manual"
-    found = [base / leaf for base in (data_dir, manual) for leaf in _FOLDERS[name]]
+    roots = (where.data_dir, where.manual)
+    found = [base / leaf for base in roots for leaf in _FOLDERS[name]]
     # The files of MNIST and Fashion-MNIST have the same names: without a folder that
     # tells them apart they are taken only from a directory given for this very set.
     if where.given:
-        found.append(data_dir)
+        found.append(where.data_dir)
     return [*found, _DEBIAN / name.replace("_", "-")]
 
 

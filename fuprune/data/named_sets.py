@@ -21,10 +21,8 @@ from fuprune.data import (
     tfds_prepare,
     tfds_source,
 )
-from fuprune.data import directories as data_directories
 from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
 from fuprune.data.digits import load_digits
-from fuprune.data.directories import Directories
 from fuprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
@@ -79,7 +77,7 @@ def load(name: str, split: str, data_dir: str | os.PathLike | None) -> Dataset:
     if name == "digits":
         _LOGGER.info("digits (%s): the copy that comes with scikit-learn.", split)
         return load_digits(split)
-    search = _Search(name, split, data_directories.resolve(data_dir))
+    search = _Search(name, split, cache.resolve(data_dir))
     looked: list[str] = []
     for route in (
         search.decoded_copy,
@@ -106,11 +104,11 @@ def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...
     base = name.partition(":")[0]
     if base in CLASS_NAMES:
         return CLASS_NAMES[base]
-    where = data_directories.resolve(data_dir)
-    for directory in data_directories.decoded_directories(name, where):
+    where = cache.resolve(data_dir)
+    for directory in where.decoded(name):
         for split in ("train", "test"):
             note = cache.read_note(directory, split)
-            if note and note.get("class_names"):
+            if note and note["class_names"]:
                 return tuple(map(str, note["class_names"]))
     directory = tfds_source.find_prepared(name, where.data_dir)
     if directory is not None:
@@ -123,10 +121,10 @@ class _Search(NamedTuple):
 
     name: str
     split: str
-    where: Directories
+    where: cache.Directories
 
     def decoded_copy(self) -> Dataset | list[str]:
-        directories = data_directories.decoded_directories(self.name, self.where)
+        directories = self.where.decoded(self.name)
         entry = cache.read(directories, self.split)
         if entry is None:
             return [f"{path} (decoded copy)" for path in directories]
@@ -147,13 +145,13 @@ class _Search(NamedTuple):
     def archive(self) -> Dataset | list[str]:
         if self.name not in cifar.LAYOUTS:
             return []
-        archive = cifar.find_archive(self.name, self.where.data_dir)
+        archive = cifar.find_archive(self.name, self.where)
         if archive is None:
             official = cifar.LAYOUTS[self.name].archive
-            folders = (self._manual(), self.where.data_dir)
+            folders = (self.where.manual, self.where.data_dir)
             pickled = [path / official.replace("binary", "python") for path in folders]
             return [
-                f"{self._manual() / official} (official archive)",
+                f"{self.where.manual / official} (official archive)",
                 *(f"{p}: not read, it holds pickles" for p in pickled if p.exists()),
             ]
         self._log("the official archive %s.", archive)
@@ -226,7 +224,7 @@ class _Search(NamedTuple):
         ]
         if self.name in cifar.LAYOUTS:
             archive = cifar.LAYOUTS[self.name].archive
-            ways.append(f"put {archive} (the binary version) into {self._manual()}")
+            ways.append(f"put {archive} (the binary version) into {self.where.manual}")
         if self.name in idx.NAMES:
             way = f"put the four IDX files into {self.where.data_dir / self.name}"
             if self.name == "fashion_mnist":
@@ -238,11 +236,8 @@ class _Search(NamedTuple):
         lines += ["Ways out:"] + [f"  - {way}" for way in ways]
         return "\n".join(lines)
 
-    def _manual(self) -> pathlib.Path:
-        return self.where.data_dir / "downloads" / "manual"
-
     def _keep(self, split, dataset, class_names, origin) -> pathlib.Path | None:
-        directories = data_directories.decoded_directories(self.name, self.where)
+        directories = self.where.decoded(self.name)
         return cache.write(
             directories, split, dataset, class_names=class_names, origin=origin
         )

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fuprune.data.arrays import from_arrays
-from fuprune.data.dataset import DamagedDataError, LabelledSet
+from fuprune.data.dataset import DamagedDataError, LabelledSet, from_arrays
 from fuprune.errors import first_line
 
 # What each array may be called; the first name is the documented one.
@@ -65,9 +64,14 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
             )
     number = len(known["labels"]) if known["labels"].ndim else 0
     names = known.pop("class_names")
+    if names is not None:
+        names = [
+            name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+            for name in names.ravel().tolist()
+        ]
     return from_arrays(
         **known,
-        class_names=None if names is None else [str(name) for name in names.ravel()],
+        class_names=names,
         columns={k: v for k, v in arrays.items() if v.shape == (number,)},
         origin=path,
     )

@@ -1,22 +1,41 @@
-"""Picture files of any size and kind as one array: the rule by which they are fitted.
+"""Picture files of any size and kind as one array, decoded once if they are many.
 
 If all pictures have one size, they are kept as they are. Otherwise each is
 cut to the square in its middle and scaled (bilinearly) to S x S pixels; S is the
 shortest side of any training picture, or what the user asks for. Pictures stay grey if
 all of them are; otherwise all become RGB (transparency is dropped).
+
+A set of a few hundred pictures is decoded at every start. From `MANY` on, the decoded
+arrays are kept in the user's cache (`cache`), under a name made of the set's
+fingerprint and of the rule by which its pictures are fitted: a picture that comes, goes
+or changes makes another copy. A copy is mapped, so that the host holds the images it
+reads.
 """
 
 import contextlib
+import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuprune.data.dataset import DamagedDataError
+from fuprune.data import cache
+from fuprune.data.dataset import (
+    DamagedDataError,
+    Dataset,
+    LabelledSet,
+    checked_labels,
+    from_arrays,
+)
 from fuprune.errors import first_line
+from fuprune.files import cache_folder
 
+MANY = 2_000  # pictures of a split
 _GREY = {"1", "L", "LA", "I;16", "I", "F"}
+_LOGGER = logging.getLogger(__name__)
 
 
 class Fit(NamedTuple):
@@ -26,6 +45,108 @@ class Fit(NamedTuple):
     width: int
     mode: str  # "L" or "RGB"
     resize: bool  # whether pictures of another size are scaled and cut
+
+
+class Pictures(NamedTuple):
+    """The pictures of one split, before they are decoded."""
+
+    sources: Sequence[Any]  # a path or the bytes of each
+    origins: Sequence[object]  # what an error names, for each
+    labels: np.ndarray  # [N]
+    fingerprint: object  # changes when the set does; None keeps no copy
+
+
+def read_pictures(
+    train: Pictures,
+    test: Pictures | None,
+    *,
+    size: int | None,
+    class_names: Sequence[str] | None,
+    columns: Mapping[str, np.ndarray],
+    origin: object,
+) -> LabelledSet:
+    """Decodes both splits and makes a set of them, as `from_arrays` does.
+
+    The sizes of the training pictures decide what all pictures become, by the rule of
+    `pictures`; if `size` is given, it is the side of all images.
+    """
+    # Before decoding, which takes minutes.
+    train = _with_checked_labels(train, f"{origin} (train)")
+    if test is not None:
+        test = _with_checked_labels(test, f"{origin} (test)")
+    fit = choose_fit(map(read_header, train.sources, train.origins), size)
+    if fit.resize:
+        _LOGGER.info(
+            "%s: pictures are cut to squares of %d x %d pixels.",
+            origin,
+            fit.width,
+            fit.height,
+        )
+    tested: dict[str, np.ndarray] = {}
+    # A copy has names only if the set has: the highest label may be any number.
+    names = class_names or ()
+    images = _decode_split("train", train, fit, names)
+    if test is not None:
+        tested["test_images"] = _decode_split("test", test, fit, names)
+        tested["test_labels"] = test.labels
+    return from_arrays(
+        images,
+        train.labels,
+        **tested,
+        class_names=class_names,
+        columns=columns,
+        origin=origin,
+    )
+
+
+def _with_checked_labels(pictures: Pictures, origin: str) -> Pictures:
+    labels, number = np.asarray(pictures.labels), len(pictures.sources)
+    return pictures._replace(labels=checked_labels(labels, number, None, origin))
+
+
+def _decode_split(
+    split: str, pictures: Pictures, fit: Fit, class_names: Sequence[str]
+) -> np.ndarray:
+    """All pictures of a split, [N, H, W, C] uint8."""
+    sources, origins, labels, fingerprint = pictures
+    kept = []
+    if len(sources) >= MANY and fingerprint is not None:
+        digest = hashlib.sha256(repr((fingerprint, fit)).encode()).hexdigest()
+        kept.append(cache_folder() / "pictures" / digest[:24])
+        found = cache.read(kept, split)
+        # A copy with other labels is not used.
+        if found is not None and np.array_equal(found.dataset.labels, labels):
+            return found.dataset.images
+        _LOGGER.info("%d pictures (%s) are decoded, once.", len(sources), split)
+    _check_room(len(sources), fit, origins)
+    images = decode_all(sources, fit, origins)
+    if kept:
+        cache.write(
+            kept, split, Dataset(images, labels), class_names=class_names, origin=[]
+        )
+    return images
+
+
+def _check_room(number: int, fit: Fit, origins: Sequence[object]) -> None:
+    """Refuses what would not fit in memory, before the first picture is decoded."""
+    needed = number * fit.height * fit.width * (3 if fit.mode == "RGB" else 1)
+    free = free_memory()
+    if free is not None and needed > free:
+        raise DamagedDataError(
+            f"{origins[0]} and {number - 1} more pictures take {needed / 1e9:.1f} GB as"
+            f" {fit.width} x {fit.height} pixels, but {free / 1e9:.1f} GB are free;"
+            " choose smaller ones, as in ?size=64."
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes of the host that are free, or None where the system does not say."""
+    try:
+        text = pathlib.Path("/proc/meminfo").read_text()
+        (line,) = [x for x in text.splitlines() if x.startswith("MemAvailable:")]
+        return 1024 * int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def choose_fit(headers: Iterable[tuple[int, int, str]], size: int | None) -> Fit:
@@ -99,6 +220,8 @@ def open_picture(source: Any, mode: str | None, origin: object) -> Iterator[Any]
             picture = opened.enter_context(Image.open(path_or_stream))
             if mode is not None:
                 picture.load()
+                if picture.mode[0] in "IF":  # 16 or 32 bits per pixel
+                    _check_fits_bytes(np.asarray(picture), origin)
                 picture = picture if picture.mode == mode else picture.convert(mode)
         # UnidentifiedImageError is an OSError.
         except (
@@ -111,3 +234,12 @@ def open_picture(source: Any, mode: str | None, origin: object) -> Iterator[Any]
                 f"{origin}: is not a readable picture ({first_line(error)})."
             ) from error
         yield picture
+
+
+def _check_fits_bytes(values: np.ndarray, origin: object) -> None:
+    # Pillow would clip them: a whole picture of 16 bits becomes white.
+    if np.any(values != np.clip(np.rint(values), 0, 255)):
+        raise DamagedDataError(
+            f"{origin}: has pixels from {values.min()} to {values.max()}, but whole "
+            "numbers from 0 to 255 are needed; convert it to 8 bits once."
+        )

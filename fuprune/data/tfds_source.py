@@ -1,13 +1,15 @@
 """Sets that TensorFlow Datasets has prepared, found and read without TensorFlow.
 
-TFDS itself reads the descriptions; the records, array_record or TFRecord, are decoded
-with Pillow.
+TFDS itself reads the descriptions. Examples are in files of array_record or TFRecord,
+and are decoded with Pillow.
 """
 
 import logging
 import pathlib
 import re
+import struct
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,6 @@ from fuprune.data.dataset import (
     split_by_class,
 )
 from fuprune.data.pictures import open_picture, pixels
-from fuprune.data.tfds_records import read_records
 from fuprune.errors import InputError, first_line
 
 _LOGGER = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
     position = 0
     for path, length in zip(files, split_info.shard_lengths, strict=True):
         seen = 0
-        for record in read_records(path):
+        for record in _read_records(path):
             origin = f"{path} (record {seen})"
             seen += 1
             if seen > length:
@@ -209,3 +210,82 @@ def _only(stored: Any, what: str, origin: str) -> Any:
             f"{origin}: has {len(stored.value)} {what}, but 1 is needed."
         )
     return stored.value[0]
+
+
+def _read_records(path: pathlib.Path) -> Iterator[bytes]:
+    """The records of one shard, as bytes."""
+    if not path.is_file():
+        raise DamagedDataError(
+            f"{path}: is missing, though dataset_info.json names it."
+        )
+    if ".array_record" in path.name:
+        yield from _array_records(path)
+    elif ".tfrecord" in path.name:
+        yield from _tf_records(path)
+    else:
+        raise DataUnavailableError(
+            f"{path}: is neither array_record nor TFRecord; prepare the set with "
+            "file_format='array_record'."
+        )
+
+
+def _array_records(path: pathlib.Path) -> Iterator[bytes]:
+    from array_record.python import array_record_module  # pyright: ignore
+
+    try:
+        reader = array_record_module.ArrayRecordReader(str(path))
+        try:
+            records = reader.read_all()
+        finally:
+            reader.close()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise DamagedDataError(
+            f"{path}: is not a whole array_record file ({first_line(error)})."
+        ) from error
+    yield from records
+
+
+def _tf_records(path: pathlib.Path) -> Iterator[bytes]:
+    """Length, its checksum, data, its checksum: TFRecord's framing.
+
+    The checksum of the data is left alone: a pure Python CRC of every byte would
+    take minutes, and PNG and JPEG streams have their own.
+    """
+    with open(path, "rb") as file:
+        position = 0
+        while head := file.read(12):
+            if len(head) < 12 or _masked_crc32c(head[:8]) != head[8:]:
+                raise DamagedDataError(
+                    f"{path}: is not a TFRecord file at byte {position}."
+                )
+            (length,) = struct.unpack("<Q", head[:8])
+            body = file.read(length + 4)
+            if len(body) != length + 4:
+                raise DamagedDataError(f"{path}: is cut off at byte {position}.")
+            position += 12 + len(body)
+            yield body[:-4]
+
+
+def _masked_crc32c(data: bytes) -> bytes:
+    """TFRecord's checksum, little endian."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    # Rotated and shifted by a constant, as the format asks for, because the checksum of
+    # data that holds checksums is weak.
+    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    return struct.pack("<I", masked)
+
+
+def _crc32c_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            # The Castagnoli polynomial, bits reversed.
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_CRC32C = _crc32c_table()

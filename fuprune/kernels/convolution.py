@@ -77,7 +77,7 @@ def convolve(
         else:
             pairs = padding
         pairs = tuple((int(low), int(high)) for low, high in pairs)
-        output = _output_size(lhs.shape[1:3], rhs.shape[:2], strides, pairs)
+        output = _output_shape(lhs.shape, rhs.shape, strides=strides, padding=pairs)
         sizes = (*lhs.shape, *rhs.shape, *output)
         # oneDNN takes neither empty arrays nor padding that crops.
         if min(sizes) > 0 and min(min(pair) for pair in pairs) >= 0:
@@ -116,25 +116,15 @@ def _is_covered(
 # Traced once for all layers of the same shape, as the norms are.
 @functools.partial(jax.jit, static_argnames=("strides", "padding"))
 def _one_problem(data, kernel, *, strides, padding):
-    result = _forward_p.bind(
-        # G = 1: vmap then has an axis to grow, and needs no further primitive.
-        jax.lax.expand_dims(data, (0,)),
-        jax.lax.expand_dims(kernel, (0,)),
+    return primitives.bind_one(
+        _forward_p,
+        data,
+        kernel,
         strides=strides,
         padding=padding,
         data_size=data.shape[1:3],
         kernel_size=kernel.shape[:2],
         kernel_dtype=kernel.dtype,
-    )
-    return jax.lax.squeeze(result, (0,))
-
-
-def _output_size(data_size, kernel_size, strides, padding) -> tuple[int, ...]:
-    return tuple(
-        (size + low + high - kernel) // stride + 1
-        for size, kernel, stride, (low, high) in zip(
-            data_size, kernel_size, strides, padding, strict=True
-        )
     )
 
 
@@ -142,47 +132,45 @@ def _output_size(data_size, kernel_size, strides, padding) -> tuple[int, ...]:
 #   data [G, N, H, W, I]    kernel [G, KH, KW, I, O]    output [G, N, P, Q, O]
 # Static parameters: strides, padding ((low, high) per axis), data_size (H, W),
 # kernel_size (KH, KW) and kernel_dtype; the last three name what a gradient's operands
-# do not tell.
+# do not tell. The functions are of one problem, in JAX.
 
 
-def _xla_forward(data, kernel, *, strides, padding, **_):
-    def one(data, kernel):
-        return jax.lax.conv_general_dilated(
-            data, kernel, strides, padding, dimension_numbers=_LAYOUT
-        )
-
-    return jax.vmap(one)(data, kernel.astype(data.dtype))
-
-
-def _xla_data_gradient(output, kernel, **static):
-    shape = _data_shape(output.shape, kernel.shape, **static)
-    data = jax.ShapeDtypeStruct(shape, output.dtype)
-    # XLA's own adjoint, so that the fallback agrees with what it replaces.
-    transpose = jax.linear_transpose(lambda x: _xla_forward(x, kernel, **static), data)
-    return transpose(output)[0]
-
-
-def _xla_kernel_gradient(data, output, **static):
-    shape = _kernel_shape(data.shape, output.shape, **static)
-    kernel = jax.ShapeDtypeStruct(shape, static["kernel_dtype"])
-    transpose = jax.linear_transpose(lambda w: _xla_forward(data, w, **static), kernel)
-    return transpose(output)[0]
-
-
-def _output_shape(data, kernel, *, strides, padding, data_size, kernel_size, **_):
-    return (
-        *data[:2],
-        *_output_size(data_size, kernel_size, strides, padding),
-        kernel[4],
+def _forward(data, kernel, *, strides, padding, **_):
+    return jax.lax.conv_general_dilated(
+        data, kernel.astype(data.dtype), strides, padding, dimension_numbers=_LAYOUT
     )
 
 
+def _data_gradient(output, kernel, **static):
+    shape = _data_shape(output.shape, kernel.shape, **static)
+    data = jax.ShapeDtypeStruct(shape, output.dtype)
+    # XLA's own adjoint, so that the fallback agrees with what it replaces.
+    transpose = jax.linear_transpose(lambda x: _forward(x, kernel, **static), data)
+    return transpose(output)[0]
+
+
+def _kernel_gradient(data, output, **static):
+    shape = _kernel_shape(data.shape, output.shape, **static)
+    kernel = jax.ShapeDtypeStruct(shape, static["kernel_dtype"])
+    transpose = jax.linear_transpose(lambda w: _forward(data, w, **static), kernel)
+    return transpose(output)[0]
+
+
+# The shapes of results, with or without the leading axis.
+
+
+def _output_shape(data, kernel, *, strides, padding, **_):
+    one = data[-4:], kernel[-4:]
+    found = jax.lax.conv_general_shape_tuple(*one, strides, padding, _LAYOUT)
+    return (*data[:-4], *map(int, found))
+
+
 def _data_shape(output, kernel, *, data_size, **_):
-    return (*output[:2], *data_size, kernel[3])
+    return (*output[:-3], *data_size, kernel[-2])
 
 
 def _kernel_shape(data, output, *, kernel_size, **_):
-    return (data[0], *kernel_size, data[4], output[4])
+    return (*data[:-4], *kernel_size, data[-1], output[-1])
 
 
 def _attributes(*, strides, padding, **_):
@@ -190,16 +178,6 @@ def _attributes(*, strides, padding, **_):
         "strides": np.array(strides, np.int64),
         "padding": np.array(padding, np.int64).reshape(-1),
     }
-
-
-def _make_primitive(name, shape, fallback) -> Any:
-    def abstract(first, second, **static):
-        dtype = static["kernel_dtype"] if shape is _kernel_shape else first.dtype
-        return first.update(
-            shape=shape(first.shape, second.shape, **static), dtype=dtype
-        )
-
-    return primitives.make_primitive(name, abstract, fallback, _attributes)
 
 
 def _fold_batch(primitive: Any, operands, dimensions, **static):
@@ -217,12 +195,22 @@ def _fold_batch(primitive: Any, operands, dimensions, **static):
     return result.reshape(result.shape[0], size, -1, *result.shape[2:]), 1
 
 
-_forward_p = _make_primitive("fuprune_conv_forward", _output_shape, _xla_forward)
+def _make_primitive(name, shape, function) -> Any:
+    def abstract(first, second, **static):
+        dtype = static["kernel_dtype"] if shape is _kernel_shape else first.dtype
+        return first.update(
+            shape=shape(first.shape, second.shape, **static), dtype=dtype
+        )
+
+    return primitives.make_primitive(name, abstract, function, _attributes)
+
+
+_forward_p = _make_primitive("fuprune_conv_forward", _output_shape, _forward)
 _data_gradient_p = _make_primitive(
-    "fuprune_conv_data_gradient", _data_shape, _xla_data_gradient
+    "fuprune_conv_data_gradient", _data_shape, _data_gradient
 )
 _kernel_gradient_p = _make_primitive(
-    "fuprune_conv_kernel_gradient", _kernel_shape, _xla_kernel_gradient
+    "fuprune_conv_kernel_gradient", _kernel_shape, _kernel_gradient
 )
 for _p in (_forward_p, _data_gradient_p):
     batching.primitive_batchers[_p] = functools.partial(_fold_batch, _p)

@@ -21,15 +21,6 @@ from fuprune.kernels import build
 
 IMPLEMENTATIONS = ("xla", "onednn")
 DTYPES = ("float32", "bfloat16")  # what the kernels take; both sum in float32
-TARGETS = (
-    "fuprune_conv_forward",
-    "fuprune_conv_data_gradient",
-    "fuprune_conv_kernel_gradient",
-    "fuprune_batch_norm_forward",
-    "fuprune_batch_norm_backward",
-    "fuprune_max_pool_forward",
-    "fuprune_max_pool_backward",
-)
 
 _FOLDER = pathlib.Path(__file__).parent
 _log = logging.getLogger(__name__)
@@ -48,13 +39,9 @@ def why_not() -> str | None:
     JAX's backends alone, so it may precede their configuration.
     """
     try:
-        library = build.load(_FOLDER)
+        build.load(_FOLDER)
     except build.BuildError as error:
         return str(error)
-    for target in TARGETS:
-        jax.ffi.register_ffi_target(
-            target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu"
-        )
     return None
 
 
@@ -82,6 +69,14 @@ def ready() -> bool:
         _log.warning("XLA's own operations run instead of oneDNN's: %s", reason)
         return False
     return True
+
+
+@functools.cache
+def target(name: str) -> str:
+    """Makes a kernel of the library known to XLA, and returns its name there."""
+    kernel = jax.ffi.pycapsule(getattr(build.load(_FOLDER), name))
+    jax.ffi.register_ffi_target(name, kernel, platform="cpu")
+    return name
 
 
 def multiplies_bfloat16() -> bool:

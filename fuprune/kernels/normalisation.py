@@ -9,7 +9,7 @@ no kernel of its own is differentiated in JAX.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,14 @@ class Normalised(NamedTuple):
     outputs: jax.Array  # [N, H, W, C]
     mean: jax.Array  # [C]
     variance: jax.Array  # [C], biased
+
+
+class Stream(NamedTuple):
+    """Where channels go in what a layer returns; static."""
+
+    places: tuple[int, ...]  # of the C channels of the inputs, increasing
+    residual_places: tuple[int, ...]  # of the R channels of the residual, increasing
+    width: int  # channels of the result; those without a place in it are zero
 
 
 def implementation(name: str) -> Callable[..., Normalised]:
@@ -45,9 +53,7 @@ def batch_norm(
     *,
     relu: bool = False,
     epsilon: float = 1e-5,
-    places: Sequence[int] | None = None,
-    residual_places: Sequence[int] | None = None,
-    width: int | None = None,
+    stream: Stream | None = None,
     kernels: bool = True,
 ) -> Normalised:
     """Normalises by the batch's own moments, adds a residual, applies ReLU.
@@ -64,17 +70,17 @@ def batch_norm(
       residual: [N, H, W, R], added after the norm, or None.
       relu: whether a ReLU follows.
       epsilon: added to the variance.
-      places: where the C channels go among those of the result, increasing; the others
-        are those of the residual alone. By default channel i goes to i.
-      residual_places: where the R channels of the residual go in the result,
-        increasing; by default channel i goes to i.
-      width: channels of the result, by default C.
+      stream: where the channels go; by default channel i to i, of both.
       kernels: whether a kernel computes it where there is one for such inputs.
     """
-    width = inputs.shape[-1] if width is None else int(width)
-    places = _checked(inputs, places, width)
-    if residual is not None:
-        residual_places = _checked(residual, residual_places, width)
+    if stream is None:
+        own = tuple(range(inputs.shape[-1]))
+        stream = Stream(own, own, len(own))
+    if residual is None:
+        stream = stream._replace(residual_places=())
+    else:
+        _check_places(stream.residual_places, residual.shape[-1], stream.width)
+    _check_places(stream.places, inputs.shape[-1], stream.width)
     others = () if residual is None else (residual,)
     covered = (
         kernels
@@ -87,47 +93,33 @@ def batch_norm(
     if not covered:
         mean, variance = moments(inputs, mask)
         outputs = normalise(inputs, mean, variance, scale, bias, epsilon)
-        outputs = combine(outputs, residual, relu, places, residual_places, width)
-        return Normalised(outputs, mean, variance)
+        return Normalised(combine(outputs, residual, relu, stream), mean, variance)
     weight = jnp.ones(len(inputs)) if mask is None else mask != 0
     # The mask is data, not a parameter: the primitives have no gradient for it.
     weight = jax.lax.stop_gradient(weight.astype(jnp.float32))
     operands = library.vary_alike(inputs, scale, bias, weight, *others)
-    results = _forward_p.bind(
-        *(jax.lax.expand_dims(operand, (0,)) for operand in operands),
-        relu=bool(relu),
-        epsilon=float(epsilon),
-        places=places,
-        residual_places=() if residual is None else residual_places,
-        width=width,
-    )
-    return Normalised(*(jax.lax.squeeze(result, (0,)) for result in results))
+    static = {"relu": bool(relu), "epsilon": float(epsilon), "stream": stream}
+    return Normalised(*primitives.bind_one(_forward_p, *operands, **static))
 
 
 batch_norm_in_jax = functools.partial(batch_norm, kernels=False)
 
 
-def _checked(values, places, width) -> tuple[int, ...]:
-    """Where each channel goes among `width`, by default to its own number."""
-    channels = values.shape[-1]
-    places = tuple(range(channels)) if places is None else tuple(map(int, places))
+def _check_places(places: Sequence[int], channels: int, width: int) -> None:
+    # The kernels write where they are told to.
     increasing = all(a < b for a, b in itertools.pairwise((-1, *places, width)))
     if len(places) != channels or not increasing:
         raise ValueError(
             f"places {places} do not fit {channels} channels into {width}; give one "
             f"increasing number below {width} for each channel."
         )
-    return places
 
 
-def combine(outputs, residual, relu: bool, places, residual_places, width: int):
-    """A layer's outputs [..., C] in the stream [..., width], with what it held before.
-
-    The places are those of `batch_norm`.
-    """
-    outputs = widen(outputs, places, width)
+def combine(outputs, residual, relu: bool, stream: Stream):
+    """A layer's outputs [..., C] added to what the stream [..., width] held before."""
+    outputs = widen(outputs, stream.places, stream.width)
     if residual is not None:
-        outputs = outputs + widen(residual, residual_places, width)
+        outputs = outputs + widen(residual, stream.residual_places, stream.width)
     return jax.nn.relu(outputs) if relu else outputs
 
 
@@ -183,9 +175,9 @@ def at_least_float32(values):
 
 
 # The primitives, with G independent problems on the leading axis of every operand.
-# Static parameters: relu, epsilon, and the width and both places of `batch_norm`. Data
-# are [G, N, H, W, C], outputs [G, N, H, W, width]; a residual, [G, N, H, W, R], where
-# there is one, comes last.
+# Static parameters: relu, epsilon and stream of `batch_norm`. Data are [G, N, H, W, C],
+# outputs [G, N, H, W, width]; a residual, [G, N, H, W, R], where there is one (where
+# the stream has places for it), comes last.
 #   forward   data, scale, bias, weight, [residual] -> output, mean, variance
 #   tangent   data, output, scale, mean, variance, weight, and linear in what follows:
 #             tangents of data, scale, bias, [residual] -> those of forward's results
@@ -202,7 +194,7 @@ def _forward(data, scale, bias, weight, *residual, **static):
 
 def _tangent(
     data, output, scale, mean, variance, weight, d_data, d_scale, d_bias, *d_residual,
-    relu, epsilon, places, residual_places, width,
+    relu, epsilon, stream,
 ):  # fmt: skip
     data, d_data = at_least_float32(data), at_least_float32(d_data)
     pixels = jnp.maximum(jnp.sum(weight) * data.shape[1] * data.shape[2], 1.0)
@@ -215,9 +207,8 @@ def _tangent(
     factor = scale * inverse
     d_factor = d_scale * inverse - 0.5 * factor * inverse * inverse * d_variance
     d_output = d_data * factor + (data - mean) * d_factor + (d_bias - d_mean * factor)
-    d_output = widen(d_output, places, width)
-    if d_residual:
-        d_output += widen(d_residual[0], residual_places, width)
+    residual = d_residual[0] if d_residual else None
+    d_output = combine(d_output, residual, False, stream)
     if relu:
         d_output = jnp.where(output > 0, d_output, 0.0)
     return d_output.astype(output.dtype), d_mean, d_variance
@@ -225,80 +216,70 @@ def _tangent(
 
 def _backward(
     d_output, d_mean, d_variance, data, output, scale, mean, variance, weight,
-    *, has_residual, **static,
+    *, stream, **static,
 ):  # fmt: skip
-    shape = (*output.shape[:-1], len(static["residual_places"]))
-    residual = [jax.ShapeDtypeStruct(shape, data.dtype)] if has_residual else []
+    held = len(stream.residual_places)
+    shape = (*output.shape[:-1], held)
+    residual = [jax.ShapeDtypeStruct(shape, data.dtype)] if held else []
     transpose = jax.linear_transpose(
         lambda *linear: _tangent(
-            data, output, scale, mean, variance, weight, *linear, **static
+            data, output, scale, mean, variance, weight, *linear, stream=stream,
+            **static,
         ),
         *(data, scale, scale, *residual),
-    )
+    )  # fmt: skip
     return transpose((d_output, d_mean, d_variance))
 
 
-def _attributes(*, relu, epsilon, places, residual_places, **_):
+def _attributes(*, relu, epsilon, stream):
     return {
         "relu": relu,
         "epsilon": np.float32(epsilon),
-        "places": np.array(places, np.int64),
-        "residual_places": np.array(residual_places, np.int64),
+        "places": np.array(stream.places, np.int64),
+        "residual_places": np.array(stream.residual_places, np.int64),
     }
 
 
-def _make_primitive(
-    name: str, function: Callable, like: tuple[int, ...], attributes=_attributes
-) -> Any:
-    """A primitive that computes ``vmap(function)``, on CPU by a kernel.
-
-    Results have the shapes of the operands that `like` counts, the first of `forward`
-    widened; a gradient of the residual, which `has_residual` asks for, comes last.
-    """
-
-    def in_jax(*operands, **static):
-        return jax.vmap(functools.partial(function, **static))(*operands)
-
-    def abstract(*operands, width, residual_places, has_residual=False, **_):
-        def with_channels(operand, channels):
-            return operand.update(shape=(*operand.shape[:-1], channels))
-
-        results = [operands[i] for i in like]
-        if function is _forward:
-            results[0] = with_channels(results[0], width)
-        if has_residual:
-            results.append(with_channels(operands[0], len(residual_places)))
-        return results
-
-    primitive = primitives.make_primitive(
-        name, abstract, in_jax, attributes, multiple_results=True
-    )
-
-    # The kernel's results, with the tangents of the same function in JAX: enough for
-    # derivatives of any order.
-    def differentiate(primals, tangents, **static):
-        results = primitive.bind(*primals, **static)
-        _, tangents = jax.jvp(
-            functools.partial(in_jax, **static),
-            primals,
-            tuple(map(ad.instantiate_zeros, tangents)),
-        )
-        return results, tangents
-
-    ad.primitive_jvps[primitive] = differentiate
-    return primitive
+def _with_channels(operand, channels):
+    return operand.update(shape=(*operand.shape[:-1], channels))
 
 
-_forward_p = _make_primitive("fuprune_batch_norm_forward", _forward, (0, 1, 1))
-# Forward mode has no kernel: training differentiates backwards.
-_tangent_p = _make_primitive(
-    "fuprune_batch_norm_tangent", _tangent, (1, 2, 2), attributes=None
+def _abstract_backward(
+    d_output, d_mean, d_variance, data, output, scale, *_, stream, **static
+):
+    held = len(stream.residual_places)
+    residual = [_with_channels(d_output, held)] if held else []
+    return [data, scale, scale, *residual]
+
+
+_forward_p = primitives.make_primitive(
+    "fuprune_batch_norm_forward",
+    lambda data, scale, bias, *_, stream, **static: (
+        [_with_channels(data, stream.width), scale, bias]
+    ),
+    _forward,
+    _attributes,
+    multiple_results=True,
 )
-_backward_p = _make_primitive("fuprune_batch_norm_backward", _backward, (3, 5, 5))
+# Forward mode has no kernel: training differentiates backwards.
+_tangent_p = primitives.make_primitive(
+    "fuprune_batch_norm_tangent",
+    lambda data, output, scale, mean, variance, *_, **static: [output, mean, variance],
+    _tangent,
+    None,
+    multiple_results=True,
+)
+_backward_p = primitives.make_primitive(
+    "fuprune_batch_norm_backward",
+    _abstract_backward,
+    _backward,
+    _attributes,
+    multiple_results=True,
+)
 
 
 def _differentiate_forward(primals, tangents, **static):
-    data, scale, bias, weight, *residual = primals
+    data, scale, bias, weight, *_ = primals
     results = _forward_p.bind(*primals, **static)
     output, mean, variance = results
     d_data, d_scale, d_bias, _, *d_residual = map(ad.instantiate_zeros, tangents)
@@ -311,9 +292,7 @@ def _differentiate_forward(primals, tangents, **static):
 def _transpose_tangent(cotangents, *operands, **static):
     known, linear = operands[:6], operands[6:]
     cotangents = map(ad.instantiate_zeros, cotangents)
-    results = _backward_p.bind(
-        *cotangents, *known, has_residual=len(linear) == 4, **static
-    )
+    results = _backward_p.bind(*cotangents, *known, **static)
     gradients = [
         result if ad.is_undefined_primal(operand) else None
         for result, operand in zip(results, linear, strict=True)

@@ -43,8 +43,7 @@ def max_pool(values: jax.Array) -> jax.Array:
     covered = values.dtype in library.DTYPES and min(values.shape) > 0
     if not covered or min(values.shape[1:3]) < 2:
         return max_pool_in_jax(values)
-    # G = 1: vmap then has an axis to grow, and needs no further primitive.
-    return jax.lax.squeeze(_forward_p.bind(jax.lax.expand_dims(values, (0,))), (0,))
+    return primitives.bind_one(_forward_p, values)
 
 
 # The primitives, with G independent problems on the leading axis:
@@ -55,16 +54,12 @@ def max_pool(values: jax.Array) -> jax.Array:
 # backward have no derivative with respect to the data.
 
 
-def _forward(data):
-    return jax.vmap(max_pool_in_jax)(data)
-
-
 def _tangent(data, d_data):
-    return jax.jvp(_forward, (data,), (d_data,))[1]
+    return jax.jvp(max_pool_in_jax, (data,), (d_data,))[1]
 
 
 def _backward(data, d_output):
-    return jax.vjp(_forward, data)[1](d_output)[0]
+    return jax.vjp(max_pool_in_jax, data)[1](d_output)[0]
 
 
 def _pooled(data, *_):
@@ -73,7 +68,7 @@ def _pooled(data, *_):
 
 
 _forward_p = primitives.make_primitive(
-    "fuprune_max_pool_forward", _pooled, _forward, dict
+    "fuprune_max_pool_forward", _pooled, max_pool_in_jax, dict
 )
 # Forward mode has no kernel: training differentiates backwards.
 _tangent_p = primitives.make_primitive(
@@ -82,23 +77,8 @@ _tangent_p = primitives.make_primitive(
 _backward_p = primitives.make_primitive(
     "fuprune_max_pool_backward", lambda data, _: data, _backward, dict
 )
-
-
-def _make_linear(primitive, adjoint):
-    """Makes `primitive(data, x)` linear in x, with that adjoint."""
-
-    def differentiate(primals, tangents):
-        data, _ = primals
-        tangent = ad.instantiate_zeros(tangents[1])
-        return primitive.bind(*primals), primitive.bind(data, tangent)
-
-    ad.primitive_jvps[primitive] = differentiate
-    ad.primitive_transposes[primitive] = lambda cotangent, data, _: (
-        None,
-        adjoint.bind(data, ad.instantiate_zeros(cotangent)),
-    )
-
-
 ad.defjvp(_forward_p, lambda tangent, data: _tangent_p.bind(data, tangent))
-_make_linear(_tangent_p, _backward_p)
-_make_linear(_backward_p, _tangent_p)
+ad.primitive_transposes[_tangent_p] = lambda cotangent, data, _: (
+    None,
+    _backward_p.bind(data, ad.instantiate_zeros(cotangent)),
+)

@@ -1,6 +1,7 @@
 """Primitives with a kernel on CPU and a function of JAX everywhere else.
 
-Every operand has G independent problems on its leading axis, and every result as well.
+Every operand has G independent problems on its leading axis, and every result as well:
+`vmap` then has an axis to grow, and needs no further primitive.
 """
 
 import functools
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from fuprune.kernels import library
 
@@ -18,24 +19,32 @@ from fuprune.kernels import library
 def make_primitive(
     name: str,
     abstract: Callable,
-    in_jax: Callable,
+    function: Callable,
     attributes: Callable[..., Mapping[str, Any]] | None,
     *,
     multiple_results: bool = False,
 ) -> Any:
-    """A primitive that computes `in_jax`.
+    """A primitive that computes `vmap(function)`, on CPU by a kernel.
+
+    Its tangents are those of the function in JAX, which is enough for derivatives of
+    any order; who has kernels for them registers other rules.
 
     Args:
       name: of the primitive, and of its FFI target.
-      abstract: abstract operands and static parameters -> abstract results.
-      in_jax: the same computation in JAX, for what has no kernel.
+      abstract: abstract operands and static parameters -> abstract results; by hand,
+        because tracing `function` for them would double the time of a start.
+      function: one problem in JAX, of operands and static parameters: for tangents, and
+        for what has no kernel.
       attributes: static parameters -> those of the FFI call; None if there is no
         kernel.
-      multiple_results: whether `in_jax` returns a sequence.
+      multiple_results: whether `function` returns a sequence.
     """
     primitive = jax.extend.core.Primitive(name)
     primitive.multiple_results = multiple_results
     primitive.def_abstract_eval(abstract)
+
+    def in_jax(*operands, **static):
+        return jax.vmap(functools.partial(function, **static))(*operands)
 
     # Outside of jit a primitive has to run by itself; compiled, it takes the kernel.
     @functools.partial(jax.jit, static_argnames="static")
@@ -56,12 +65,27 @@ def make_primitive(
             library.share_cores()
             if any(aval.dtype == jnp.bfloat16 for aval in context.avals_in):
                 library.notice_slow_bfloat16()
-            call = jax.ffi.ffi_lowering(name)
+            call = jax.ffi.ffi_lowering(library.target(name))
             return call(context, *operands, **attributes(**static))
 
         mlir.register_lowering(primitive, lower, platform="cpu")
+
+    def differentiate(primals, tangents, **static):
+        tangents = tuple(map(ad.instantiate_zeros, tangents))
+        _, tangents = jax.jvp(functools.partial(in_jax, **static), primals, tangents)
+        return primitive.bind(*primals, **static), tangents
+
+    ad.primitive_jvps[primitive] = differentiate
     batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
     return primitive
+
+
+def bind_one(primitive: Any, *operands: jax.Array, **static) -> Any:
+    """The result of one problem, G = 1, whose operands have no leading axis for it."""
+    results = primitive.bind(
+        *(jax.lax.expand_dims(operand, (0,)) for operand in operands), **static
+    )
+    return jax.tree.map(lambda result: jax.lax.squeeze(result, (0,)), results)
 
 
 def batch(primitive: Any, operands: Sequence, dimensions: Sequence, **static):
@@ -69,10 +93,11 @@ def batch(primitive: Any, operands: Sequence, dimensions: Sequence, **static):
     pairs = list(zip(operands, dimensions, strict=True))
     size = next(operand.shape[axis] for operand, axis in pairs if axis is not None)
     merged = [_to_leading(operand, axis, size) for operand, axis in pairs]
-    results = primitive.bind(*merged, **static)
-    if not primitive.multiple_results:
-        return results.reshape(size, -1, *results.shape[1:]), 0
-    return [r.reshape(size, -1, *r.shape[1:]) for r in results], [0] * len(results)
+    results = jax.tree.map(
+        lambda result: result.reshape(size, -1, *result.shape[1:]),
+        primitive.bind(*merged, **static),
+    )
+    return results, jax.tree.map(lambda _: 0, results)
 
 
 def _to_leading(operand: jax.Array, axis: int | None, size: int) -> jax.Array:

@@ -90,10 +90,13 @@ def adapt(
         # Shapes only: the graph is needed here, and no weights.
         return _adapt_nnx(nnx.eval_shape(lambda: _make(model, 0)), model, takes_mask)
     apply = getattr(model, "apply", model)
-    if not callable(apply):
+    linen_class = isinstance(model, type) and issubclass(model, nn.Module)
+    if linen_class or not callable(apply):
+        kind = model if linen_class else type(model)
+        what = f"{'the class' if linen_class else 'a'} {kind.__name__}"
         raise InputError(
-            f"model is a {type(model).__name__}, which is no network; give a Linen or "
-            "NNX module, or a function (variables, images) -> logits."
+            f"model is {what}, which is no network; give a Linen or NNX module, or a "
+            "function (variables, images) -> logits."
         )
     names = _parameters(apply)
     if {"train", "mask", "mutable", "rngs"} <= names.keys() and model is not apply:

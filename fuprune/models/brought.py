@@ -21,7 +21,7 @@ from fuprune.errors import InputError
 from fuprune.models.adapt import Network, adapt
 from fuprune.models.zoo import check_sizes
 
-FACTORY_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FACTORY_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 Factory = str | Callable[..., Any]
 
 
@@ -41,11 +41,6 @@ class BroughtNetwork(Network):
     def apply(self, variables, images, *arguments, **options):
         """Logits [B, U], and the updated collections if `mutable` names any."""
         return self.network.apply(variables, images, *arguments, **options)
-
-
-def is_factory_name(name: str) -> bool:
-    """Whether a name is of the form `package.module:factory`."""
-    return FACTORY_NAME.fullmatch(name) is not None
 
 
 def bring(
@@ -114,7 +109,7 @@ def _bring(function, name, num_classes, shape) -> BroughtNetwork:
 
 def _find(name: str) -> Callable[..., Any]:
     """Imports a factory."""
-    if not is_factory_name(name):
+    if not _FACTORY_NAME.fullmatch(name):
         raise InputError(f"factory is {name!r}, but must be package.module:factory.")
     home, _, attribute = name.partition(":")
     here = os.getcwd()

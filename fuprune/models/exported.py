@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib.util
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,15 +20,15 @@ from flax import traverse_util
 from jax import export
 
 from fuprune.errors import InputError
-from fuprune.models.adapt import Variables
+from fuprune.models.adapt import Network, Variables
 
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # The check that a batch has the shape it should: the only call in our own exports.
 _KNOWN_CALLS = ("@shape_assertion(",)
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportedNetwork:
+class ExportedNetwork(Network):
     """A network read from a file of programs, in the form `models.adapt` describes.
 
     It is compared and hashed by its programs, of which Python keeps the hashes.
@@ -117,10 +118,7 @@ def export_network(
     model: Any, variables: Variables, input_shape: tuple[int, ...]
 ) -> ExportedNetwork:
     """Returns an adapted network as programs; of its variables only shapes matter."""
-    require_flatbuffers()
-    (batch,) = export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, *input_shape), jnp.float32)
-    shapes = _shapes(_plain(variables))
+    images, shapes = any_images(input_shape), _shapes(_plain(variables))
 
     def evaluate(variables, images):
         return model.apply(variables, images, train=False)
@@ -133,15 +131,27 @@ def export_network(
         )
         return logits, _plain(new)
 
-    evaluation = export.export(jax.jit(evaluate), platforms=PLATFORMS)(shapes, images)
+    evaluation = write_program(evaluate, shapes, images)
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     try:
-        exported = export.export(jax.jit(train), platforms=PLATFORMS)
         # With its first derivative, which is all that training takes.
-        training = bytes(exported(shapes, images, key).serialize(vjp_order=1))
+        training = write_program(train, shapes, images, key, vjp_order=1)
     except Exception:  # Whatever a network does that cannot be exported for any batch.
         training = None
-    return ExportedNetwork(bytes(evaluation.serialize()), training)
+    return ExportedNetwork(evaluation, training)
+
+
+def any_images(input_shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """A batch of images of such a shape, of any size."""
+    (batch,) = export.symbolic_shape("batch")
+    return jax.ShapeDtypeStruct((batch, *input_shape), jnp.float32)
+
+
+def write_program(function: Callable, *shapes: Any, vjp_order: int = 0) -> bytes:
+    """A function of such arguments as a StableHLO program that runs on any platform."""
+    _require_flatbuffers()
+    exported = export.export(jax.jit(function), platforms=_PLATFORMS)(*shapes)
+    return bytes(exported.serialize(vjp_order=vjp_order))
 
 
 def read_program(data: bytes, where: str) -> export.Exported:
@@ -149,7 +159,7 @@ def read_program(data: bytes, where: str) -> export.Exported:
 
     A call out of the program would reach native code with arguments from the file.
     """
-    require_flatbuffers()
+    _require_flatbuffers()
     try:
         exported = export.deserialize(bytearray(data))
         # The gradient is a program of its own in the file, and is searched as well.
@@ -170,7 +180,7 @@ def read_program(data: bytes, where: str) -> export.Exported:
     return exported
 
 
-def require_flatbuffers() -> None:
+def _require_flatbuffers() -> None:
     """Refuses to go on without what serialises programs."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise ImportError(

@@ -94,7 +94,9 @@ class Norm(nn.Module):
         onto = self.outputs if onto is None else onto
         held = onto if held is None else held
         # Ids as places in the result: layers of equal places are traced once.
-        stream = (places(self.outputs, onto), places(held, onto), len(onto))
+        stream = normalisation.Stream(
+            places(self.outputs, onto), places(held, onto), len(onto)
+        )
         shape = (len(self.outputs),)
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
@@ -104,7 +106,7 @@ class Norm(nn.Module):
             outputs = normalisation.normalise(
                 inputs, *moments, scale, bias, NORM_EPSILON
             )
-            return normalisation.combine(outputs, residual, relu, *stream)
+            return normalisation.combine(outputs, residual, relu, stream)
         running = (
             self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32),
             self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32),
@@ -154,13 +156,12 @@ class Norm(nn.Module):
 )
 def _batch_norm(
     inputs, scale, bias, running, mask, residual, *, train: bool, relu: bool,
-    stream: tuple[tuple[int, ...], tuple[int, ...], int], implementation: str,
+    stream: normalisation.Stream, implementation: str,
 ):  # fmt: skip
     """`Norm` of kind "batch", as a function.
 
-    `running` are moments (mean, variance), [C] each; `stream` is where the channels of
-    the inputs and of the residual go in the result, and how many that has. Returns
-    [B, H, W, D], and the running moments after this batch.
+    `running` are moments (mean, variance), [C] each. Returns [B, H, W, D], and the
+    running moments after this batch.
     """
     scale, bias, _ = without_dead_channels(scale, bias)
     if not train:
@@ -168,15 +169,14 @@ def _batch_norm(
         outputs = normalisation.normalise(
             inputs, mean, variance, scale, bias, NORM_EPSILON
         )
-        return normalisation.combine(outputs, residual, relu, *stream), running
+        return normalisation.combine(outputs, residual, relu, stream), running
     # Padding that comes alone is normalised by itself, so that it stays finite however
     # deep the network, and is not recorded.
     some = True if mask is None else jnp.any(mask != 0)
     real = mask if mask is None else jnp.where(some, mask, 1)
-    own, of_residual, width = stream
     outputs, *moments = normalisation.implementation(implementation)(
         inputs, scale, bias, real, residual, relu=relu, epsilon=NORM_EPSILON,
-        places=own, residual_places=of_residual, width=width,
+        stream=stream,
     )  # fmt: skip
     return outputs, tuple(
         moving_average(old, new, some)

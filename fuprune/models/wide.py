@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.kernels.convolution import implementation
-from fuprune.kernels.normalisation import batch_norm_in_jax
+from fuprune.kernels.normalisation import Stream, batch_norm_in_jax
 from fuprune.models.layers import (
     NORM_EPSILON,
     moving_average,
@@ -79,9 +79,11 @@ def apply_together(model: ResNet, variables, images, mask):
                 None if residual is None else _part(residual, start, stop),
                 relu=True,
                 epsilon=NORM_EPSILON,
-                places=_side_by_side(outputs, onto, together),
-                residual_places=_side_by_side(held, onto, together),
-                width=together * len(onto),
+                stream=Stream(
+                    _side_by_side(outputs, onto, together),
+                    _side_by_side(held, onto, together),
+                    together * len(onto),
+                ),
             )
             moments[name].append(found)
         return results
@@ -150,8 +152,8 @@ def _recorded(running, found, some):
     )
 
 
-def _side_by_side(source, target, number) -> list[int]:
+def _side_by_side(source, target, number) -> tuple[int, ...]:
     """Where each client's channels, with ids `source`, go among those of `target`."""
     # Places of different clients must not meet: each has a range of its own.
     starts = np.arange(number)[:, None] * len(target)
-    return (starts + places(source, target)).ravel().tolist()
+    return tuple((starts + places(source, target)).ravel().tolist())

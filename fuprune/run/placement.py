@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 from rich import filesize
 
 from fuprune.data.dataset import Dataset
-from fuprune.data.decoded_pictures import free_memory
 from fuprune.data.federated import FederatedDataset, federate, federation_bytes
+from fuprune.data.pictures import free_memory
 from fuprune.federated.sharded import AXIS, on_mesh
 from fuprune.run.machine import Runtime
 from fuprune.run.processes import RuntimeSetupError

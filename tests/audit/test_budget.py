@@ -7,7 +7,7 @@ import pytest
 
 from fuprune.audit import AuditData, AuditOptions, audit
 from fuprune.audit.training import sgd_step
-from fuprune.data.augment import normalise
+from fuprune.data.preprocess import normalise
 from fuprune.data.sources import load
 from fuprune.models import zoo
 from fuprune.models.fresh import init_variables

@@ -26,8 +26,8 @@ from fuprune.audit import (
 )
 from fuprune.audit.shadow import train_models_in_parallel
 from fuprune.audit.training import batch_rows, init_state, rate, sgd_step
-from fuprune.data.augment import normalise
 from fuprune.data.dataset import Dataset
+from fuprune.data.preprocess import normalise
 from fuprune.data.sources import load
 from fuprune.models.fresh import init_variables
 from tests.audit.conftest import mask_logit

@@ -77,6 +77,12 @@ def test_index_outside_the_dataset_is_refused(index):
         federate(make_dataset(), [np.array([0]), np.array([index])])
 
 
+@pytest.mark.parametrize("part", [np.array([True, False]), np.array([0.5])])
+def test_parts_that_are_no_indices_are_refused(part):
+    with pytest.raises(ValueError, match=rf"Client 1 holds {part.dtype}"):
+        federate(make_dataset(), [[], part, np.array([2])])
+
+
 def test_federation_without_clients_is_refused():
     with pytest.raises(ValueError, match="parts is empty"):
         federate(make_dataset(), [])
@@ -115,6 +121,24 @@ def test_senseless_classes_are_refused(classes):
 def test_senseless_classes_that_come_one_by_one_are_named():
     with pytest.raises(ValueError, match=r"classes are \[0\.5\]"):
         drop_classes(federate(make_dataset(), draw_parts(0)), iter([0.5]))
+
+
+@pytest.mark.parametrize("ids", [np.array([False, True, False]), [1.5]])
+@pytest.mark.parametrize(
+    ("choose", "what"),
+    [
+        (federated.drop_clients, "clients"),
+        (federated.keep_clients, "clients"),
+        (federated.take_clients, "clients"),
+        (federated.drop_examples, "examples"),
+        (federated.keep_examples, "examples"),
+    ],
+)
+def test_ids_that_are_no_integers_are_refused(choose, what, ids):
+    """A mask, for one, would name clients 0 and 1."""
+    data = federate(make_dataset(), draw_parts(0))
+    with pytest.raises(ValueError, match=f"{what} are \\["):
+        choose(data, ids)
 
 
 def test_cohort_has_different_clients_with_their_own_rows():

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.data.arrays import from_arrays
-from fuprune.data.dataset import DamagedDataError, DataUnavailableError
+from fuprune.data.dataset import DamagedDataError, DataUnavailableError, from_arrays
 from fuprune.data.sources import class_names, column, load, num_classes
 from fuprune.errors import FupruneError, InputError
 from tests.data.tiny_sets import arrays, assert_one_line
@@ -76,6 +75,13 @@ def test_arrays_that_cannot_be_are_refused_in_one_line(changes, words):
         from_arrays(**{"images": images, "labels": labels, **changes})
     assert isinstance(error.value, FupruneError)
     assert_one_line(error, "from_arrays", *words)
+
+
+def test_class_names_in_bytes_are_text(tmp_path):
+    images, labels = arrays()
+    names = np.array([b"cat", "h\u00e9ron".encode(), b"emu"])
+    np.savez(tmp_path / "own.npz", images=images, labels=labels, class_names=names)
+    assert class_names(f"npz:{tmp_path}/own.npz") == ("cat", "h\u00e9ron", "emu")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

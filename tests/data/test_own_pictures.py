@@ -1,14 +1,18 @@
 """Sets that people bring as directories of pictures and from Hugging Face."""
 
+import io
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fuprune.data import decoded_pictures, network, pictures, sources
-from fuprune.data.arrays import from_arrays
-from fuprune.data.dataset import DamagedDataError, DataUnavailableError
+from fuprune.data import network, pictures, sources
+from fuprune.data.dataset import (
+    DamagedDataError,
+    DataUnavailableError,
+    from_arrays,
+)
 from fuprune.data.sources import class_names, column, load
 from tests.data.tiny_sets import arrays, assert_one_line
 
@@ -70,17 +74,31 @@ def test_a_link_that_leads_nowhere_matters_only_as_a_picture(tmp_path):
     assert_one_line(error, "bee/x.png", "not a readable picture")
 
 
+def test_a_changed_picture_behind_a_linked_directory_is_read_again(tmp_path):
+    images, labels = arrays()
+    write_folder(tmp_path / "elsewhere", images, labels)
+    (tmp_path / "set").mkdir()
+    for each in (tmp_path / "elsewhere").iterdir():
+        (tmp_path / "set" / each.name).symlink_to(each)
+    # A link to what is around it has no end.
+    (tmp_path / "elsewhere" / "bee" / "up").symlink_to(tmp_path / "set")
+    name = f"folder:{tmp_path}/set"
+    np.testing.assert_array_equal(load(name, split="train").images[0], images[0])
+    write_picture(tmp_path / "elsewhere" / "ant" / "000.png", 255 - images[0])
+    np.testing.assert_array_equal(load(name, split="train").images[0], 255 - images[0])
+
+
 @pytest.fixture
 def decoded(monkeypatch, tmp_path):
     """Sources of each call that decodes; every set counts as one of many pictures."""
-    calls = []
+    calls, decode_all = [], pictures.decode_all
 
     def spy(files, fit, origins):
         calls.append(len(files))
-        return pictures.decode_all(files, fit, origins)
+        return decode_all(files, fit, origins)
 
-    monkeypatch.setattr(decoded_pictures, "MANY", 1)
-    monkeypatch.setattr(decoded_pictures, "decode_all", spy)
+    monkeypatch.setattr(pictures, "MANY", 1)
+    monkeypatch.setattr(pictures, "decode_all", spy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return calls
 
@@ -114,11 +132,63 @@ def test_pictures_that_do_not_fit_in_memory_are_refused_first(
     tmp_path, decoded, monkeypatch
 ):
     write_folder(tmp_path / "set", *arrays())
-    monkeypatch.setattr(decoded_pictures, "free_memory", lambda: 30 * 5 * 4 * 3 - 1)
+    monkeypatch.setattr(pictures, "free_memory", lambda: 30 * 5 * 4 * 3 - 1)
     with pytest.raises(DamagedDataError) as error:
         load(f"folder:{tmp_path}/set", split="train")
     assert_one_line(error, "29 more pictures take", "are free", "?size=64")
     assert decoded == []
+
+
+def as_pictures(images, labels):
+    """Pictures as a source hands them over: files in memory, and their labels."""
+    files = []
+    for image in images:
+        stream = io.BytesIO()
+        Image.fromarray(image).save(stream, "PNG")
+        files.append(stream.getvalue())
+    return pictures.Pictures(files, range(len(files)), labels, "set 1")
+
+
+def read_numbered(images, labels):
+    return pictures.read_pictures(
+        as_pictures(images, labels),
+        None,
+        size=None,
+        class_names=None,
+        columns={},
+        origin="hf:set",
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([], "has no image"),
+        ([0, None, 1] * 10, "labels are object"),
+        ([0, -1, 1] * 10, "labels run from -1"),
+    ],
+)
+def test_labels_that_are_none_are_refused_before_pictures_are_decoded(
+    labels, words, decoded
+):
+    images, _ = arrays(len(labels))
+    with pytest.raises(DamagedDataError) as error:
+        read_numbered(images, np.asarray(labels))
+    assert_one_line(error, "hf:set", words)
+    assert decoded == []
+
+
+def test_a_copy_has_no_name_for_every_number_up_to_the_highest_label(tmp_path, decoded):
+    images, labels = arrays()
+    labels[7] = 10**6
+    with pytest.raises(DamagedDataError) as error:
+        read_numbered(images, labels)
+    assert_one_line(error, "hf:set", "labels go up to 1000000, but class 3")
+    (note,) = (tmp_path / "cache").rglob("train.json")
+    assert note.stat().st_size < 1000
+    with pytest.raises(DamagedDataError):
+        read_numbered(images, labels)
+    assert decoded == [30]
 
 
 def test_directories_below_a_class_say_whose_a_picture_is(tmp_path):
@@ -154,6 +224,29 @@ def test_one_coloured_picture_makes_all_of_them_coloured(tmp_path):
     write_picture(tmp_path / "ant" / "a.png", np.zeros((4, 4, 3), np.uint8))
     write_picture(tmp_path / "ant" / "b.png", np.zeros((4, 4, 4), np.uint8))
     assert load(f"folder:{tmp_path}", split="train").images.shape[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "suffix"),
+    [
+        (np.full((5, 4), 40_000, np.uint16), "png"),
+        (np.full((5, 4), -1, np.int32), "tif"),
+        (np.full((5, 4), 0.5, np.float32), "tif"),
+        (np.full((5, 4), np.nan, np.float32), "tif"),
+    ],
+)
+def test_pixels_that_eight_bits_do_not_hold_are_refused(tmp_path, values, suffix):
+    """They would all have become white or black."""
+    images, labels = arrays(shape=(5, 4, 1))
+    write_folder(tmp_path, images, labels)
+    name = f"folder:{tmp_path}"
+    wide = tmp_path / "ant" / f"wide.{suffix}"
+    Image.fromarray(images[0, ..., 0].astype(values.dtype)).save(wide)
+    np.testing.assert_array_equal(load(name, split="train").images[8], images[0])
+    Image.fromarray(values).save(wide)
+    with pytest.raises(DamagedDataError) as error:
+        load(name, split="train")
+    assert_one_line(error, wide, "whole numbers from 0 to 255")
 
 
 def test_damaged_folders_are_named_in_one_line(tmp_path):
@@ -225,6 +318,16 @@ def test_a_hugging_face_set_on_disk_gives_splits_names_and_columns(tmp_path, dat
     with pytest.raises(DamagedDataError) as error:
         load(f"hf:{tmp_path}/text", split="train")
     assert_one_line(error, "text, label", "an image and a class label")
+
+
+def test_a_column_of_long_strings_says_whose_a_picture_is(tmp_path, datasets):
+    """As other libraries write text into Parquet files."""
+    images, labels = arrays()
+    split = hf_split(datasets, images, labels, writer=list("abc") * 10)
+    split = split.cast_column("writer", datasets.Value("large_string"))
+    split.save_to_disk(str(tmp_path / "set"))
+    writers = column(f"hf:{tmp_path}/set", "writer")
+    assert set(writers.tolist()) == {"a", "b", "c"}
 
 
 def test_many_pictures_of_a_hugging_face_set_are_decoded_once(

@@ -48,6 +48,14 @@ def test_class_names_need_no_network(name, count, some):
     assert {label: names[label] for label in some} == some
 
 
+@pytest.mark.parametrize("names", [5, None, {"a": 1}])
+def test_a_copy_whose_note_names_no_classes_is_passed_over(offline, names):
+    folder = offline / "fuprune_decoded" / "kmnist"
+    folder.mkdir(parents=True)
+    (folder / "train.json").write_text(json.dumps({"format": 1, "class_names": names}))
+    assert class_names("kmnist", data_dir=offline)[1] == "ki"
+
+
 @pytest.mark.parametrize("name", ["../etc", "", "a b", "/cifar10", 7])
 def test_names_that_are_none_are_refused(name):
     with pytest.raises(ValueError, match="a name as TFDS writes it"):

@@ -12,7 +12,7 @@ from array_record.python import array_record_module
 from PIL import Image
 from tensorflow_datasets.core import registered
 
-from fuprune.data import network, tfds_prepare, tfds_records, tfds_source
+from fuprune.data import network, tfds_prepare, tfds_source
 from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
 from fuprune.data.sources import class_names, load, num_classes
 from tests.data import tiny_sets
@@ -75,7 +75,7 @@ def to_tfrecord(directory):
         with open(str(path).replace("array_record", "tfrecord"), "wb") as file:
             for record in reader.read_all():
                 length = struct.pack("<Q", len(record))
-                checksum = tfds_records._masked_crc32c(length)
+                checksum = tfds_source._masked_crc32c(length)
                 file.write(length + checksum + record + b"\0\0\0\0")
         reader.close()
         path.unlink()
@@ -218,7 +218,7 @@ def test_checksum_of_tfrecord_is_the_published_one():
     # CRC-32C of "123456789" is 0xE3069283; TFRecord rotates it and adds a constant.
     crc = 0xE3069283
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    assert tfds_records._masked_crc32c(b"123456789") == struct.pack("<I", masked)
+    assert tfds_source._masked_crc32c(b"123456789") == struct.pack("<I", masked)
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_values_pass_unchanged_and_ties_go_to_the_even():
     np.testing.assert_array_equal(np.asarray(sums, np.float32).ravel(), expected)
 
 
-def norm_in_float64(data, scale, bias, residual, mask, places):
+def norm_in_float64(data, scale, bias, residual, mask, stream):
     """The definition, with `width` channels in the result."""
     data, scale, bias, residual = (
         np.asarray(x, np.float64) for x in (data, scale, bias, residual)
@@ -174,9 +174,9 @@ def norm_in_float64(data, scale, bias, residual, mask, places):
     kept = data[np.asarray(mask) != 0]
     mean, variance = kept.mean(axis=(0, 1, 2)), kept.var(axis=(0, 1, 2))
     values = (data - mean) / np.sqrt(variance + 1e-5) * scale + bias
-    result = np.zeros((*data.shape[:-1], places["width"]))
-    result[..., places["places"]] += values
-    result[..., places["residual_places"]] += residual
+    result = np.zeros((*data.shape[:-1], stream.width))
+    result[..., list(stream.places)] += values
+    result[..., list(stream.residual_places)] += residual
     return np.maximum(result, 0), mean, variance
 
 
@@ -185,17 +185,17 @@ def norm_in_float64(data, scale, bias, residual, mask, places):
     st.integers(1, 40), st.integers(1, 40), st.integers(0, 9), st.integers(1, 9)
 )
 def test_a_norm_is_rounded_once_wherever_its_channels_go(channels, held, more, size):
-    places = scattered(channels, held, max(channels, held) + more)
+    stream = scattered(channels, held, max(channels, held) + more)
     data, scale, bias, residual = operands(
         (3, size, 4, channels), residual=True, held=held
     )
     data, residual, mask = half(data), half(residual), jnp.array([1.0, 0.0, 2.0])
     given = (data, scale, bias, mask, residual)
-    actual = normalisation.batch_norm(*given, relu=True, **places)
+    actual = normalisation.batch_norm(*given, relu=True, stream=stream)
     assert "fuprune" in str(
-        jax.make_jaxpr(lambda *x: normalisation.batch_norm(*x, **places))(*given)
+        jax.make_jaxpr(lambda *x: normalisation.batch_norm(*x, stream=stream))(*given)
     )
-    outputs, mean, variance = norm_in_float64(data, scale, bias, residual, mask, places)
+    outputs, mean, variance = norm_in_float64(data, scale, bias, residual, mask, stream)
     assert_rounded(actual.outputs, outputs, lost=1e-4)
     assert actual.mean.dtype == actual.variance.dtype == jnp.float32
     np.testing.assert_allclose(actual.mean, mean, atol=1e-5)
@@ -205,17 +205,19 @@ def test_a_norm_is_rounded_once_wherever_its_channels_go(channels, held, more, s
 @pytest.mark.parametrize("channels", [5, 16, 300])  # in blocks of a part of an example
 @pytest.mark.parametrize("relu", [False, True])
 def test_the_gradient_of_a_norm_is_that_of_the_widened_values(channels, relu):
-    places = scattered(channels, channels + 1, channels + 4)
+    stream = scattered(channels, channels + 1, channels + 4)
     data, scale, bias, residual = operands(
         (3, 12, 12, channels), residual=True, held=channels + 1
     )
     data, residual, mask = half(data), half(residual), jnp.array([1.0, 0.0, 2.0])
-    shape = (*data.shape[:-1], places["width"])
+    shape = (*data.shape[:-1], stream.width)
     cotangent = half(random("cotangent", *shape))
 
     def pull_back(norm, data, residual):
         def apply(data, scale, bias, residual):
-            return norm(data, scale, bias, mask, residual, relu=relu, **places).outputs
+            return norm(
+                data, scale, bias, mask, residual, relu=relu, stream=stream
+            ).outputs
 
         outputs, back = jax.vjp(apply, data, scale, bias, residual)
         return outputs, back(cotangent.astype(outputs.dtype))

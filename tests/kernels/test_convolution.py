@@ -367,12 +367,16 @@ def test_fallback_lowerings_are_the_gradients_of_xla():
         "kernel_dtype": jnp.dtype(jnp.float32),
     }
     output, pullback = jax.vjp(
-        lambda d, k: convolution._xla_forward(d, k, **static), data, weights
+        jax.vmap(lambda d, k: convolution._forward(d, k, **static)), data, weights
     )
     expected = pullback(jnp.cos(output))
     actual = (
-        convolution._xla_data_gradient(jnp.cos(output), weights, **static),
-        convolution._xla_kernel_gradient(data, jnp.cos(output), **static),
+        jax.vmap(lambda o, k: convolution._data_gradient(o, k, **static))(
+            jnp.cos(output), weights
+        ),
+        jax.vmap(lambda d, o: convolution._kernel_gradient(d, o, **static))(
+            data, jnp.cos(output)
+        ),
     )
     assert_close(actual, expected)
 

@@ -15,11 +15,13 @@ def operands(shape, *, residual, held=None):
     return random("data", *shape) + 0.5, scale, bias, *rest
 
 
-def loss(batch_norm, *, mask=None, relu=True, **placement):
+def loss(batch_norm, *, mask=None, relu=True, stream=None):
     """A scalar that depends on all three results, curved in each."""
 
     def apply(data, scale, bias, *residual):
-        result = batch_norm(data, scale, bias, mask, *residual, relu=relu, **placement)
+        result = batch_norm(
+            data, scale, bias, mask, *residual, relu=relu, stream=stream
+        )
         return (
             jnp.mean(jnp.sin(result.outputs))
             + jnp.sum(result.mean**2)
@@ -42,11 +44,9 @@ MASK = jnp.array([1.0, 0.0, 2.0])
 def scattered(channels, held, width):
     """Places for so many channels of the data and of the residual."""
     draw = np.random.default_rng(width).choice
-    return {
-        "places": tuple(np.sort(draw(width, channels, replace=False)).tolist()),
-        "residual_places": tuple(np.sort(draw(width, held, replace=False)).tolist()),
-        "width": width,
-    }
+    places = tuple(np.sort(draw(width, channels, replace=False)).tolist())
+    residual_places = tuple(np.sort(draw(width, held, replace=False)).tolist())
+    return normalisation.Stream(places, residual_places, width)
 
 
 @needs_onednn
@@ -71,17 +71,17 @@ def test_values_equal_the_definition(channels):
 def test_channels_go_to_their_places(channels, held, width):
     arguments = operands((3, 5, 4, channels), residual=True, held=held)
     data, scale, bias, residual = arguments
-    placement = scattered(channels, held, width)
-    actual = normalisation.batch_norm(data, scale, bias, MASK, residual, **placement)
+    stream = scattered(channels, held, width)
+    actual = normalisation.batch_norm(data, scale, bias, MASK, residual, stream=stream)
     plain = normalisation.batch_norm(data, scale, bias, MASK)
     outputs = np.zeros((3, 5, 4, width), np.float32)
-    outputs[..., list(placement["places"])] += plain.outputs
-    outputs[..., list(placement["residual_places"])] += residual
+    outputs[..., list(stream.places)] += plain.outputs
+    outputs[..., list(stream.residual_places)] += residual
     assert_close(actual, plain._replace(outputs=outputs), tolerance=1e-6)
     places = tuple(range(4))
     assert_close(
         *both(
-            lambda f: jax.value_and_grad(f, places), arguments, mask=MASK, **placement
+            lambda f: jax.value_and_grad(f, places), arguments, mask=MASK, stream=stream
         )
     )
 
@@ -91,28 +91,28 @@ def test_channels_go_to_their_places(channels, held, width):
 def test_channels_are_moved_in_blocks_and_without_a_residual(relu):
     """More pixels than a block has, and not a whole number of blocks."""
     arguments = operands((3, 19, 17, 12), residual=False)
-    placement = scattered(12, 0, 33) | {"residual_places": None}
     assert_close(
         *both(
             lambda f: jax.value_and_grad(f, (0, 1, 2)),
             arguments,
             mask=MASK,
             relu=relu,
-            **placement,
+            stream=scattered(12, 0, 33),
         )
     )
 
 
 @pytest.mark.parametrize(
-    ("places", "width"), [((0, 1), 6), ((2, 1, 3), 6), ((0, 1, 6), 6), (None, 2)]
+    ("places", "width"), [((0, 1), 6), ((2, 1, 3), 6), ((0, 1, 6), 6), ((0, 1, 2), 2)]
 )
 @pytest.mark.parametrize(
     "function", [normalisation.batch_norm, normalisation.batch_norm_in_jax]
 )
 def test_places_that_do_not_fit_are_refused(function, places, width):
     data, scale, bias = operands((3, 4, 4, 3), residual=False)
+    stream = normalisation.Stream(places, (), width)
     with pytest.raises(ValueError, match=f"3 channels into {width}; give one"):
-        function(data, scale, bias, places=places, width=width)
+        function(data, scale, bias, stream=stream)
 
 
 @needs_onednn
@@ -128,9 +128,9 @@ def test_gradients_equal_those_of_jax(residual, relu, mask):
 
 
 @needs_onednn
-@pytest.mark.parametrize("placement", [{}, scattered(5, 6, 8)], ids=["own", "placed"])
-def test_higher_derivatives_equal_those_of_jax(placement):
-    held = len(placement.get("residual_places", range(5)))
+@pytest.mark.parametrize("stream", [None, scattered(5, 6, 8)], ids=["own", "placed"])
+def test_higher_derivatives_equal_those_of_jax(stream):
+    held = len(stream.residual_places) if stream else 5
     arguments = operands((3, 4, 4, 5), residual=True, held=held)
     direction = tuple(jnp.cos(argument) for argument in arguments)
 
@@ -149,14 +149,14 @@ def test_higher_derivatives_equal_those_of_jax(placement):
         return lambda *primals: jax.jvp(gradient, primals, direction)[1]
 
     for transform in (grad_of_grad, directional, hessian_vector_product):
-        assert_close(*both(transform, arguments, mask=MASK, **placement))
+        assert_close(*both(transform, arguments, mask=MASK, stream=stream))
 
 
 @needs_onednn
 @pytest.mark.parametrize("axes", [(0, 0, 0, 0), (1, None, None, 2), (0, 1, None, 0)])
-@pytest.mark.parametrize("placement", [{}, scattered(5, 6, 8)], ids=["own", "placed"])
-def test_vmap_of_gradients_equals_that_of_jax(axes, placement):
-    held = len(placement.get("residual_places", range(5)))
+@pytest.mark.parametrize("stream", [None, scattered(5, 6, 8)], ids=["own", "placed"])
+def test_vmap_of_gradients_equals_that_of_jax(axes, stream):
+    held = len(stream.residual_places) if stream else 5
     arguments = []
     own = operands((3, 4, 4, 5), residual=True, held=held)
     for argument, axis in zip(own, axes, strict=True):
@@ -167,7 +167,7 @@ def test_vmap_of_gradients_equals_that_of_jax(axes, placement):
     def mapped(function):
         return jax.vmap(jax.value_and_grad(function, (0, 1, 2, 3)), axes)
 
-    assert_close(*both(mapped, arguments, mask=MASK, **placement))
+    assert_close(*both(mapped, arguments, mask=MASK, stream=stream))
 
 
 @needs_onednn

@@ -43,6 +43,37 @@ def slim():
     return surgery.compact(network, variables, plan, example=jnp.zeros((2, *SHAPE)))
 
 
+class Tempered(nn.Module):
+    """A network with a parameter that is one number."""
+
+    num_classes: int = 4
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        temperature = self.param("temperature", nn.initializers.ones, ())
+        return nn.Dense(self.num_classes)(x.mean((1, 2))) / temperature
+
+
+def make_tempered(num_classes, input_shape):
+    return Tempered(num_classes)
+
+
+@pytest.mark.parametrize("factory", [None, make_tempered])
+def test_a_parameter_that_is_one_number_is_saved(tmp_path, factory):
+    network = adapt(Tempered())
+    if factory is not None:
+        network = fuprune.bring(factory, num_classes=4, input_shape=SHAPE)
+    variables = networks.variables_of(network, SHAPE)
+    path = tmp_path / "model.safetensors"
+    export.save_safetensors(path, network, variables, input_shape=SHAPE)
+    loaded, found = export.load_safetensors(path, factory=factory)
+    chex.assert_trees_all_equal(found, dict(variables))
+    images = jnp.ones((3, *SHAPE))
+    np.testing.assert_allclose(
+        loaded.apply(found, images), network.apply(variables, images), rtol=1e-6
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved")

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.data.augment import crop_and_flip, normalise
+from fuprune.data.preprocess import crop_and_flip, normalise
 
 
 def draw_images(shape=(24, 6, 5, 3), dtype=np.uint8):
