@@ -213,11 +213,13 @@ def static_value(eqn, rests) -> Any:
     """What a primitive makes of numbers; None unless all are known."""
     if not all(is_static(rest) for rest in rests):
         return None
-    numbers = tuple(
-        np.asarray(rest, atom.aval.dtype)[()]
+    numbers = [
+        np.asarray(rest, atom.aval.dtype)
         for rest, atom in zip(rests, eqn.invars, strict=True)
-    )
-    return _value(eqn.primitive, _Params(eqn.params), numbers)
+    ]
+    # By their bytes: to Python, 1 is 1 in every type, and 0 is -0.
+    stored = tuple((number.dtype, number.tobytes()) for number in numbers)
+    return _value(eqn.primitive, _Params(eqn.params), stored)
 
 
 class _Params(dict):
@@ -231,7 +233,8 @@ class _Params(dict):
 
 
 @functools.lru_cache(maxsize=4096)
-def _value(primitive, params, numbers):
+def _value(primitive, params, stored):
+    numbers = [np.frombuffer(content, dtype)[0] for dtype, content in stored]
     # A number, not a tracer, also while the network is being traced.
     with jax.ensure_compile_time_eval():
         return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))[()]

@@ -15,6 +15,7 @@ from fuprune.errors import InputError
 from fuprune.models import brought
 from fuprune.models.adapt import adapt
 from fuprune.surgery import PrunePlan, cutting, rebuild
+from fuprune.surgery.arithmetic import static_value
 from fuprune.surgery.arrays import cut_tree
 from tests.surgery import networks
 
@@ -499,3 +500,14 @@ def test_slim_network_is_exported_for_any_batch(tmp_path):
     loaded = export.load_stablehlo(tmp_path / "slim.stablehlo")
     expected = small.apply(cut, jnp.asarray(IMAGES), train=False)
     np.testing.assert_allclose(loaded(jnp.asarray(IMAGES)), expected, atol=1e-6)
+
+
+def test_what_is_computed_in_advance_has_the_type_and_sign_of_its_equation():
+    """1 is 1 in every type to Python, and 0 is -0; to a network they are not."""
+    for dtype in (jnp.float32, jnp.float16):
+        (eqn,) = jax.make_jaxpr(jax.lax.sqrt)(jnp.ones((), dtype)).eqns
+        assert static_value(eqn, [np.float32(1)]).dtype == dtype
+    (eqn,) = jax.make_jaxpr(jax.lax.div)(1.0, 1.0).eqns
+    zeros = np.float32(0.0), np.float32(-0.0)
+    found = [static_value(eqn, [np.float32(1), zero]) for zero in zeros]
+    assert found == [np.inf, -np.inf]
