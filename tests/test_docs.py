@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from tests.loading import load_module
@@ -19,8 +20,18 @@ def load_example(repository):
 
 @pytest.mark.slow
 def test_the_embedding_example_forgets_a_class(repository, capsys):
-    """The guide's program: class 9 is learned, then gone, and the others remain."""
-    result = load_example(repository).main(rounds=5, tune_rounds=3)
+    """The guide's program: class 9 is learned, then gone, and the others remain.
+
+    With XLA's optimisations, as a user runs it: rounding decides how much of the class
+    so short a training leaves, and other tests may have switched them off.
+    """
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, False)
+    try:
+        result = load_example(repository).main(rounds=5, tune_rounds=3)
+    finally:
+        jax.config.update(name, before)
     assert result["u_before"] > 0.7
     assert result["u"] < 0.05
     assert result["r"] > result["r_before"] - 0.1
