@@ -323,3 +323,30 @@ def variables_of(network: Any, shape=INPUT_SHAPE, seed: int = 0) -> Any:
 
     drawn = jax.tree_util.tree_map_with_path(draw, shapes)
     return jax.tree.map(jnp.asarray, drawn)
+
+
+def bring(name):
+    """A network, adapted, its variables, and a few images."""
+    network = adapted(name)
+    images = np.random.default_rng(1).normal(size=(4, *INPUT_SHAPE))
+    return network, variables_of(network), jnp.asarray(images, jnp.float32)
+
+
+class Small(nn.Module):
+    """A convolution, its norm, another, and a head that is a convolution too."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Conv(6, (3, 3), name="first")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+        x = nn.relu(nn.Conv(4, (3, 3), name="second")(x))
+        return jnp.mean(nn.Conv(5, (1, 1), name="classifier")(x), axis=(1, 2))
+
+
+@cache
+def small_network():
+    network = adapt(Small())
+    return network, variables_of(network, (8, 8, 3))
+
+
+IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 3)).astype(np.float32)

@@ -18,15 +18,9 @@ from fuprune.surgery import PrunePlan, cutting, rebuild
 from fuprune.surgery.arithmetic import static_value
 from fuprune.surgery.arrays import cut_tree
 from tests.surgery import networks
+from tests.surgery.networks import IMAGES, Small, bring, small_network
 
 FAST = ("mobilenet", "vit")
-
-
-def bring(name):
-    """A network, adapted, its variables, and a few images."""
-    network = networks.adapted(name)
-    images = np.random.default_rng(1).normal(size=(4, *networks.INPUT_SHAPE))
-    return network, networks.variables_of(network), jnp.asarray(images, jnp.float32)
 
 
 def plan_for(layers, seed=0, share=0.6):
@@ -123,94 +117,6 @@ def test_every_slim_network_equals_masked_network_and_trains_like_it(name):
         check(name, 1e-12, jnp.float64)
 
 
-class Small(nn.Module):
-    """A convolution, its norm, another, and a head that is a convolution too."""
-
-    @nn.compact
-    def __call__(self, x, train: bool = False):
-        x = nn.Conv(6, (3, 3), name="first")(x)
-        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
-        x = nn.relu(nn.Conv(4, (3, 3), name="second")(x))
-        return jnp.mean(nn.Conv(5, (1, 1), name="classifier")(x), axis=(1, 2))
-
-
-@functools.cache
-def small_network():
-    network = adapt(Small())
-    return network, networks.variables_of(network, (8, 8, 3))
-
-
-IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 3)).astype(np.float32)
-
-
-def test_layers_are_found_and_the_output_is_not_among_them():
-    network, variables = small_network()
-    layers = surgery.trace_layers(network, variables, IMAGES)
-    assert list(layers) == ["first", "second"]
-    assert layers["first"].path == ("params", "first", "kernel")
-    assert layers["first"].channels == 6
-
-
-class TwoKernels(nn.Module):
-    """One module that holds the kernels of two convolutions."""
-
-    @nn.compact
-    def __call__(self, x):
-        for name, width in (("narrow", 4), ("wide", 6)):
-            shape = (3, 3, x.shape[-1], width)
-            kernel = self.param(name, nn.initializers.lecun_normal(), shape)
-            x = jax.lax.conv_general_dilated(
-                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-            )
-            x = nn.relu(x)
-        return x
-
-
-def test_every_kernel_of_a_module_is_a_layer():
-    model = TwoKernels()
-    params = {"block": model.init(jax.random.key(0), IMAGES)["params"]}
-    params["head"] = {"kernel": jnp.ones((6, 5))}
-
-    def network(variables, images):
-        params = variables["params"]
-        x = model.apply({"params": params["block"]}, images)
-        return jnp.mean(x, axis=(1, 2)) @ params["head"]["kernel"]
-
-    variables = {"params": params}
-    layers = surgery.trace_layers(network, variables, IMAGES)
-    assert list(layers) == ["block/narrow", "block/wide"]
-    seen = surgery.observe(network, variables, IMAGES)
-    assert [x.shape[-1] for x in seen.outputs.values()] == [4, 6]
-    plan = PrunePlan({"block/narrow": np.array([0, 3])})
-    rows = surgery.plan_report(network, plan, (8, 8, 3), variables=variables)
-    assert [row.channels_after for row in rows] == [2, 6, 5, 8]
-
-
-def test_capture_gives_what_flax_captures():
-    network, variables = small_network()
-    captured = surgery.capture(network, variables, IMAGES)
-    _, state = Small().apply(
-        variables,
-        IMAGES,
-        capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
-        mutable=["intermediates"],
-    )
-    for name, output in captured.items():
-        (expected,) = state["intermediates"][name]["__call__"]
-        np.testing.assert_allclose(output, expected, atol=1e-5)
-
-
-def test_capture_of_a_slim_network_has_its_channels():
-    network, variables = small_network()
-    plan = PrunePlan({"first": np.array([1, 4]), "second": np.array([0, 3])})
-    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
-    masked = surgery.mask(network, variables, plan, example=IMAGES)
-    whole = surgery.capture(network, masked, IMAGES)
-    captured = surgery.capture(small, cut, IMAGES)
-    for name, keep in plan.keep.items():
-        np.testing.assert_allclose(captured[name], whole[name][..., keep], atol=1e-5)
-
-
 def test_compacting_twice_is_compacting_at_once():
     network, variables = small_network()
     first = PrunePlan({"first": np.array([0, 2, 3, 5]), "second": np.array([1, 2, 3])})
@@ -297,27 +203,6 @@ def test_a_kernel_used_along_two_axes_is_refused():
         surgery.trace_layers(tied, variables, np.zeros((2, 2, 2, 3)), dense=True)
 
 
-class SummedColumns(nn.Module):
-    """Each logit is the sum of two channels: one may go, not both."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(nn.Conv(6, (3, 3), name="first")(x))
-        x = jnp.mean(nn.Conv(10, (1, 1), name="pairs")(x), axis=(1, 2))
-        return x.reshape(-1, 5, 2).sum(-1)
-
-
-def test_a_layer_that_some_plan_would_cut_from_the_output_is_not_offered():
-    network = adapt(SummedColumns())
-    variables = networks.variables_of(network, (8, 8, 3))
-    assert list(surgery.trace_layers(network, variables, IMAGES)) == ["first"]
-    plan = PrunePlan({"pairs": np.array([0, 2, 3, 5, 6, 8])})
-    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
-    masked = surgery.mask(network, variables, plan, example=IMAGES)
-    expected = network.apply(masked, IMAGES)
-    np.testing.assert_allclose(small.apply(cut, IMAGES), expected, atol=1e-6)
-
-
 @jax.custom_vjp
 def rounded(x):
     """Rounding whose gradient passes straight through."""
@@ -394,72 +279,6 @@ def test_explain_counts_the_flops_of_a_primitive_without_a_rule():
     assert f"{filled:,} entries per image" in line
     assert f"about {work // 2:,} FLOPs" in line, line
     assert f"in all about {work // 2:,} FLOPs" in total
-
-
-def test_hidden_units_are_offered_and_what_writes_to_a_stream_is_not():
-    network, variables, images = bring("vit")
-    layers = surgery.trace_layers(network, variables, images, dense=True)
-    assert list(layers) == ["Conv_0", "Dense_0", "Dense_2"]
-    network, variables, images = bring("convnext")
-    layers = surgery.trace_layers(network, variables, images, dense=True)
-    dense = [name for name, layer in layers.items() if layer.kind == "dense"]
-    assert dense == ["Dense_0", "Dense_2"]
-
-
-def test_a_last_kernel_of_any_name_is_observed_as_the_head():
-    def flat(variables, images):
-        x = jnp.tanh(images.reshape(images.shape[0], -1) @ variables["params"]["a"])
-        return x @ variables["params"]["b"]
-
-    variables = {"params": {"a": jnp.ones((12, 4)), "b": jnp.ones((4, 5))}}
-    seen = surgery.observe(flat, variables, jnp.ones((2, 2, 2, 3)))
-    assert list(seen.outputs) == ["a"] and seen.features.shape == (2, 4)
-    np.testing.assert_array_equal(seen.head_logits, seen.logits)
-
-
-class Reused(nn.Module):
-    """One dense layer for vectors and maps, and one that is applied to its own result.
-
-    Its last result is a map's for the first, and the logits for the second.
-    """
-
-    use_bias: bool
-
-    @nn.compact
-    def __call__(self, x):
-        shared = nn.Dense(3, self.use_bias, name="shared")
-        tied = nn.Dense(5, self.use_bias, name="tied")
-        x = nn.relu(shared(jnp.mean(x, axis=(1, 2))))[:, None, None] + nn.relu(x)
-        x = jnp.mean(nn.relu(shared(x)), axis=(1, 2))
-        return tied(nn.relu(tied(nn.relu(nn.Dense(5, name="before")(x)))))
-
-
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_the_last_use_of_a_layer_is_what_is_seen_of_it(use_bias):
-    network = adapt(Reused(use_bias))
-    variables = networks.variables_of(network, (8, 8, 3))
-    captured = surgery.capture(network, variables, IMAGES, dense=True)
-    seen = surgery.observe(network, variables, IMAGES)
-    assert captured["shared"].shape == seen.outputs["shared"].shape == (3, 8, 8, 3)
-    np.testing.assert_array_equal(seen.head_logits, seen.logits)
-    tied = nn.Dense(5, use_bias)
-    head = {"params": variables["params"]["tied"]}
-    logits = tied.apply(head, seen.features)
-    np.testing.assert_allclose(logits, seen.head_logits, atol=1e-6)
-
-
-def test_hidden_units_before_a_flattened_map_are_offered():
-    def flat(variables, images):
-        params = variables["params"]
-        x = jnp.tanh(images @ params["hidden"]["kernel"])
-        x = x.reshape(x.shape[0], -1)
-        return x @ params["head"]["kernel"]
-
-    shapes = {"hidden": (3, 4), "head": (2 * 2 * 4, 5)}
-    params = {name: {"kernel": jnp.ones(shape)} for name, shape in shapes.items()}
-    images = np.zeros((2, 2, 2, 3), np.float32)
-    layers = surgery.trace_layers(flat, {"params": params}, images, dense=True)
-    assert list(layers) == ["hidden"]
 
 
 @pytest.mark.parametrize("train", [False, True])
