@@ -10,7 +10,7 @@ for its clients' weights differ after the first step.
 Runs in the environment `setup.sh tpu` makes:
 
     python benchmarks/accelerator_estimate.py
-    python benchmarks/accelerator_estimate.py --forms auto --dtype bfloat16
+    python benchmarks/accelerator_estimate.py --forms map --dtype bfloat16
     python benchmarks/accelerator_estimate.py --forms convolutions    # seconds
 """
 
@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import accelerator_programs  # noqa: E402
 
 RESULTS = HERE / "results" / "accelerator_estimate.json"
-FORMS = ("floor", "fed_sgd", "map", "vmap", "auto")
+FORMS = ("floor", "map", "vmap")
 # Channels and pixels of a side of single convolutions, 256 images each.
 CONVOLUTIONS = ((16, 32), (128, 32), (512, 8))
 PRECISIONS = (("float32", "default"), ("float32", "highest"), ("bfloat16", "default"))

@@ -28,7 +28,7 @@ def make_parser(about, forms, output):
         "--forms",
         nargs="+",
         default=forms,
-        help="floor, fed_sgd, or a backend; auto is the one a run there takes",
+        help="floor, or a backend; auto is the one a run there takes",
     )
     parser.add_argument("--net", default="resnet20")
     parser.add_argument("--clients", type=int, default=25)
@@ -105,12 +105,10 @@ def write_report(report, output):
 def make(form, options):
     """`(program, shapes of its inputs, local steps in it)` for the name of a form.
 
-    Forms: `floor`, `fed_sgd`, or a way to iterate over the clients of FedAvg.
+    Forms: `floor`, or a way to iterate over the clients of FedAvg.
     """
     if form == "floor":
         return *make_floor(options), 1
-    if form == "fed_sgd":
-        return *make_fused(options), 1
     return *make_round(form, options), STEPS
 
 
@@ -160,23 +158,6 @@ def make_round(form, options):
         client_optimizer=optax.sgd(0.01, momentum=0.9),
         batch_size=options.batch_size,
         backend=backend,
-    )
-    return algorithm.round, round_inputs(algorithm, variables, options)
-
-
-def make_fused(options):
-    """`(round, shapes of its inputs)`: FedSGD with the cohort as one batch."""
-    import optax
-
-    from fuprune.federated.server import fed_sgd
-
-    model, variables = make_model(options)
-    algorithm = fed_sgd(
-        model,
-        server_optimizer=optax.sgd(0.1, momentum=0.9),
-        batch_size=options.batch_size,
-        backend="vmap",
-        fused=True,
     )
     return algorithm.round, round_inputs(algorithm, variables, options)
 

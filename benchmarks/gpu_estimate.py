@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import accelerator_programs  # noqa: E402
 
 RESULTS = HERE / "results" / "gpu_estimate.json"
-FORMS = ("floor", "fed_sgd", "map", "wide", "vmap")
+FORMS = ("floor", "map", "vmap")
 # Between two kernels of one stream, launched from the host.
 LAUNCH_SECONDS = 3e-6
 

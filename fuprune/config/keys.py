@@ -358,8 +358,8 @@ SECTIONS = (
          "number of evenly spaced layers to probe, besides the last features"),
     ),
     _section("runtime", "the machine; beyond rounding, only dtype can change a result",
-        ("backend", "auto", one_of("auto", "loop", "map", "vmap", "wide", "shard_map"),
-         "how the clients of a round are run; wide is for TPUs"),
+        ("backend", "auto", one_of("auto", "loop", "map", "vmap", "shard_map"),
+         "how the clients of a round are run"),
         ("dtype", "float32", one_of("float32", "bfloat16"),
          "number format of activations; bfloat16 is for GPUs, TPUs, CPUs with AMX and"
          " AMD's with avx512_bf16"),

@@ -17,7 +17,6 @@ from fuprune.data.preprocess import Preprocess
 from fuprune.federated.local_work import count_batches, count_steps, local_work
 from fuprune.federated.objective import Objective
 from fuprune.federated.program import Client, ClientProgram, Shared, Task
-from fuprune.models.wide import apply_together, clients_together
 
 
 class TrainContext(NamedTuple):
@@ -110,24 +109,6 @@ def _apply_in_training(model, variables, batch: Batch):
     )
 
 
-def make_loss_together(model, objective: Objective):
-    """`make_loss` for N clients on merged channels: all but `context` has an axis [N].
-
-    The mean losses are summed, which keeps the clients' gradients apart.
-    """
-
-    def loss(params, state, batch, context):
-        logits, stats = apply_together(
-            model, {"params": params, **state}, batch.images, batch.mask
-        )
-        mean, total, correct = jax.vmap(lambda x, b: _score(objective, context, x, b))(
-            logits, batch
-        )
-        return jnp.sum(mean), (total, correct, {**state, "batch_stats": stats})
-
-    return loss
-
-
 def _score(objective: Objective, context, logits, batch):
     """Mean and summed loss and hits of one batch."""
     losses = objective.losses(context, logits, batch)
@@ -159,8 +140,7 @@ def local_sgd(
     first of those without a bound. The bound changes what is seen, and not what the
     client weighs: `num_examples` is the number of its images.
 
-    `finish` gives `((), ClientUpdate)` with the parameter change. Networks that can
-    stand side by side take their steps together under the backend `wide`.
+    `finish` gives `((), ClientUpdate)` with the parameter change.
     """
     work = local_work(local_epochs=local_epochs, local_steps=local_steps)
     most = count_steps(max_length, batch_size=batch_size, local_epochs=local_epochs)
@@ -169,10 +149,7 @@ def local_sgd(
         # the compiler, which may round differently in another one.
         work["local_steps"] = 0
     padded = -(-max_length // batch_size) * batch_size
-    grad, grad_together = (
-        jax.value_and_grad(make(model, objective), has_aux=True)
-        for make in (make_loss, make_loss_together)
-    )
+    grad = jax.value_and_grad(make_loss(model, objective), has_aux=True)
 
     def init(shared, client):
         orders = jax.vmap(lambda k: shuffled_positions(k, client.length, padded))(
@@ -182,7 +159,8 @@ def local_sgd(
         zero = jnp.zeros(())
         return params, state, optimizer.init(params), orders, (zero, zero, zero)
 
-    def batch_at(shared, client, orders, i):
+    def step(shared, client, carry, i):
+        params, state, opt_state, orders, (loss_sum, correct, seen) = carry
         batches = count_batches(client.length, batch_size)
         epoch, j = i // batches, i % batches
         places = j * batch_size + jnp.arange(batch_size)
@@ -193,11 +171,10 @@ def local_sgd(
         # `init` split the same key into `local_epochs`: the numbers of steps begin
         # beyond.
         key = jax.random.fold_in(own_key(shared, client), local_epochs + 1 + i)
-        return gather_batch(shared, client, positions, preprocess, key)
-
-    def advance(shared, carry, batch, grads, losses):
-        params, _, opt_state, orders, (loss_sum, correct, seen) = carry
-        loss, hits, state = losses
+        batch = gather_batch(shared, client, positions, preprocess, key)
+        (_, (loss, hits, state)), grads = grad(
+            params, state, batch, shared.context.objective
+        )
         updates, opt_state = optimizer.update(grads, opt_state, params)
         # The factor of the round's schedule: an argument, so that one program serves
         # all rounds.
@@ -205,22 +182,6 @@ def local_sgd(
         params = optax.apply_updates(params, updates)
         sums = (loss_sum + loss, correct + hits, seen + jnp.sum(batch.mask))
         return params, state, opt_state, orders, sums
-
-    def step(shared, client, carry, i):
-        params, state, _, orders, _ = carry
-        batch = batch_at(shared, client, orders, i)
-        (_, losses), grads = grad(params, state, batch, shared.context.objective)
-        return advance(shared, carry, batch, grads, losses)
-
-    def step_together(shared, clients, carry, i):
-        params, state, _, orders, _ = carry
-        batch = jax.vmap(batch_at, (None, 0, 0, None))(shared, clients, orders, i)
-        (_, losses), grads = grad_together(
-            params, state, batch, shared.context.objective
-        )
-        return jax.vmap(advance, (None, 0, 0, 0, 0))(
-            shared, carry, batch, grads, losses
-        )
 
     def finish(shared, client, carry):
         params, state, _, _, (loss_sum, correct, seen) = carry
@@ -237,11 +198,7 @@ def local_sgd(
     if local_steps:
         arguments["local_steps"] = local_steps
     task = Task("local_sgd", model, arguments)
-    program = ClientProgram(num_steps, init, step, finish, task=task)
-    together = clients_together(model)
-    if together > 1:
-        program = program._replace(step_together=step_together, together=together)
-    return program
+    return ClientProgram(num_steps, init, step, finish, task=task)
 
 
 def local_gradient(

@@ -2,9 +2,8 @@
 
 Everything that clients do (local training, activation statistics, Fisher sums) is a
 `ClientProgram`: a fold over the client's own batches. `for_each_client` turns it into
-one call over a whole cohort, by a host loop, `lax.map`, `vmap`, groups of clients
-merged into wide networks, or `shard_map`; all give the same answer to float tolerance,
-and which one is fastest depends on the platform.
+one call over a whole cohort, by a host loop, `lax.map`, `vmap` or `shard_map`; all give
+the same answer to float tolerance, and which one is fastest depends on the platform.
 """
 
 import functools
@@ -27,7 +26,7 @@ from fuprune.federated.program import (
 )
 from fuprune.federated.sharded import make_client_mesh, make_sharded
 
-BACKENDS = ("auto", "loop", "map", "vmap", "wide", "shard_map")
+BACKENDS = ("auto", "loop", "map", "vmap", "shard_map")
 # Compiled functions that each maker keeps: networks in use side by side are few.
 KEPT_PROGRAMS = 8
 
@@ -75,8 +74,8 @@ def resolve_backend(
     platform = platform or jax.default_backend()
     devices = jax.device_count() if device_count is None else device_count
     processes = jax.process_count() if process_count is None else process_count
-    # A GPU wants many clients at once, a TPU full lanes; a CPU core is busy with one.
-    inner = {"gpu": "vmap", "tpu": "wide"}.get(platform, "map")
+    # A GPU wants many clients at once; a CPU core is busy with one.
+    inner = "vmap" if platform == "gpu" else "map"
     if backend == "auto":
         if platform == "cpu" and not loops_are_fast and processes == 1:
             backend = "loop"
@@ -97,9 +96,8 @@ def for_each_client(
     Args:
       program: the fold each client computes.
       backend: `loop` (host loop over clients and steps, spread over the local
-        devices), `map`, `vmap`, `wide` (groups of clients side by side in one network
-        if the program can, else `map`), `shard_map` (over `mesh`) or `auto`;
-        or a `Transport` to clients outside this process.
+        devices), `map`, `vmap`, `shard_map` (over `mesh`) or `auto`; or a `Transport`
+        to clients outside this process.
       mesh: the devices for `shard_map`; all of them by default.
       loops_are_fast: see `resolve_backend`.
 
@@ -116,7 +114,7 @@ def for_each_client(
     )
     if backend == "loop":
         return _make_loop(program)
-    makers = {"map": _make_map, "vmap": _make_vmap, "wide": _make_wide}
+    makers = {"map": _make_map, "vmap": _make_vmap}
     if backend != "shard_map":
         return jax.jit(makers[backend](program))
     return make_sharded(makers[inner](program), mesh or make_client_mesh())
@@ -166,82 +164,45 @@ def _one_client(program: ClientProgram, shared: Shared, client: Client):
 
 
 def _make_map(program: ClientProgram) -> CohortFn:
-    return functools.partial(_in_turn, functools.partial(_one_client, program))
-
-
-def _in_turn(work, shared: Shared, items):
-    """`work(shared, item) -> (total, each)` on items [M, ...]: sums, and stacks."""
     # Compiled by itself, so that the shapes and the loop come from one tracing.
-    work = jax.jit(work)
-    # The sum needs a zero of the right shape before the first client has run.
-    total, _ = jax.eval_shape(work, shared, jax.tree.map(lambda x: x[0], items))
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
-
-    def body(total, item):
-        contribution, each = work(shared, item)
-        return jax.tree.map(jnp.add, total, contribution), each
-
-    return jax.lax.scan(body, zero, items)
-
-
-def _make_vmap(program: ClientProgram) -> CohortFn:
-    if program.batched is not None:
-        return program.batched
-    step = jax.vmap(program.step, (None, 0, 0, None))
-    return functools.partial(_at_once, program, step)
-
-
-def _make_wide(program: ClientProgram) -> CohortFn:
-    """`program.together` clients at a time; the last group is as small as it is."""
-    if program.step_together is None:
-        return _make_map(program)
-    one_group = functools.partial(_at_once, program, program.step_together)
+    work = jax.jit(functools.partial(_one_client, program))
 
     def run(shared, clients):
-        size, together = clients.length.shape[0], program.together
-        # Only the rest is a group of another size, which is another program.
-        full = size - size % together
-        outcomes = []
-        if full:
-            # [M, ...] -> [groups, together, ...]; `each` is put back below.
-            groups = jax.tree.map(
-                lambda x: x[:full].reshape(-1, together, *x.shape[1:]), clients
-            )
-            total, each = _in_turn(one_group, shared, groups)
-            each = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), each)
-            outcomes.append((total, each))
-        if full < size:
-            rest = jax.tree.map(lambda x: x[full:], clients)
-            outcomes.append(one_group(shared, rest))
-        totals, each = zip(*outcomes, strict=True)
-        return (
-            jax.tree.map(lambda *x: sum(x[1:], x[0]), *totals),
-            jax.tree.map(lambda *x: jnp.concatenate(x), *each),
-        )
+        # The sum needs a zero of the right shape before the first client has run.
+        total, _ = jax.eval_shape(work, shared, jax.tree.map(lambda x: x[0], clients))
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
+
+        def body(total, client):
+            contribution, each = work(shared, client)
+            return jax.tree.map(jnp.add, total, contribution), each
+
+        return jax.lax.scan(body, zero, clients)
 
     return run
 
 
-def _at_once(program: ClientProgram, step_all, shared: Shared, clients: Client):
-    """Every client of a group at once; those that are through wait for the others.
+def _make_vmap(program: ClientProgram) -> CohortFn:
+    """Every client at once; a client without steps left keeps its carry."""
 
-    `step_all` is the program's step over clients and carries.
-    """
-    steps = jax.vmap(program.num_steps)(clients)
+    def run(shared, clients):
+        steps = jax.vmap(program.num_steps)(clients)
 
-    def step(i, carry):
-        new = step_all(shared, clients, carry, i)
+        def step(i, carry):
+            new = jax.vmap(program.step, (None, 0, 0, None))(shared, clients, carry, i)
 
-        # A step on padding would still move weights, by momentum and weight decay.
-        def unless_through(new, old):
-            return jnp.where((i < steps).reshape(-1, *[1] * (old.ndim - 1)), new, old)
+            # A step on padding would still move weights, by momentum and weight decay.
+            def unless_done(new, old):
+                active = (i < steps).reshape(-1, *[1] * (old.ndim - 1))
+                return jnp.where(active, new, old)
 
-        return jax.tree.map(unless_through, new, carry)
+            return jax.tree.map(unless_done, new, carry)
 
-    carry = jax.vmap(program.init, (None, 0))(shared, clients)
-    carry = jax.lax.fori_loop(0, jnp.max(steps), step, carry)
-    totals, each = jax.vmap(program.finish, (None, 0, 0))(shared, clients, carry)
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), totals), each
+        carry = jax.vmap(program.init, (None, 0))(shared, clients)
+        carry = jax.lax.fori_loop(0, jnp.max(steps), step, carry)
+        totals, each = jax.vmap(program.finish, (None, 0, 0))(shared, clients, carry)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), totals), each
+
+    return run
 
 
 def _make_loop(program: ClientProgram) -> CohortFn:

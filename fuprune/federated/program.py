@@ -40,9 +40,6 @@ class ClientProgram(NamedTuple):
     `num_steps(client)` may depend on the client's length and is written with
     operators only, so that it works on traced and on NumPy integers. `finish` returns
     `(total, each)`: `total` is summed over the cohort, `each` is stacked.
-    `batched`, when given, replaces `vmap` of the fold by a cheaper equivalent.
-    `step_together`, when given, equals `vmap` of `step` over clients and carries, and
-    is cheapest with `together` of them.
     `receive(shared, client, sent)`, when given, is the server's part: what it makes
     of `each`, again as `(total, each)`. Everything else happens on the client.
     `task`, when given, describes the client's part to a `Transport`.
@@ -52,9 +49,6 @@ class ClientProgram(NamedTuple):
     init: Callable[[Shared, Client], Any]
     step: Callable[[Shared, Client, Any, jax.Array], Any]
     finish: Callable[[Shared, Client, Any], tuple[Any, Any]]
-    batched: Callable[[Shared, Client], tuple[Any, Any]] | None = None
-    step_together: Callable[[Shared, Client, Any, jax.Array], Any] | None = None
-    together: int = 1
     receive: Callable[[Shared, Client, Any], tuple[Any, Any]] | None = None
     task: Task | None = None
 

@@ -9,7 +9,6 @@ part).
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
@@ -35,7 +34,7 @@ from fuprune.federated.local_work import LocalWork, local_work
 from fuprune.federated.objective import Objective, as_objective, classification
 from fuprune.federated.program import ClientProgram, Shared, Transport
 from fuprune.federated.sharded import make_client_mesh, on_mesh
-from fuprune.federated.uploads import Upload, fuse_gradients, receive_uploads
+from fuprune.federated.uploads import Upload, receive_uploads
 from fuprune.models.adapt import adapt
 from fuprune.models.layers import loops_are_fast
 
@@ -170,34 +169,19 @@ def fed_sgd(
     bn: str | LocalBatchNorm = "aggregate",
     backend: str | Transport = "auto",
     mesh=None,
-    fused: bool | None = None,
 ) -> FedAlgorithm:
     """FedSGD: one gradient per client and round, one server step on their mean.
 
-    All clients differentiate at the same parameters, so a cohort can be one big batch
-    with BatchNorm statistics taken client by client: that is `fused`, the default with
-    the `vmap` backend when a client's images fit one `microbatch`. It never forms a
-    single client's gradient, so it is not used where one is asked for (a finite
-    `max_update_norm`, for example), and one client's NaN voids the whole round.
-
     A client draws `batch_size` examples per round, or all it has if that is None, and
     accumulates gradients in pieces of `microbatch` examples. `server_optimizer` is fed
-    the mean gradient; its schedule counts rounds. `fused` says whether to take one
-    gradient of the whole cohort; None decides. The other arguments are those of
+    the mean gradient; its schedule counts rounds. The other arguments are those of
     `fed_avg`.
     """
     network = adapt(model)
     goal = as_objective(objective or classification())
-    backend = _resolve(model, backend, mesh)
-    needs_each = _needs_each_gradient(aggregation, bn)
-    if fused and needs_each:
-        raise InputError(
-            f"fused=True never forms one client's gradient, but {needs_each} needs it; "
-            "pass fused=False."
-        )
 
     def make_program(max_length):
-        program = local_gradient(
+        return local_gradient(
             network,
             batch_size=batch_size,
             microbatch=microbatch,
@@ -205,15 +189,8 @@ def fed_sgd(
             preprocess=preprocess,
             objective=goal,
         )
-        take = max_length if batch_size is None else min(batch_size, max_length)
-        worth_it = backend == "vmap" and not needs_each and take <= microbatch
-        if not (worth_it if fused is None else fused):
-            return program
-        return fuse_gradients(
-            program, network, take=take, preprocess=preprocess, objective=goal
-        )
 
-    rounds = _Rounds(preprocess, aggregation, bn, backend, mesh)
+    rounds = _Rounds(preprocess, aggregation, bn, _resolve(model, backend, mesh), mesh)
     return _make_algorithm(
         network, make_program, server_optimizer, goal, rounds, microbatch
     )
@@ -226,20 +203,6 @@ def _resolve(model, backend, mesh):
     count = None if mesh is None else mesh.size
     fast = loops_are_fast(model)
     return resolve_backend(backend, loops_are_fast=fast, device_count=count)[0]
-
-
-def _needs_each_gradient(aggregation: Aggregation, bn) -> str:
-    """Which option looks at single clients; empty if none does."""
-    reasons = {
-        f"rule={aggregation.rule!r}": aggregation.rule != "mean",
-        f"max_update_norm={aggregation.max_update_norm}": math.isfinite(
-            aggregation.max_update_norm
-        ),
-        "keep_updates": aggregation.keep_updates,
-        "fault": aggregation.fault is not None,
-        "LocalBatchNorm": isinstance(bn, LocalBatchNorm),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class _Rounds(NamedTuple):

@@ -1,8 +1,7 @@
 """What happens to a client's upload the moment it arrives: checked, weighed, summed.
 
 An upload that is not finite, too long or claims more examples than the client has is
-turned away with weight zero, and the round goes on with the rest. `fuse_gradients` is
-FedSGD's short cut, in which single uploads are never formed.
+turned away with weight zero, and the round goes on with the rest.
 """
 
 import math
@@ -11,17 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fuprune.data.preprocess import Preprocess
 from fuprune.federated.aggregate import Aggregation, is_finite, update_norms
-from fuprune.federated.client import (
-    ClientUpdate,
-    drawn_piece,
-    make_loss,
-    own_key,
-    shuffled_positions,
-    split_params,
-)
-from fuprune.federated.objective import Objective
+from fuprune.federated.client import ClientUpdate, own_key
 from fuprune.federated.program import Client, ClientProgram
 
 
@@ -81,53 +71,3 @@ def _is_acceptable(sent: ClientUpdate, client: Client, max_norm):
         finite = finite & (update_norms(alone)[0] <= max_norm)
     honest = (sent.num_examples >= 0) & (sent.num_examples <= client.length)
     return finite & honest
-
-
-def fuse_gradients(
-    program: ClientProgram,
-    model,
-    *,
-    take: int,
-    preprocess: Preprocess,
-    objective: Objective,
-) -> ClientProgram:
-    """FedSGD over a cohort as one gradient of the summed loss.
-
-    `vmap` over clients with shared parameters folds their images into one batch for
-    every convolution, forward and backward, while BatchNorm reduces over each client's
-    own images. Of each client `take` examples are drawn; `program`, FedSGD's client,
-    serves backends other than `vmap`.
-    """
-    loss_fn = make_loss(model, objective)
-
-    def draw(shared, client):
-        size = client.row.shape[0]
-        order = shuffled_positions(own_key(shared, client), client.length, size)
-        return drawn_piece(shared, client, order, 0, take, take, preprocess)
-
-    def batched(shared, clients):
-        params, state = split_params(shared.context.variables)
-        context = shared.context.objective
-        batch = jax.vmap(lambda c: draw(shared, c))(clients)
-        examples = jnp.sum(batch.mask, axis=1)
-
-        def cohort_loss(params):
-            means, found = jax.vmap(lambda b: loss_fn(params, state, b, context))(batch)
-            return jnp.sum(means * examples), found
-
-        grads, (losses, hits, states) = jax.grad(cohort_loss, has_aux=True)(params)
-        stats = jax.tree.map(
-            lambda x: jnp.tensordot(examples, x, axes=1), states.get("batch_stats", {})
-        )
-        seen = jnp.sum(examples)
-        total = ClientUpdate(grads, stats, seen, jnp.sum(losses), jnp.sum(hits), seen)
-        # One client's bad loss spoils the shared gradient: then the round is void. Of a
-        # gradient that is bad although all losses are good, nobody knows whose it is,
-        # so everybody is turned away.
-        accepted = jnp.isfinite(losses)
-        accepted = accepted & (is_finite((grads, stats)) | ~jnp.all(accepted))
-        good = jnp.all(accepted)
-        total = jax.tree.map(lambda x: jnp.where(good, x, jnp.zeros_like(x)), total)
-        return total, Upload(examples * good, accepted, (), ())
-
-    return program._replace(batched=batched)

@@ -7,7 +7,6 @@ shortcut is formed; the wiring does, before any array exists.
 """
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from fuprune.kernels.normalisation import at_least_float32
@@ -26,39 +25,22 @@ class ResNet(ConvolutionalNetwork):
             module = getattr(self, name)
             return module(values, train=train, mask=mask, relu=True, **stream)
 
-        stream = self.forward(self.typed(images), layer)
-        return jnp.mean(at_least_float32(stream), axis=(1, 2))
-
-    @nn.nowrap
-    def forward(self, images, layer):
-        """Runs the stem and all blocks on the layers of the caller.
-
-        Args:
-          images: a tree of arrays [B, H, W, ...]: one, or several that stand for parts
-            of a cohort.
-          layer: `(name, values) -> values`, a layer with its ReLU; the second of a
-            block is also given `residual`, the stream that it adds to, `held`, the ids
-            of that stream's channels, and `onto`, those of the result.
-
-        Returns:
-          The residual stream that the head reads, a tree as `layer` returns it.
-        """
         wires = self.wiring()
-        stream, held = layer("stem", images), wires["stem"].outputs
+        stream, held = layer("stem", self.typed(images)), wires["stem"].outputs
         for first, second, reader in self.blocks():
             branch = layer(first, stream)
             # Option A: every other pixel, and zeros for the channels that come in on
             # both sides. Zeros are not stored: shifting the ids is all the padding
             # there is.
             if self.strides(first) == 2:
-                stream = jax.tree.map(lambda values: values[:, ::2, ::2], stream)
+                stream = stream[:, ::2, ::2]
                 held = shifted(held, wires[second].width)
             # The next reader's inputs are all channels that something has written so
             # far.
             after = wires[reader].inputs
             stream = layer(second, branch, residual=stream, held=held, onto=after)
             held = after
-        return stream
+        return jnp.mean(at_least_float32(stream), axis=(1, 2))
 
     @nn.nowrap
     def wiring(self) -> dict[str, Wiring]:

@@ -3,7 +3,6 @@
 import gc
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,17 +10,14 @@ import optax
 import pytest
 
 from fuprune.data.federated import Cohort, federate, take_clients, whole_cohort
-from fuprune.federated import client as client_programs
 from fuprune.federated import cohort as iteration
 from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.cohort import for_each_client, resolve_backend
 from fuprune.federated.program import Client, ClientProgram, Shared
 from fuprune.federated.server import LocalBatchNorm, fed_avg, fed_sgd
 from fuprune.federated.sharded import make_client_mesh
-from fuprune.models.resnet import ResNet
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
-# `wide` is `map` for all but ResNets, and has a test of its own.
 BACKENDS = ("loop", "map", "vmap", "shard_map")
 MODEL = TinyNet(deep=False)
 
@@ -89,115 +85,6 @@ def test_every_backend_gives_the_same_rounds(name, data):
         ends[backend] = (state, info._replace(updates=None))
     for backend in BACKENDS[1:]:
         chex.assert_trees_all_close(ends["loop"], ends[backend], rtol=2e-4, atol=2e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "bn, resolved, local_steps",
-    [
-        (LocalBatchNorm(3), "wide", 0),
-        ("aggregate", "wide", 2),
-        ("aggregate", "shard_map", 0),
-    ],
-)
-def test_clients_side_by_side_train_as_in_turn(bn, resolved, local_steps, monkeypatch):
-    """Ragged and empty clients in a group of three; with shards a rest of two, too."""
-    model = ResNet(depth=8, num_classes=4, input_shape=(6, 6, 1))
-    lengths = [5, 0, 9, 1, 4] if resolved == "shard_map" else [5, 0, 9]
-    cuts = np.cumsum([0, *lengths])
-    data = federate(
-        tiny_dataset(cuts[-1]),
-        [np.arange(a, b) for a, b in zip(cuts, cuts[1:], strict=False)],
-    )
-    monkeypatch.setattr(client_programs, "clients_together", lambda model: 3)
-    together = []
-    apply_together = client_programs.apply_together
-
-    def watched(model, variables, images, mask):
-        together.append(images.shape[0])
-        return apply_together(model, variables, images, mask)
-
-    monkeypatch.setattr(client_programs, "apply_together", watched)
-    ends = []
-    for backend in ("map", "wide"):
-        if backend == "wide":
-            monkeypatch.setattr(
-                iteration, "resolve_backend", lambda *_, **__: (resolved, "wide")
-            )
-        algorithm = fed_avg(
-            model,
-            client_optimizer=optax.sgd(0.05, momentum=0.9),
-            batch_size=4,
-            local_steps=local_steps,
-            backend=backend,
-            bn=bn,
-            mesh=make_client_mesh(jax.devices()[:1]),
-            aggregation=Aggregation(keep_updates=True),
-        )
-        state = algorithm.init(tiny_variables(model))
-        ends.append(algorithm.round(state, whole_cohort(data), jax.random.key(1)))
-        assert bool(together) == (backend == "wide")
-    chex.assert_trees_all_close(*ends, rtol=1e-3, atol=1e-4)
-    assert set(together) == ({3, 2} if resolved == "shard_map" else {3})
-
-
-def test_groups_of_clients_end_as_clients_in_turn():
-    """Seven clients, ragged and empty, by threes: two groups and a rest of one."""
-
-    def step(shared, client, carry, i):
-        return carry * 1.5 + shared.images[client.row[i]]
-
-    program = ClientProgram(
-        lambda client: client.length,
-        lambda shared, client: shared.context + client.client_id,
-        step,
-        lambda shared, client, carry: ({"sum": carry}, {"end": carry + 1}),
-    )
-    together = program._replace(
-        step_together=lambda shared, clients, carries, i: jax.vmap(
-            step, (None, 0, 0, None)
-        )(shared, clients, carries, i),
-        together=3,
-    )
-    generator = np.random.default_rng(0)
-    clients = Client(
-        jnp.asarray(generator.integers(0, 11, (7, 5)), jnp.int32),
-        jnp.array([5, 0, 2, 1, 5, 0, 3], jnp.int32),
-        jnp.arange(7, dtype=jnp.int32),
-    )
-    shared = Shared(jnp.asarray(generator.normal(size=11)), jnp.zeros(11), jnp.ones(()))
-    in_turn = for_each_client(program, backend="map")(shared, clients)
-    side_by_side = for_each_client(together, backend="wide")(shared, clients)
-    chex.assert_trees_all_close(in_turn, side_by_side, rtol=1e-6)
-
-
-class Maskless(nn.Module):
-    """A norm that normalises by whole batches, padding included."""
-
-    @nn.compact
-    def __call__(self, images, train=False):
-        """[B, H, W, 1] -> [B, 4]."""
-        x = nn.BatchNorm(use_running_average=not train)(nn.Conv(3, (3, 3))(images))
-        return nn.Dense(4)(jnp.mean(nn.relu(x), axis=(1, 2)))
-
-
-@pytest.mark.parametrize("model", [MODEL, Maskless()], ids=["masked", "maskless"])
-def test_fused_and_separate_gradients_agree(data, model):
-    """The one-big-batch form of FedSGD is the mean of the clients' gradients."""
-    states, variables = [], tiny_variables(model)
-    for fused in (True, False):
-        algorithm = fed_sgd(
-            model,
-            server_optimizer=optax.sgd(0.1, momentum=0.9),
-            batch_size=10,
-            backend="vmap",
-            fused=fused,
-        )
-        state, _ = algorithm.round(
-            algorithm.init(variables), whole_cohort(data), jax.random.key(0)
-        )
-        states.append(state)
-    chex.assert_trees_all_close(*states, rtol=1e-4, atol=1e-5)
 
 
 def test_a_clients_update_does_not_depend_on_its_cohort(data):
@@ -299,11 +186,11 @@ def test_gradients_inside_shard_map_are_not_summed_over_clients(data):
 
 def test_auto_names_a_backend_and_unknown_names_are_refused():
     """`auto` is never passed on; a typo says what is allowed."""
-    assert resolve_backend("auto")[0] in (*BACKENDS, "wide")
+    assert resolve_backend("auto")[0] in BACKENDS
     assert resolve_backend("auto", loops_are_fast=True, device_count=1)[0] == "map"
-    for count, expected in ((1, "wide"), (4, "shard_map")):
+    for count, expected in ((1, "map"), (4, "shard_map")):
         found = resolve_backend("auto", platform="tpu", device_count=count)
-        assert found == (expected, "wide")
+        assert found == (expected, "map")
     assert resolve_backend("auto", platform="gpu", device_count=1)[0] == "vmap"
     with pytest.raises(ValueError, match="'pmap', but must be one of auto, loop"):
         resolve_backend("pmap")

@@ -89,9 +89,8 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_taught_round_is_the_same_in_every_backend(name, data):
-    """FedSGD is fused under `vmap`."""
     ends = {}
-    for backend in ("loop", "map", "vmap", "wide", "shard_map"):
+    for backend in ("loop", "map", "vmap", "shard_map"):
         algorithm = FORMS[name](backend)
         state = algorithm.init(variables_of(0))
         ends[backend], _ = algorithm.round(state, whole_cohort(data), jax.random.key(1))

@@ -244,7 +244,7 @@ def test_dropout_draws_from_the_key_in_training_and_not_in_evaluation(name):
         ("flagged", "fed_avg"),
         ("flagged", "fed_sgd"),
         ("flagged", "recalibrate"),
-        ("nnx", "fused"),
+        ("nnx", "fed_sgd"),
     ],
 )
 def test_a_norm_that_takes_no_mask_never_sees_another_clients_images(name, make):
@@ -259,11 +259,7 @@ def test_a_norm_that_takes_no_mask_never_sees_another_clients_images(name, make)
             network,
             server_optimizer=optax.sgd(0.1),
             microbatch=4,
-            fused=False,
             **options,
-        ),
-        "fused": lambda: fed_sgd(
-            network, server_optimizer=optax.sgd(0.1), fused=True, **options
         ),
         "recalibrate": lambda: fed_avg(
             network,
