@@ -67,6 +67,10 @@ EVEN = within(lambda value: value in range(0, 1001, 2), "0 to 1000, even")
 NOT_NEGATIVE = within(lambda value: 0 <= value < math.inf, "0 or more")
 POSITIVE = within(lambda value: 0 < value < math.inf, "more than 0")
 BELOW_ONE = within(lambda value: 0 <= value < 1, "0 or more and less than 1")
+RATE_OR_AUTO = within(
+    lambda value: value == "auto" if isinstance(value, str) else 0 <= value < 1,
+    "0 or more and less than 1, or auto",
+)._replace(is_list=True)  # a number or a word
 INSIDE_ONE = within(lambda value: 0 < value < 1, "more than 0 and less than 1")
 RATE = at_most(1000)
 SCHEDULE = one_of("constant", "cosine", "warmup_cosine")
@@ -222,7 +226,14 @@ SECTIONS = (
          "number of clients whose images a method reads; 0 means train.cohort"),
     ),
     _section("prune", "class_pruning, the paper's method",
-        ("rate", 0.05, BELOW_ONE, "R, the share of channels to cut for each class"),
+        ("rate", 0.05, RATE_OR_AUTO,
+         "R, the share of channels to cut for each class; auto tries up to eight and "
+         "takes the smallest after which clients no longer recognise the class"),
+        ("score", "tf_idf", one_of("tf_idf", "contrast"),
+         "how channels are scored: the paper's TF-IDF, or how much more the class "
+         "activates a channel than the other classes do"),
+        ("then", "remove", one_of("remove", "reset"),
+         "remove the cut channels, as in the paper, or let them start afresh"),
         ("scope", "global", one_of("global", "layer", "balanced"),
          "cut R of all channels, R of each layer, or R of all channels with scores "
          "scaled by the width of their layer"),
@@ -240,6 +251,11 @@ SECTIONS = (
         ("recapture", True, SWITCH, "collect statistics again after each class's cut"),
         ("capture_clients", 0, CLIENTS_OR_0,
          "number of clients that send statistics; 0 means unlearn.participants"),
+        ("auto_images", 6, between(1, 10_000),
+         "for rate=auto: images of the class, and as many others, that each of these "
+         "clients answers on for each cut that is tried"),
+        ("auto_level", 0.02, BELOW_ONE,
+         "for rate=auto: share of right answers at which the class counts as unknown"),
     ),
     _section("privacy", "privacy of the class statistics that clients send",
         ("secure_sum", False, SWITCH, "send the statistics under pairwise masks"),

@@ -21,6 +21,7 @@ from fuprune.federated.program import ClientProgram
 from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.activations import activations_program
 from fuprune.unlearning.ascent import Ascent, local_ascent
+from fuprune.unlearning.auto_rate import answers_program as count_program
 from fuprune.unlearning.client_sums import gradient_sum, loss_sum, sum_program
 from fuprune.unlearning.fisher import fisher_sum
 from fuprune.unlearning.relabel import answers_program
@@ -76,6 +77,10 @@ def _class_statistics(setting: Setting, **arguments) -> ClientProgram:
     return activations_program(setting.model, preprocess=setting.prepare, **arguments)
 
 
+def _answer_counts(setting: Setting, **arguments) -> ClientProgram:
+    return count_program(setting.model, preprocess=setting.prepare, **arguments)
+
+
 def _sum(make_function, setting: Setting, *, chunk) -> ClientProgram:
     function = make_function(setting.model)
     return sum_program(function, chunk=chunk, preprocess=setting.prepare)
@@ -110,6 +115,9 @@ MAKERS: Mapping[str, Maker] = {
         _class_statistics,
         "query.class_statistics",
         {"num_classes", "batch_size", "clip", "dense"},
+    ),
+    "answer_counts": Maker(
+        _answer_counts, "query.class_statistics", {"classes", "leaving", "images"}
     ),
     "fisher_sum": Maker(functools.partial(_sum, fisher_sum), "query.sums", {"chunk"}),
     "loss_sum": Maker(functools.partial(_sum, loss_sum), "query.sums", {"chunk"}),

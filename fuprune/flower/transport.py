@@ -23,7 +23,7 @@ from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.program import Client, ClientProgram, CohortFn, Shared, Task
 from fuprune.flower.records import plain
 from fuprune.flower.roster import Replies, Requests, Roster
-from fuprune.flower.secure import secure_statistics
+from fuprune.flower.secure import UPLOAD, secure_statistics
 from fuprune.flower.tasks import MAKERS
 from fuprune.surgery import rebuild
 
@@ -74,7 +74,7 @@ class RemoteClients:
             present = self.roster.wait_for(self.roster.least)
             requests = self._requests(task, shared, clients, present)
             exchange, sizes = self.roster.exchange, self.roster.examples
-            if task.name == "class_statistics" and self.secure:
+            if MAKERS[task.name].kind == UPLOAD and self.secure:
                 return secure_statistics(exchange, requests, template[1], sizes), None
             replies = exchange(MAKERS[task.name].kind, requests)
             if task.name == "relabel":

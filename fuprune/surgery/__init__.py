@@ -9,6 +9,7 @@ jaxpr on such arrays, by a rule for each primitive (`arithmetic`, `layout`), and
 
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -17,6 +18,7 @@ from fuprune.models import zoo
 from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.models.cost import layer_costs
 from fuprune.surgery import cutting, report, wiring
+from fuprune.surgery.afresh import start_afresh
 from fuprune.surgery.arrays import PlannedCut
 from fuprune.surgery.cutting import Observed as Observed
 from fuprune.surgery.cutting import capture as capture
@@ -94,6 +96,26 @@ def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> 
     cut = _planned(model, variables, plan, example)
     network = cutting.unpinned(adapt(model))
     return PinnedNetwork(network, cut.cuts, cut.network.input_shape)
+
+
+def reset(
+    model: Any, variables: Any, plan: PrunePlan, *, key: jax.Array, example: Any = None
+) -> Any:
+    """Lets the channels a plan does not keep start afresh; every shape stays.
+
+    Returns:
+      Variables in which what writes such a channel is drawn anew at the scale of the
+      kept ones, and what reads it is as it was (`afresh`). Other arguments are those
+      of `mask`.
+    """
+    cut = _planned(model, variables, plan, example)
+    held = own_variables(model, variables)
+    if hasattr(model, "wiring"):
+        written = {path: len(s) - 1 for path, s, _ in cut.cuts if path[-1] == "kernel"}
+    else:
+        layers = trace_layers(model, variables, example, dense=True).values()
+        written = {layer.path: layer.axis for layer in layers}
+    return start_afresh(cut.cuts, held, written, key)
 
 
 def cut_optimizer_state(

@@ -203,7 +203,18 @@ def collect(
     reading = Reading(None, preprocess, backend, mesh)
     run = _make_capture(model, reading, num_classes, batch_size, clip, dense)
     shared = Shared(cohort.images, cohort.labels, variables)
-    total, stacked = run(shared, clients_of(cohort))
+    answers = run(shared, clients_of(cohort))
+    return receive(answers, cohort, backend, clip=clip, tamper=tamper)
+
+
+def receive(
+    answers, cohort, backend: str | Transport, *, clip: float | None, tamper=None
+) -> Collected:
+    """What the server takes of a cohort's `(total, stacked)` class statistics.
+
+    Arguments are those of `collect`.
+    """
+    total, stacked = answers
     stacked, lengths, ids = jax.device_get((stacked, cohort.lengths, cohort.clients))
     if not isinstance(backend, str):
         # The server holds no rows of remote clients: their counts are checked against

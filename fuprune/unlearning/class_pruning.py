@@ -1,13 +1,14 @@
 """Federated unlearning by class-discriminative pruning: the paper's method.
 
 Algorithm 1: participants run local_proc, the server merges what they send, scores every
-channel by TF-IDF for the class, cuts the most discriminative ones (server_proc,
-Algorithm 3), and the federation fine-tunes what is left without the class. Several
-classes are removed one after another (section 5.2).
+channel for the class, cuts the most discriminative ones (server_proc, Algorithm 3), and
+the federation fine-tunes what is left without the class. Several classes are removed
+one after another (section 5.2). The paper scores by TF-IDF, removes what it cuts and is
+told how much to cut; here these are options (`scores`, `Cut.then`, `auto_rate`).
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ import numpy as np
 
 from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, take_clients
-from fuprune.errors import check_choice
+from fuprune.errors import InputError, check_choice
+from fuprune.models.adapt import adapt
 from fuprune.surgery import (
     PrunePlan,
     compact,
@@ -25,6 +27,7 @@ from fuprune.surgery import (
     mask,
     pin,
     plan_report,
+    reset,
     trace_layers,
 )
 from fuprune.surgery.arrays import names
@@ -35,6 +38,7 @@ from fuprune.unlearning.activations import (
     collect,
     merge_activations,
 )
+from fuprune.unlearning.auto_rate import count_answers, judged, smallest_rate
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.protocol import (
@@ -52,15 +56,18 @@ from fuprune.unlearning.reading import (
     choose_participants,
 )
 from fuprune.unlearning.request import ForgetRequest, check_request
-from fuprune.unlearning.tfidf import tf_idf
+from fuprune.unlearning.scores import SCORES, noise_floor
 
 SURGERIES = ("compact", "mask")
+THEN = ("remove", "reset")
 Protect = Callable[[Collected, jax.Array], ClassActivations | list[ClassActivations]]
 
 
 class Cut(NamedTuple):
     """How channels are scored and cut; the keys of the config's section `prune`."""
 
+    score: str = "tf_idf"  # (the paper) or `contrast`; see `scores`
+    then: str = "remove"  # what is cut (the paper), or `reset` it: it starts afresh
     scope: str = "global"  # of R: `global` (the paper), `layer` or `balanced`
     order: str = "highest"  # (the paper), `lowest` (the released code) or `random`
     min_channels: int = 1  # left in every layer, whatever R says
@@ -72,6 +79,10 @@ class Cut(NamedTuple):
     surgery: str = "compact"  # really removes channels, `mask` zeroes them
     # Cut hidden units of dense layers, too, of a network that is not of the zoo.
     dense: bool = False
+    # For the rate `auto`: images of each kind that a participant answers on for each
+    # cut that is tried, and the share of right answers at which the class is unknown.
+    auto_images: int = 6
+    auto_level: float = 0.02
 
 
 class Protection(NamedTuple):
@@ -89,7 +100,7 @@ PAPER_CUT, UNPROTECTED = Cut(), Protection()
 class ServerDecision(NamedTuple):
     """What server_proc decides for one class."""
 
-    scores: dict[str, np.ndarray]  # layer -> [C_l] TF-IDF of the target class
+    scores: dict[str, np.ndarray]  # layer -> [C_l] scores for the target class
     plan: PrunePlan
 
 
@@ -98,31 +109,70 @@ def server_proc(
     target: int,
     rate: float,
     *,
+    score: str = "tf_idf",
     scope: str = "global",
     order: str = "highest",
     min_channels: int = 1,
     idf: str = "paper",
+    leaving: Sequence[int] = (),
+    noise: float = 0.0,
     seed: int = 0,
 ) -> ServerDecision:
     """Score every channel for the class `target` and choose what to cut (Alg. 3).
-
-    Classes that no participant holds have no row to compare with: U in Eq. 7 is the
-    number of the classes that are present.
 
     Args:
       activations: A*, layer -> [U, C_l], from `merge_activations`; the rows of absent
         classes are NaN.
       target: u', the class to forget.
       rate: R.
+      score: one of `scores.SCORES`; `tf_idf` is the paper's.
       scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
       order: `highest` (the paper), `lowest` (the released code) or `random`.
       min_channels: channels left in every layer, whatever R says.
       idf: variant of Eq. 7, `paper` or `released`.
+      leaving: see `score_channels`.
+      noise: see `score_channels`.
       seed: of `order="random"`.
 
     Raises:
       UnlearnError: if the target itself is absent.
     """
+    scores = score_channels(
+        activations, target, score=score, idf=idf, leaving=leaving, noise=noise
+    )
+    plan = make_plan(
+        scores, rate, scope=scope, order=order, min_channels=min_channels, seed=seed
+    )
+    return ServerDecision(scores, plan)
+
+
+def score_channels(
+    activations: Mapping[str, Any],
+    target: int,
+    *,
+    score: str = "tf_idf",
+    idf: str = "paper",
+    leaving: Sequence[int] = (),
+    noise: float = 0.0,
+) -> dict[str, np.ndarray]:
+    """Scores of all channels for one class: layer -> [C_l], in the layers' order.
+
+    Classes that no participant holds have no row to compare with: U in Eq. 7 is the
+    number of the classes that are present. The contrast compares with the classes that
+    stay, so that a channel which two leaving classes share is cut for either.
+
+    Args:
+      activations: A*, layer -> [U, C_l]; the rows of absent classes are NaN.
+      target: u', the class to forget.
+      score: one of `scores.SCORES`.
+      idf: for `tf_idf`: variant of Eq. 7, `paper` or `released`.
+      leaving: all classes of the request, the target among them.
+      noise: for `contrast`: deviation of privacy noise on the target's mean activation.
+
+    Raises:
+      UnlearnError: the target is absent, or no class is left to contrast it with.
+    """
+    check_choice("score", score, SCORES)
     # Any layer will do: a class is absent in all of them or in none.
     rows = np.asarray(next(iter(activations.values())))
     present = np.flatnonzero(~np.any(np.isnan(rows), axis=1)).tolist()
@@ -132,23 +182,29 @@ def server_proc(
             "or too few of its examples are in them; let more clients take part "
             "(unlearn.participants), or lower privacy.min_count."
         )
+    if score == "contrast":
+        present = [u for u in present if u == target or u not in leaving]
+        if len(present) < 2:
+            raise UnlearnError(
+                f"statistics of no class but {target} arrived that stays, and contrast "
+                "compares with those; use prune.score=tf_idf."
+            )
     if len(present) < len(rows):
         activations = {k: np.asarray(a)[present] for k, a in activations.items()}
     target = present.index(target)
-    scored = jax.device_get(_score_layers(dict(activations), target, variant=idf))
+    channels = sum(np.shape(a)[1] for a in activations.values())
+    floor = noise_floor(noise, channels)
+    scored = jax.device_get(_score_layers(dict(activations), target, floor, score, idf))
     # In the order of the layers, which decides ties; trees come back in another.
-    scores = {layer: np.asarray(scored[layer]) for layer in activations}
-    plan = make_plan(
-        scores, rate, scope=scope, order=order, min_channels=min_channels, seed=seed
-    )
-    return ServerDecision(scores, plan)
+    return {layer: np.asarray(scored[layer]) for layer in activations}
 
 
-@functools.partial(jax.jit, static_argnames="variant")
-def _score_layers(activations, target, variant):
+@functools.partial(jax.jit, static_argnames=("score", "idf"))
+def _score_layers(activations, target, floor, score, idf):
     """One program for all layers: a dozen for each width would take longer to make."""
+    options = {"variant": idf} if score == "tf_idf" else {"floor": floor}
     return {
-        layer: tf_idf(a, target, variant=variant) for layer, a in activations.items()
+        layer: SCORES[score](a, target, **options) for layer, a in activations.items()
     }
 
 
@@ -160,7 +216,7 @@ def class_pruning(
     *,
     key: jax.Array,
     fine_tune: FineTune,
-    rate: float,
+    rate: float | str,
     num_classes: int | None = None,
     cut: Cut = PAPER_CUT,
     reading: Reading = READ_ALL,
@@ -177,7 +233,8 @@ def class_pruning(
       request: U', the classes, removed one after another; a request or a tuple.
       key: chooses the participants and seeds the fine-tuning.
       fine_tune: see `protocol.FineTune`.
-      rate: R, the share of channels cut for each class.
+      rate: R, the share of channels cut for each class, or "auto" for the smallest at
+        which the participants' answers say that the class is unknown; see `auto_rate`.
       num_classes: how many classes there are, U; as many as the head has by default.
       cut: how channels are scored and cut.
       reading: how clients' data are read; its participants send statistics.
@@ -188,6 +245,12 @@ def class_pruning(
       The fine-tuned model, with a stage per class cut.
     """
     check_choice("surgery", cut.surgery, SURGERIES)
+    check_choice("then", cut.then, THEN)
+    if rate == "auto" and protection.privacy is not None:
+        raise InputError(
+            "rate is 'auto', but the answers to the cuts that it tries are not covered "
+            "by privacy.epsilon; set prune.rate to a number, or leave out the noise."
+        )
     request = check_request(request, data)
     job = Job(model, variables, data, request, key, fine_tune, head)
     num_classes = num_classes or head_classes(variables, head)
@@ -200,9 +263,11 @@ def class_pruning(
         participants = choose_participants(capture_key, data, number)
     # Only its shape is looked at, by networks that are cut by tracing.
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
+    participants = check_participants(participants, data)
+    cohort = take_clients(data, participants)
     collect_from = functools.partial(
         collect,
-        cohort=take_clients(data, check_participants(participants, data)),
+        cohort=cohort,
         num_classes=num_classes,
         batch_size=cut.batch_size,
         preprocess=reading.preprocess,
@@ -224,31 +289,62 @@ def class_pruning(
                 "the network has no convolution whose channels could be cut; set "
                 "prune.dense to cut the units of its dense layers."
             )
+        seed_key = jax.random.fold_in(plan_key, number)
+        noise_key = jax.random.fold_in(protect_key, number)
         if cut.recapture or not stages:
-            noise_key = jax.random.fold_in(protect_key, number)
             collected = collect_from(model, variables)
             upload_bytes += collected.upload_bytes
+            seen = _seen(collected, protection, noise_key)
             activations, facts = _merged(
-                collected, tuple(kernels), cut, protection, noise_key
+                collected, seen, tuple(kernels), cut, protection
             )
             notes |= facts
-        seed_key = jax.random.fold_in(plan_key, number)
-        # NumPy's generator ranks channels on the host, and takes a number for a seed.
-        seed = int(jax.random.randint(seed_key, (), 0, 2**30))
         live = _live_channels(kernels, activations)
-        decision = server_proc(
+        decide = functools.partial(
+            server_proc,
             {layer: a[:, live[layer]] for layer, a in activations.items()},
             target,
-            rate,
+            score=cut.score,
             scope=cut.scope,
             order=cut.order,
             min_channels=cut.min_channels,
             idf=cut.idf,
-            seed=seed,
+            leaving=job.classes,
+            noise=_noise_of_means(seen, target, protection),
+            # NumPy's generator ranks channels on the host, and takes a number.
+            seed=int(jax.random.randint(seed_key, (), 0, 2**30)),
         )
+        carry_out = functools.partial(
+            _cut, model, variables, activations, live, cut=cut, key=seed_key
+        )
+        chosen = rate
+        if rate == "auto":
+            ask = functools.partial(
+                count_answers,
+                adapt(model),
+                cohort=cohort,
+                classes=(target,),
+                images=cut.auto_images,
+                leaving=job.classes,
+                reading=reading._replace(participants=None),
+            )
+
+            def try_cut(
+                rate, decide=decide, carry_out=carry_out, ask=ask, key=noise_key
+            ):
+                plan = decide(rate).plan
+                _, tried, _ = carry_out(plan, example, surgery="mask")
+                answers = ask(variables=tried)
+                return judged(rate, _seen(answers, protection, key))
+
+            tried = smallest_rate(try_cut, cut.auto_level)
+            chosen = tried[-1].rate
+            rows = [row._asdict() for row in tried]
+            notes.setdefault("auto_rate", {})[str(target)] = rows
+        decision = decide(chosen)
         described = _describe(model, variables, live, decision, example)
-        model, variables, activations = _cut(
-            model, variables, activations, live, decision.plan, cut.surgery, example
+        model, variables, activations = carry_out(
+            decision.plan, example, surgery=cut.surgery
         )
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
@@ -258,12 +354,24 @@ def class_pruning(
     return result._replace(stages=tuple(stages))
 
 
-def _merged(
-    collected: Collected, layers, cut: Cut, protection: Protection, key
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A*, in the order of `layers`, as the server sees it; and notes."""
+def _seen(collected: Collected, protection: Protection, key) -> Any:
+    """What the server sees of uploads: them, or a sum behind the protection."""
     protect = protection.protect
-    seen: Any = collected.uploads if protect is None else protect(collected, key)
+    return collected.uploads if protect is None else protect(collected, key)
+
+
+def _noise_of_means(seen: Any, target: int, protection: Protection) -> float:
+    """Deviation of the privacy noise on the target's mean activation."""
+    if protection.privacy is None:
+        return 0.0
+    examples = float(np.asarray(seen.num_examples)[target])
+    return float(protection.privacy["sigma_total"]) / max(examples, 1.0)
+
+
+def _merged(
+    collected: Collected, seen, layers, cut: Cut, protection: Protection
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A*, in the order of `layers`, of what the server saw; and notes."""
     merged = merge_activations(seen, weighting=cut.weighting)
     activations = {layer: merged[layer] for layer in layers}
     notes: dict[str, Any] = {
@@ -273,7 +381,7 @@ def _merged(
     absent = np.isnan(activations[layers[0]]).any(axis=1)
     if absent.any():
         # Behind a protection the server cannot tell the two apart.
-        why = "absent" if protect is None else "suppressed"
+        why = "absent" if protection.protect is None else "suppressed"
         notes[why] = np.flatnonzero(absent).tolist()
     return activations, notes
 
@@ -308,12 +416,20 @@ def _live_channels(kernels, activations) -> dict[str, np.ndarray]:
     return live
 
 
-def _cut(model, variables, activations, live, plan: PrunePlan, surgery: str, example):
+def _cut(model, variables, activations, live, plan, example, *, cut, surgery, key):
     """One cut of live channels: `(model, variables, activations of what is left)`."""
     # Of the whole network: what earlier cuts killed is not among the live channels.
     plan = PrunePlan(
         {layer: live[layer][kept] for layer, kept in plan.keep.items()}, plan.spared
     )
+    if cut.then == "reset":
+        afresh = reset(model, variables, plan, key=key, example=example)
+        # What was measured of these channels is no longer true of them.
+        left = {
+            layer: np.where(np.isin(np.arange(a.shape[1]), plan.keep[layer]), a, 0.0)
+            for layer, a in activations.items()
+        }
+        return model, afresh, left
     if surgery == "mask":
         masked = mask(model, variables, plan, example=example)
         # Zeros alone would not stay zeros under an optimizer.

@@ -1,0 +1,67 @@
+"""Scores of channels for a class, by name: `SCORES`.
+
+A score is a function `(A*, class) -> [C]` of one layer's mean activations by class,
+[U, C]; the channels with the highest scores are cut. `tf_idf` is the paper's (Eqs. 6-8,
+in `tfidf`). It ranks by how much a class uses a channel, and cuts nearly the same
+channels for every class, because channels that are strong for one class are strong for
+most. `contrast` ranks by how much more the class uses a channel than the others do.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fuprune.unlearning.tfidf import tf_idf
+
+SMOOTHING = 1e-3  # share of a layer's mean activation that is added to a denominator
+
+
+def contrast(a, target, *, floor: float = 0.0) -> jax.Array:
+    """Returns how much more a class activates each channel than the other classes do.
+
+    Read A[k, j] as how often class k uses channel j. With classes equally likely,
+    the chance of the channel given the class over its chance given another class is
+
+        A[u', j] / mean over k != u' of A[k, j],
+
+    the lift of class and channel, taken against the others: 1 for a channel that is
+    the same to all classes, and the larger the less the others use it. The ratio lies
+    within one channel. So a filter that is scaled by any factor, which the norm behind
+    it cancels, keeps its score, and scores of different layers compare as they are,
+    while a term frequency is a share of its layer, larger where the layer is narrow.
+
+    A channel that hardly fires would give 0 / 0. So a thousandth of the layer's mean
+    activation is added to the denominator: such a channel scores near 0, and all others
+    lose less than a thousandth. Where statistics carry noise, its `floor` is added, too
+    (`noise_floor`).
+
+    Args:
+      a: A*, mean activations by class, [U, C], not negative; U is 2 or more.
+      target: u', the class; an integer, or a traced one.
+      floor: what noise alone can reach in a mean.
+
+    Returns:
+      The contrast, [C]; zeros where the layer activates nothing.
+    """
+    a = jnp.asarray(a)
+    row, classes = a[target], jnp.arange(a.shape[0])[:, None]
+    others = jnp.sum(jnp.where(classes == target, 0.0, a), axis=0) / (len(a) - 1)
+    bottom = others + SMOOTHING * jnp.mean(a) + floor
+    return jnp.where(bottom > 0, row / jnp.where(bottom > 0, bottom, 1.0), 0.0)
+
+
+def noise_floor(deviation: float, channels: int) -> float:
+    """Returns the `floor` of `contrast` where the target's means carry Gaussian noise.
+
+    Noise of deviation s on the sum of a class's n examples is noise of `deviation`
+    s / n on its mean. Among C channels that never fire, the largest such mean is at
+    most sqrt(2 ln C) deviations in expectation (the maximum of C normal variables).
+    With that as floor a channel of noise alone scores about 1 or less, like one that is
+    the same to all classes, instead of the ratio of two small draws, which has no
+    bound. Noise on the count scales the class's whole row and changes no order.
+    """
+    return deviation * math.sqrt(2 * math.log(max(channels, 2)))
+
+
+SCORES = {"tf_idf": tf_idf, "contrast": contrast}

@@ -1,0 +1,135 @@
+"""The rate that is found by asking: halving, counting, its price, its protection."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+
+from fuprune.data.federated import federate, take_clients
+from fuprune.errors import InputError
+from fuprune.models import zoo
+from fuprune.models.adapt import adapt
+from fuprune.unlearning.auto_rate import (
+    RATES,
+    Tried,
+    count_answers,
+    judged,
+    smallest_rate,
+)
+from fuprune.unlearning.privacy import make_protect
+from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.reading import READ_ALL
+from tests.tiny import tiny_dataset
+from tests.unlearning.small import forget_by
+
+MODEL = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    dataset = tiny_dataset(40)
+    data = federate(dataset, np.array_split(np.arange(40), 4))
+    images = np.zeros((1, 6, 6, 1), np.float32)
+    return data, jax.jit(MODEL.init)(jax.random.key(0), images)
+
+
+@hypothesis.given(st.floats(0, 1), st.sampled_from([0.0, 0.02, 0.1]))
+def test_the_smallest_rate_that_forgets_is_found_in_at_most_eight_cuts(edge, level):
+    """For any rate from which on the class is unknown, and never in more tries."""
+    tried = smallest_rate(
+        lambda rate: Tried(rate, 1.0 if rate < edge else level, 0.5), level
+    )
+    assert len(tried) <= 8
+    enough = [rate for rate in RATES if rate >= edge]
+    assert tried[-1].rate == (enough[0] if enough else RATES[-1])
+    assert len({row.rate for row in tried}) == len(tried)
+
+
+def test_counts_are_those_of_the_clients_own_images(trained):
+    """Every image asked about, both kinds: the twin applies the network to each."""
+    data, variables = trained
+    cohort = take_clients(data, (0, 1, 2, 3))
+    seen = count_answers(
+        adapt(MODEL),
+        variables,
+        cohort,
+        classes=(3,),
+        leaving=(3, 1),
+        images=10,
+        reading=READ_ALL,
+    )
+    images = np.asarray(data.images, np.float32) / 255
+    right = np.argmax(MODEL.apply(variables, images, train=False), -1)
+    labels = np.asarray(data.labels)
+    for k, upload in zip(seen.clients, seen.uploads, strict=True):
+        own = np.asarray(data.rows)[k, : int(data.lengths[k])]
+        for kind, members in enumerate(([3], [0, 2])):
+            asked = own[np.isin(labels[own], members)]
+            assert upload.num_examples[kind] == len(asked)
+            hits = np.sum(right[asked] == labels[asked])
+            assert upload.total["right"][kind, 0] == hits
+
+
+def test_a_client_answers_on_no_more_images_than_asked(trained):
+    data, variables = trained
+    cohort = take_clients(data, (0, 1))
+    seen = count_answers(
+        adapt(MODEL),
+        variables,
+        cohort,
+        classes=(3,),
+        leaving=(3,),
+        images=1,
+        reading=READ_ALL,
+    )
+    assert all(np.all(u.num_examples <= 1) for u in seen.uploads)
+
+
+def test_the_tries_cost_less_than_two_rounds_of_training():
+    """By default, for 25 clients of 16 images; a pass back costs two forward."""
+    forward = 8 * 25 * 2 * 6
+    assert forward <= 2 * (25 * 16 * 3)
+
+
+def test_auto_goes_through_the_method_and_says_what_it_tried(trained):
+    data, variables = trained
+    options = dict(rate="auto", num_classes=4, score="contrast")
+    result = forget_by("class_pruning", MODEL, variables, data, (3, 1), **options)
+    tried = result.notes["auto_rate"]
+    assert set(tried) == {"3", "1"} and all(len(rows) <= 8 for rows in tried.values())
+    assert tried["3"][-1]["forgotten"] <= 0.02
+    cut = result.notes["cuts"][0]["plan"][-1]
+    gone = cut["channels_before"] - cut["channels_after"]
+    assert gone == int(tried["3"][-1]["rate"] * cut["channels_before"])
+
+
+def test_the_secure_sum_finds_the_same_rate(trained):
+    data, variables = trained
+    options = dict(rate="auto", num_classes=4, score="contrast")
+    plain = forget_by("class_pruning", MODEL, variables, data, (3,), **options)
+    options["protect"] = make_protect(secure=True)
+    secure = forget_by("class_pruning", MODEL, variables, data, (3,), **options)
+    for left, right in zip(
+        plain.notes["auto_rate"]["3"], secure.notes["auto_rate"]["3"], strict=True
+    ):
+        assert left == pytest.approx(right, abs=1e-6)
+
+
+def test_auto_under_noise_is_refused_before_anything_is_read(trained):
+    data, variables = trained
+    with pytest.raises(InputError, match="privacy.epsilon"):
+        forget_by(
+            "class_pruning",
+            MODEL,
+            variables,
+            data,
+            (3,),
+            rate="auto",
+            privacy={"sigma_total": 1.0},
+        )
+
+
+def test_no_answers_are_no_verdict():
+    with pytest.raises(UnlearnError, match="set prune.rate to a number"):
+        judged(0.1, [])

@@ -1,0 +1,124 @@
+"""The contrast, against a loop-for-loop twin, its invariances, and its noise floor."""
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from fuprune.errors import InputError
+from fuprune.unlearning.class_pruning import score_channels, server_proc
+from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.scores import SMOOTHING, contrast, noise_floor
+
+
+def twin(a, target, floor=0.0):
+    """A[u, j] over the mean of the other classes' A[k, j], entry by entry."""
+    classes, channels = a.shape
+    mean = sum(a[k, j] for k in range(classes) for j in range(channels)) / a.size
+    scores = []
+    for j in range(channels):
+        others = sum(a[k, j] for k in range(classes) if k != target) / (classes - 1)
+        bottom = others + SMOOTHING * mean + floor
+        scores.append(a[target, j] / bottom if bottom > 0 else 0.0)
+    return np.array(scores)
+
+
+activations = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(2, 6), st.integers(1, 7)),
+    elements=st.floats(0, 10, width=32).filter(lambda x: x == 0 or x > 1e-3),
+)
+
+
+@hypothesis.given(activations, st.data(), st.sampled_from([0.0, 0.5]))
+def test_contrast_equals_its_twin(a, data, floor):
+    target = data.draw(st.integers(0, len(a) - 1))
+    expected = twin(a.astype(np.float64), target, floor)
+    actual = np.asarray(contrast(a, target, floor=floor))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
+
+
+@hypothesis.given(activations, st.data())
+def test_contrast_does_not_depend_on_the_scale_of_a_layer(a, data):
+    target = data.draw(st.integers(0, len(a) - 1))
+    np.testing.assert_allclose(
+        contrast(a * 8, target), contrast(a, target), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_filter_that_is_scaled_keeps_its_place():
+    """A norm cancels the scale of a filter; the contrast hardly moves with it."""
+    a = np.random.default_rng(0).gamma(2.0, size=(10, 32)).astype(np.float32)
+    scaled = a.copy()
+    scaled[:, 3] *= 20
+    before, after = contrast(a, 4), contrast(scaled, 4)
+    np.testing.assert_allclose(before, after, rtol=2e-3)
+
+
+def test_the_own_channel_of_a_class_scores_highest_for_it_alone():
+    a = np.full((5, 8), 1.0, np.float32)
+    for u in range(5):
+        a[u, u] = 3.0
+    for u in range(5):
+        scores = np.asarray(contrast(a, u))
+        assert scores.argmax() == u
+        assert scores[u] == pytest.approx(3.0, rel=0.01)
+
+
+def test_channels_that_leaving_classes_share_are_cut_for_either():
+    """Channel 0 is of classes 0 and 1, which both leave; channel 1 of class 0 half."""
+    a = np.ones((5, 4), np.float32)
+    a[[0, 1], 0] = 8.0
+    a[0, 1] = 3.0
+    alone = score_channels({"l": a}, 0, score="contrast", leaving=(0,))["l"]
+    both = score_channels({"l": a}, 0, score="contrast", leaving=(0, 1))["l"]
+    assert alone.argmax() == 1 and both.argmax() == 0
+    # The paper's score compares with all classes whatever leaves.
+    tf_idf = [score_channels({"l": a}, 0, leaving=x)["l"] for x in ((0,), (0, 1))]
+    np.testing.assert_array_equal(*tf_idf)
+
+
+def test_absent_classes_are_no_part_of_the_comparison():
+    a = np.random.default_rng(1).random((4, 6)).astype(np.float32)
+    gone = a.copy()
+    gone[2] = np.nan
+    seen = score_channels({"l": gone}, 3, score="contrast")["l"]
+    np.testing.assert_allclose(seen, twin(a[[0, 1, 3]], 2), rtol=1e-4)
+
+
+def test_a_class_without_company_cannot_be_contrasted():
+    a = np.ones((3, 4), np.float32)
+    with pytest.raises(UnlearnError, match="prune.score=tf_idf"):
+        score_channels({"l": a}, 0, score="contrast", leaving=(0, 1, 2))
+
+
+def test_an_unknown_score_is_refused_by_name():
+    with pytest.raises(InputError, match="tf_idf, contrast"):
+        server_proc({"l": np.ones((2, 2))}, 0, 0.5, score="lift")
+
+
+def test_noise_alone_scores_no_more_than_a_channel_that_all_classes_share():
+    """With the floor the noisiest of a thousand silent channels stays near 1."""
+    deviation, channels, classes = 0.3, 1000, 10
+    generator = np.random.default_rng(0)
+    top, top_without = [], []
+    for _ in range(20):
+        # What clamping leaves of noised sums.
+        noise = generator.normal(0, deviation, (classes, channels))
+        a = np.maximum(noise, 0).astype(np.float32)
+        floor = noise_floor(deviation, channels)
+        top.append(float(contrast(a, 0, floor=floor).max()))
+        top_without.append(float(contrast(a, 0).max()))
+    assert np.mean(top) <= 1.0 and max(top) < 1.5
+    assert np.mean(top_without) > 5
+
+
+def test_the_floor_lets_the_class_s_own_channel_through_noise():
+    generator = np.random.default_rng(1)
+    a = np.maximum(generator.normal(0, 0.3, (10, 500)), 0).astype(np.float32)
+    a[:, 7] += 4.0
+    a[2, 7] += 16.0
+    with_floor = score_channels({"l": a}, 2, score="contrast", noise=0.3)["l"]
+    without = score_channels({"l": a}, 2, score="contrast")["l"]
+    assert with_floor.argmax() == 7 and without.argmax() != 7
