@@ -103,7 +103,7 @@ def test_names_known_here_are_those_of_the_library():
         ),
         (
             {"prune__rate": 1.0},
-            "prune.rate is 1.0; allowed: 0 or more and less than 1.",
+            "prune.rate is 1.0; allowed: 0 or more and less than 1, or auto.",
         ),
         ({"prune__rate": -0.1}, "prune.rate is -0.1"),
         ({"prune__capture_clients": 101}, "prune.capture_clients is 101; allowed"),

@@ -227,11 +227,11 @@ SECTIONS = (
     ),
     _section("prune", "class_pruning, the paper's method",
         ("rate", 0.05, RATE_OR_AUTO,
-         "R, the share of channels to cut for each class; auto tries up to eight and "
-         "takes the smallest after which clients no longer recognise the class"),
+         "R, the share of channels to cut for each class; auto tries eight at most, for "
+         "the smallest that forgets"),
         ("score", "tf_idf", one_of("tf_idf", "contrast"),
-         "how channels are scored: the paper's TF-IDF, or how much more the class "
-         "activates a channel than the other classes do"),
+         "the paper's TF-IDF, or how much more the class activates a channel than the "
+         "others do"),
         ("then", "remove", one_of("remove", "reset"),
          "remove the cut channels, as in the paper, or let them start afresh"),
         ("scope", "global", one_of("global", "layer", "balanced"),
@@ -252,8 +252,8 @@ SECTIONS = (
         ("capture_clients", 0, CLIENTS_OR_0,
          "number of clients that send statistics; 0 means unlearn.participants"),
         ("auto_images", 6, between(1, 10_000),
-         "for rate=auto: images of the class, and as many others, that each of these "
-         "clients answers on for each cut that is tried"),
+         "for rate=auto: images of the class, and others, that each of these clients "
+         "answers on per try"),
         ("auto_level", 0.02, BELOW_ONE,
          "for rate=auto: share of right answers at which the class counts as unknown"),
     ),
