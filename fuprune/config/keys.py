@@ -227,7 +227,7 @@ SECTIONS = (
     ),
     _section("prune", "class_pruning, the paper's method",
         ("rate", 0.05, RATE_OR_AUTO,
-         "R, the share of channels to cut for each class; auto tries eight at most, for "
+         "R, the share of channels to cut for each class; auto tries up to eight for "
          "the smallest that forgets"),
         ("score", "tf_idf", one_of("tf_idf", "contrast"),
          "the paper's TF-IDF, or how much more the class activates a channel than the "
