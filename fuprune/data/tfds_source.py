@@ -1,16 +1,18 @@
-"""Sets that TensorFlow Datasets has prepared, found and read without TensorFlow.
+"""Sets of TensorFlow Datasets, downloaded, found and read without TensorFlow.
 
-TFDS itself reads the descriptions. Examples are in files of array_record or TFRecord,
-and are decoded with Pillow.
+TFDS itself reads the descriptions and downloads. Examples are in files of array_record
+or TFRecord, and are decoded with Pillow. A set that TFDS has to prepare first is left
+to its builder, which may ask for TensorFlow.
 """
 
+import contextlib
+import difflib
 import logging
 import pathlib
 import re
-import struct
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +29,6 @@ from fuprune.errors import InputError, first_line
 _LOGGER = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-
-
-class Prepared(NamedTuple):
-    """One split read from a prepared directory."""
-
-    dataset: Dataset
-    class_names: tuple[str, ...]
-    files: list[pathlib.Path]  # what it was read from
 
 
 def find_prepared(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
@@ -71,7 +65,7 @@ def _versions(root: pathlib.Path, wanted: str) -> list[pathlib.Path]:
     return sorted(found, key=lambda child: tuple(map(int, child.name.split("."))))
 
 
-def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
+def read_prepared(directory: pathlib.Path, split: str) -> Dataset:
     """Reads one split of a prepared directory, in the order of its ids if it has them.
 
     A set without a "test" split gives its "validation" split instead; one without
@@ -79,11 +73,10 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
     of it.
     """
     info = _info(directory)
-    image_key, label_key = image_and_label_keys(info, directory)
+    image_key, label_key = _image_and_label_keys(info, directory)
     source = _source_split(info, split, directory)
     split_info = info.splits[source]
     files = [pathlib.Path(path) for path in split_info.filepaths]
-    names = tuple(info.features[label_key].names)
     count = int(split_info.num_examples)
     mode = _MODES.get(info.features[image_key].shape[-1], "RGB")
     images, labels, ids = None, np.empty(count, np.int32), []
@@ -120,23 +113,95 @@ def read_prepared(directory: pathlib.Path, split: str) -> Prepared:
             )
     if images is None:
         raise DamagedDataError(f"{directory}: its {source!r} split is empty.")
-    dataset = checked(images, labels, len(names), directory)
+    dataset = checked(images, labels, info.features[label_key].num_classes, directory)
     if ids:
         # TFDS shuffles records as it writes them; the ids hold the official order.
         order = np.argsort(np.array(ids), kind="stable")
         dataset = Dataset(images[order], labels[order])
     if source == "train" and not {"test", "validation"} & set(info.splits):
         dataset = split_by_class(dataset, split)
-    return Prepared(dataset, names, [*files, directory / "dataset_info.json"])
+    return dataset
 
 
 def prepared_names(directory: pathlib.Path) -> tuple[str, ...]:
     """The class names a prepared directory knows."""
     info = _info(directory)
-    return tuple(info.features[image_and_label_keys(info, directory)[1]].names)
+    return tuple(info.features[_image_and_label_keys(info, directory)[1]].names)
 
 
-def import_tfds() -> Any:
+def registered_names(name: str) -> tuple[str, ...]:
+    """The class names, or "0" to "U-1", of a set that TFDS knows, prepared or not."""
+    info = _import_tfds().builder(_registered(name).partition(":")[0]).info
+    return tuple(info.features[_image_and_label_keys(info, name)[1]].names)
+
+
+def addresses(name: str) -> list[str]:
+    """The URLs that TFDS would download a set from."""
+    return sorted(_builder_class(_registered(name)).url_infos)
+
+
+def download(name: str, data_dir: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Downloads the files at a set's addresses, {URL: file}, and checks their sums.
+
+    Raises:
+      DataUnavailableError: one line saying why it did not succeed.
+    """
+    with _one_line():
+        manager = _import_tfds().download.DownloadManager(
+            download_dir=data_dir / "downloads",
+            dataset_name=name,
+            url_infos=_builder_class(name).url_infos,
+            force_checksums_validation=True,
+        )
+        files = manager.download({url: url for url in addresses(name)})
+    return {url: pathlib.Path(file) for url, file in files.items()}
+
+
+def prepare(name: str, data_dir: pathlib.Path) -> None:
+    """Downloads and prepares a set as array_record files; raises as `download` does."""
+    with _one_line():
+        tfds = _import_tfds()
+        builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+        # The stock sets' sums are known to TFDS; one that is not is refused.
+        config = tfds.download.DownloadConfig(force_checksums_validation=True)
+        builder.download_and_prepare(download_config=config)
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """Whatever TFDS's many parts raise, as DataUnavailableError of one line."""
+    try:
+        yield
+    except ImportError as error:
+        raise DataUnavailableError(
+            f"TFDS needs {error.name or 'another package'} to prepare it"
+        ) from error
+    except Exception as error:
+        raise DataUnavailableError(
+            f"TFDS did not prepare it ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _builder_class(name: str) -> Any:
+    return _import_tfds().builder_cls(re.split("[/:]", name)[0])
+
+
+def _registered(name: str) -> str:
+    """The name itself, if TFDS knows it."""
+    known = _import_tfds().list_builders(with_community_datasets=False)
+    base = re.split("[/:]", name)[0]
+    if base in known:
+        return name
+    if pathlib.Path(base).is_dir():
+        hint = f"did you mean folder:{base}, which is a directory here?"
+    elif close := difflib.get_close_matches(base, [*known, "digits"], n=3):
+        hint = f"did you mean {' or '.join(close)}?"
+    else:
+        hint = "see its catalogue."
+    raise DataUnavailableError(f"TFDS knows no set {base!r}: {hint}")
+
+
+def _import_tfds() -> Any:
     """The tensorflow_datasets module, quiet when nobody watches."""
     # Imported where it is used: a second, and most runs read a decoded copy.
     import tensorflow_datasets as tfds
@@ -148,7 +213,7 @@ def import_tfds() -> Any:
 
 def _info(directory: pathlib.Path) -> Any:
     try:
-        info = import_tfds().builder_from_directory(str(directory)).info
+        info = _import_tfds().builder_from_directory(str(directory)).info
         if not info.features:
             raise ValueError("features.json is missing")
     # Whatever its JSON and protobuf readers raise, the file is what is wrong.
@@ -159,9 +224,9 @@ def _info(directory: pathlib.Path) -> Any:
     return info
 
 
-def image_and_label_keys(info: Any, origin: object) -> tuple[str, str]:
+def _image_and_label_keys(info: Any, origin: object) -> tuple[str, str]:
     """The features that hold the image and the label."""
-    features = import_tfds().features
+    features = _import_tfds().features
     top = info.features if isinstance(info.features, features.FeaturesDict) else {}
     images = [key for key in top if isinstance(top[key], features.Image)]
     labels = [key for key in top if isinstance(top[key], features.ClassLabel)]
@@ -248,44 +313,18 @@ def _array_records(path: pathlib.Path) -> Iterator[bytes]:
 def _tf_records(path: pathlib.Path) -> Iterator[bytes]:
     """Length, its checksum, data, its checksum: TFRecord's framing.
 
-    The checksum of the data is left alone: a pure Python CRC of every byte would
-    take minutes, and PNG and JPEG streams have their own.
+    Checksums are left alone: PNG and JPEG streams have their own.
     """
+    size = path.stat().st_size
     with open(path, "rb") as file:
         position = 0
-        while head := file.read(12):
-            if len(head) < 12 or _masked_crc32c(head[:8]) != head[8:]:
+        while position < size:
+            start = position + 12
+            end = start + int.from_bytes(file.read(12)[:8], "little")
+            position = end + 4
+            if position > size:
                 raise DamagedDataError(
-                    f"{path}: is not a TFRecord file at byte {position}."
+                    f"{path}: is no TFRecord file, or is cut off, at byte {start}."
                 )
-            (length,) = struct.unpack("<Q", head[:8])
-            body = file.read(length + 4)
-            if len(body) != length + 4:
-                raise DamagedDataError(f"{path}: is cut off at byte {position}.")
-            position += 12 + len(body)
-            yield body[:-4]
-
-
-def _masked_crc32c(data: bytes) -> bytes:
-    """TFRecord's checksum, little endian."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    # Rotated and shifted by a constant, as the format asks for, because the checksum of
-    # data that holds checksums is weak.
-    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    return struct.pack("<I", masked)
-
-
-def _crc32c_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            # The Castagnoli polynomial, bits reversed.
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-_CRC32C = _crc32c_table()
+            yield file.read(end - start)
+            file.seek(position)

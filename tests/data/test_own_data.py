@@ -104,7 +104,6 @@ def test_npz_gives_splits_names_and_columns(tmp_path, save, monkeypatch):
     np.testing.assert_array_equal(train.labels, labels)
     np.testing.assert_array_equal(test.images, test_images)
     assert (train.images.dtype, train.labels.dtype) == (np.uint8, np.int32)
-    assert isinstance(train.images, np.memmap) == (save is np.savez)
     assert class_names(name) == ("cat", "dog", "emu") and num_classes(name) == 3
     np.testing.assert_array_equal(column(name, "client"), np.arange(30) // 10)
     with pytest.raises(DataUnavailableError) as error:

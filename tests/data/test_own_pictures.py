@@ -178,19 +178,6 @@ def test_labels_that_are_none_are_refused_before_pictures_are_decoded(
     assert decoded == []
 
 
-def test_a_copy_has_no_name_for_every_number_up_to_the_highest_label(tmp_path, decoded):
-    images, labels = arrays()
-    labels[7] = 10**6
-    with pytest.raises(DamagedDataError) as error:
-        read_numbered(images, labels)
-    assert_one_line(error, "hf:set", "labels go up to 1000000, but class 3")
-    (note,) = (tmp_path / "cache").rglob("train.json")
-    assert note.stat().st_size < 1000
-    with pytest.raises(DamagedDataError):
-        read_numbered(images, labels)
-    assert decoded == [30]
-
-
 def test_directories_below_a_class_say_whose_a_picture_is(tmp_path):
     images, labels = arrays()
     write_folder(tmp_path / "train", images, labels, client=np.arange(30) % 4)

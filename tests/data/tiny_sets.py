@@ -11,8 +11,8 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from fuprune.data import cifar
 from fuprune.data.dataset import Dataset
+from fuprune.data.known_sets import KNOWN_SETS
 
 
 def draw(num_examples, shape, num_classes=10, seed=0) -> Dataset:
@@ -80,7 +80,7 @@ class TinyCifar10:
     """Six batches of a few images, whose MD5 sums can be made the official ones."""
 
     def __init__(self, per_batch=3):
-        files = cifar.LAYOUTS["cifar10"].files
+        files = KNOWN_SETS["cifar10"].cifar.splits
         names = [*files["train"], *files["test"]]
         self.batches = {
             name: draw(per_batch, (32, 32, 3), seed=seed)
@@ -101,15 +101,15 @@ class TinyCifar10:
         sums = {
             name: hashlib.md5(blob).hexdigest() for name, blob in self.records.items()
         }
-        layout = cifar.LAYOUTS["cifar10"]._replace(md5=sums)
-        monkeypatch.setitem(cifar.LAYOUTS, "cifar10", layout)
+        known = KNOWN_SETS["cifar10"]
+        files = known.cifar._replace(md5=sums)
+        monkeypatch.setitem(KNOWN_SETS, "cifar10", known._replace(cifar=files))
 
     def write_archive(self, path: pathlib.Path) -> pathlib.Path:
-        folder = cifar.LAYOUTS["cifar10"].folder
-        names = "airplane automobile bird cat deer dog frog horse ship truck"
-        members = {f"{folder}/{name}": blob for name, blob in self.records.items()}
-        members[f"{folder}/batches.meta.txt"] = "\n".join(names.split()).encode()
-        return write_tar(path, members)
+        folder = KNOWN_SETS["cifar10"].cifar.folder
+        return write_tar(
+            path, {f"{folder}/{name}": blob for name, blob in self.records.items()}
+        )
 
     def package(self) -> dict[str, bytes]:
         """The members of the npm package."""
