@@ -67,7 +67,6 @@ def main(argv: Sequence[str]) -> int:
     """Runs a command line, the program's name first, and returns its exit code."""
     logging.basicConfig(format="fuprune: %(levelname)s: %(message)s")
     logging.getLogger("fuprune").setLevel(logging.INFO)
-    # JAX takes seconds to import, and mistakes should not have to wait for it.
     try:
         if argv[1:2] == ["report"]:
             from fuprune.report.__main__ import main as report

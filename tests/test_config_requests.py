@@ -148,5 +148,12 @@ def test_every_key_of_a_methods_sections_is_an_option_of_the_method():
             if section == "privacy":  # becomes clip, protect and a statement
                 assert {"clip", "protect", "privacy"} <= method.options, name
                 continue
-            options = {f"{section}.{x}" for x in {*method.options, *method.fixes}}
+            fixed = getattr(method, "fixes", ())
+            options = {f"{section}.{x}" for x in {*method.options, *fixed}}
             assert keys - fed_otherwise <= options, (name, keys - options)
+            if isinstance(method.sections, dict):
+                made = method.sections[section]()
+                own = {
+                    f"{section}.{n}": x for n, x in vars(made).items() if n[0] != "_"
+                }
+                assert own == {key: KEYS[key].default for key in keys}

@@ -360,11 +360,13 @@ def test_report_is_the_command_of_the_report(ran, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("flags", [["--help"], ["--version"], ["--config.x=1"]])
-def test_nothing_waits_for_jax(repository, flags):
+def test_nothing_starts_a_device_before_the_run(repository, flags):
+    """A run chooses devices and joins other processes before JAX looks for any."""
     source = (
         "import sys; from fuprune.main import main; "
         f"code = main(['fuprune', *{flags!r}]); "
-        "assert 'jax' not in sys.modules and 'flax' not in sys.modules; sys.exit(code)"
+        "from jax._src import xla_bridge; "
+        "assert not xla_bridge.backends_are_initialized(); sys.exit(code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", source], cwd=repository, capture_output=True, text=True

@@ -33,9 +33,9 @@ from fuprune.unlearning.fed_eraser import Replay, calibration_epochs
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
+from fuprune.unlearning.protocol import TrainRounds
 from fuprune.unlearning.reading import choose_participants
 from fuprune.unlearning.request import remaining
-from fuprune.unlearning.sisa import TrainRounds
 
 
 class Setup(NamedTuple):
@@ -358,6 +358,8 @@ def method_options(setup: Setup, method: str) -> dict[str, Any]:
         preprocess=federation.prepare,
         backend=runtime.backend,
         mesh=runtime.mesh,
+        train=make_slice_training(setup),
+        train_rounds=config.train.rounds,
     )
     for section in wanted.sections:
         if section == "privacy":

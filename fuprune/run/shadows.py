@@ -62,6 +62,8 @@ def _make(
     settings = assembly.method_options(this.setup, method)
     # A federation of one client has no others to draw from or to spread.
     settings |= {"participants": None, "backend": "loop", "mesh": None, **head}
+    # The short steps that follow are no training of a model of its own.
+    settings["train"] = None
     # All shadow models keep one shape, and so share one program.
     if "surgery" in settings:
         settings["surgery"] = "mask"

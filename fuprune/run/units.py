@@ -176,12 +176,8 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         # Several processes could find different files when they start again.
         if jax.process_count() == 1:
             options["kept"] = _checkpoints(this, unit.name, variables)
-    if "shards" in METHODS[method].options:
-        options |= dict(
-            train=assembly.make_slice_training(this.setup),
-            rounds=this.config.train.rounds,
-            kept=_checkpoints(this, "sisa", variables),
-        )
+    if "checkpoints" in METHODS[method].options:
+        options["checkpoints"] = _checkpoints(this, unit.name, variables)
     how = make_budget(this.config, budget, target_accuracy(this))
     # This is what a method that stops leaves behind, with the reason filled in.
     outcome = UnlearnedOutcome(

@@ -8,10 +8,11 @@ and only that, is its own merit.
 from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
 from fuprune.unlearning.head import MASKED_LOGIT, head_classes, layer_of, set_rows
 from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import Stage, UnlearnResult
 
 
-@unlearn_fn
+@method("mask_logit", fine_tunes=False, control="only hides the output")
 def mask_logit(job: Job) -> UnlearnResult:
     """Never answer the classes.
 
@@ -21,7 +22,11 @@ def mask_logit(job: Job) -> UnlearnResult:
     return _set_head(job, "masked", None, MASKED_LOGIT)
 
 
-@unlearn_fn
+@method(
+    "zero_class_row",
+    fine_tunes=False,
+    control="only clears weights of the last layer",
+)
 def zero_class_row(job: Job) -> UnlearnResult:
     """Answer 0 for the classes, which can still be the largest logit.
 
@@ -36,6 +41,7 @@ def _set_head(job: Job, stage: str, kernel: float | None, bias: float) -> Unlear
     A `kernel` of None leaves the columns, and then there must be biases. `stage` is the
     name of the result.
     """
+    head_classes(job.variables, job.head)  # there is such a layer
     has_bias = "bias" in layer_of(job.variables, job.head)
     # To mask without a bias is impossible, and `set_rows` says so; to zero a row
     # without one needs none.
@@ -46,7 +52,7 @@ def _set_head(job: Job, stage: str, kernel: float | None, bias: float) -> Unlear
     return UnlearnResult(job.model, changed, (Stage(stage, job.model, changed),))
 
 
-@unlearn_fn
+@method("fine_tune_only", serves=ALL_KINDS, control="removes nothing")
 def fine_tune_only(job: Job) -> UnlearnResult:
     """Fine-tune the trained model on what remains, and do nothing else."""
     return job.recover(job.variables)

@@ -1,41 +1,48 @@
-"""What all methods are given as one value, and the ending that most of them share.
+"""What every method is given, as one value, and the steps that methods share.
 
-A method is written as a function of a `Job` and of its own options, and `unlearn_fn`
-makes an `UnlearnFn` of it: the request is checked there, once for all methods. Only
-`class_pruning` spells its signature out, for editors and type checkers, because it is
-public. Every method that fine-tunes does it in `Job.recover`, under a key derived in
-the same way, so that methods started with one key see the same cohorts and the same
-batches.
+A `Job` says what to forget and from which model, and how clients' data are read: every
+method that reads them (statistics, gradients, answers) reads the same participants, so
+that none has more evidence than another. Fine-tuning is federated training and draws
+its own cohorts from all clients. Every method that fine-tunes does it in `Job.recover`,
+with a key derived in the same way, so that methods started with one key see the same
+cohorts and the same batches.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from fuprune.classes import check_classes
-from fuprune.data.federated import FederatedDataset
+from fuprune.data.federated import FederatedDataset, whole_cohort
+from fuprune.data.preprocess import Preprocess, to_float
 from fuprune.errors import InputError
+from fuprune.federated.cohort import clients_of, for_each_client
+from fuprune.federated.program import ClientProgram, Shared, Task, Transport
+from fuprune.models.layers import loops_are_fast
+from fuprune.unlearning import request as requests
+from fuprune.unlearning.client_sums import MakeSum, sum_program
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
+    Checkpoint,
     FineTune,
     Stage,
+    TrainRounds,
     UnlearnFn,
     UnlearnResult,
     Variables,
 )
-from fuprune.unlearning.request import (
-    ForgetRequest,
-    check_request,
-    describe_request,
-    remaining,
-)
+from fuprune.unlearning.reading import Reading, participating
+from fuprune.unlearning.request import ForgetRequest, check_request, describe_request
+
+# (context, data) -> what all clients of `data` give.
+RunClients = Callable[[Any, FederatedDataset], tuple[Any, Any]]
 
 
 class Job(NamedTuple):
-    """One job of forgetting: the arguments of `UnlearnFn` that all methods take."""
+    """One job of forgetting."""
 
     model: Any
     variables: Variables  # trained
@@ -44,6 +51,18 @@ class Job(NamedTuple):
     key: jax.Array
     fine_tune: FineTune
     head: str = "head"  # the name of the last layer
+    num_classes: int = 0  # how many there are; 0: as many as the last layer has
+    participants: Sequence[int] | None = None  # ids of clients to read; None: all
+    preprocess: Preprocess = to_float  # as in training, without augmentation
+    # How clients are iterated, one of `cohort.BACKENDS`, or by a transport.
+    backend: str | Transport = "auto"
+    mesh: Any = None  # devices for `shard_map`; all by default
+    # For a method that trains a model of its own: how, and for how many rounds a first
+    # training would go on.
+    train: TrainRounds | None = None
+    train_rounds: int = 1
+    # What a method leaves behind and finds again when it is started again.
+    checkpoints: MutableMapping[str, Checkpoint] | None = None
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -57,11 +76,68 @@ class Job(NamedTuple):
 
     @property
     def own_key(self) -> jax.Array:
-        """Of what a method draws: the first of four, as the fine-tuning's is the last.
-
-        See `recovery_key`.
-        """
+        """Key for the method's own draws; fine-tuning uses `recovery_key`."""
         return jax.random.split(self.key, 4)[0]
+
+    @property
+    def forgotten(self) -> FederatedDataset:
+        """What the request names, as far as participants hold it.
+
+        Clients and examples are named one by one, so their holders are read whether
+        or not they are participants.
+        """
+        data = self.data
+        if self.request.kind == "classes":
+            data = participating(data, self.participants)
+        return requests.forgotten(data, self.request)
+
+    @property
+    def remaining(self) -> FederatedDataset:
+        """What remains with the participants."""
+        left = requests.remaining(self.data, self.request)
+        return participating(left, self.participants)
+
+    def run(self, program: ClientProgram) -> RunClients:
+        """`run(context, data) -> (total, each)`: the program on all clients.
+
+        `total` is summed over clients, `each` is stacked.
+        """
+        run_cohort = for_each_client(
+            program,
+            backend=self.backend,
+            mesh=self.mesh,
+            loops_are_fast=loops_are_fast(self.model),
+        )
+
+        def run(context, data: FederatedDataset):
+            cohort = whole_cohort(data)
+            shared = Shared(cohort.images, cohort.labels, context)
+            return run_cohort(shared, clients_of(cohort))
+
+        return run
+
+    def sum(self, make_sum: MakeSum, *, chunk: int) -> RunClients:
+        """`run(context, data) -> (total, number of examples)` over all clients.
+
+        The total is a tree of NumPy arrays: it has arrived on the server.
+
+        Args:
+          make_sum: makes what to sum, `(context, batch) -> tree`, of the network; a
+            `Transport` sends its name.
+          chunk: images at a time.
+        """
+        program = sum_program(
+            make_sum(self.model), chunk=chunk, preprocess=self.preprocess
+        )
+        # A node rebuilds the program from its name and arguments.
+        task = Task(make_sum.__name__, self.model, {"chunk": chunk})
+        run_program = self.run(program._replace(task=task))
+
+        def run(context, data: FederatedDataset):
+            (total, examples), _ = run_program(context, data)
+            return jax.device_get(total), int(examples)
+
+        return run
 
     def recover(
         self,
@@ -73,10 +149,9 @@ class Job(NamedTuple):
     ) -> UnlearnResult:
         """Fine-tune `variables` on what remains, which ends a method.
 
-        Under the name `stage`, if there is one, the result keeps the model as it is
-        before.
+        If `stage` is not empty, the result keeps the model from before under that name.
         """
-        left = remaining(self.data, self.request)
+        left = requests.remaining(self.data, self.request)
         fit = self.fine_tune(self.model, variables, left, recovery_key(self.key))
         return UnlearnResult(
             self.model,
@@ -101,6 +176,11 @@ class Job(NamedTuple):
             head=self.head,
             **options,
         )
+
+    @property
+    def reading(self) -> Reading:
+        """How clients' data are read, for functions that take it as one value."""
+        return Reading(self.participants, self.preprocess, self.backend, self.mesh)
 
 
 def recovery_key(key: jax.Array) -> jax.Array:

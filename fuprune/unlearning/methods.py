@@ -1,23 +1,26 @@
 """Every way to forget by name, as `config.unlearn.methods` gives it.
 
-A method is one function in a file of its own and one line here, which says what a
-config, a run and a reader need to know about it. The function is imported when it is
-needed, so that a config is checked before JAX is loaded. A function's signature groups
-options that belong together (`Reading`, `Cut`, `Noise`, ...): a parameter whose default
-is a NamedTuple is such a group. A config and this table know single options by name.
+A method is one function in a file of its own, declared there with `method.method`: the
+modules of this package are searched for them, and so is every installed package that
+has an entry point in the group `fuprune.methods`.
 """
 
 import dataclasses
 import importlib
 import inspect
+import logging
+import pkgutil
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import entry_points
+from typing import Any
 
+import fuprune.unlearning
 from fuprune.errors import InputError
+from fuprune.unlearning.method import METHODS, check_served
+from fuprune.unlearning.protocol import UnlearnResult
+from fuprune.unlearning.request import ForgetRequest, as_request
 
-if TYPE_CHECKING:
-    from fuprune.unlearning.protocol import UnlearnResult
-    from fuprune.unlearning.request import ForgetRequest
+ENTRY_POINTS = "fuprune.methods"
 
 _GIVEN = ("key", "fine_tune")  # to every method
 
@@ -45,7 +48,7 @@ class Method:
     control: str = ""
 
     @property
-    def function(self) -> "Callable[..., UnlearnResult]":
+    def function(self) -> Callable[..., UnlearnResult]:
         """The function itself."""
         module, _, name = self.home.partition(":")
         return getattr(importlib.import_module(f"fuprune.unlearning.{module}"), name)
@@ -55,16 +58,14 @@ class Method:
         model: Any,
         variables: Any,
         data: Any,
-        request: "ForgetRequest | tuple[int, ...]",
+        request: ForgetRequest | tuple[int, ...],
         **options: Any,
-    ) -> "UnlearnResult":
+    ) -> UnlearnResult:
         """Forget; options by their flat names.
 
         Raises:
           InputError: it does not serve this kind of request.
         """
-        from fuprune.unlearning.request import as_request
-
         request = as_request(request)
         check_served(self, request)
         packed = dict(options)
@@ -110,9 +111,8 @@ _ERASER = Method(
     fixes=("calibrate",),
     needs="history_interval",
 )
-METHODS: dict[str, Method] = {
+_TABLE: dict[str, Method] = {
     "class_pruning": _CUT,
-    "retrain": Method("retrain:retrain", _ALL, budget="training"),
     "fisher": Method("fisher:fisher", _ALL, ("fisher",)),
     "influence": Method(
         "influence:influence", _ALL, ("influence",), reads_forgotten=True
@@ -120,8 +120,6 @@ METHODS: dict[str, Method] = {
     "ascent": Method("ascent:ascent", _ALL, ("ascent",), reads_forgotten=True),
     "amnesiac": Method("amnesiac:amnesiac", _ALL, needs="history_bytes"),
     "fed_eraser": _ERASER,
-    "sisa": Method("sisa:sisa", _ALL, ("sisa",), fine_tunes=False),
-    "regrow": Method("regrow:regrow", _ALL, ("regrow",)),
     "relabel": Method(
         "relabel:relabel",
         sections=("relabel",),
@@ -133,23 +131,6 @@ METHODS: dict[str, Method] = {
         home="relabel:prune_relabel",
         sections=("prune", "privacy", "relabel"),
         trains_on_forgotten=True,
-    ),
-    "mask_logit": Method(
-        "controls:mask_logit", fine_tunes=False, control="only hides the output"
-    ),
-    "zero_class_row": Method(
-        "controls:zero_class_row",
-        fine_tunes=False,
-        control="only clears weights of the last layer",
-    ),
-    "fine_tune_only": Method(
-        "controls:fine_tune_only", _ALL, control="removes nothing"
-    ),
-    "retrain_short": Method(
-        "retrain:retrain",
-        _ALL,
-        budget="short",
-        control="trains again from scratch for a tenth of the rounds",
     ),
     "fed_eraser_uncalibrated": dataclasses.replace(
         _ERASER,
@@ -178,18 +159,29 @@ METHODS: dict[str, Method] = {
 }
 
 
-def check_served(method: Method, request: "ForgetRequest") -> None:
-    """Raises InputError unless the method serves this kind of request."""
-    if request.kind in method.serves:
-        return
-    name = next((n for n, known in METHODS.items() if known == method), "this method")
-    others = [n for n, known in METHODS.items() if request.kind in known.serves]
-    from fuprune.unlearning.request import describe_request
+def _discover() -> None:
+    """Puts every method that can be found into `METHODS`, controls last."""
+    METHODS.update(_TABLE)
+    for module in pkgutil.iter_modules(fuprune.unlearning.__path__):
+        if module.name != __name__.rpartition(".")[2]:
+            importlib.import_module(f"{fuprune.unlearning.__name__}.{module.name}")
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            point.load()
+        except Exception as error:
+            # Somebody else's package must not stop runs that do not need it.
+            logging.getLogger(__name__).warning(
+                "the methods of %s cannot be used: %s: %s",
+                point.value,
+                type(error).__name__,
+                error,
+            )
+    found = sorted(METHODS.items(), key=lambda one: (bool(one[1].control), one[0]))
+    METHODS.clear()
+    METHODS.update(found)
 
-    raise InputError(
-        f"{name} serves requests of {' and '.join(method.serves)}, but the request "
-        f"names {describe_request(request)}; choose some of {', '.join(others)}."
-    )
+
+_discover()
 
 
 def select(names: str | Iterable[str]) -> tuple[str, ...]:

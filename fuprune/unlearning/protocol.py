@@ -8,7 +8,7 @@ seed the same key, and each derives the fine-tuning's share of it alike
 measure (rounds to a target accuracy) is comparable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
@@ -62,6 +62,10 @@ class Checkpoint(NamedTuple):
 
     variables: Variables
     images: int  # that clients trained on, as the method counts them
+
+
+# (model, variables, data, key, rounds): trains so many rounds, from a fresh optimiser.
+TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
 
 
 class UnlearnResult(NamedTuple):

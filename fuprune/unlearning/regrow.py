@@ -13,32 +13,47 @@ freezes the layers before; here they are fine-tuned, too.
 import jax
 import jax.numpy as jnp
 
-from fuprune.errors import InputError
 from fuprune.models.fresh import init_variables
+from fuprune.options import option, options
 from fuprune.surgery import layer_names
 from fuprune.surgery.trace import names
-from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnResult
 
 
-@unlearn_fn
-def regrow(job: Job, *, share: float = 1 / 3, shrink: float = 1.0) -> UnlearnResult:
+@options
+class Options:
+    """Options of regrow."""
+
+    share: float = option(
+        1 / 3,
+        "share of the convolutions that start afresh, counted from the last",
+        ge=0,
+        le=1,
+    )
+    shrink: float = option(
+        1.0,
+        "share of the old weights in the other layers; 1 keeps them as they are",
+        ge=0,
+        le=1,
+    )
+
+
+@method("regrow", serves=ALL_KINDS, options=Options)
+def regrow(job: Job, o: Options) -> UnlearnResult:
     """Give the deepest layers fresh weights, then fine-tune on what remains.
 
-    A `share` of the convolutions, counted from the output, starts afresh, and so does
-    every dense layer; 1 is retraining with another budget. The weights of the layers
-    that stay become `shrink` times the old ones plus `1 - shrink` times fresh ones. The
-    stage `regrown` is the model before the fine-tuning.
+    Every dense layer starts afresh, too, and a `share` of 1 is retraining with another
+    budget. The weights of the layers that stay become `shrink` times the old ones plus
+    `1 - shrink` times fresh ones. The stage `regrown` is the model before the
+    fine-tuning.
     """
-    if not 0 <= share <= 1:
-        raise InputError(f"share is {share}, but must be in [0, 1].")
-    if not 0 <= shrink <= 1:
-        raise InputError(f"shrink is {shrink}, but must be in [0, 1].")
     images = jnp.zeros((2, *job.data.images.shape[1:]))
     fresh = init_variables(job.model, job.own_key, images[:1])
     layers = layer_names(job.model, job.variables, example=images)
     # Layers are in forward order, so the deepest ones are at the end.
-    staying = layers[: len(layers) - round(share * len(layers))]
+    staying = layers[: len(layers) - round(o.share * len(layers))]
     # A module with layers of both kinds inside starts afresh.
     tops = {name.split("/")[0] for name in layers if name not in staying}
     kept = {name.split("/")[0] for name in staying} - tops
@@ -46,7 +61,7 @@ def regrow(job: Job, *, share: float = 1 / 3, shrink: float = 1.0) -> UnlearnRes
     def start(path, old, new):
         # In every collection: BatchNorm's statistics are mixed as the kernels are.
         stays = kept.intersection(names(path)[1:2])
-        return shrink * old + (1 - shrink) * new if stays else new
+        return o.shrink * old + (1 - o.shrink) * new if stays else new
 
     # Flax hands variables out as dictionaries or frozen ones; leaves sort alike.
     old = dict(job.variables)

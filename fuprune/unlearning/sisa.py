@@ -16,8 +16,8 @@ holds it, and forgetting is training the whole ensemble again.
 """
 
 import hashlib
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,21 +25,19 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, keep_clients
 from fuprune.errors import InputError
-from fuprune.federated.train import FitResult
 from fuprune.models.ensemble import Ensemble, stack_members
 from fuprune.models.fresh import init_variables
-from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.options import option, options
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import (
     Checkpoint,
     Stage,
+    TrainRounds,
     UnlearnError,
     UnlearnResult,
-    Variables,
 )
 from fuprune.unlearning.request import remaining
-
-# (model, variables, data, key, rounds): trains so many rounds, from a fresh optimiser.
-TrainRounds = Callable[[Any, Variables, FederatedDataset, jax.Array, int], FitResult]
 
 
 class Trained(NamedTuple):
@@ -69,35 +67,39 @@ def deal_clients(key: jax.Array, num_clients: int, shards: int) -> list[list[int
     return [part.tolist() for part in np.array_split(order, shards)]
 
 
-@unlearn_fn
-def sisa(
-    job: Job,
-    *,
-    train: TrainRounds | None = None,
-    rounds: int = 1,
-    shards: int = 5,
-    slices: int = 2,
-    vote: str = "softmax",
-    kept: MutableMapping[str, Checkpoint] | None = None,
-) -> UnlearnResult:
+@options
+class Options:
+    """Options of sisa."""
+
+    shards: int = option(
+        5, "groups of clients, each with a network of its own", ge=1, le=10_000_000
+    )
+    slices: int = option(
+        2, "R, the slices per shard; each ends with a checkpoint", ge=1, le=1000
+    )
+    vote: Literal["softmax", "votes"] = option(
+        "softmax", "average the shards' probabilities, or count one vote per shard"
+    )
+
+
+@method("sisa", serves=ALL_KINDS, options=Options, fine_tunes=False)
+def sisa(job: Job, o: Options) -> UnlearnResult:
     """Train the ensemble on everything, then again where the request is.
 
-    Each of the `shards` trains a network of the model's architecture, in R `slices` one
-    by one with `train`, for `rounds`, E, if it had one slice; nothing is fine-tuned.
-    How they `vote`, by `softmax` or `votes`, is described in `models.ensemble`.
-    Checkpoints that are in `kept`, by the hash of what they saw, are not trained again,
-    and new ones are put there. The stages are `ensemble`, before forgetting, and
+    Each shard trains a network of the model's architecture slice by slice with
+    `job.train`, for `job.train_rounds`, E, if it had one slice; nothing is fine-tuned.
+    Checkpoints in `job.checkpoints`, by the hash of what they saw, are not trained
+    again, and new ones are put there. The stages are `ensemble`, before forgetting, and
     `resharded`, after it; notes say how much was trained again.
     """
+    train, shards, slices = job.train, o.shards, o.slices
     if train is None:
         raise UnlearnError("sisa trains its own ensemble; pass how a slice is trained.")
-    if slices < 1:
-        raise InputError(f"sisa.slices is {slices}, but must be 1 or more.")
-    ensemble = Ensemble(job.model, shards, vote)
-    kept = {} if kept is None else kept
+    ensemble = Ensemble(job.model, shards, o.vote)
+    kept = {} if job.checkpoints is None else job.checkpoints
     deal_key, shard_key = jax.random.split(job.key)
     groups = deal_clients(deal_key, job.data.num_clients, shards)
-    schedule = slice_rounds(rounds, slices)
+    schedule = slice_rounds(job.train_rounds, slices)
     # In this order: the second training finds in `kept` the checkpoints of the first
     # that the request does not touch.
     first, again = (
@@ -115,7 +117,7 @@ def sisa(
     notes: dict[str, Any] = {
         "shards": shards,
         "slices": slices,
-        "vote": vote,
+        "vote": o.vote,
         "shards_retrained": sum(map(bool, again_only)),
         "slices_retrained": sum(map(len, again_only)),
         "images": retrained,

@@ -89,7 +89,7 @@ def run(name, model, variables, data, num_classes, **more):
         given["replay"] = Replay(trainer)
         variables = after.variables
     if name == "sisa":
-        given |= {"train": train_slice, "rounds": 2, "shards": 2, "slices": 2}
+        given |= {"train": train_slice, "train_rounds": 2, "shards": 2, "slices": 2}
     options = {k: v for k, v in given.items() if k in METHODS[name].options}
     return METHODS[name](
         model,

@@ -107,12 +107,6 @@ def test_retraining_starts_afresh_and_keys_give_the_spread(trained):
     assert changed(first.variables, second.variables)
 
 
-def test_retraining_uses_its_own_training_if_given(trained):
-    seen, unused = [], []
-    forget("retrain", trained, remembering(unused), train=remembering(seen))
-    assert len(seen) == 1 and not unused
-
-
 @pytest.mark.parametrize(
     "control, order", [("prune_random", "random"), ("prune_lowest", "lowest")]
 )

@@ -46,7 +46,9 @@ def groups():
 
 
 def forget(data, request, **options):
-    given = dict(train=train, rounds=ROUNDS, shards=SHARDS, slices=SLICES) | options
+    given = (
+        dict(train=train, train_rounds=ROUNDS, shards=SHARDS, slices=SLICES) | options
+    )
     return forget_by("sisa", LINEAR, initial(LINEAR), data, request, seed=SEED, **given)
 
 
@@ -64,7 +66,7 @@ def test_only_slices_from_the_request_on_are_trained_again(data, groups, place):
     """A client of the first slice costs its shard two slices, one of the last one."""
     client = groups[0][place]
     kept = {}
-    result = forget(data, ForgetRequest(clients=(client,)), kept=kept)
+    result = forget(data, ForgetRequest(clients=(client,)), checkpoints=kept)
     retrained = SLICES if place == 0 else 1
     assert result.notes["shards_retrained"] == 1
     assert result.notes["slices_retrained"] == retrained
@@ -93,12 +95,12 @@ def test_forgetting_is_exactly_training_on_what_remains(data, groups):
 
 def test_kept_checkpoints_are_found_again_and_change_nothing(data):
     kept, request = {}, ForgetRequest(clients=(2,))
-    first = forget(data, request, kept=kept)
+    first = forget(data, request, checkpoints=kept)
 
     def never(*arguments):
         raise AssertionError("trained again")
 
-    again = forget(data, request, kept=kept, train=never)
+    again = forget(data, request, checkpoints=kept, train=never)
     chex.assert_trees_all_equal(first.variables, again.variables)
     assert first.notes == again.notes
 

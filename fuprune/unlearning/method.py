@@ -1,0 +1,201 @@
+"""What makes a function a method of forgetting: one decorator, in the method's file.
+
+A method is a function of a `Job`, which holds what all methods are given, and of its
+options, a dataclass made by `fuprune.options.options`. The decorator says what a
+config, a run and a reader need to know, puts it into `METHODS`, and makes it callable
+with the job's parts and with options by name. The options are its section of the config
+and its row in the documents; nothing else names the method.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from fuprune.classes import check_classes
+from fuprune.errors import InputError
+from fuprune.options import make
+from fuprune.unlearning.head import head_classes
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.protocol import FineTune, UnlearnResult
+from fuprune.unlearning.request import (
+    ForgetRequest,
+    as_request,
+    check_request,
+    describe_request,
+)
+
+ALL_KINDS = ForgetRequest._fields
+BUDGETS = ("fine_tune", "training", "short")
+METHODS: dict[str, Any] = {}  # by name, as `unlearn.methods` gives it
+_FURTHER = tuple(Job._field_defaults)  # of a job; the others are a call's own arguments
+
+
+@dataclasses.dataclass(eq=False)
+class Method:
+    """A way to forget, callable like every other."""
+
+    name: str
+    function: Callable[..., UnlearnResult]  # of a job and one value per section
+    sections: Mapping[str, type]  # of the config: name -> dataclass of options
+    serves: tuple[str, ...]  # kinds of request, as `ForgetRequest` has
+    reads_forgotten: bool  # looks at the images it is to forget
+    trains_on_forgotten: bool  # fine-tunes on them, under other labels
+    fine_tunes: bool  # calls `fine_tune` at all
+    # What `fine_tune` is made with: fine-tuning's rounds and schedule, those of a first
+    # training, or fine-tuning's rounds with a schedule that starts from scratch.
+    budget: str
+    needs: str  # the key of `train` that keeps the record which it reads
+    control: str  # controls only: what it does, in one phrase
+
+    def __call__(
+        self,
+        model: Any,
+        variables: Any,
+        data: Any,
+        request: ForgetRequest | tuple[int, ...],
+        *,
+        key: jax.Array,
+        fine_tune: FineTune,
+        **given: Any,
+    ) -> UnlearnResult:
+        """Forget what the request names.
+
+        Args:
+          model: a Flax module, or any other network that `models.adapt` takes.
+          variables: its trained variables.
+          data: every client's data.
+          request: a `ForgetRequest`, or a tuple of ints for classes.
+          key: for all that the method draws, and for the fine-tuning's cohorts and
+            batches.
+          fine_tune: federated training on what remains, a `protocol.FineTune`.
+          **given: further fields of `Job`, and options of the method.
+
+        Raises:
+          InputError: an option is unknown or not allowed, or the method cannot serve
+            the request.
+        """
+        request = as_request(request)
+        check_served(self, request)
+        request = check_request(request, data)
+        facts = {name: given.pop(name) for name in Job._fields if name in given}
+        job = Job(model, variables, data, request, key, fine_tune, **facts)
+        if request.kind == "classes":
+            number = job.num_classes or head_classes(variables, job.head)
+            check_classes(request.classes, number)
+            job = job._replace(num_classes=number)
+        return self.function(job, *self.read(given))
+
+    def read(self, given: Mapping[str, Any]) -> list[Any]:
+        """The options `given` by name, as one value per section."""
+        homes = {n: section for section in self.sections for n in self.names(section)}
+        for name in given:
+            if name not in homes:
+                raise InputError(
+                    f"{self.name} has no option {name!r:.80}; choose some of "
+                    f"{', '.join((*homes, *_FURTHER))}."
+                )
+        return [
+            make(kind, {n: x for n, x in given.items() if homes[n] == name}, f"{name}.")
+            for name, kind in self.sections.items()
+        ]
+
+    def names(self, section: str) -> tuple[str, ...]:
+        """The options in a section."""
+        return tuple(field.name for field in dataclasses.fields(self.sections[section]))
+
+    @property
+    def options(self) -> frozenset[str]:
+        """What a call can be told by name: options, and fields of the job."""
+        own = (name for section in self.sections for name in self.names(section))
+        return frozenset((*own, *_FURTHER))
+
+
+def method(
+    name: str,
+    *,
+    serves: tuple[str, ...] = ("classes",),
+    options: type | tuple[type, ...] = (),
+    reads_forgotten: bool = False,
+    trains_on_forgotten: bool = False,
+    fine_tunes: bool = True,
+    budget: str = "fine_tune",
+    needs: str = "",
+    control: str = "",
+) -> Callable[[Callable[..., UnlearnResult]], Method]:
+    """Makes a method of a function `(job, *options) -> UnlearnResult`.
+
+    Args:
+      name: as a config, a table and the audit call it.
+      serves: kinds of request.
+      options: its dataclass of options, or several. One with a `section` is that
+        section of the config, which several methods may share; otherwise the section
+        has the method's name.
+      reads_forgotten: see `Method`, as for the others.
+      trains_on_forgotten: it fine-tunes on the images that it is to forget.
+      fine_tunes: it calls the job's `fine_tune`.
+      budget: one of `BUDGETS`.
+      needs: the key of `train` that keeps the record which it reads.
+      control: for a control, what it does.
+
+    Raises:
+      InputError: another module has declared a method of this name.
+    """
+    kinds = options if isinstance(options, tuple) else (options,)
+    sections = {getattr(kind, "section", name): kind for kind in kinds}
+
+    def declare(function: Callable[..., UnlearnResult]) -> Method:
+        there = METHODS.get(name)
+        # A notebook or a reload may run its own declaration again.
+        if there is not None and there.__module__ != function.__module__:
+            raise InputError(
+                f"{function.__module__} declares a method {name!r}, as "
+                f"{there.__module__} does; give it another name."
+            )
+        declared = Method(
+            name,
+            function,
+            sections,
+            serves,
+            reads_forgotten,
+            trains_on_forgotten,
+            fine_tunes,
+            budget,
+            needs,
+            control,
+        )
+        functools.update_wrapper(declared, function)
+        vars(declared)["__signature__"] = _signature(declared)
+        METHODS[name] = declared
+        return declared
+
+    return declare
+
+
+def _signature(declared: Method) -> inspect.Signature:
+    """The arguments of a call by name, for editors and `help`."""
+    _, *arguments = inspect.signature(Method.__call__).parameters.values()
+    found = [one for one in arguments if one.kind is not one.VAR_KEYWORD]
+    for kind in declared.sections.values():
+        for name, one in inspect.signature(kind).parameters.items():
+            found.append(one.replace(name=name, kind=one.KEYWORD_ONLY))
+    for name, default in Job._field_defaults.items():
+        found.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        )
+    return inspect.Signature(found)
+
+
+def check_served(method: Any, request: ForgetRequest) -> None:
+    """Raises InputError unless the method serves this kind of request."""
+    if request.kind in method.serves:
+        return
+    name = next((n for n, known in METHODS.items() if known == method), "this method")
+    others = [n for n, known in METHODS.items() if request.kind in known.serves]
+    raise InputError(
+        f"{name} serves requests of {' and '.join(method.serves)}, but the request "
+        f"names {describe_request(request)}; choose some of {', '.join(others)}."
+    )
