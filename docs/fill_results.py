@@ -12,11 +12,11 @@ import re
 import tempfile
 
 from fuprune import config as configuration
+from fuprune.audit.evidence import AuditReport
 from fuprune.report import judgement, roles
 from fuprune.report.joined_report import join
+from fuprune.results import read_curves, read_record, read_text
 from fuprune.run.agenda import make_budget
-from fuprune.run.files import read_audit, read_record
-from fuprune.run.logs import read_curves
 from fuprune.unlearning.methods import METHODS
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -233,7 +233,9 @@ SHOWN = {
 def audits(runs) -> dict[str, str]:
     """The headline of every audited run of ours, by `audit_` and the run's name."""
     return {
-        f"audit_{run.name}": audit_table(read_audit(run))
+        f"audit_{run.name}": audit_table(
+            AuditReport.from_json(read_text(run / "audit.json"))
+        )
         for run in runs
         if (run / "audit.json").exists()
     }

@@ -55,8 +55,8 @@ def _show_in_notebooks() -> None:
 
     formatter = shell.display_formatter.formatters["text/html"]
     for home, name in (
-        ("fuprune.run.record", "RunRecord"),
-        ("fuprune.run.reading", "Run"),
+        ("fuprune.results", "RunRecord"),
+        ("fuprune.results", "Run"),
         ("fuprune.audit.evidence", "AuditReport"),
         ("fuprune.surgery.plan", "PrunePlan"),
     ):

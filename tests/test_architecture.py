@@ -25,7 +25,7 @@ FORBIDDEN = {("models", "data"), ("data", "kernels"), ("surgery", "data")}
 # Files, clocks and consoles: for the run.
 GUARDED = {"run", "report", "main"}
 # What a room may use although it is no room.
-NEUTRAL = {"classes", "errors", "files", "options", "results", "typed_json"}
+NEUTRAL = {"classes", "errors", "files", "options", "results"}
 # Beside the rooms; these know nothing of the run.
 FOUNDATIONS = {"config", "errors", "export"} | NEUTRAL
 
@@ -64,12 +64,6 @@ def other_imports(path: pathlib.Path) -> set[str]:
     return found
 
 
-def report_reads(room: str, name: tuple[str, ...]) -> bool:
-    """A report is made from the record of a run, by those that read or question it."""
-    readers = ("record", "reading", "queries", "speed", "feature_maps")
-    return room == "report" and name[1] == "run" and name[2] in readers
-
-
 def test_there_is_something_to_check():
     assert {"config", "main", "data", "models"} <= {place(path) for path in modules()}
 
@@ -85,7 +79,7 @@ def test_imports_point_left(room):
                 allowed = ROOMS.index(target) <= ROOMS.index(room)
                 assert allowed and (room, target) not in FORBIDDEN, (path, name)
             else:
-                assert target in NEUTRAL or report_reads(room, name), (path, name)
+                assert target in NEUTRAL, (path, name)
 
 
 def test_only_the_run_touches_files_clocks_and_the_console():
@@ -94,8 +88,7 @@ def test_only_the_run_touches_files_clocks_and_the_console():
         if here not in FOUNDATIONS and here not in ROOMS:
             continue
         for name in imports(path):
-            allowed = name[1] == here or name[1] not in GUARDED
-            assert allowed or report_reads(here, name), (path, name)
+            assert name[1] == here or name[1] not in GUARDED, (path, name)
 
 
 def test_only_flower_needs_flower():

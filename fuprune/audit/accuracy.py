@@ -22,7 +22,7 @@ from fuprune.audit.spread import (
     to_retraining,
 )
 from fuprune.federated.evaluate import Evaluation
-from fuprune.typed_json import to_plain
+from fuprune.results import to_plain
 
 # (right answers [U], a retrained model's right answers [U], images [U]) -> distance
 Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], float]

@@ -39,7 +39,7 @@ from fuprune.audit.verdict import headline, settle
 from fuprune.audit.weights import find_weights
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
-from fuprune.typed_json import to_plain
+from fuprune.results import to_plain
 
 
 class Search(NamedTuple):

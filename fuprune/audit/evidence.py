@@ -11,9 +11,11 @@ import json
 import math
 import reprlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
-from fuprune import typed_json
+from typing_extensions import TypedDict
+
+from fuprune import results
 
 PASS = "pass"
 NOT_TOLD_APART = "not told apart at this power"
@@ -188,7 +190,7 @@ class AuditReport(NamedTuple):
             that `from_json` would refuse.
         """
         _check(self)
-        plain = {"format": FORMAT, **typed_json.to_plain(self)}
+        plain = {"format": FORMAT, **results.to_plain(self)}
         return json.dumps(plain, allow_nan=False, indent=1)
 
     @classmethod
@@ -200,16 +202,14 @@ class AuditReport(NamedTuple):
             what is wrong with it.
         """
         try:
-            plain = typed_json.loads(text, dict[str, Any], "the audit report")
-        except typed_json.FormatError as error:
-            raise typed_json.FormatError(
-                f"{error}; run the audit phase again"
-            ) from None
+            plain = results.loads(text, dict[str, Any], "the audit report")
+        except results.FormatError as error:
+            raise results.FormatError(f"{error}; run the audit phase again") from None
         if plain.pop("format", None) != FORMAT:
-            raise typed_json.FormatError(
+            raise results.FormatError(
                 f"the audit report is not of format {FORMAT}; run the audit phase again"
             )
-        report = typed_json.from_plain(plain, cls, "the audit report")
+        report = results.from_plain(plain, cls, "the audit report")
         _check(report)
         return report
 
@@ -217,7 +217,7 @@ class AuditReport(NamedTuple):
 def _check(report: AuditReport) -> None:
     """Refuses what the types allow and an audit never writes, in one sentence."""
     for problem in _problems(report):
-        raise typed_json.FormatError(f"the audit report has {problem}")
+        raise results.FormatError(f"the audit report has {problem}")
 
 
 def _problems(report: AuditReport) -> Iterator[str]:

@@ -15,7 +15,7 @@ from fuprune.audit.measurements import Findings
 from fuprune.audit.sampling import area_error, paired_error, placements
 from fuprune.audit.spread import ANGULAR, Draft, by_role, draft
 from fuprune.errors import InputError
-from fuprune.typed_json import to_plain
+from fuprune.results import to_plain
 
 LOW_RATES = {"1": 0.01, "0.1": 0.001}
 

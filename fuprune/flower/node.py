@@ -26,7 +26,7 @@ import numpy as np
 from fuprune import __version__
 from fuprune.errors import InputError
 from fuprune.files import write_whole
-from fuprune.typed_json import from_plain, to_plain
+from fuprune.results import from_plain, to_plain
 
 ORDERS_FILE = "orders.jsonl"
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fuprune import config as configuration
-from fuprune import typed_json
+from fuprune import results
 from fuprune.data import normalisation, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset
@@ -225,7 +225,7 @@ def _log_round(folder: Path, record: Record, rounds: int) -> None:
 def _describe(folder: Path, model, data: FederatedDataset, key) -> None:
     kept = {name: getattr(data, name) for name in _KEPT}
     spec = {"model": rebuild.spec(model), **kept, "key": jax.random.key_data(key)}
-    write_whole(folder / "unit.json", json.dumps(typed_json.to_plain(spec)) + "\n")
+    write_whole(folder / "unit.json", json.dumps(results.to_plain(spec)) + "\n")
 
 
 def interrupted(session: Session, unit: str):

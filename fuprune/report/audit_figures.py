@@ -7,6 +7,7 @@ The curves are in the audit's `detail`, whose keys `audit.evidence` describes.
 import math
 from collections.abc import Mapping, Sequence
 
+from fuprune import results
 from fuprune.audit.evidence import AuditReport, Evidence, RelearnRun
 from fuprune.report import charts, formats, judgement, marks, page, roles
 from fuprune.report.figures import model_line
@@ -14,7 +15,6 @@ from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.markup import Markup
 from fuprune.report.roles import Styles, Topic
 from fuprune.report.table_forms import chip
-from fuprune.run import queries
 
 
 def strip_figure(topic: Topic, test: Evidence) -> Markup:
@@ -47,7 +47,7 @@ def strip_figure(topic: Topic, test: Evidence) -> Markup:
         charts.strip(
             test.interval,
             dots,
-            queries.known(test.retrained),
+            results.known(test.retrained),
             f"{test_title(test)}. Retrained interval: {interval_text(test)}. "
             f"{formats.listing(described, 30)}.",
             range_hint=f"retrained: {interval_text(test)}",

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fuprune import results
 from fuprune.report import charts, formats, marks, page, roles, tables
 from fuprune.report.markup import Markup, element
 from fuprune.report.roles import Styles, Topic
-from fuprune.run import queries, speed
-from fuprune.run.feature_maps import PictureArrays
-from fuprune.run.record import CurveRow, CutRow, RunRecord, StageRow
+from fuprune.results import CurveRow, CutRow, PictureArrays, RunRecord, StageRow
 
 FEW_CLASSES = 20
 _MOST_MATRIX_CLASSES = 200
@@ -42,11 +41,11 @@ def recovery_figure(topic: Topic, curves: Sequence[CurveRow]) -> Markup | None:
     record, series = topic.record, []
     for unit, points in recovery_curves(curves).items():
         # Fine-tuning may log from its first round on; where it started is a stage.
-        cuts = queries.pruned_stages(record, unit)
+        cuts = results.pruned_stages(record, unit)
         if points[0][0] > 0 and cuts and cuts[-1].r_accuracy is not None:
             points = [(0.0, cuts[-1].r_accuracy), *points]
         series.append(model_line(unit, points, topic.styles))
-    target = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
+    target = results.reached(results.rows_of(record, roles.RETRAIN), "retrained")
     of_classes = record.request.kind == "classes"
     kept = "the remaining classes" if of_classes else "images that nobody trained on"
     return recovery_chart(
@@ -72,7 +71,7 @@ def recovery_chart(
     last = max((x for line in series for x, _ in line.points), default=0)
     if not last:
         return None
-    heights = queries.known([target, *(y for line in series for _, y in line.points)])
+    heights = results.known([target, *(y for line in series for _, y in line.points)])
     low = max(0.0, math.floor(10 * min(heights)) / 10)
     high = min(1.0, math.ceil(10 * max(heights) + 1e-9) / 10)
     ends = [f"{line.label} {formats.percent(line.points[-1][1])}" for line in series]
@@ -100,7 +99,7 @@ def class_figure(topic: Topic) -> Markup | None:
     if not stages:
         return None
     names = [
-        queries.class_label(record, index) for index in range(len(stages[0].per_class))
+        results.class_label(record, index) for index in range(len(stages[0].per_class))
     ]
     groups = [
         (roles.stage_title(stage), styles.get(stage.method, "raw"), stage.per_class)
@@ -151,8 +150,8 @@ def _compared_stages(topic: Topic) -> list[StageRow]:
     """The raw, cut, final and retrained models, as far as they are there."""
     record, final = topic.record, roles.final_stage(topic.record, topic.tested)
     stages = [
-        queries.raw_stage(record),
-        *queries.pruned_stages(record, final.method if final else None),
+        results.raw_stage(record),
+        *results.pruned_stages(record, final.method if final else None),
         final,
         roles.final_stage(record, roles.RETRAIN),
     ]
@@ -167,7 +166,7 @@ def confusion_figures(topic: Topic) -> Markup | None:
             continue
         counts = np.asarray(stage.confusion, dtype=np.float64)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        names = [queries.class_name(record, index) for index in range(len(counts))]
+        names = [results.class_name(record, index) for index in range(len(counts))]
         label = (
             f"Confusion matrix of {roles.stage_title(stage)}: "
             f"R-set accuracy {formats.percent(stage.r_accuracy)}, "
@@ -182,12 +181,12 @@ def confusion_figures(topic: Topic) -> Markup | None:
 def _answers(record: RunRecord, shares: np.ndarray, index: int) -> str:
     order = np.argsort(-shares[index], kind="stable")[:3]
     named = [
-        f"{queries.class_label(record, int(answer))} "
+        f"{results.class_label(record, int(answer))} "
         f"{formats.whole_percent(shares[index, answer])}"
         for answer in order
         if shares[index, answer] > 0
     ]
-    subject = queries.class_label(record, index)
+    subject = results.class_label(record, index)
     return f"Images of {subject} are answered {formats.listing(named)}."
 
 
@@ -262,7 +261,7 @@ def feature_map_figure(record: RunRecord, maps: PictureArrays | None) -> Markup 
     if maps is None or not len(maps.images):
         return None
     labels = [int(label) for label in maps.labels[:_MOST_PICTURES]]
-    names = [queries.class_name(record, label) for label in labels]
+    names = [results.class_name(record, label) for label in labels]
     # The channels are chosen for the class that is cut first.
     red = dict.fromkeys(record.classes[:1], "forgotten")
     heads = [

@@ -4,12 +4,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from fuprune import results
 from fuprune.report import figures, formats, judgement, paper_numbers, roles, tables
 from fuprune.report.charts import Points
 from fuprune.report.table_forms import Column, Table, cell, in_words
-from fuprune.run import queries, speed
-from fuprune.run.reading import Run
-from fuprune.run.record import MethodRow, RunRecord, StageRow
+from fuprune.results import MethodRow, Run, RunRecord, StageRow
 
 
 class Group(NamedTuple):
@@ -82,7 +81,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """
     groups: dict[str, list[Run]] = {}
     for position, run in enumerate(runs):
-        key = queries.experiment_of(run.record) or str(position)
+        key = results.experiment_of(run.record) or str(position)
         groups.setdefault(key, []).append(run)
     return [_make_group(f"E{n}", found) for n, found in enumerate(groups.values(), 1)]
 
@@ -93,7 +92,7 @@ def _make_group(tag: str, runs: Sequence[Run]) -> Group:
     record = next((one for one in records if one.class_names), records[0])
     amount = len(record.class_names)
     bias = roles.setting_in_use(record, "partition.bias")
-    if queries.setting(record, "partition.kind") == "iid" and amount:
+    if results.setting(record, "partition.kind") == "iid" and amount:
         bias = 1 / amount
     tested = [roles.topic_of(run.record, run.audit).tested for run in runs]
     return Group(
@@ -101,17 +100,17 @@ def _make_group(tag: str, runs: Sequence[Run]) -> Group:
         tuple(runs),
         record,
         record.dataset,
-        queries.model_name(record),
+        results.model_name(record),
         tuple(record.classes),
         amount,
-        str(queries.setting(record, "train.algorithm") or ""),
+        str(results.setting(record, "train.algorithm") or ""),
         bias if isinstance(bias, int | float) else None,
         next(filter(None, tested), "class_pruning"),
     )
 
 
 def _seed(run: Run) -> str:
-    return str(queries.setting(run.record, "seed") or 0)
+    return str(results.setting(run.record, "seed") or 0)
 
 
 def method_rows(group: Group, method: str) -> list[MethodRow]:
@@ -128,7 +127,7 @@ def _models(group: Group, method: str) -> list[tuple[Run, MethodRow]]:
     found: dict[tuple, tuple[Run, MethodRow]] = {}
     for run in group.runs:
         seed = _seed(run)
-        for row in queries.rows_of(run.record, method):
+        for row in results.rows_of(run.record, method):
             found.setdefault((seed, row.name), (run, row))
     return list(found.values())
 
@@ -137,8 +136,8 @@ def raw_stages(group: Group) -> list[StageRow]:
     """The models before forgetting, each once: those that are loaded are one."""
     found: dict[str | None, StageRow] = {}
     for run in group.runs:
-        if (stage := queries.raw_stage(run.record)) is not None:
-            loaded = queries.setting(run.record, "model.load")
+        if (stage := results.raw_stage(run.record)) is not None:
+            loaded = results.setting(run.record, "model.load")
             seed = None if loaded else _seed(run)
             found.setdefault(seed, stage)
     return list(found.values())
@@ -162,19 +161,19 @@ def cut_stages(group: Group, method: str, position: int) -> list[StageRow]:
     return [
         stages[position]
         for run, row in _models(group, method)
-        if (stages := queries.pruned_stages(run.record, row.name))
+        if (stages := results.pruned_stages(run.record, row.name))
     ]
 
 
-def reached(group: Group, method: str, target: str) -> speed.Reached | None:
+def reached(group: Group, method: str, target: str) -> results.Reached | None:
     """When a method came to a target, over its seeds."""
-    return speed.reached(method_rows(group, method), target)
+    return results.reached(method_rows(group, method), target)
 
 
 def speedup(group: Group, method: str, target: str) -> list[float | None]:
     """How many times less than retraining: rounds, seconds, images, bytes."""
     base = reached(group, roles.RETRAIN, target)
-    return speed.speedups(reached(group, method, target), base)
+    return results.speedups(reached(group, method, target), base)
 
 
 def speed_table(groups: Sequence[Group]) -> Table:
@@ -191,7 +190,7 @@ def speed_table(groups: Sequence[Group]) -> Table:
             *(cell(r, formats.times) for r in speedup(group, group.tested, target)),
             cell(_paper_speedup(group)),
         )
-        for group, target in itertools.product(groups, speed.TARGETS)
+        for group, target in itertools.product(groups, results.TARGETS)
         if (found := reached(group, group.tested, target)) is not None
     ]
     return Table(

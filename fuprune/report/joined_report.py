@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fuprune.audit.evidence import AuditReport
 from fuprune.errors import InputError
 from fuprune.report import (
     charts,
@@ -17,7 +18,7 @@ from fuprune.report import (
 from fuprune.report.joined import Group
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.table_forms import Table
-from fuprune.run.reading import Run, read_run
+from fuprune.results import Run, read_run
 
 
 def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
@@ -39,7 +40,7 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
     for place in places:
         if places.count(place) > 1:
             raise InputError(f"{str(place)!r} is given twice; give each run once.")
-    runs = [read_run(workdir) for workdir in workdirs]
+    runs = [read_run(workdir, AuditReport.from_json) for workdir in workdirs]
     groups = joined.group_runs(runs)
     every_table = table_forms.by_name(
         [

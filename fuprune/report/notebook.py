@@ -9,8 +9,7 @@ from fuprune.errors import InputError
 from fuprune.report import page, prose, roles, run_report, table_forms, tables
 from fuprune.report.markup import Child, Markup, element
 from fuprune.report.table_forms import Column, Table, cell, in_words
-from fuprune.run.reading import Run
-from fuprune.run.record import RunRecord
+from fuprune.results import Run, RunRecord
 from fuprune.surgery.plan import PrunePlan
 
 

@@ -6,6 +6,7 @@ Rows of the paper that nothing was run for stay, so that a gap is seen.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from fuprune import results
 from fuprune.report import formats, joined, judgement, paper_numbers, roles, tables
 from fuprune.report.joined import Group, same_cifar10
 from fuprune.report.paper_numbers import PaperRow
@@ -16,7 +17,6 @@ from fuprune.report.tables import (
     exact_percent,
     mean_cell,
 )
-from fuprune.run import queries, speed
 
 PRUNING = "class_pruning"
 
@@ -91,7 +91,7 @@ def _fits_table_1(group: Group) -> bool:
 
 def _rounds_and_accuracy(group: Group, method: str) -> list[Cell] | None:
     found = joined.method_rows(group, method)
-    rounds = tables.reached_cells(speed.reached(found, "retrained"))[0]
+    rounds = tables.reached_cells(results.reached(found, "retrained"))[0]
     return [rounds, *accuracy_cells([found])] if found else None
 
 
@@ -139,13 +139,13 @@ def _distances(group: Group, method: str) -> list[Cell] | None:
 def _evidence(group: Group, method: str, test_name: str):
     """A number of the audits: of a method's and of the retrained models, per run."""
     return [
-        (value, queries.known(test.retrained))
+        (value, results.known(test.retrained))
         for run in group.runs
         for test in (run.audit.tests if run.audit is not None else ())
         if test.name == test_name
         and (judged := roles.candidate_of(run.audit, method))
         and (value := test.values.get(judged)) is not None
-        and queries.known(test.retrained)
+        and results.known(test.retrained)
     ]
 
 

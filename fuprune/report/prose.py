@@ -7,6 +7,7 @@ models, seeds). A method that does no better than a trivial control is said to.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from fuprune import results
 from fuprune.audit.evidence import (
     CALIBRATED_CONFIDENCE,
     CANNOT_TELL,
@@ -18,8 +19,7 @@ from fuprune.audit.evidence import (
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_words, value_text
 from fuprune.report.roles import Topic
-from fuprune.run import queries, speed
-from fuprune.run.record import MethodRow, RunRecord
+from fuprune.results import MethodRow, RunRecord
 
 RECOMMENDED_SEEDS = 5  # retrained models; fewer leave small differences unseen
 _RANK = {FAIL: 0, CANNOT_TELL: 1}
@@ -132,8 +132,8 @@ def _left_out(audit: AuditReport) -> list[tuple[str, str]]:
 
 def _gone(topic: Topic) -> Iterator[str]:
     record, audit, judged = topic.record, topic.audit, topic.judged
-    rows = queries.rows_of(record, topic.tested)
-    lows = queries.known([row.u_accuracy for row in rows])
+    rows = results.rows_of(record, topic.tested)
+    lows = results.known([row.u_accuracy for row in rows])
     if lows:
         where = f"On {roles.u_images(record)}"
         yield _accuracy_sentence(record, where, rows, "u_accuracy")
@@ -167,7 +167,7 @@ def _as_good(record: RunRecord, values: Sequence[float]) -> Iterator[str]:
     """
     goal = 0.0
     if record.request.kind != "classes":
-        goal = _mean(queries.rows_of(record, roles.RETRAIN), "u_accuracy")
+        goal = _mean(results.rows_of(record, roles.RETRAIN), "u_accuracy")
     if goal is None:
         return
     farthest = max(abs(value - goal) for value in values)
@@ -185,28 +185,28 @@ def _accuracy_sentence(
 ) -> str:
     method = formats.in_words(rows[0].method)
     sentence = f"{where}, {method} is right on {_seeds(rows, field)}"
-    raw = queries.raw_stage(record)
+    raw = results.raw_stage(record)
     value = getattr(raw, field) if raw is not None else None
     if value is not None:
         sentence += f", the raw model on {formats.percent(value)}"
-    retrained = queries.rows_of(record, roles.RETRAIN)
+    retrained = results.rows_of(record, roles.RETRAIN)
     if _mean(retrained, field) is not None:
         sentence += f", retraining on {_seeds(retrained, field)}"
     return sentence + "."
 
 
 def _seeds(rows: Sequence[MethodRow], field: str) -> str:
-    values = queries.known([getattr(row, field) for row in rows])
+    values = results.known([getattr(row, field) for row in rows])
     return f"{formats.spread(values)} ({formats.plural(len(values), 'seed')})"
 
 
 def _mean(rows: Sequence[MethodRow], field: str) -> float | None:
-    return queries.mean(getattr(row, field) for row in rows)
+    return results.mean(getattr(row, field) for row in rows)
 
 
 def _controls(record: RunRecord) -> dict[str, list[MethodRow]]:
     """The controls of a run with their seeds, the most trivial first."""
-    found = {control: queries.rows_of(record, control) for control in roles.CONTROLS}
+    found = {control: results.rows_of(record, control) for control in roles.CONTROLS}
     return {control: rows for control, rows in found.items() if rows}
 
 
@@ -254,9 +254,9 @@ def _tests_lost(audit: AuditReport, loser: str, winner: str) -> list[str]:
 
 def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
     """The short answer, then the details."""
-    rows = queries.rows_of(record, tested)
+    rows = results.rows_of(record, tested)
     accuracy = _mean(rows, "r_accuracy")
-    retrained = _mean(queries.rows_of(record, roles.RETRAIN), "r_accuracy")
+    retrained = _mean(results.rows_of(record, roles.RETRAIN), "r_accuracy")
     if accuracy is None:
         yield ""
         return
@@ -291,9 +291,9 @@ def _price(record: RunRecord, tested: str | None) -> Iterator[str]:
 
 
 def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[str]:
-    retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), "retrained")
-    found = speed.reached(rows, "retrained")
-    if not queries.rows_of(record, roles.RETRAIN):
+    retrained = results.reached(results.rows_of(record, roles.RETRAIN), "retrained")
+    found = results.reached(rows, "retrained")
+    if not results.rows_of(record, roles.RETRAIN):
         yield "This run retrained nothing, so there is no speed to compare with."
     if found is None:
         return
@@ -311,7 +311,7 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
         f"It reaches {goal} after {_rounds(found.rounds)} rounds and "
         f"{formats.seconds(found.seconds)} ({formats.seconds(own)} of it its own work)"
     )
-    ratios = speed.speedups(found, retrained)
+    ratios = results.speedups(found, retrained)
     if retrained is not None and retrained.rounds is not None:
         sentence += (
             f"; retraining needs {_rounds(retrained.rounds)} rounds and "
@@ -324,7 +324,7 @@ def _speed_sentences(record: RunRecord, rows: Sequence[MethodRow]) -> Iterator[s
     yield sentence + "."
     sooner = []
     for control, others in _controls(record).items():
-        other = speed.reached(others, "retrained")
+        other = results.reached(others, "retrained")
         if other is None or other.rounds is None or other.late:
             continue
         if other.rounds <= found.rounds:
@@ -401,8 +401,8 @@ def _next(topic: Topic) -> Iterator[str]:
         yield "Run the audit phase (--config.phases=audit,report) to get a verdict."
     # An audit may compare with models that other runs retrained (audit.reference).
     references = judgement.retrained_models(audit) if audit is not None else 0
-    own = queries.rows_of(record, roles.RETRAIN)
-    if not (own or references or queries.setting(record, "audit.reference")):
+    own = results.rows_of(record, roles.RETRAIN)
+    if not (own or references or results.setting(record, "audit.reference")):
         yield "Add retrain to unlearn.methods: everything is measured against it."
     elif audit is not None and references < RECOMMENDED_SEEDS:
         more = f"Set --config.unlearn.retrain_seeds={RECOMMENDED_SEEDS}"
@@ -415,7 +415,7 @@ def _next(topic: Topic) -> Iterator[str]:
             f"Add controls ({named}, fine_tune_only) to unlearn.methods: without "
             "them nobody knows whether a trivial change would do as well."
         )
-    if topic.tested and len(queries.rows_of(record, topic.tested)) == 1:
+    if topic.tested and len(results.rows_of(record, topic.tested)) == 1:
         yield "Repeat it with other seeds before trusting the last digit."
     if audit is not None and judged is not None:
         if judgement.headline(audit, judged).verdict == FAIL:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fuprune.report import roles
 from fuprune.report.judgement import MEMBERSHIP_KINDS
-from fuprune.run.record import RunRecord
+from fuprune.results import RunRecord
 
 
 class Question(NamedTuple):

@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from fuprune import results
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import formats
-from fuprune.run import queries
-from fuprune.run.queries import RAW
-from fuprune.run.record import CutRow, RunRecord, StageRow
+from fuprune.results import RAW, CutRow, RunRecord, StageRow
 from fuprune.unlearning.methods import METHODS
 
 Styles: TypeAlias = Mapping[str, str]  # a CSS class for each unit or audited model
@@ -165,7 +164,7 @@ def cuts_to_show(topic: Topic) -> list[tuple[str, CutRow]]:
     cuts, named = units.get(unit, []), formats.in_words(unit)
     if len(cuts) == 1:
         return [(named, cuts[0])]
-    labels = [queries.class_label(topic.record, cut.class_id) for cut in cuts]
+    labels = [results.class_label(topic.record, cut.class_id) for cut in cuts]
     titles = [f"{named}, class {label}" for label in labels]
     return list(zip(titles, cuts, strict=True))
 
@@ -174,13 +173,13 @@ def setting_in_use(record: RunRecord, key: str) -> Any:
     """A setting of a run; None also if nothing that the run did depends on it."""
     known = [METHODS[row.method] for row in record.methods if row.method in METHODS]
     unused = {
-        "partition.bias": queries.setting(record, "partition.kind") != "bias",
-        "train.local": queries.setting(record, "train.algorithm") != "fed_avg",
+        "partition.bias": results.setting(record, "partition.kind") != "bias",
+        "train.local": results.setting(record, "train.algorithm") != "fed_avg",
         "prune.": known and all("prune" not in one.sections for one in known),
     }
     if any(key.startswith(start) for start in unused if unused[start]):
         return None
-    return queries.setting(record, key)
+    return results.setting(record, key)
 
 
 def forgotten_things(record: RunRecord, *, named: bool = False) -> str:
@@ -221,7 +220,7 @@ def forgotten(record: RunRecord) -> str:
     """Names what was to be forgotten: `class cat (3)`, `clients 3 and 17`."""
     kind, names = record.request.kind, [str(n) for n in record.request.targets]
     if kind == "classes":
-        names = [queries.class_label(record, n) for n in record.classes] or ["?"]
+        names = [results.class_label(record, n) for n in record.classes] or ["?"]
     elif len(names) > 5:
         return f"{len(names)} {kind}"
     one = "class" if kind == "classes" else kind.removesuffix("s")

@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fuprune import results
+from fuprune.audit.evidence import AuditReport
 from fuprune.errors import InputError
 from fuprune.report import (
     audit_figures,
@@ -25,8 +27,7 @@ from fuprune.report.markup import Child, Markup, element
 from fuprune.report.questions import Question, questions_about
 from fuprune.report.roles import Topic
 from fuprune.report.table_forms import Table
-from fuprune.run import queries, speed
-from fuprune.run.reading import Run, read_run
+from fuprune.results import Run, read_run
 
 
 def build(workdir: str | Path) -> Path:
@@ -41,7 +42,7 @@ def build(workdir: str | Path) -> Path:
     Raises:
       InputError: the directory is not a run, or its `report` leads elsewhere.
     """
-    run = read_run(workdir)
+    run = read_run(workdir, AuditReport.from_json)
     folder = Path(workdir).resolve() / "report"
     if folder.resolve() != folder:
         raise InputError(
@@ -81,7 +82,7 @@ def html_page(run: Run, topic: Topic, made: Mapping[str, Table]) -> str:
 
 def title(run: Run) -> str:
     """Names the run: `Forgetting class 9: resnet20 on cifar10`."""
-    names = (queries.model_name(run.record), run.record.dataset)
+    names = (results.model_name(run.record), run.record.dataset)
     subject = " on ".join(name for name in names if name)
     named = f"Forgetting {roles.forgotten(run.record)}"
     return f"{named}: {subject}" if subject else named
@@ -171,7 +172,7 @@ def _accuracy_section(
 
 def _speed_section(run: Run, topic: Topic, made: Mapping[str, Table]) -> page.Section:
     record = run.record
-    main, *others = [made.get(f"speed_{target}") for target in speed.TARGETS]
+    main, *others = [made.get(f"speed_{target}") for target in results.TARGETS]
     lacking = {
         0: "No method has finished yet.",
         1: "Only one method was run, so there is nothing to compare it with: no "
@@ -255,7 +256,7 @@ def _tables(run: Run, topic: Topic) -> dict[str, Table]:
         settings = audit.settings
         found = [tables.tally_table(audit, tested), tables.verdict_table(audit, tested)]
     found += [
-        *(tables.speed_table(topic, target) for target in speed.TARGETS),
+        *(tables.speed_table(topic, target) for target in results.TARGETS),
         tables.methods_table(topic),
         tables.units_table(run.clocks),
         tables.paper_table(topic),

@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fuprune import results
 from fuprune.audit.evidence import AuditReport, Evidence
 from fuprune.report import formats, judgement, roles
 from fuprune.report.judgement import interval_text, test_title, value_text
 from fuprune.report.roles import Topic
 from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
-from fuprune.run import queries, speed
-from fuprune.run.record import CutRow, MethodRow, PhaseClock, RunRecord, StageRow
+from fuprune.results import CutRow, MethodRow, PhaseClock, RunRecord, StageRow
 
 # What every method reached and spent: column, value of a row, how it is written.
 _COSTS = (
@@ -34,7 +34,7 @@ PRIVACY_FIELDS = {
     "fine_tuned_r_accuracy": "R-set, fine-tuned",
     "fine_tuned_u_accuracy": "U-set, fine-tuned",
 }
-# The titles of `speed.COSTS`, and how each is written.
+# The titles of `results.COSTS`, and how each is written.
 _SPENT = {
     "rounds": formats.number,
     "time": formats.seconds,
@@ -47,7 +47,7 @@ def methods_table(topic: Topic) -> Table:
     """Every method and seed: what it reached, and all that it spent."""
     record, tested = topic.record, topic.tested
     order = list(dict.fromkeys(row.method for row in record.methods))
-    retrained = queries.mean(row.images for row in queries.rows_of(record, "retrain"))
+    retrained = results.mean(row.images for row in results.rows_of(record, "retrain"))
     rows = [
         (
             model_cell(row.name, tested),
@@ -86,7 +86,7 @@ def units_table(clocks: Mapping[str, PhaseClock]) -> Table:
     ]
     if len(entries) > 1:
         parts = [programs for _, _, programs in entries]
-        programs = None if None in parts else sum(queries.known(parts))
+        programs = None if None in parts else sum(results.known(parts))
         entries.append(("all of them", sum(unit for _, unit, _ in entries), programs))
     times = (Column("all of it", group="Time"), Column("programs", group="Time"))
     return Table(
@@ -131,7 +131,7 @@ def mean_cell(
     spread: bool = True,
 ) -> Cell:
     """The mean of what is known, `86.4%`; for several with `spread`, `86.4 ± 0.3%`."""
-    known = queries.known(values)
+    known = results.known(values)
     if not known:
         return cell(None)
     mean = sum(known) / len(known) if len(known) > 1 else known[0]
@@ -150,22 +150,22 @@ def _remark(row: MethodRow) -> str:
 
 
 def speed_table(topic: Topic, target: str) -> Table:
-    """When each method came to one of `speed.TARGETS`, and how much sooner."""
+    """When each method came to one of `results.TARGETS`, and how much sooner."""
     record, tested = topic.record, topic.tested
     rows, accuracy = [], None
-    retrained = speed.reached(queries.rows_of(record, roles.RETRAIN), target)
+    retrained = results.reached(results.rows_of(record, roles.RETRAIN), target)
     for method in dict.fromkeys(row.method for row in record.methods):
-        found = speed.reached(queries.rows_of(record, method), target)
+        found = results.reached(results.rows_of(record, method), target)
         if found is not None:
             accuracy = found.accuracy
             # Retraining is not compared with itself.
             base = None if method == roles.RETRAIN else retrained
             named = cell(method, roles.method_words, highlight=method == tested)
-            ratios = [cell(r, formats.times) for r in speed.speedups(found, base)]
+            ratios = [cell(r, formats.times) for r in results.speedups(found, base)]
             rows.append((named, *reached_cells(found), *ratios))
     return Table(
         f"speed_{target}",
-        f"Speed to {roles.reworded(record, speed.TARGETS[target])}: "
+        f"Speed to {roles.reworded(record, results.TARGETS[target])}: "
         f"{formats.percent(accuracy)} on the R-set of the "
         f"{record.chosen_on or 'test'} split",
         (
@@ -182,13 +182,13 @@ def speed_table(topic: Topic, target: str) -> Table:
 
 
 def cost_columns(group: str) -> list[Column]:
-    """The columns of `speed.COSTS`, under one heading."""
+    """The columns of `results.COSTS`, under one heading."""
     return [Column(title, group=group) for title in _SPENT]
 
 
-def reached_cells(found: speed.Reached | None) -> list[Cell]:
+def reached_cells(found: results.Reached | None) -> list[Cell]:
     """Rounds, time, images and bytes until a target; seeds that were late are said."""
-    costs = zip(speed.COSTS, _SPENT.values(), strict=True)
+    costs = zip(results.COSTS, _SPENT.values(), strict=True)
     made = [cell(getattr(found, cost, None), written) for cost, written in costs]
     if found is not None and found.rounds is None:
         made[0] = cell(None, "not reached")
@@ -204,16 +204,16 @@ def paper_table(topic: Topic) -> Table:
     cuts = [
         (row, stages)
         for row in record.methods
-        if (stages := queries.pruned_stages(record, row.name))
+        if (stages := results.pruned_stages(record, row.name))
     ]
-    retrained = next(iter(queries.rows_of(record, roles.RETRAIN)), None)
+    retrained = next(iter(results.rows_of(record, roles.RETRAIN)), None)
     longest = max((len(stages) for _, stages in cuts), default=0)
     headings = [f"After cut {n + 1}" for n in range(longest)]
     headings = headings if longest > 1 else ["After-pruned"]
     rows = []
     for final, stages in cuts:
         padding = [None] * (longest - len(stages))
-        models = [queries.raw_stage(record), *stages, *padding, final, retrained]
+        models = [results.raw_stage(record), *stages, *padding, final, retrained]
         cells = accuracy_cells([[model] for model in models])
         rows.append((model_cell(final.name, topic.tested), *cells))
     return Table(
@@ -257,7 +257,7 @@ def class_table(record: RunRecord) -> Table:
     by_class = zip(*(stage.per_class for stage in stages), strict=False)
     rows = [
         (
-            cell(queries.class_label(record, n), highlight=n in record.classes),
+            cell(results.class_label(record, n), highlight=n in record.classes),
             *(cell(value, formats.percent) for value in values),
         )
         for n, values in enumerate(by_class)

@@ -7,10 +7,11 @@ from fuprune.audit.audit import audit as audit_classes
 from fuprune.audit.request_audit import RequestData, audit_request
 from fuprune.data.backdoor import TARGET, triggered
 from fuprune.files import write_whole
+from fuprune.results import MethodOutcome
 from fuprune.run import assembly, models
 from fuprune.run.agenda import unlearn_units
+from fuprune.run.files import AuditOutcome
 from fuprune.run.probe_process import ProbeProcess
-from fuprune.run.record import AuditOutcome, UnlearnedOutcome
 from fuprune.run.shadows import shadow_methods
 from fuprune.run.training import Run, key_for, outcome_of, stop_if_asked
 from fuprune.unlearning.methods import METHODS
@@ -34,7 +35,7 @@ def _audit(this: Run, name: str, probes: ProbeProcess | None) -> AuditOutcome:
     done = [
         unit
         for unit in unlearn_units(config)
-        if outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome).error is None
+        if outcome_of(this, f"unlearn/{unit.name}", MethodOutcome).row.error is None
     ]
     # Retrained models are references, with every seed they have; of the other methods
     # the first seed is judged, or all.

@@ -19,10 +19,18 @@ import jax
 
 from fuprune import config as configuration
 from fuprune import report as reporting
-from fuprune import typed_json
+from fuprune import results
+from fuprune.audit.evidence import AuditReport
 from fuprune.audit.probe import import_classifiers
 from fuprune.files import write_whole
 from fuprune.report import prose
+from fuprune.results import (
+    FeatureMapsRow,
+    MethodOutcome,
+    PrivacyPoint,
+    RunRecord,
+    TrainedOutcome,
+)
 from fuprune.run import (
     agenda,
     assembly,
@@ -39,19 +47,8 @@ from fuprune.run import (
 )
 from fuprune.run import machine as runtime
 from fuprune.run.federation import make_federation
+from fuprune.run.files import AuditOutcome, UnlearnedUnits
 from fuprune.run.progress import Progress, show_record
-from fuprune.run.reading import read_run
-from fuprune.run.record import (
-    FORMAT,
-    AuditOutcome,
-    FeatureMapsRow,
-    PrivacyPoint,
-    RunRecord,
-    TrainedOutcome,
-    UnlearnedOutcome,
-    UnlearnedUnits,
-    add_outcomes,
-)
 from fuprune.run.training import (
     OnRow,
     Run,
@@ -144,7 +141,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     main = machine.is_main
     made_by = provenance.of_run(config, workdir)
     if main:
-        write_whole(stored, typed_json.dumps(made_by))
+        write_whole(stored, results.dumps(made_by))
     stop = threading.Event()
     with (
         _stopping_on_sigterm(stop),
@@ -222,7 +219,7 @@ def _run_phases(this: Run) -> RunRecord | None:
         outcome_of(this, "pretrain", TrainedOutcome)
         for unit in agenda.unlearn_units(config):
             work = functools.partial(units.unlearn, unit=unit)
-            finish_unit(this, f"unlearn/{unit.name}", UnlearnedOutcome, work)
+            finish_unit(this, f"unlearn/{unit.name}", MethodOutcome, work)
             _write_record(this)
         for name, epsilon in agenda.privacy_units(config):
             work = functools.partial(units.privacy_point, epsilon=epsilon)
@@ -237,7 +234,7 @@ def _run_phases(this: Run) -> RunRecord | None:
     if "audit" in wanted:
         finish_unit(this, "audit", AuditOutcome, auditing.audit)
     if record is None and (this.workdir / "results.json").exists():
-        record = files.read_record(this.workdir)
+        record = results.read_run(this.workdir).record
     if this.runtime.is_main:
         if record is not None:
             show_record(record)
@@ -246,25 +243,29 @@ def _run_phases(this: Run) -> RunRecord | None:
         this.progress.note(f"Written: {this.workdir}")
         if record is not None and record.methods:
             # The audit may be of an earlier start of this run.
-            read = read_run(this.workdir)
+            read = results.read_run(this.workdir, AuditReport.from_json)
             screen = prose.first_screen(read.record, read.audit)
             this.progress.prose(f"\n{prose.as_text(screen)}")
     return record
 
 
 def _write_record(this: Run) -> RunRecord | None:
-    """Makes results.json of the units that have finished; on the main process only."""
+    """Writes results.json: the rows of the units that have finished, and their costs.
+
+    Only the main process does.
+    """
     if not this.runtime.is_main:
         return None
     config, workdir = this.config, this.workdir
     finished = functools.partial(files.finished, workdir)
-    unlearned = [
-        finished(f"unlearn/{unit.name}", UnlearnedOutcome)
+    trained = outcome_of(this, "pretrain", TrainedOutcome)
+    outcomes = [
+        outcome
         for unit in agenda.unlearn_units(config)
+        if (outcome := finished(f"unlearn/{unit.name}", MethodOutcome)) is not None
     ]
     points = [finished(name, PrivacyPoint) for name, _ in agenda.privacy_units(config)]
     record = RunRecord(
-        format=FORMAT,
         provenance=this.provenance,
         dataset=config.data.name,
         model=rebuild.spec(assembly.make_model(this.setup)),
@@ -276,20 +277,18 @@ def _write_record(this: Run) -> RunRecord | None:
         ),
         class_names=list(this.federation.class_names),
         chosen_on=choice_split(this)[0],
-        stages=[],
-        methods=[],
-        cuts={},
-        privacy={},
+        stages=[trained.stage, *(s for one in outcomes for s in one.stages)],
+        methods=[one.row for one in outcomes],
+        cuts={one.row.name: one.cuts for one in outcomes if one.cuts},
+        privacy=next((one.privacy for one in outcomes if one.privacy), {}),
         privacy_curve=[point for point in points if point is not None],
         feature_maps=finished("feature_maps", FeatureMapsRow),
+        targets={
+            "raw_masked": trained.masked_r_accuracy,
+            "configured": units.target_accuracy(this),
+        },
     )
-    record = add_outcomes(
-        record,
-        outcome_of(this, "pretrain", TrainedOutcome),
-        [outcome for outcome in unlearned if outcome is not None],
-        curves=logs.read_curves(workdir),
-        clocks=logs.read_clocks(workdir),
-        configured_target=units.target_accuracy(this),
-    )
-    write_whole(workdir / "results.json", typed_json.dumps(record))
+    curves, clocks = results.read_curves(workdir), results.read_clocks(workdir)
+    record = results.with_costs(record, curves, clocks)
+    write_whole(workdir / "results.json", results.dumps(record))
     return record

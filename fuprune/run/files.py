@@ -1,12 +1,11 @@
-"""The files of a run: how they are read, which units are finished, who may write.
+"""The files of a run: which units are finished, who may write.
 
-A workdir holds config.json (`Provenance`), results.json (`RunRecord`), audit.json,
-metrics.jsonl and timings.jsonl (see `logs`), and units/ with the outcome of each
-finished unit. Everything is read strictly: a file that does not hold what it should is
-one `FupruneError`.
+A workdir holds the files that `fuprune.results` reads, and units/ with the outcome of
+each finished unit.
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -14,16 +13,13 @@ import socket
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from fuprune import typed_json
-from fuprune.audit.evidence import AuditReport
-from fuprune.errors import FupruneError, MissingFileError
+from fuprune import results
+from fuprune.errors import FupruneError
 from fuprune.files import write_whole
-from fuprune.run.record import Provenance, RunRecord, find_problem
-from fuprune.typed_json import FormatError
+from fuprune.results import FormatError
 
-LARGEST_FILE = 256 * 1024 * 1024  # bytes; no run writes a larger one
 Outcome = TypeVar("Outcome")
 
 
@@ -35,62 +31,22 @@ class LinkedFileError(FupruneError):
     """A file to write leads out of the workdir."""
 
 
-def read_record(workdir: str | os.PathLike) -> RunRecord:
-    """results.json of a run.
+@dataclasses.dataclass(frozen=True)
+class UnlearnedUnits:
+    """Outcome of the phase as a whole: there is nothing left of it to do."""
 
-    Raises:
-      MissingFileError: no unit of the run has finished.
-      FormatError: the file does not hold a `RunRecord` that a run writes.
-    """
-    path = Path(workdir) / "results.json"
-    record = _read(path, RunRecord)
-    if problem := find_problem(record):
-        raise FormatError(f"{path} has {problem}.")
-    return record
+    names: list[str]
 
 
-def read_provenance(workdir: str | os.PathLike) -> Provenance:
-    """config.json of a run; raises as `read_record` does."""
-    return _read(Path(workdir) / "config.json", Provenance)
+@dataclasses.dataclass(frozen=True)
+class AuditOutcome:
+    """Outcome of the audit; its findings are in audit.json."""
+
+    steps: int
 
 
-def read_audit(workdir: str | os.PathLike) -> AuditReport:
-    """audit.json of a run; raises as `read_record` does."""
-    return AuditReport.from_json(_text(Path(workdir) / "audit.json"))
-
-
-def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; an unfinished last line is left out.
-
-    Raises:
-      MissingFileError: there is no such file.
-      FormatError: a whole line is not a JSON object.
-    """
-    rows = []
-    # What follows the last newline is a line that is still being written, or nothing.
-    for number, line in enumerate(_text(Path(path)).split("\n")[:-1], start=1):
-        what = f"line {number} of {path}"
-        rows.append(typed_json.loads(line, dict[str, Any], what))
-    return rows
-
-
-def _read(path: Path, kind: Any) -> Any:
-    return typed_json.loads(_text(path), kind, str(path))
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise FormatError(f"{path} is larger than any run writes.")
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingFileError(f"{path} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise FormatError(f"{path} does not parse ({reason}).") from None
-
-
-class _Finished(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Finished:
     """What units/<name>.json holds."""
 
     offset: int  # length of metrics.jsonl when the unit ended
@@ -108,8 +64,8 @@ def finished(workdir: Path, unit: str, kind: type[Outcome]) -> Outcome | None:
     if not path.exists():
         return None
     try:
-        outcome = _read(path, _Finished).outcome
-        return typed_json.from_plain(outcome, kind, f"{path}: outcome")
+        outcome = _read(path).outcome
+        return results.from_plain(outcome, kind, f"{path}: outcome")
     except FormatError as error:
         raise FormatError(f"{error}; delete it to run {unit} again.") from None
 
@@ -120,13 +76,17 @@ def finish(workdir: Path, unit: str, outcome: Any, *, offset: int) -> None:
     `offset` is the length of metrics.jsonl: what a run that dies later logs after it is
     cut off before the next unit starts.
     """
-    write_whole(path_of(workdir, unit), typed_json.dumps(_Finished(offset, outcome)))
+    write_whole(path_of(workdir, unit), results.dumps(_Finished(offset, outcome)))
 
 
 def end_of_finished(workdir: Path) -> int:
     """How long metrics.jsonl was when the last unit finished; 0 if none has."""
     paths = (workdir / "units").glob("*.json")
-    return max((_read(path, _Finished).offset for path in paths), default=0)
+    return max((_read(path).offset for path in paths), default=0)
+
+
+def _read(path: Path) -> _Finished:
+    return results.loads(results.read_text(path), _Finished, str(path))
 
 
 def seed_of(unit: str) -> int:

@@ -1,4 +1,4 @@
-"""The rows of a run: metrics.jsonl and timings.jsonl, as they are written and read.
+"""The rows of a run: metrics.jsonl and timings.jsonl, as they are written.
 
 Rows of metrics hold nothing but results, so that two runs of one config write the same
 bytes; clocks go to their own file. `experiment.run(on_row=...)` hands each row of
@@ -8,14 +8,11 @@ metrics to further functions, as `trackers` has some.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from fuprune import typed_json
+from fuprune import results
 from fuprune.errors import InputError
-from fuprune.run.files import open_to_append, read_rows
-from fuprune.run.record import CurveRow, PhaseClock
-from fuprune.typed_json import FormatError
+from fuprune.run.files import open_to_append
 
 
 class RowLog:
@@ -39,7 +36,7 @@ class RowLog:
         """Writes one row; NaN and infinities, which JSON lacks, become null."""
         if self._file is None:
             return
-        plain = typed_json.to_plain(row)
+        plain = results.to_plain(row)
         line = json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n"
         # `os.write` may take a part only, on a full disk or after a signal.
         data = line.encode()
@@ -106,45 +103,6 @@ def unit_clock(phase: str, seconds: float, programs: float) -> dict[str, Any]:
     }
 
 
-def read_curves(workdir: str | os.PathLike) -> list[CurveRow]:
-    """The rows of metrics.jsonl in their order, also while the run goes on.
-
-    Values that are not numbers are left out: null, which stands for NaN or an infinity,
-    and the list of rejected clients.
-    """
-    path = Path(workdir) / "metrics.jsonl"
-    curves = []
-    for line, row in enumerate(read_rows(path), start=1):
-        phase, number = row.pop("phase", None), row.pop("round", None)
-        if not isinstance(phase, str) or not _is_round(number):
-            raise FormatError(f"line {line} of {path} has no phase or no round.")
-        values = {name: float(v) for name, v in row.items() if _is_number(v)}
-        curves.append(CurveRow(phase, number, values))
-    return curves
-
-
-def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
-    """What timings.jsonl says of each unit; rows of other kinds are left out."""
-    path = Path(workdir) / "timings.jsonl"
-    clocks: dict[str, PhaseClock] = {}
-    for row in read_rows(path) if path.exists() else []:
-        phase = row.get("phase")
-        if not isinstance(phase, str):
-            raise FormatError(f"{path} has a row without a phase.")
-        clock = clocks.setdefault(phase, PhaseClock(0.0, []))
-        if _is_number(row.get("own_seconds")):
-            clocks[phase] = clock._replace(own=clock.own + row["own_seconds"])
-        elif _is_number(row.get("unit_seconds")):
-            known = _is_number(row.get("program_seconds"))
-            clocks[phase] = clock._replace(
-                unit=float(row["unit_seconds"]),
-                programs=float(row["program_seconds"]) if known else None,
-            )
-        elif _is_round(row.get("round")) and _is_number(row.get("seconds")):
-            clock.rounds.append((row["round"], float(row["seconds"])))
-    return clocks
-
-
 def _end_of_last_line(file: int) -> int:
     end = os.fstat(file).st_size
     while end > 0:
@@ -155,13 +113,3 @@ def _end_of_last_line(file: int) -> int:
             return start + newline + 1
         end = start
     return 0
-
-
-def _is_round(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # A NaN or an infinity fails the comparison.
-    return is_number and abs(value) < 1e300

@@ -13,10 +13,11 @@ import jax
 import numpy as np
 
 from fuprune import config as configuration
+from fuprune import results
 from fuprune.audit.measurements import is_reserved
 from fuprune.config import ConfigError
 from fuprune.errors import FupruneError
-from fuprune.run import assembly, checkpoint, files
+from fuprune.run import assembly, checkpoint
 from fuprune.run.training import Run
 from fuprune.unlearning.head import head_name
 
@@ -158,7 +159,7 @@ def _comparable(config) -> dict[str, Any]:
 def _retrained_by(config, place: str) -> list[Path]:
     """The retrained models of one run, in its workdir or among published results."""
     try:
-        stored = files.read_provenance(place)
+        stored = results.read_provenance(place)
     except FupruneError as error:
         raise ConfigError(
             f"audit.reference names {place!r}, which is no run's workdir ({error}); "

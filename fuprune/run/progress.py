@@ -17,7 +17,7 @@ import rich.progress
 import rich.table
 import rich.text
 
-from fuprune.run.record import MethodRow, RunRecord
+from fuprune.results import MethodRow, RunRecord
 from fuprune.unlearning.request import ForgetRequest, describe_request
 
 DAY = 86_400.0

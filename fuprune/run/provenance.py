@@ -5,6 +5,7 @@ what would change a result that is there is refused, and what only adds to the r
 as an audit, is recorded with the command that added it.
 """
 
+import dataclasses
 import platform
 import shutil
 import subprocess
@@ -15,12 +16,11 @@ from typing import Any
 
 import jax
 
-from fuprune import __version__
+from fuprune import __version__, results
 from fuprune import config as configuration
 from fuprune.config import ConfigError
+from fuprune.results import FormatError, Provenance
 from fuprune.run import files
-from fuprune.run.record import Provenance
-from fuprune.typed_json import FormatError
 
 
 def of_this_start(config) -> Provenance:
@@ -42,7 +42,7 @@ def of_run(config, workdir: Path) -> Provenance:
     present = of_this_start(config)
     if not (workdir / "config.json").exists():
         return present
-    first = files.read_provenance(workdir)
+    first = results.read_provenance(workdir)
     before, now = (set(configuration.phases(c)) for c in (first.config, config))
     # What would change a result that is there was refused; these parts may differ.
     added = ("privacy",) if "unlearn" in now else ()
@@ -53,7 +53,7 @@ def of_run(config, workdir: Path) -> Provenance:
     if stored == first.config:
         return first
     command = present.command if repeats else first.command
-    return first._replace(config=stored, command=command)
+    return dataclasses.replace(first, config=stored, command=command)
 
 
 def refuse_other_config(workdir: Path, config: Any) -> None:
@@ -62,7 +62,7 @@ def refuse_other_config(workdir: Path, config: Any) -> None:
     As long as there is no audit, what only the audit reads may still change.
     """
     try:
-        stored = files.read_provenance(workdir).config
+        stored = results.read_provenance(workdir).config
     except FormatError as error:
         raise FormatError(f"{error}; choose another --workdir.") from None
     keys = configuration.difference(stored, configuration.to_json(config))

@@ -16,7 +16,7 @@ import numpy as np
 from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.data.federated import FederatedDataset
-from fuprune.run.record import RequestRow
+from fuprune.results import RequestRow
 from fuprune.unlearning.request import (
     ForgetRequest,
     check_request,

@@ -23,6 +23,7 @@ from fuprune.federated.objective import Objective
 from fuprune.federated.server import FedAlgorithm
 from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models.layers import loops_are_fast
+from fuprune.results import Provenance, StageRow
 from fuprune.run import (
     assembly,
     checkpoint,
@@ -36,7 +37,6 @@ from fuprune.run import (
 )
 from fuprune.run import machine as runtime
 from fuprune.run.federation import Federation
-from fuprune.run.record import Provenance, StageRow
 from fuprune.surgery import rebuild
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.kept_rounds import is_kept, keep_round

@@ -12,20 +12,21 @@ from typing import Any
 
 import jax
 
-from fuprune import typed_json
+from fuprune import results
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record
-from fuprune.run import assembly, checkpoint, files, kept_files, logs, models
-from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
-from fuprune.run.feature_maps import write_feature_maps
-from fuprune.run.record import (
+from fuprune.results import (
     CutRow,
     FeatureMapsRow,
     LayerRow,
+    MethodOutcome,
+    MethodRow,
     PrivacyPoint,
     TrainedOutcome,
-    UnlearnedOutcome,
 )
+from fuprune.run import assembly, checkpoint, files, kept_files, logs, models
+from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
+from fuprune.run.feature_maps import write_feature_maps
 from fuprune.run.training import (
     Budget,
     Run,
@@ -159,7 +160,7 @@ def _method_key(this: Run, seed: int) -> jax.Array:
     return jax.random.fold_in(key_for(this, "unlearn"), seed)
 
 
-def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
+def unlearn(this: Run, name: str, unit: UnlearnUnit) -> MethodOutcome:
     """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
     method, budget = unit.method, METHODS[unit.method].budget
     model, variables = models.load_saved(this, "raw", "pretrain")
@@ -179,10 +180,6 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
     if "checkpoints" in METHODS[method].options:
         options["checkpoints"] = _checkpoints(this, unit.name, variables)
     how = make_budget(this.config, budget, target_accuracy(this))
-    # This is what a method that stops leaves behind, with the reason filled in.
-    outcome = UnlearnedOutcome(
-        unit.name, method, unit.seed, budget, [], 0, 0, 0, [], {}, {}, None
-    )
     watch = _Stopwatch(this, name)
     taught = None
     if budget == "fine_tune":
@@ -202,7 +199,8 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         )
     except UnlearnError as error:
         logging.warning("%s stopped: %s", method, error)
-        return outcome._replace(error=str(error))
+        stopped = MethodRow(unit.name, method, unit.seed, error=str(error))
+        return MethodOutcome(stopped)
     jax.block_until_ready(result.variables)
     watch.log()
     if result.fit is None:
@@ -210,24 +208,28 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> UnlearnedOutcome:
         this.metrics.truncate_to(files.end_of_finished(this.workdir))
         judged = make_judge(this, result.model)(result.variables)
         append_row(this, name, Record(0, judged))
-    notes = typed_json.to_plain(dict(result.notes))
+    notes = results.to_plain(dict(result.notes))
     if "share_of_retraining" in notes:
         this.progress.note(
             f"{unit.name}: clients trained on {notes['images']:,} images, "
             f"{notes['share_of_retraining']:.3f} of a retraining's."
         )
-    return outcome._replace(
-        stages=[
-            measure(this, unit.name, stage)
-            for stage in _save_stages(this, unit, result)
-        ],
+    stages = [
+        measure(this, unit.name, stage) for stage in _save_stages(this, unit, result)
+    ]
+    cuts, privacy = notes.pop("cuts", []), notes.pop("privacy", {})
+    row = MethodRow(
+        unit.name,
+        method,
+        unit.seed,
+        u_accuracy=stages[-1].u_accuracy,
+        r_accuracy=stages[-1].r_accuracy,
         rounds=0 if result.fit is None else int(result.fit.state.round_number),
         statistics_bytes=int(result.upload_bytes),
         model_bytes=tree_bytes(result.variables),
-        cuts=[_cut_row(cut) for cut in notes.pop("cuts", [])],
-        privacy=notes.pop("privacy", {}),
         notes=notes,
     )
+    return MethodOutcome(row, stages, [_cut_row(cut) for cut in cuts], privacy)
 
 
 def _checkpoints(this: Run, folder: str, variables) -> kept_files.CheckpointFiles:
@@ -263,10 +265,10 @@ def _cut_row(cut: dict[str, Any]) -> CutRow:
     )
 
 
-def cut_outcome(this: Run) -> UnlearnedOutcome | None:
+def cut_outcome(this: Run) -> MethodOutcome | None:
     """The first method that cut channels, if any."""
     for unit in unlearn_units(this.config):
-        outcome = outcome_of(this, f"unlearn/{unit.name}", UnlearnedOutcome)
+        outcome = outcome_of(this, f"unlearn/{unit.name}", MethodOutcome)
         if outcome.cuts and outcome.cuts[0].scores:
             return outcome
     return None

@@ -55,7 +55,7 @@ def test_numbers_json_has_no_word_for_are_refused():
     with pytest.raises(ValueError, match="JSON"):
         make_report(values={"a": float("nan"), "raw": 1.0}).to_json()
     text = make_report().to_json().replace("0.1", "NaN")
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match="no word for"):
         AuditReport.from_json(text)
 
 
@@ -63,7 +63,6 @@ def test_numbers_json_has_no_word_for_are_refused():
     "spoil",
     [
         lambda plain: plain.pop("detail"),
-        lambda plain: plain["detail"].update(other={}),
         lambda plain: plain["detail"].update(roc={"attack": {"a": [0.1]}}),
         lambda plain: plain["detail"].update(relearn={"level": 0.9}),
         lambda plain: plain.update(extra=1),

@@ -1,14 +1,13 @@
 """A small run by the record's own constructors: made-up numbers, real types."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 
-from fuprune import typed_json
+from fuprune import results
 from fuprune.audit.evidence import HEADLINE, AuditReport, Evidence, Headline
-from fuprune.run.reading import Run
-from fuprune.run.record import (
-    FORMAT,
+from fuprune.results import (
     Crossing,
     CurveRow,
     CutRow,
@@ -18,6 +17,7 @@ from fuprune.run.record import (
     PrivacyPoint,
     Provenance,
     RequestRow,
+    Run,
     RunRecord,
     StageRow,
     Times,
@@ -94,7 +94,6 @@ def make_record(
                 stages.append(stage_row(*pruned, classes, size))
         stages.append(stage_row(name, "fine_tuned", u, r + shift, classes, size))
     return RunRecord(
-        format=FORMAT,
         provenance=Provenance(config, {"jax": "0.10"}, "c" * 40, command, "cpu"),
         dataset=dataset,
         model={"name": model},
@@ -186,9 +185,9 @@ def with_later_seed(record: RunRecord) -> RunRecord:
     """
     (pruning, *others), later = record.methods, "class_pruning_seed2"
     units = {pruning.name: later}
-    stages = [s._replace(method=units.get(s.method, s.method)) for s in record.stages]
-    failed, second = pruning._replace(error="no memory"), pruning._replace(name=later)
-    return record._replace(methods=[failed, second, *others], stages=stages)
+    stages = [replace(s, method=units.get(s.method, s.method)) for s in record.stages]
+    failed, second = replace(pruning, error="no memory"), replace(pruning, name=later)
+    return replace(record, methods=[failed, second, *others], stages=stages)
 
 
 def make_run(record=None, audit=None, *, name="a", curves=()) -> Run:
@@ -201,11 +200,11 @@ def write_run(directory: Path, record=None, audit=None) -> Path:
     """Writes the files of a finished run and returns its directory."""
     record = make_record() if record is None else record
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(typed_json.dumps(record.provenance))
-    (directory / "results.json").write_text(typed_json.dumps(record))
+    (directory / "config.json").write_text(results.dumps(record.provenance))
+    (directory / "results.json").write_text(results.dumps(record))
     (directory / "audit.json").write_text((audit or make_audit()).to_json())
     lines = [
-        typed_json.dumps({"phase": row.phase, "round": row.round_number, **row.values})
+        results.dumps({"phase": row.phase, "round": row.round_number, **row.values})
         for row in make_curves(record)
     ]
     compact = "".join(" ".join(line.split()) + "\n" for line in lines)
@@ -222,3 +221,10 @@ def write_maps(directory: Path, **changed) -> None:
         "maps_least": np.zeros((3, 2, 2)),
     }
     np.savez(directory / "feature_maps.npz", **(arrays | changed))
+
+
+def replace(value, **fields):
+    """A record or a NamedTuple with other fields."""
+    if dataclasses.is_dataclass(value):
+        return dataclasses.replace(value, **fields)
+    return value._replace(**fields)

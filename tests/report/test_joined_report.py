@@ -8,13 +8,14 @@ import pytest
 
 from fuprune.report import join, joined, paper, paper_numbers
 from fuprune.report.__main__ import main
-from fuprune.run.reading import empty_record
+from fuprune.results import empty_record
 from tests.report.fixture import (
     evidence,
     make_audit,
     make_curves,
     make_record,
     make_run,
+    replace,
     with_later_seed,
     write_run,
 )
@@ -78,14 +79,14 @@ def test_parts_of_an_experiment_are_one_and_count_each_model_once():
     assert drawn == {"class_pruning": 1, "retrain": 2}
     assert len(joined.raw_stages(group)) == 1
     assert len(joined.cut_stages(group, "class_pruning", 0)) == 1
-    other = runs[0]._replace(name="other", record=cifar10(bias=0.45))
+    other = replace(runs[0], name="other", record=cifar10(bias=0.45))
     assert len(joined.group_runs([*runs, other])) == 2
 
 
 def test_of_two_parts_with_one_model_the_one_that_came_further_is_drawn():
     record = cifar10(methods=("retrain",))
     whole = make_curves(record)
-    stopped = record._replace(methods=[])
+    stopped = replace(record, methods=[])
     runs = [
         make_run(stopped, name="stopped", curves=whole[:3]),
         make_run(record, name="whole", curves=whole),
@@ -147,7 +148,7 @@ def test_each_run_finds_its_table(folder):
 )
 def test_membership_is_the_difference_to_retraining_or_no_result(values, written):
     test = evidence("shadow_success_rate", {"class_pruning": "pass"}, kind="shadow")
-    audit = make_audit(test._replace(retrained=values))
+    audit = make_audit(replace(test, retrained=values))
     (group,) = joined.group_runs([make_run(cifar10(), audit)])
     (table,) = [one for one in paper.paper_tables([group]) if one.name == "table_4"]
     rows = table.rows
@@ -171,8 +172,8 @@ def test_relabelling_says_that_it_trains_on_the_forgotten_images(folder):
 
 def test_a_method_that_stopped_is_left_out_and_not_averaged():
     record = cifar10()
-    stopped = record.methods[0]._replace(error="no clients left")
-    record = record._replace(methods=[stopped, *record.methods[1:]])
+    stopped = replace(record.methods[0], error="no clients left")
+    record = replace(record, methods=[stopped, *record.methods[1:]])
     groups = joined.group_runs([make_run(record)])
     names = [row[1].value for row in joined.methods_table(groups).rows]
     assert "class_pruning" not in names and "mask_logit" in names

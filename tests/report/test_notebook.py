@@ -12,8 +12,7 @@ import pytest
 import fuprune
 from fuprune.audit.evidence import AuditReport
 from fuprune.report import show
-from fuprune.run.reading import Run
-from fuprune.run.record import RunRecord
+from fuprune.results import Run, RunRecord
 from fuprune.surgery.plan import PrunePlan
 from tests.report.fixture import make_audit, make_record, make_run
 from tests.report.reading import Page

@@ -15,6 +15,7 @@ from tests.report.fixture import (
     make_audit,
     make_record,
     method_row,
+    replace,
     with_later_seed,
 )
 
@@ -69,13 +70,13 @@ def test_not_told_apart_is_not_called_a_pass():
 
 
 def test_the_headline_counts_its_family_only():
-    aside = evidence("further", {PRUNING: "fail"})._replace(family="further")
+    aside = replace(evidence("further", {PRUNING: "fail"}), family="further")
     audit = make_audit(evidence("a", {PRUNING: "pass"}))
-    audit = audit._replace(tests=[*audit.tests, aside])
+    audit = replace(audit, tests=[*audit.tests, aside])
     screen = first_screen(make_record(), audit)
     assert screen.tone == "pass"
     assert "with at most 5% probability" in found(screen)["How sure?"]
-    stricter = audit._replace(settings={**audit.settings, "confidence": 0.99})
+    stricter = replace(audit, settings={**audit.settings, "confidence": 0.99})
     screen = first_screen(make_record(), stricter)
     assert "with about 1% probability" in found(screen)["How sure?"]
     assert "Outside the headline it fails further." in found(screen)["Gone?"]
@@ -102,7 +103,7 @@ def test_models_that_an_audit_left_out_are_named_with_the_reason():
     audit = make_audit(evidence("a", {"mask_logit": "fail", "raw": "fail"}))
     nan = "it answers with NaN"
     left_out = {PRUNING: nan, "fine_tune_only": nan}
-    audit = audit._replace(detail=audit.detail | {"left_out": left_out})
+    audit = replace(audit, detail=audit.detail | {"left_out": left_out})
     screen = first_screen(make_record(), audit)
     assert screen.headline == "Class pruning could not be judged: it answers with NaN."
     said = "Fine tune only could not be judged: it answers with NaN."
@@ -164,7 +165,7 @@ def test_a_control_that_is_equal_is_not_said_to_win_where_another_does():
 def test_a_test_without_a_result_is_neither_won_nor_lost():
     verdicts = {PRUNING: "cannot tell", "mask_logit": "not told apart at this power"}
     barrier = evidence("loss_barrier_to_raw", verdicts, kind="weights")
-    barrier = barrier._replace(values={PRUNING: None, "mask_logit": 0.0})
+    barrier = replace(barrier, values={PRUNING: None, "mask_logit": 0.0})
     other = evidence("relearn", {PRUNING: "pass", "mask_logit": "fail"})
     gone = found(judged(barrier, other))["Gone?"]
     assert "does better in loss barrier" not in gone
@@ -191,19 +192,19 @@ def test_a_method_that_is_slower_is_not_called_faster():
 def test_a_target_never_reached_is_said():
     record = make_record()
     late = method_row(PRUNING, reached=None)
-    record = record._replace(methods=[late, *record.methods[1:]])
+    record = replace(record, methods=[late, *record.methods[1:]])
     price = answers(record)["At what price?"]
     goal = "retraining's own 85.5% on the test split"
     assert f"It does not reach {goal} within its 20 rounds." in price
     # A method may do all its training as its own work, in no round.
-    record = record._replace(methods=[late._replace(rounds=0), *record.methods[1:]])
+    record = replace(record, methods=[replace(late, rounds=0), *record.methods[1:]])
     assert f"It does not reach {goal}." in answers(record)["At what price?"]
 
 
 def test_seeds_that_miss_a_target_others_have_from_the_start_are_counted():
     record = make_record()
     rows = [method_row(PRUNING, reached=reached) for reached in (0, None)]
-    record = record._replace(methods=[*rows, *record.methods[1:]])
+    record = replace(record, methods=[*rows, *record.methods[1:]])
     price = answers(record)["At what price?"]
     assert "within its 20 rounds in 1 of 2 seeds." in price
 
@@ -250,7 +251,7 @@ def test_few_seeds_and_missing_retraining_are_next_steps():
     assert "more runs with retrained models in audit.reference" in others
     # Also before there is an audit.
     config = {**record.provenance.config, "audit": {"reference": "runs/b"}}
-    named = record._replace(provenance=record.provenance._replace(config=config))
+    named = replace(record, provenance=replace(record.provenance, config=config))
     unaudited = found(first_screen(named, None))["What next?"]
     assert "Run the audit phase" in unaudited and "Add retrain" not in unaudited
 

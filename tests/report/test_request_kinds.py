@@ -12,14 +12,14 @@ from fuprune.report.prose import as_text, first_screen
 from fuprune.report.questions import questions_about
 from fuprune.report.roles import topic_of
 from fuprune.report.tables import methods_table
-from fuprune.run.reading import read_run
-from fuprune.run.record import Crossing, RequestRow
+from fuprune.results import Crossing, RequestRow, read_run
 from tests.report.fixture import (
     evidence,
     make_audit,
     make_record,
     make_run,
     method_row,
+    replace,
     stage_row,
     write_run,
 )
@@ -36,7 +36,7 @@ def record_of(kind, targets):
         method_row("fine_tune_only", 0.9, 0.87, reached=None),
         method_row("retrain", 0.6, 0.86, rounds=100),
     ]
-    rows[0] = rows[0]._replace(images=2250)
+    rows[0] = replace(rows[0], images=2250)
     stages = [
         stage_row(name, stage, u, 0.85, classes=())
         for name, stage, u in [
@@ -45,7 +45,8 @@ def record_of(kind, targets):
             ("retrain", "fine_tuned", 0.6),
         ]
     ]
-    return make_record()._replace(
+    return replace(
+        make_record(),
         classes=[],
         methods=rows,
         stages=stages,
@@ -63,7 +64,7 @@ def audit_of():
     made = make_audit(*tests, classes=())
     settings = {"forgotten_training_images": 40, "test_images": 300}
     detail = {name: made.detail[name] for name in ("roc", "cka")}
-    return made._replace(settings=settings, detail=detail)
+    return replace(made, settings=settings, detail=detail)
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ AUDITED = {
 def everything_said(folder, classes):
     """The words of a page on all kinds of evidence, also those for screen readers."""
     tests = [
-        evidence(f"test_{n}", FAILS, kind=kind)._replace(question=question)
+        replace(evidence(f"test_{n}", FAILS, kind=kind), question=question)
         for kind in KINDS
         for n, question in enumerate(AUDITED)
     ]
@@ -130,14 +131,15 @@ def everything_said(folder, classes):
     areas = {"raw": {"linear": [0.5, 0.9]}}
     probe = {"layers": ["stem", "conv1"], "classifiers": ["linear"], "areas": areas}
     made = make_audit(classes=classes)
-    audit = made._replace(
-        tests=[*made.tests, tests[0]._replace(notes=[how]), *tests[1:]],
+    audit = replace(
+        made,
+        tests=[*made.tests, replace(tests[0], notes=[how]), *tests[1:]],
         detail=made.detail | {"probe": probe},
     )
     record = make_record(classes=classes)
     masked = Crossing("raw_masked", 0.85, 5, 1.0, 1, 1)
-    rows = [row._replace(crossings=[*row.crossings, masked]) for row in record.methods]
-    write_run(folder, record._replace(methods=rows), audit)
+    rows = [replace(row, crossings=[*row.crossings, masked]) for row in record.methods]
+    write_run(folder, replace(record, methods=rows), audit)
     page = Page(build(folder).read_text())
     return " ".join([page.text, *page.labels])
 
@@ -190,8 +192,8 @@ def test_the_first_screen_of_a_client_is_about_its_images():
 
 def test_a_control_as_close_to_retraining_is_named():
     record = record_of("clients", [3])
-    near = record.methods[1]._replace(u_accuracy=0.62)
-    record = record._replace(methods=[record.methods[0], near, record.methods[2]])
+    near = replace(record.methods[1], u_accuracy=0.62)
+    record = replace(record, methods=[record.methods[0], near, record.methods[2]])
     text = as_text(first_screen(record, audit_of()))
     assert "fine tune only, which removes nothing, is as close to retraining" in text
 

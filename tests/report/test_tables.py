@@ -5,12 +5,12 @@ import io
 
 import pytest
 
+from fuprune import results as speed
 from fuprune.report import formats, markup, table_forms, tables
 from fuprune.report.roles import topic_of
 from fuprune.report.table_forms import Column, Table, cell
-from fuprune.run import speed
-from fuprune.run.record import PhaseClock
-from tests.report.fixture import evidence, make_audit, make_record
+from fuprune.results import PhaseClock
+from tests.report.fixture import evidence, make_audit, make_record, replace
 from tests.report.reading import Page
 
 
@@ -146,8 +146,8 @@ def test_times_say_which_part_is_the_method_and_relabelling_is_marked():
 
 def test_a_method_that_stopped_says_why():
     record = make_record()
-    stopped = record.methods[0]._replace(error="no clients left", u_accuracy=None)
-    table = tables.methods_table(topic_of(record._replace(methods=[stopped])))
+    stopped = replace(record.methods[0], error="no clients left", u_accuracy=None)
+    table = tables.methods_table(topic_of(replace(record, methods=[stopped])))
     assert row_of(table, "class_pruning")["Remark"] == "did not finish: no clients left"
 
 
@@ -155,7 +155,7 @@ def test_a_constant_attacker_is_no_result():
     test = evidence(
         "shadow_success_rate", {"class_pruning": "cannot tell"}, kind="shadow"
     )
-    test = test._replace(values={"class_pruning": None})
+    test = replace(test, values={"class_pruning": None})
     table = tables.verdict_table(make_audit(test), "class_pruning")
     assert row_of(table, "shadow_success_rate")["class pruning"] == "no result"
 
@@ -178,6 +178,6 @@ def test_the_time_of_a_run_is_given_by_unit_with_the_share_of_programs():
         ["audit", 20.0, 8.0],
         ["all of them", 25.0, 11.0],
     ]
-    clocks["audit"] = clocks["audit"]._replace(programs=None)  # of an older run
+    clocks["audit"] = replace(clocks["audit"], programs=None)  # of an older run
     assert tables.units_table(clocks).rows[-1][2].text == formats.MISSING
     assert not tables.units_table({}).rows

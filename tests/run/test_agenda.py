@@ -4,7 +4,7 @@ import pytest
 
 from fuprune import config as config_lib
 from fuprune.run import agenda, files
-from fuprune.run.record import AuditOutcome
+from fuprune.run.files import AuditOutcome
 
 
 def planned(workdir, methods, **values):

@@ -11,12 +11,12 @@ import pytest
 
 import fuprune
 from fuprune import config as configuration
-from fuprune import main, surgery
+from fuprune import main, results, surgery
 from fuprune.errors import FupruneError, InputError
 from fuprune.models.adapt import adapt
 from fuprune.models.brought import bring
 from fuprune.models.fresh import init_variables
-from fuprune.run import experiment, files
+from fuprune.run import experiment
 from fuprune.surgery import PrunePlan, rebuild
 
 SHAPE, CLASSES = (6, 6, 1), 3
@@ -297,7 +297,7 @@ def test_a_run_with_a_network_of_the_user_resumes_and_reports(package):
         workdir / "models" / "mask_logit", factory="own_nets:make_model"
     )
     assert masked["params"]["inner"]["last"]["bias"][2] == -1e3
-    finished = files.read_record(workdir)
+    finished = results.read_record(workdir)
     assert experiment.run(config, workdir).methods == finished.methods
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuprune import config
+from fuprune import config, results
 from fuprune.audit.evidence import AuditReport
 from fuprune.data import cache
 from fuprune.data.dataset import Dataset
 from fuprune.errors import FupruneError
+from fuprune.results import TrainedOutcome
 from fuprune.run import checkpoint, files, logs, provenance
-from fuprune.run.record import TrainedOutcome
 from tests.run.crafted import CRAFTED_JSON, DEEP, Payload, crafted_arrays
 from tests.run.watch import WATCH, nothing_happens_outside
 from tests.settings import quickstart
@@ -122,7 +122,7 @@ def test_crafted_records_of_a_run_are_one_error(home, trace, text):
     (home / "metrics.jsonl").write_text(text + "\n")
     if not text.startswith("{") or text.endswith("{"):
         with nothing_happens_outside(home), pytest.raises(ValueError):
-            files.read_rows(home / "metrics.jsonl")
+            results.read_rows(home / "metrics.jsonl")
 
 
 def test_metrics_are_json_and_nothing_else(home, trace):
@@ -130,11 +130,11 @@ def test_metrics_are_json_and_nothing_else(home, trace):
     row = {"phase": "__import__('os').system('true')", "__class__": "os.system"}
     path.write_text(json.dumps(row) + "\n" + '{"phase": "cut')
     with nothing_happens_outside(home):
-        assert files.read_rows(path) == [row]
+        assert results.read_rows(path) == [row]
     for line in (DEEP, "\x00", "{'single': 'quotes'}", "os.system('true')", "1 2"):
         path.write_text(line + "\n")
         with nothing_happens_outside(home), pytest.raises(ValueError, match="line 1"):
-            files.read_rows(path)
+            results.read_rows(path)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])

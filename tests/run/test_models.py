@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from fuprune import config as configuration
-from fuprune import typed_json
+from fuprune import results
 from fuprune.config import ConfigError
 from fuprune.models import zoo
+from fuprune.results import Provenance
 from fuprune.run import checkpoint
 from fuprune.run.models import check, further_models, retrained_models
-from fuprune.run.record import Provenance
 from tests.settings import quickstart
 
 
@@ -19,7 +19,7 @@ def run(tmp_path):
     """A run's workdir with two retrained models, and a config that refers to it."""
     config = quickstart()
     record = Provenance(configuration.to_json(config), {}, "", [], "cpu")
-    (tmp_path / "config.json").write_text(typed_json.dumps(record))
+    (tmp_path / "config.json").write_text(results.dumps(record))
     for name in ("raw", "retrain", "retrain_seed2", "retrain_short"):
         (tmp_path / "models" / name).mkdir(parents=True)
     config.audit.reference = str(tmp_path)

@@ -1,11 +1,13 @@
 """What may be another value when a run goes on in its workdir."""
 
+import dataclasses
+
 import pytest
 
-from fuprune import typed_json
+from fuprune import results
 from fuprune.config import ConfigError
 from fuprune.run import agenda, files, provenance
-from fuprune.run.record import AuditOutcome
+from fuprune.run.files import AuditOutcome
 from tests.settings import quickstart
 
 
@@ -13,7 +15,7 @@ from tests.settings import quickstart
 def begun(tmp_path):
     """A workdir of a run without an audit."""
     first = provenance.of_this_start(quickstart())
-    (tmp_path / "config.json").write_text(typed_json.dumps(first))
+    (tmp_path / "config.json").write_text(results.dumps(first))
     return tmp_path
 
 
@@ -53,15 +55,17 @@ def test_what_was_trained_with_may_not(begun, key):
 def test_the_first_start_is_what_is_recorded(begun):
     config = quickstart()
     config.phases = "audit"
-    first = files.read_provenance(begun)
+    first = results.read_provenance(begun)
     assert provenance.of_run(config, begun) == first
 
 
 def test_phases_that_a_later_start_adds_are_recorded_with_its_command(begun):
     config = quickstart()
     config.phases = "pretrain,unlearn"
-    first = provenance.of_this_start(config)._replace(command=["without the audit"])
-    (begun / "config.json").write_text(typed_json.dumps(first))
+    first = dataclasses.replace(
+        provenance.of_this_start(config), command=["without the audit"]
+    )
+    (begun / "config.json").write_text(results.dumps(first))
     config.phases = "pretrain,unlearn,audit"
     found = provenance.of_run(config, begun)
     assert found.config["phases"] == "pretrain,unlearn,audit"
@@ -77,4 +81,4 @@ def test_points_of_the_privacy_curve_that_come_later_are_recorded(begun, phases)
     provenance.refuse_other_config(begun, config)
     assert provenance.of_run(config, begun).config["privacy"]["curve"] == "1,4"
     config.phases = "report"  # makes no points
-    assert provenance.of_run(config, begun) == files.read_provenance(begun)
+    assert provenance.of_run(config, begun) == results.read_provenance(begun)
