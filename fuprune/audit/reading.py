@@ -18,7 +18,7 @@ from fuprune.audit.record import (
     from_plain,
     method_of,
 )
-from fuprune.typed_json import FormatError, loads
+from fuprune.results import FormatError, loads
 
 _HARM = {"worse": HIGHER, "better": LOWER, "two_sided": EITHER}
 _KINDS = {

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, dataclass_transform
 import pydantic
 from pydantic import dataclasses
 
-from fuprune.typed_json import FormatError
+from fuprune.results import FormatError
 
 FORMAT = 3
 

@@ -19,7 +19,7 @@ from fuprune.audit.record import (
     Row,
     method_of,
 )
-from fuprune.typed_json import FormatError
+from fuprune.results import FormatError
 
 ROOT = pathlib.Path(__file__).parents[2]
 RAW = Judged([0.9], 0.9, 0.8, 1.0, 0.001, True, False)
