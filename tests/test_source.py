@@ -48,8 +48,6 @@ KNOWN_PLACES = {
         "flower/loopback.py",  # Flower's server and clients on this machine
         "run/provenance.py",  # git, for the commit
         "run/probe_process.py",  # Python itself, for the probes
-        "run/processes.py",  # the type of the witness's handle
-        "run/witnesses.py",  # the shell that says why a process ended
     },
 }
 

@@ -107,7 +107,6 @@ def run(
     )
     processes.check_shared(workdir)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(processes.explaining_losses())
         if machine.is_main:
             stack.enter_context(files.lock_workdir(workdir))
         this = stack.enter_context(_open(config, workdir, machine, tuple(on_row)))

@@ -1,4 +1,4 @@
-"""The machine a run has: devices, kernels, the compilation cache.
+"""The machine a run has: devices, convolutions, the compilation cache.
 
 `start` is the first thing a run calls, because devices and cache must be set up before
 JAX opens its backend. How several processes find each other is in `processes`.
@@ -68,7 +68,6 @@ def start(
         heartbeat_seconds=heartbeat_seconds,
         timeout=join_seconds,
     )
-    processes.check_same_config(config or {})
     platforms = getattr(jax.config, "jax_platforms", None)
     # CPU devices can only be made before JAX opens them.
     if not platforms or "cpu" in platforms.split(","):
@@ -77,7 +76,8 @@ def start(
         _compile_quickly()
     _use_cache(compilation_cache)
     # From here on the backend is open.
-    processes.open_devices()
+    processes.open_devices(join_seconds)
+    processes.check_same_config(config or {})
     if several and backend not in ("auto", "shard_map"):
         raise RuntimeSetupError(
             f"runtime.backend is {backend} with {jax.process_count()} processes; "
@@ -112,9 +112,7 @@ def _choose_convolution(conv: str) -> str:
             conv = "onednn"
         elif asked == "onednn":
             logging.warning("oneDNN kernels are not used: %s", library.why_not())
-    # Minutes, because the kernels may have to be compiled first.
-    everybody = processes.tell_all("convolutions", conv, seconds=300)
-    if len(set(everybody)) > 1:
+    if len(set(processes.gather(conv))) > 1:
         logging.warning("oneDNN kernels are not used: not every process has them.")
         return "xla"
     return conv

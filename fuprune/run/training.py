@@ -109,7 +109,6 @@ def finish_unit(
     this.timings.append(logs.unit_clock(name, seconds, programs))
     if this.runtime.is_main:
         files.finish(this.workdir, name, outcome, offset=this.metrics.offset())
-    processes.barrier(f"{name} finished")
     processes.await_file(files.path_of(this.workdir, name))
     # Read back, so that this run goes on from the values that a resumed one reads.
     return outcome_of(this, name, kind)
