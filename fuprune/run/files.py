@@ -6,7 +6,6 @@ each finished unit.
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import os
 import socket
@@ -25,10 +24,6 @@ Outcome = TypeVar("Outcome")
 
 class WorkdirBusyError(FupruneError):
     """Another run holds the workdir."""
-
-
-class LinkedFileError(FupruneError):
-    """A file to write leads out of the workdir."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,20 +90,6 @@ def seed_of(unit: str) -> int:
     return zlib.crc32(unit.encode()) & 0x7FFFFFFF
 
 
-def open_to_append(path: str | os.PathLike) -> int:
-    """A file descriptor for appending; a link in the file's place is refused."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o644)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise LinkedFileError(
-            f"{os.fspath(path)} is a link, and what a run writes stays in its workdir; "
-            "remove the link or choose another --workdir."
-        ) from error
-
-
 @contextlib.contextmanager
 def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
     """Keeps a second run out of a workdir while the block lasts.
@@ -119,7 +100,7 @@ def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
     Raises:
       WorkdirBusyError: another run holds it; the message says which.
     """
-    with os.fdopen(open_to_append(Path(workdir) / ".lock"), "a+") as file:
+    with open(Path(workdir) / ".lock", "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

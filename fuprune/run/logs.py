@@ -12,7 +12,6 @@ from typing import Any
 
 from fuprune import results
 from fuprune.errors import InputError
-from fuprune.run.files import open_to_append
 
 
 class RowLog:
@@ -29,7 +28,8 @@ class RowLog:
         """
         self._file = None
         if path is not None:
-            self._file = open_to_append(path)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            self._file = os.open(path, flags, 0o644)
             os.ftruncate(self._file, _end_of_last_line(self._file))
 
     def append(self, row: Mapping[str, Any]) -> None:

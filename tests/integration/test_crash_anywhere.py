@@ -27,8 +27,8 @@ QUICKSTART = (
     "--config.audit.relearn_max_steps=20",
 )
 ROUND = "fuprune.run.logs:RowLog.append"  # called twice a round: metrics, timings
-SAVE = "fuprune.run.checkpoint:_write_step"
-CHECKSUMS = "fuprune.run.checkpoint:_write_manifest"
+SAVE = "orbax.checkpoint:CheckpointManager.save"
+COMMIT = "orbax.checkpoint:StandardCheckpointHandler.finalize"
 CAPTURE = "fuprune.unlearning.class_pruning:collect"
 SURGERY = "fuprune.unlearning.class_pruning:compact"
 MODEL = "fuprune.run.checkpoint:save_model"
@@ -40,7 +40,7 @@ KILLS = (
     ("training", ROUND, 1, 0.0),
     ("training", ROUND, 2, 0.0),
     ("save", SAVE, 1, 0.2),
-    ("save", CHECKSUMS, 1, 0.0),
+    ("save", COMMIT, 1, 0.0),
     ("training", ROUND, 5, 0.0),
     ("training", ROUND, 1, 0.0),
     ("save", SAVE, 2, 0.2),

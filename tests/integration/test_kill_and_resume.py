@@ -107,4 +107,4 @@ def test_sigterm_saves_says_what_to_run_and_exits_zero(uninterrupted, tmp_path):
     text = (tmp_path / "run.log").read_text()
     assert "in use by process" in text
     assert "The same command continues: python -m fuprune.main" in text
-    assert list((workdir / "checkpoints" / "pretrain").glob("*.sha256.json"))
+    assert list((workdir / "checkpoints" / "pretrain").glob("*/state"))

@@ -92,7 +92,7 @@ def test_configs_that_differ(tmp_path):
         ],
         timeout=180,
     )
-    for i, (code, output) in enumerate(results):
+    for code, output in results:
         assert code == 2, output
         (line,) = errors(output)
         assert "the 2 processes have different configs: they differ in seed;" in line

@@ -1,11 +1,7 @@
-"""Datasets, checkpoints, records and configs of a run are data, whatever they hold."""
+"""Datasets, records and configs of a run are data, whatever they hold."""
 
-import contextlib
 import json
-import pickle
 
-import jax
-import jax.export
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,9 +13,9 @@ from fuprune.data import cache
 from fuprune.data.dataset import Dataset
 from fuprune.errors import FupruneError
 from fuprune.results import TrainedOutcome
-from fuprune.run import checkpoint, files, logs, provenance
-from tests.run.crafted import CRAFTED_JSON, DEEP, Payload, crafted_arrays
-from tests.run.watch import WATCH, nothing_happens_outside
+from fuprune.run import files, provenance
+from tests.run.crafted import CRAFTED_JSON, DEEP, crafted_arrays
+from tests.run.watch import nothing_happens_outside
 from tests.settings import quickstart
 
 
@@ -32,78 +28,6 @@ def test_a_crafted_copy_of_a_dataset_is_not_used(home, trace):
             (home / f"train_{part}.npy").write_bytes(data)
             with nothing_happens_outside(home):
                 assert cache.read(home, "train") is None, name
-
-
-TREE = {"weights": np.arange(6, dtype=np.float32), "round": np.int32(3)}
-
-
-def restore(directory):
-    with nothing_happens_outside(directory.parent):
-        return checkpoint.restore(
-            directory, lambda spec: jax.tree.map(np.zeros_like, TREE)
-        )
-
-
-def write_sums(directory, step):
-    """What somebody who can write the files can also do: make the sums agree."""
-    checkpoint._write_manifest(directory, step)
-
-
-def test_a_good_checkpoint_restores(home):
-    checkpoint.save(home / "c", 1, TREE, spec={"a": 1})
-    step, tree, spec = restore(home / "c")
-    assert (step, spec) == (1, {"a": 1})
-    np.testing.assert_array_equal(tree["weights"], TREE["weights"])
-
-
-def test_pickles_in_place_of_a_checkpoints_files_are_never_unpickled(home, trace):
-    checkpoint.save(home / "c", 1, TREE, spec={})
-    files = sorted(p for p in (home / "c" / "1").rglob("*") if p.is_file())
-    assert len(files) > 3
-    for path in files:
-        good = path.read_bytes()
-        path.write_bytes(pickle.dumps(Payload(trace)))
-        write_sums(home / "c", 1)
-        # What orbax makes of it is its own affair, so long as nothing runs.
-        with contextlib.suppress(Exception):
-            restore(home / "c")
-        assert not WATCH.seen
-        path.write_bytes(good)
-
-
-def test_a_spec_is_only_ever_json(home, trace):
-    spec = {
-        "__reduce__": ["os.system", ["touch " + str(trace)]],
-        "py/object": "os.system",
-        "!!python/object/apply:os.system": ["true"],
-        "name": "__import__('os').system('true')",
-    }
-    checkpoint.save(home / "c", 1, TREE, spec=spec)
-    assert restore(home / "c")[2] == spec
-
-
-def test_sums_that_name_files_elsewhere_make_a_checkpoint_unusable(home, trace):
-    checkpoint.save(home / "c", 1, TREE, spec={})
-    manifest = home / "c" / "1.sha256.json"
-    for name in ("../../../../etc/passwd", "/etc/passwd", str(trace), "\0"):
-        manifest.write_text(json.dumps({name: "0" * 64}))
-        assert restore(home / "c") is None
-    for text in ("null", "[]", '"x"', "", "\x00"):
-        manifest.write_text(text)
-        assert restore(home / "c") is None
-
-
-def test_a_step_that_is_a_link_does_not_lead_a_save_outside(home, tmp_path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious").write_text("keep")
-    checkpoint.save(home / "c", 1, TREE, spec={})
-    (home / "c" / "0").symlink_to(outside, target_is_directory=True)
-    write_sums(home / "c", 0)
-    with nothing_happens_outside(home), contextlib.suppress(OSError):
-        checkpoint.save(home / "c", 2, TREE, spec={}, keep=1)
-    assert (outside / "precious").read_text() == "keep"
-    assert [path.name for path in outside.iterdir()] == ["precious"]
 
 
 @pytest.mark.parametrize("text", CRAFTED_JSON.values(), ids=CRAFTED_JSON)
@@ -135,21 +59,6 @@ def test_metrics_are_json_and_nothing_else(home, trace):
         path.write_text(line + "\n")
         with nothing_happens_outside(home), pytest.raises(ValueError, match="line 1"):
             results.read_rows(path)
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])
-def test_a_link_in_place_of_a_runs_file_is_not_written_through(home, tmp_path, name):
-    victim = tmp_path / "victim"
-    victim.write_text("keep, and without a last newline")
-    (home / name).symlink_to(victim)
-    with contextlib.suppress(FupruneError):
-        if name == ".lock":
-            with files.lock_workdir(home):
-                pass
-        else:
-            with logs.RowLog(home / name) as log:
-                log.append({"phase": "pretrain", "round": 1})
-    assert victim.read_text() == "keep, and without a last newline"
 
 
 STRANGE_VALUES = st.recursive(
