@@ -42,7 +42,8 @@ RESIDENT_BYTES_A_ROUND = 16_384
 HEAP_BYTES_A_ROUND = 768
 # The checkpoint library starts these as its saves need them, up to so many for copying
 # and so many for files, and an overseer, which ends when it has been idle. Its name,
-# ts_pool_overseer, is a character too long for Linux: it bears its parent's.
+# ts_pool_overseer, is a character too long for Linux: it bears that of the thread that
+# started it, which may be a worker's.
 POOL = "ts_pool_worker"
 POOL_LIMIT = (os.cpu_count() or 1) + max(4, os.cpu_count() or 1)
 OVERSEERS = 1
@@ -137,7 +138,7 @@ def test_two_thousand_rounds_take_no_more_memory_or_handles(tmp_path, monkeypatc
         [[name for t, name in s.threads.items() if t not in own] for s in half]
         for half in halves
     ]
-    pooled = [statistics.median(n.count(POOL) for n in half) for half in of_saves]
+    pooled = [statistics.median(map(len, half)) for half in of_saves]
     others = [
         statistics.median(len(n) - n.count(POOL) for n in half) for half in of_saves
     ]
@@ -156,7 +157,7 @@ def test_two_thousand_rounds_take_no_more_memory_or_handles(tmp_path, monkeypatc
                 "handles_median": handles,
                 "handles_most": [max(s.handles for s in half) for half in halves],
                 "own_threads": len(own),
-                "pool_threads_median": pooled,
+                "threads_of_saves_median": pooled,
                 "other_threads_median": others,
             }
         )
@@ -168,5 +169,5 @@ def test_two_thousand_rounds_take_no_more_memory_or_handles(tmp_path, monkeypatc
     assert own
     assert all(own <= s.threads.keys() for s in settled), "a thread has ended"
     assert max(others) <= OVERSEERS
-    assert max(pooled) <= POOL_LIMIT
+    assert max(pooled) <= POOL_LIMIT + OVERSEERS
     assert readings > 100
