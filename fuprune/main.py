@@ -48,7 +48,6 @@ class Command(NamedTuple):
 
 def run() -> None:
     """Runs the command line of this process, and exits."""
-    startup.limit_arenas()
     try:
         code = main(sys.argv)
         sys.stdout.flush()

@@ -336,6 +336,8 @@ def from_json(values: Mapping[str, Any]) -> Config:
         )
     config = default()
     for name, value in flatten(values).items():
+        if name in GONE:
+            continue
         # JSON has no tuples.
         value = tuple(value) if isinstance(value, list) else value
         _check_type(name, value)
@@ -356,7 +358,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any] | Config) -> list[
     return [
         name
         for name in sorted(ours.keys() | theirs.keys())
-        if name not in _MAY_DIFFER
+        if name not in _MAY_DIFFER | GONE
         and _comparable(name, ours.get(name)) != _comparable(name, theirs.get(name))
     ]
 
@@ -368,6 +370,9 @@ def _comparable(name: str, value: Any) -> Any:
             return pieces(value)
     return tuple(value) if isinstance(value, list) else value
 
+
+# Keys of earlier versions, which stored configs may have.
+GONE = {"runtime.mlflow", "runtime.wandb"}
 
 # The points of a privacy curve stand beside the other results.
 _MAY_DIFFER = {

@@ -77,10 +77,6 @@ SCHEDULE = one_of("constant", "cosine", "warmup_cosine")
 OPTIMIZER = one_of("sgd", "adam")
 LINE = r"[^\x00-\x1f]"
 PATH = matching(f"{LINE}*", "a path without control characters")
-STORE = matching(
-    rf"([a-z][a-z0-9+]*:{LINE}+)?",
-    "sqlite:///FILE, http://HOST:PORT or another address of a store, or nothing",
-)
 DATASET = matching(
     r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.-]+)?(:\d+\.\d+\.\d+)?"
     rf"|(npz|folder):{LINE}+|hf:\S+",
@@ -393,10 +389,6 @@ SECTIONS = (
         ("pool", "split", one_of("split", "whole"),
          "images that each of several processes holds: its own clients', or all"),
         ("tensorboard", False, SWITCH, "write TensorBoard events (needs the extra)"),
-        ("mlflow", "", STORE,
-         "MLflow store for the rows of a run: sqlite:///mlflow.db (needs the extra)"),
-        ("wandb", "", PATH,
-         "Weights & Biases project for the rows of a run (needs the extra)"),
         ("progress", "auto", one_of("auto", "plain", "off"),
          "progress display; auto is live on a terminal"),
     ),

@@ -1,8 +1,10 @@
 """The audit of a run: which models it judges, against which, and on which images."""
 
 import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 
-from fuprune.audit import KINDS, AuditData
+from fuprune.audit import KINDS, AuditData, probe
 from fuprune.audit.audit import audit as audit_classes
 from fuprune.audit.request_audit import RequestData, audit_request
 from fuprune.data.backdoor import TARGET, triggered
@@ -11,7 +13,6 @@ from fuprune.results import MethodOutcome
 from fuprune.run import assembly, models
 from fuprune.run.agenda import unlearn_units
 from fuprune.run.files import AuditOutcome
-from fuprune.run.probe_process import ProbeProcess
 from fuprune.run.shadows import shadow_methods
 from fuprune.run.training import Run, key_for, outcome_of, stop_if_asked
 from fuprune.unlearning.methods import METHODS
@@ -22,11 +23,42 @@ def audit(this: Run, name: str) -> AuditOutcome:
     kinds = assembly.audit_options(this.config).kinds
     wanted = this.classes and (kinds is None or "probe" in kinds)
     # From the start, because it imports for seconds before it can begin.
-    with ProbeProcess() if wanted else contextlib.nullcontext() as probes:
-        return _audit(this, name, probes)
+    with probing_beside() if wanted else contextlib.nullcontext() as begin_probes:
+        return _audit(this, name, begin_probes)
 
 
-def _audit(this: Run, name: str, probes: ProbeProcess | None) -> AuditOutcome:
+@contextlib.contextmanager
+def probing_beside() -> Iterator[probe.Begin]:
+    """A Python process that fits the probes' classifiers while the audit goes on.
+
+    Fitting many small classifiers holds Python's lock, as tracing networks does, so
+    that a thread would gain nothing.
+    """
+    from joblib.externals import loky
+
+    executor = loky.ProcessPoolExecutor(max_workers=1)
+    executor.submit(probe.import_classifiers)
+
+    def begin(tasks: Mapping[str, probe.Task]) -> probe.Wait:
+        futures = {n: executor.submit(probe.probe, task) for n, task in tasks.items()}
+
+        def wait() -> dict[str, probe.Probes] | None:
+            try:
+                return {name: future.result() for name, future in futures.items()}
+            # Whatever goes wrong there goes wrong again, and is told, in this process.
+            except Exception as error:
+                logging.warning("the process of the probes ended: %s", error)
+                return None
+
+        return wait
+
+    try:
+        yield begin
+    finally:
+        executor.shutdown(kill_workers=True)
+
+
+def _audit(this: Run, name: str, begin_probes: probe.Begin | None) -> AuditOutcome:
     config = this.config
     prepare = this.federation.prepare
     data = AuditData(
@@ -72,7 +104,7 @@ def _audit(this: Run, name: str, probes: ProbeProcess | None) -> AuditOutcome:
                 key,
                 on_step=on_step,
                 options=options,
-                begin_probes=probes and probes.begin,
+                begin_probes=begin_probes,
             )
         else:
             planted = triggered(data.test) if config.audit.backdoor else None

@@ -118,6 +118,14 @@ def run(
                 f"continues: {' '.join(['python -m fuprune.main', *sys.argv[1:]])}"
             )
             return None
+        except jax.errors.JaxRuntimeError as error:
+            if machine.process_count == 1:
+                raise
+            raise processes.RuntimeSetupError(
+                f"process {machine.process_index} of {machine.process_count} stopped "
+                f"({' '.join(str(error).split())[:200]}); if another one died, see its "
+                "output, and start all again with the same command."
+            ) from error
 
 
 @contextlib.contextmanager
@@ -154,9 +162,9 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             reduced_config=REDUCED_CONFIG,
         ) as progress,
     ):
-        for tracker in _trackers(config, workdir) if main else ():
-            stack.callback(tracker.close)
-            on_row = (*on_row, tracker.on_row)
+        if main and config.runtime.tensorboard:
+            tracker = trackers.tensorboard(workdir / "tensorboard")
+            on_row = (*on_row, stack.enter_context(tracker))
         yield Run(
             config,
             workdir,
@@ -170,19 +178,6 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
             progress,
             stop,
             algorithms={},
-        )
-
-
-def _trackers(config, workdir: Path) -> Iterator[trackers.Tracker]:
-    """The services that the config names, each told the whole config."""
-    name, values = workdir.resolve().name, configuration.flatten(config)
-    if config.runtime.tensorboard:
-        yield trackers.tensorboard(workdir / "tensorboard")
-    if config.runtime.mlflow:
-        yield trackers.mlflow(config.runtime.mlflow, name=name, parameters=values)
-    if config.runtime.wandb:
-        yield trackers.wandb(
-            config.runtime.wandb, name=name, parameters=values, directory=workdir
         )
 
 

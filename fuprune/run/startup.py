@@ -1,27 +1,10 @@
-"""What the command does before it imports JAX: memory, the workdir, kernels' build."""
+"""What the command does before it imports JAX: the workdir, kernels' build."""
 
-import contextlib
-import ctypes
 import os
 from pathlib import Path
 
 from fuprune.config import Config
 from fuprune.errors import UsageError
-
-_ARENA_MAX = -8  # M_ARENA_MAX in malloc.h
-
-
-def limit_arenas() -> None:
-    """Lets glibc keep freed memory in one pool per core; before any thread starts.
-
-    By default it makes up to eight per core, and each of the threads that compile,
-    compute and save fills its own: a fifth more memory, which also grows as they take
-    turns (docs/reliability.md). $MALLOC_ARENA_MAX goes first.
-    """
-    if "MALLOC_ARENA_MAX" in os.environ:
-        return
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, os.cpu_count() or 1)
 
 
 def make_workdir(workdir: Path) -> None:

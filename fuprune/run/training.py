@@ -27,7 +27,6 @@ from fuprune.results import Provenance, StageRow
 from fuprune.run import (
     assembly,
     checkpoint,
-    compiling,
     files,
     kept_files,
     logs,
@@ -103,9 +102,12 @@ def finish_unit(
     done = files.finished(this.workdir, name, kind)
     if done is not None:
         return done
-    start, programs = time.monotonic(), compiling.seconds()
+    start, programs = time.monotonic(), runtime.program_seconds()
     outcome = work(this, name)
-    seconds, programs = time.monotonic() - start, compiling.seconds() - programs
+    seconds, programs = (
+        time.monotonic() - start,
+        runtime.program_seconds() - programs,
+    )
     this.timings.append(logs.unit_clock(name, seconds, programs))
     if this.runtime.is_main:
         files.finish(this.workdir, name, outcome, offset=this.metrics.offset())

@@ -1,8 +1,13 @@
+import time
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fuprune.audit.options import ProbeOptions
 from fuprune.audit.probe import Task, probe
-from fuprune.run.probe_process import ProbeProcess
+from fuprune.run import machine
+from fuprune.run.auditing import probing_beside
 
 
 def make_task(seed: int) -> Task:
@@ -15,10 +20,12 @@ def make_task(seed: int) -> Task:
     return Task(features, labels, (2,), ProbeOptions(draws=2), seed=5)
 
 
-def test_other_process_finds_the_same_bits():
+def test_other_process_finds_the_same_bits_and_fails_in_silence():
     tasks = {"raw": make_task(0), "class pruning": make_task(1)}
-    with ProbeProcess() as process:
-        found = process.begin(tasks)()
+    wrong = make_task(0)._replace(labels=np.zeros(3, np.int32))
+    with probing_beside() as begin:
+        found = begin(tasks)()
+        assert begin({"raw": wrong})() is None
     assert found is not None and list(found) == list(tasks)
     for name, task in tasks.items():
         expected = probe(task)
@@ -29,13 +36,14 @@ def test_other_process_finds_the_same_bits():
         np.testing.assert_array_equal(found[name].few_shot, expected.few_shot)
 
 
-def test_process_that_fails_answers_nothing():
-    with ProbeProcess() as process:
-        wrong = make_task(0)._replace(labels=np.zeros(3, np.int32))
-        assert process.begin({"raw": wrong})() is None
+def test_a_compiled_function_takes_time_once():
+    @jax.jit
+    def function(x):
+        return jnp.sin(x) @ jnp.cos(x.T)
 
-
-def test_process_that_nobody_asks_ends():
-    with ProbeProcess() as process:
-        pass
-    assert process._process.returncode is not None
+    start, before = time.monotonic(), machine.program_seconds()
+    jax.block_until_ready(function(jnp.ones((3, 3))))
+    taken = machine.program_seconds() - before
+    assert 0 < taken <= time.monotonic() - start
+    jax.block_until_ready(function(jnp.ones((3, 3))))
+    assert machine.program_seconds() - before == taken
