@@ -36,7 +36,13 @@ from fuprune.export import export_stablehlo as export_stablehlo
 from fuprune.export import load_safetensors as load_safetensors
 from fuprune.export import load_stablehlo as load_stablehlo
 from fuprune.export import save_safetensors as save_safetensors
-from fuprune.federated.aggregate import Aggregation as Aggregation
+from fuprune.federated.aggregate import clipped_mean as clipped_mean
+from fuprune.federated.aggregate import coordinate_median as coordinate_median
+from fuprune.federated.aggregate import trimmed_mean as trimmed_mean
+from fuprune.federated.aggregate import weighted_mean as weighted_mean
+from fuprune.federated.batch_norm import LocalBatchNorm as LocalBatchNorm
+from fuprune.federated.batch_norm import recalibrated as recalibrated
+from fuprune.federated.batch_norm import with_own_statistics as with_own_statistics
 from fuprune.federated.cohort import for_each_client as for_each_client
 from fuprune.federated.evaluate import Evaluation as Evaluation
 from fuprune.federated.evaluate import make_evaluator as make_evaluator
@@ -45,7 +51,6 @@ from fuprune.federated.objective import classification as classification
 from fuprune.federated.objective import distillation as distillation
 from fuprune.federated.program import ClientProgram as ClientProgram
 from fuprune.federated.server import FedAlgorithm as FedAlgorithm
-from fuprune.federated.server import LocalBatchNorm as LocalBatchNorm
 from fuprune.federated.server import RoundInfo as RoundInfo
 from fuprune.federated.server import ServerState as ServerState
 from fuprune.federated.server import fed_avg as fed_avg

@@ -1,8 +1,8 @@
 """What one client computes in a round, as pure client programs.
 
 `local_sgd` is FedAvg's client (local steps of mini-batch SGD), `local_gradient` is
-FedSGD's (one gradient at the server's parameters), `local_statistics` recomputes
-BatchNorm statistics. Padding never enters a loss, a gradient or a statistic.
+FedSGD's (one gradient at the server's parameters). Padding never enters a loss, a
+gradient or a statistic.
 
 Networks are called as `fuprune.models.adapt` says.
 """
@@ -14,7 +14,12 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.data.preprocess import Preprocess
-from fuprune.federated.local_work import count_batches, count_steps, local_work
+from fuprune.federated.local_work import (
+    at_most,
+    check_local_work,
+    count_batches,
+    count_steps,
+)
 from fuprune.federated.objective import Objective
 from fuprune.federated.program import Client, ClientProgram, Shared, Task
 
@@ -24,8 +29,8 @@ class TrainContext(NamedTuple):
 
     variables: Any  # the server's {"params", "batch_stats", ...}
     key: jax.Array  # the round's key; a client folds its own id in
-    scale: jax.Array  # [] factor on the client's learning rate in this round
-    client_stats: Any  # None, or each client's own batch_stats, leaves [K, ...]
+    scale: Any = 1.0  # [] factor on the client's learning rate in this round
+    client_stats: Any = None  # or each client's own batch_stats, leaves [K, ...]
     objective: Any = ()  # the arrays of the objective, e.g. a teacher's variables
 
 
@@ -90,14 +95,14 @@ def make_loss(model, objective: Objective):
     """
 
     def loss(params, state, batch, context=()):
-        logits, updated = _apply_in_training(model, {"params": params, **state}, batch)
+        logits, updated = apply_in_training(model, {"params": params, **state}, batch)
         mean, total, correct = _score(objective, context, logits, batch)
         return mean, (total, correct, {**state, **updated})
 
     return loss
 
 
-def _apply_in_training(model, variables, batch: Batch):
+def apply_in_training(model, variables, batch: Batch):
     """Logits [B, U], and the updated `batch_stats`."""
     return model.apply(
         variables,
@@ -142,12 +147,11 @@ def local_sgd(
 
     `finish` gives `((), ClientUpdate)` with the parameter change.
     """
-    work = local_work(local_epochs=local_epochs, local_steps=local_steps)
+    check_local_work(local_epochs, local_steps)
     most = count_steps(max_length, batch_size=batch_size, local_epochs=local_epochs)
-    if local_steps >= most:
-        # Nobody comes to the bound. Without it the program is that of no bound, also to
-        # the compiler, which may round differently in another one.
-        work["local_steps"] = 0
+    # If nobody comes to the bound, the program is that of no bound, also to the
+    # compiler, which may round differently in another one.
+    bound = local_steps if local_steps < most else 0
     padded = -(-max_length // batch_size) * batch_size
     grad = jax.value_and_grad(make_loss(model, objective), has_aux=True)
 
@@ -155,7 +159,7 @@ def local_sgd(
         orders = jax.vmap(lambda k: shuffled_positions(k, client.length, padded))(
             jax.random.split(own_key(shared, client), local_epochs)
         )
-        params, state = _beginning(shared, client)
+        params, state = _starting_point(shared, client)
         zero = jnp.zeros(())
         return params, state, optimizer.init(params), orders, (zero, zero, zero)
 
@@ -192,7 +196,12 @@ def local_sgd(
         return (), ClientUpdate(change, stats, examples, loss_sum, correct, seen)
 
     def num_steps(client):
-        return count_steps(client.length, batch_size=batch_size, **work)
+        return count_steps(
+            client.length,
+            batch_size=batch_size,
+            local_epochs=local_epochs,
+            local_steps=bound,
+        )
 
     arguments = dict(local_epochs=local_epochs, batch_size=batch_size)
     if local_steps:
@@ -229,11 +238,11 @@ def local_gradient(
     grad = jax.value_and_grad(summed_loss, has_aux=True)
 
     def num_steps(client):
-        return count_batches(_drawn(client, take), piece)
+        return count_batches(at_most(client.length, take), piece)
 
     def init(shared, client):
         order = shuffled_positions(own_key(shared, client), client.length, padded)
-        params, state = _beginning(shared, client)
+        params, state = _starting_point(shared, client)
         zeros = jax.tree.map(jnp.zeros_like, params)
         stats = jax.tree.map(jnp.zeros_like, state.get("batch_stats", {}))
         zero = jnp.zeros(())
@@ -241,7 +250,7 @@ def local_gradient(
 
     def step(shared, client, carry, i):
         grads, stats, order, (loss_sum, correct, seen) = carry
-        params, state = _beginning(shared, client)
+        params, state = _starting_point(shared, client)
         batch = drawn_piece(shared, client, order, i, take, piece, preprocess)
         (_, (loss, hits, state)), g = grad(
             params, state, batch, shared.context.objective
@@ -257,7 +266,7 @@ def local_gradient(
         grads, stats, _, (loss_sum, correct, seen) = carry
         some = jnp.maximum(seen, 1.0)
         grads = jax.tree.map(lambda g: g / some, grads)
-        before = _beginning(shared, client)[1].get("batch_stats", {})
+        before = _starting_point(shared, client)[1].get("batch_stats", {})
         stats = jax.tree.map(
             lambda s, b: jnp.where(seen > 0, s / some, b), stats, before
         )
@@ -276,91 +285,13 @@ def drawn_piece(
     Places past those examples are padding, which goes round them again.
     """
     places = i * piece + jnp.arange(piece)
-    drawn = jnp.maximum(_drawn(client, take), 1)
+    drawn = jnp.maximum(at_most(client.length, take), 1)
     positions = order[places % drawn] + client.length * (places >= drawn)
     key = jax.random.fold_in(own_key(shared, client), 1 + i)
     return gather_batch(shared, client, positions, preprocess, key)
 
 
-def _drawn(client: Client, take: int):
-    """How many examples a round that draws `take` has of the client."""
-    return client.length - (client.length - take) * (client.length > take)
-
-
-def local_statistics(
-    model, *, batch_size: int, preprocess: Preprocess
-) -> ClientProgram:
-    """BatchNorm moments of the client's data under the server's parameters.
-
-    `finish` gives `(moments, ())`, moments = (sum of means, sum of second moments,
-    examples), each weighted by examples, so that a cohort's sum is the pooled moment.
-    """
-
-    def init(shared, client):
-        del client
-        stats = shared.context.variables["batch_stats"]
-        zeros = jax.tree.map(jnp.zeros_like, stats)
-        return zeros, jnp.zeros(())
-
-    def step(shared, client, carry, i):
-        total, seen = carry
-        positions = i * batch_size + jnp.arange(batch_size)
-        batch = gather_batch(shared, client, positions, preprocess, shared.context.key)
-        moments = batch_moments(model, shared.context.variables, batch)
-        weight = jnp.sum(batch.mask)
-        total = jax.tree.map(lambda t, m: t + weight * m, total, moments)
-        return total, seen + weight
-
-    def finish(shared, client, carry):
-        del shared, client
-        return carry, ()
-
-    def num_steps(client):
-        return count_batches(client.length, batch_size)
-
-    task = Task("local_statistics", model, {"batch_size": batch_size})
-    return ClientProgram(num_steps, init, step, finish, task=task)
-
-
-def batch_moments(model, variables, batch: Batch):
-    """First and second moments of every normalised layer on one batch.
-
-    A batch_stats-shaped tree with E[x] under `mean` and E[x^2] under `var`: from
-    all-zero running statistics an update leaves (1 - momentum) times the batch's,
-    whatever the momentum of the network.
-    """
-    zeros = jax.tree.map(jnp.zeros_like, variables["batch_stats"])
-
-    def after(running):
-        given = {**variables, "batch_stats": running}
-        return _apply_in_training(model, given, batch)[1]["batch_stats"]
-
-    # What is kept of the old statistics, the momentum, is the derivative by them; in a
-    # batch of nothing but padding it is 1.
-    found, kept = jax.jvp(after, (zeros,), (jax.tree.map(jnp.ones_like, zeros),))
-    exact = jax.tree.map(
-        lambda x, m: jnp.where(m < 1, x / jnp.where(m < 1, 1 - m, 1), 0), found, kept
-    )
-    return _with_variances(lambda mean, variance: variance + mean**2, exact)
-
-
-def statistics_from_moments(total, examples):
-    """Pooled mean and variance from the sums of `local_statistics`."""
-    moments = jax.tree.map(lambda t: t / jnp.maximum(examples, 1.0), total)
-    # E[x^2] - E[x]^2; rounding can leave a little less than zero.
-    return _with_variances(
-        lambda mean, square: jnp.maximum(square - mean**2, 0.0), moments
-    )
-
-
-def _with_variances(change, tree):
-    """A tree like `batch_stats` with `change(mean, var)` in the place of each `var`."""
-    if isinstance(tree, dict) and set(tree) == {"mean", "var"}:
-        return {"mean": tree["mean"], "var": change(tree["mean"], tree["var"])}
-    return {name: _with_variances(change, child) for name, child in tree.items()}
-
-
-def _beginning(shared: Shared, client: Client):
+def _starting_point(shared: Shared, client: Client):
     """`(params, everything else)` at the start, with the client's own statistics."""
     params, state = split_params(shared.context.variables)
     stats = shared.context.client_stats

@@ -21,6 +21,7 @@ from fuprune.federated.program import (
     Client,
     ClientProgram,
     CohortFn,
+    Receive,
     Shared,
     Transport,
 )
@@ -87,6 +88,7 @@ def resolve_backend(
 def for_each_client(
     program: ClientProgram,
     *,
+    receive: Receive | None = None,
     backend: str | Transport = "auto",
     mesh: Mesh | None = None,
     loops_are_fast: bool = False,
@@ -95,6 +97,8 @@ def for_each_client(
 
     Args:
       program: the fold each client computes.
+      receive: what the server makes of each client's `each`, in place of the client's
+        own `(total, each)`.
       backend: `loop` (host loop over clients and steps, spread over the local
         devices), `map`, `vmap`, `shard_map` (over `mesh`) or `auto`; or a `Transport`
         to clients outside this process.
@@ -105,8 +109,9 @@ def for_each_client(
       `run(shared, clients) -> (total, each)`, compiled inside, to be called as it is.
     """
     if not isinstance(backend, str):
-        return backend(program)
-    program = _with_receiver(program)
+        return backend(program, receive)
+    if receive is not None:
+        program = _received(program, receive)
     backend, inner = resolve_backend(
         backend,
         loops_are_fast=loops_are_fast,
@@ -121,7 +126,7 @@ def for_each_client(
 
 
 def for_one_client(program: ClientProgram) -> CohortFn:
-    """Run the client's part of `program`, without `receive`, on one client.
+    """Run `program` on one client.
 
     It is for a process that has one client and no cohort: a host loop without an axis
     of clients, and nothing is compiled but the program's three functions.
@@ -139,18 +144,15 @@ def for_one_client(program: ClientProgram) -> CohortFn:
     return run
 
 
-def _with_receiver(program: ClientProgram) -> ClientProgram:
+def _received(program: ClientProgram, receive: Receive) -> ClientProgram:
     """The server's part joined to the client's, where both are in one process."""
-    receive = program.receive
-    if receive is None:
-        return program
 
     def finish(shared, client, carry):
         # The client's own total is dropped: the receiver makes the one that counts.
         _, sent = program.finish(shared, client, carry)
         return receive(shared, client, sent)
 
-    return program._replace(finish=finish, receive=None)
+    return program._replace(finish=finish)
 
 
 def _one_client(program: ClientProgram, shared: Shared, client: Client):

@@ -40,20 +40,19 @@ class ClientProgram(NamedTuple):
     `num_steps(client)` may depend on the client's length and is written with
     operators only, so that it works on traced and on NumPy integers. `finish` returns
     `(total, each)`: `total` is summed over the cohort, `each` is stacked.
-    `receive(shared, client, sent)`, when given, is the server's part: what it makes
-    of `each`, again as `(total, each)`. Everything else happens on the client.
-    `task`, when given, describes the client's part to a `Transport`.
+    `task`, when given, describes the program to a `Transport`.
     """
 
     num_steps: Callable[[Client], Any]
     init: Callable[[Shared, Client], Any]
     step: Callable[[Shared, Client, Any, jax.Array], Any]
     finish: Callable[[Shared, Client, Any], tuple[Any, Any]]
-    receive: Callable[[Shared, Client, Any], tuple[Any, Any]] | None = None
     task: Task | None = None
 
 
 CohortFn = Callable[[Shared, Client], tuple[Any, Any]]
+# The server's part, on what one client sent: `(shared, client, each) -> (total, each)`.
+Receive = Callable[[Shared, Client, Any], tuple[Any, Any]]
 
 
 class Transport(Protocol):
@@ -62,7 +61,9 @@ class Transport(Protocol):
     Their data are not, either: the pool that the server passes on stands for them.
     """
 
-    def __call__(self, program: ClientProgram) -> CohortFn:
+    def __call__(
+        self, program: ClientProgram, receive: Receive | None = None
+    ) -> CohortFn:
         """Run a program that has a `task` on the clients of a cohort."""
         ...
 

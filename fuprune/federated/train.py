@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import Cohort, FederatedDataset, sample_cohort
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import TooFewClientsError
 from fuprune.federated.server import FedAlgorithm, RoundInfo, ServerState
 
 Metrics = Mapping[str, float]

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuprune.errors import InputError
-from fuprune.federated.aggregate import TooFewClientsError, check_statistics
+from fuprune.errors import InputError, TooFewClientsError
 from fuprune.flower import node as nodes
 from fuprune.flower.node import Node
+from fuprune.unlearning.activations import check_statistics
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secure_summation import (
     decode,

@@ -10,12 +10,8 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 from fuprune.errors import InputError
-from fuprune.federated.client import (
-    TrainContext,
-    local_gradient,
-    local_sgd,
-    local_statistics,
-)
+from fuprune.federated.batch_norm import local_statistics
+from fuprune.federated.client import TrainContext, local_gradient, local_sgd
 from fuprune.federated.objective import Objective
 from fuprune.federated.program import ClientProgram
 from fuprune.run.optimizers import optimizer

@@ -16,11 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset
-from fuprune.errors import InputError
-from fuprune.federated.aggregate import TooFewClientsError, check_tree
+from fuprune.errors import InputError, TooFewClientsError
 from fuprune.federated.client import TrainContext
 from fuprune.federated.evaluate import Evaluation
-from fuprune.federated.program import Client, ClientProgram, CohortFn, Shared, Task
+from fuprune.federated.program import (
+    Client,
+    ClientProgram,
+    CohortFn,
+    Receive,
+    Shared,
+    Task,
+)
+from fuprune.federated.uploads import check_tree
 from fuprune.flower.records import plain
 from fuprune.flower.roster import Replies, Requests, Roster
 from fuprune.flower.secure import UPLOAD, secure_statistics
@@ -57,7 +64,9 @@ class RemoteClients:
         """How many images clients [M] say they have, [M]."""
         return np.asarray([self.roster.examples.get(int(k), 0) for k in clients])
 
-    def __call__(self, program: ClientProgram) -> CohortFn:
+    def __call__(
+        self, program: ClientProgram, receive: Receive | None = None
+    ) -> CohortFn:
         """`run(shared, clients)`: the program on nodes, through the server's doors."""
         task = program.task
         if task is None or task.name not in MAKERS:
@@ -67,7 +76,7 @@ class RemoteClients:
             )
 
         # One program in place of a hundred small ones, which each server would compile.
-        door = None if program.receive is None else jax.jit(program.receive)
+        door = None if receive is None else jax.jit(receive)
 
         def run(shared: Shared, clients: Client):
             template = _template(program, shared, clients)

@@ -17,10 +17,11 @@ import optax
 
 from fuprune.audit import AuditOptions, ProbeOptions, RelearnOptions, ShadowOptions
 from fuprune.config import ConfigError, read
-from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.local_work import LocalWork, count_images, local_work
+from fuprune.federated.aggregate import RULES
+from fuprune.federated.batch_norm import LocalBatchNorm
+from fuprune.federated.local_work import count_images
 from fuprune.federated.objective import Objective, classification, distillation
-from fuprune.federated.server import FedAlgorithm, LocalBatchNorm, fed_avg, fed_sgd
+from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd
 from fuprune.federated.train import fit
 from fuprune.models import zoo
 from fuprune.models.brought import bring
@@ -143,13 +144,9 @@ def make_algorithm(
         bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
         objective=objective or classification(train.label_smoothing),
-        aggregation=Aggregation(
-            rule=train.aggregation,
-            clip_norm=train.clip_norm,
-            trim=train.trim,
-            max_update_norm=train.max_update_norm or float("inf"),
-            keep_updates=keep_updates,
-        ),
+        aggregate=RULES[train.aggregation](train),
+        max_update_norm=train.max_update_norm or math.inf,
+        keep_updates=keep_updates,
     )
     rate, peak = schedule.by_round(), schedule.learning_rate
     if train.algorithm == "fed_sgd":
@@ -242,10 +239,10 @@ def _images_per_round(train, federation: Federation, work: float) -> int | None:
     return max(1, math.ceil(work * (train.batch_size or federation.data.max_length)))
 
 
-def _local_work(train, share: float) -> LocalWork:
+def _local_work(train, share: float) -> dict[str, int]:
     """A share of FedAvg's local epochs, and of the bound on its steps, rounded up."""
     steps = train.local_steps
-    return local_work(
+    return dict(
         local_epochs=calibration_epochs(share, train.local_epochs),
         local_steps=calibration_epochs(share, steps) if steps else 0,
     )

@@ -16,10 +16,10 @@ from flax import traverse_util
 
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError, check_choice
-from fuprune.federated.aggregate import check_statistics
 from fuprune.federated.client import Preprocess
 from fuprune.federated.cohort import ClientProgram, Shared, clients_of, keep_compiled
 from fuprune.federated.program import Task, Transport
+from fuprune.federated.uploads import check_tree, leaf_name
 from fuprune.surgery import capture
 from fuprune.surgery.cutting import layer_name
 from fuprune.unlearning.client_sums import sum_program
@@ -331,3 +331,60 @@ def _check_alike(uploads: Sequence[Any]) -> None:
             raise InputError(
                 f"upload {i} counts {counted} classes, but its sums have {classes}."
             )
+
+
+def check_statistics(upload, template, client_size: int, *, clip=None) -> str | None:
+    """Says what is wrong with class statistics that came from outside, or None.
+
+    It judges what a client measured, before any privacy noise: totals are sums of
+    ReLU'd activations, so none is negative; a class without examples has no totals;
+    and no client counts more examples than it has. A masked upload (secure summation)
+    cannot be judged at all, which is the price of not seeing it.
+
+    Args:
+        upload: `ClassActivations`: total {layer: [U, C_l]}, num_examples [U].
+        template: the same form, arrays or `jax.ShapeDtypeStruct`.
+        client_size: how many examples the client holds.
+        clip: the L2 bound of one example's activations over all layers, if clients
+            clip; a class row of n examples then has a norm of at most n * clip.
+
+    Returns:
+        None, or one reason; names that the client chose are quoted and cut short, so
+        that a reason is safe to log.
+    """
+    for field in ("total", "num_examples"):
+        if not hasattr(upload, field):
+            return f"not class statistics: there is no {field}"
+    parts = {"total": upload.total, "num_examples": upload.num_examples}
+    expected = {"total": dict(template.total), "num_examples": template.num_examples}
+    reason = check_tree(parts, expected) or _check_finite(parts)
+    if reason is not None:
+        return reason
+    counts = np.asarray(upload.num_examples).astype(np.float64)
+    if counts.min(initial=0) < 0:
+        return f"num_examples has a negative count, {counts.min():.6g}"
+    if np.any(counts != np.round(counts)):
+        return "num_examples has a count that is not a whole number"
+    if counts.sum() > client_size:
+        return f"{counts.sum():.0f} examples are above the client's {client_size}"
+    squares = np.zeros(counts.shape)
+    for layer, leaf in upload.total.items():
+        total = np.asarray(leaf).astype(np.float64)
+        if total.min(initial=0) < 0:
+            return f"total/{layer} has a negative sum, {total.min():.6g}"
+        # Such sums would be divided by somebody else's count.
+        if np.any(total[counts == 0]):
+            return f"total/{layer} has sums for a class without examples"
+        squares += np.sum(total**2, axis=1)
+    # The client summed in float32, where rounding may pass the exact bound a little.
+    if clip is not None and np.any(np.sqrt(squares) > 1.001 * clip * counts):
+        return f"a class row's norm is above {clip:.6g} per example"
+    return None
+
+
+def _check_finite(tree) -> str | None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        bad = int(np.sum(~np.isfinite(np.asarray(leaf))))
+        if bad:
+            return f"{leaf_name(path)} has {bad} of {np.size(leaf)} NaN or Inf values"
+    return None

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fuprune.errors import InputError
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import InputError, TooFewClientsError
 from fuprune.unlearning.secure_summation import secure_sum
 from fuprune.unlearning.summation_keys import check_threshold
 

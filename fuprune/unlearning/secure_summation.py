@@ -28,8 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from fuprune.errors import InputError
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import InputError, TooFewClientsError
 from fuprune.unlearning.summation_keys import (
     KEY_BYTES,
     SHARE_BYTES,

@@ -11,10 +11,10 @@ import pytest
 
 from fuprune.data.federated import Cohort, federate, take_clients, whole_cohort
 from fuprune.federated import cohort as iteration
-from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.batch_norm import LocalBatchNorm
 from fuprune.federated.cohort import for_each_client, resolve_backend
 from fuprune.federated.program import Client, ClientProgram, Shared
-from fuprune.federated.server import LocalBatchNorm, fed_avg, fed_sgd
+from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.federated.sharded import make_client_mesh
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
@@ -89,7 +89,7 @@ def test_every_backend_gives_the_same_rounds(name, data):
 
 def test_a_clients_update_does_not_depend_on_its_cohort(data):
     """Client 3 alone and client 3 among others send the same update."""
-    algorithm = average("map", aggregation=Aggregation(keep_updates=True))
+    algorithm = average("map", keep_updates=True)
     state = algorithm.init(tiny_variables(MODEL))
     key = jax.random.key(5)
     _, among = algorithm.round(state, take_clients(data, [0, 3, 4]), key)

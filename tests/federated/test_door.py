@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from fuprune.data.federated import federate, take_clients, whole_cohort
-from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.server import LocalBatchNorm, fed_avg, fed_sgd
+from fuprune.federated.batch_norm import LocalBatchNorm
+from fuprune.federated.server import fed_avg, fed_sgd
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
 MODEL = TinyNet()
@@ -55,7 +55,7 @@ def test_the_norm_bound_of_the_door_holds_for_gradients(data, backend):
         MODEL,
         server_optimizer=optax.sgd(0.1),
         backend=backend,
-        aggregation=Aggregation(max_update_norm=bound),
+        max_update_norm=bound,
     )
     state = algorithm.init(tiny_variables())
     _, info = algorithm.round(state, whole_cohort(data), jax.random.key(0))

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from fuprune.data.federated import federate, whole_cohort
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError
-from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.client import TrainContext, local_sgd, shuffled_positions
 from fuprune.federated.cohort import clients_of, for_each_client
-from fuprune.federated.local_work import count_images, count_steps, local_work
+from fuprune.federated.local_work import count_images, count_steps
 from fuprune.federated.objective import classification
 from fuprune.federated.program import Shared
 from fuprune.federated.server import fed_avg
 from fuprune.federated.train import fit
 from fuprune.models.adapt import adapt
+from tests.federated.faults import faulty
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
 MODEL = TinyNet(deep=False, norm="group", width=8)
@@ -41,7 +41,7 @@ def one_round(data, backend="map", **work):
         client_optimizer=optax.sgd(0.05, momentum=0.9),
         batch_size=8,
         backend=backend,
-        aggregation=Aggregation(keep_updates=True),
+        keep_updates=True,
         **work,
     )
     state = algorithm.init(tiny_variables(MODEL))
@@ -202,21 +202,20 @@ def test_work_that_cannot_be_is_refused_before_the_first_round(wrong, message):
 def test_misspelt_work_is_refused_before_the_first_round():
     with pytest.raises(TypeError, match="local_step'"):
         fed_avg(MODEL, client_optimizer=optax.sgd(0.1), local_step=3)
-    assert local_work(local_steps=3) == {"local_epochs": 1, "local_steps": 3}
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
 def test_a_client_that_counts_images_with_no_number_is_turned_away(data, value):
     """The round's own count stays one."""
 
-    def fault(sent, client_id, key):
+    def fault(sent, client_id):
         return sent._replace(seen=jnp.where(client_id == 0, value, sent.seen))
 
     algorithm = fed_avg(
         MODEL,
         client_optimizer=optax.sgd(0.1),
         batch_size=8,
-        aggregation=Aggregation(fault=fault),
+        backend=faulty(fault),
     )
     state = algorithm.init(tiny_variables(MODEL))
     _, info = algorithm.round(state, whole_cohort(data), jax.random.key(1))

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fuprune.federated.aggregate import is_finite
+from fuprune.federated.uploads import is_finite
 
 
 def instructions(layers: int) -> int:

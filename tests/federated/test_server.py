@@ -9,11 +9,19 @@ import optax
 import pytest
 
 from fuprune.data.federated import federate, whole_cohort
-from fuprune.federated.aggregate import Aggregation, TooFewClientsError
+from fuprune.errors import TooFewClientsError
+from fuprune.federated.aggregate import (
+    clipped_mean,
+    coordinate_median,
+    trimmed_mean,
+    weighted_mean,
+)
+from fuprune.federated.batch_norm import LocalBatchNorm
 from fuprune.federated.client import shuffled_positions
-from fuprune.federated.server import LocalBatchNorm, fed_avg, fed_sgd
+from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.federated.train import drop_clients, fit, iterate
 from tests import reference
+from tests.federated.faults import faulty
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
 
@@ -116,7 +124,7 @@ def test_fed_sgd_equals_its_twin(small, backend):
 def poison(kind):
     """Client 0 misbehaves."""
 
-    def fault(sent, client_id, key):
+    def fault(sent, client_id):
         bad = {
             "nan": lambda x: x * jnp.nan,
             "inf": lambda x: x + jnp.inf,
@@ -135,12 +143,9 @@ def poison(kind):
 def test_a_bad_update_is_turned_away_and_the_round_goes_on(small, kind, backend):
     """The result is that of a round without the client."""
     _, _, data, variables = small
-    options = dict(client_optimizer=optax.sgd(0.3), batch_size=5, backend=backend)
-    door = Aggregation(max_update_norm=1e3)
-    with_bad = fed_avg(
-        Linear(), aggregation=door._replace(fault=poison(kind)), **options
-    )
-    without = fed_avg(Linear(), aggregation=door, **options)
+    options = dict(client_optimizer=optax.sgd(0.3), batch_size=5, max_update_norm=1e3)
+    with_bad = fed_avg(Linear(), backend=faulty(poison(kind), backend), **options)
+    without = fed_avg(Linear(), backend=backend, **options)
     cohort = whole_cohort(data)
     state, info = with_bad.round(with_bad.init(variables), cohort, jax.random.key(1))
     assert info.rejected.tolist() == [True, False, False]
@@ -150,7 +155,9 @@ def test_a_bad_update_is_turned_away_and_the_round_goes_on(small, kind, backend)
     chex.assert_trees_all_close(state, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "clipped_mean"])
+@pytest.mark.parametrize(
+    "rule", [coordinate_median, trimmed_mean(0.4), clipped_mean(0.01)]
+)
 def test_robust_rules_give_the_same_round_in_every_backend(small, rule):
     """And not that of the plain mean, so that the rule is known to have been used."""
     _, _, data, variables = small
@@ -162,7 +169,7 @@ def test_robust_rules_give_the_same_round_in_every_backend(small, rule):
             client_optimizer=optax.sgd(0.3),
             batch_size=5,
             backend=backend,
-            aggregation=Aggregation(rule, clip_norm=0.01, trim=0.4),
+            aggregate=rule,
         )
         state, _ = algorithm.round(algorithm.init(variables), cohort, jax.random.key(1))
         return state.variables
@@ -173,7 +180,8 @@ def test_robust_rules_give_the_same_round_in_every_backend(small, rule):
             round_of(rule, backend), expected, rtol=1e-5, atol=1e-6
         )
     kernel, mean = (
-        v["params"]["Dense_0"]["kernel"] for v in (expected, round_of("mean", "loop"))
+        v["params"]["Dense_0"]["kernel"]
+        for v in (expected, round_of(weighted_mean, "loop"))
     )
     assert float(jnp.max(jnp.abs(kernel - mean))) > 1e-4
 
@@ -182,14 +190,14 @@ def test_a_client_that_claims_more_examples_than_it_has_is_turned_away(small):
     """Weights are claims; the server knows the sizes."""
     _, _, data, variables = small
 
-    def boast(sent, client_id, key):
+    def boast(sent, client_id):
         return sent._replace(num_examples=sent.num_examples + 1000 * (client_id == 2))
 
     algorithm = fed_avg(
         Linear(),
         client_optimizer=optax.sgd(0.1),
         batch_size=5,
-        aggregation=Aggregation(fault=boast),
+        backend=faulty(boast),
     )
     _, info = algorithm.round(
         algorithm.init(variables), whole_cohort(data), jax.random.key(1)
@@ -202,7 +210,7 @@ def test_a_client_with_a_count_that_is_no_number_is_turned_away(small, count):
     """It would spoil the round's own."""
     _, _, data, variables = small
 
-    def spoil(sent, client_id, key):
+    def spoil(sent, client_id):
         spoiled = jnp.where(client_id == 2, jnp.nan, getattr(sent, count))
         return sent._replace(**{count: spoiled})
 
@@ -210,7 +218,7 @@ def test_a_client_with_a_count_that_is_no_number_is_turned_away(small, count):
         Linear(),
         client_optimizer=optax.sgd(0.1),
         batch_size=5,
-        aggregation=Aggregation(fault=spoil),
+        backend=faulty(spoil),
     )
     _, info = algorithm.round(
         algorithm.init(variables), whole_cohort(data), jax.random.key(1)
@@ -226,7 +234,7 @@ def test_too_few_usable_clients_stop_the_run_with_a_reason(small):
         Linear(),
         client_optimizer=optax.sgd(0.1),
         batch_size=5,
-        aggregation=Aggregation(fault=poison("nan")),
+        backend=faulty(poison("nan")),
     )
     steps = iterate(
         algorithm,
@@ -296,13 +304,15 @@ def test_dropout_is_the_clients_own_draw(small):
     assert both.lengths[2] == alone.lengths[0]
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "clipped_mean"])
+@pytest.mark.parametrize(
+    "rule", [coordinate_median, trimmed_mean(0.2), clipped_mean(0.5)]
+)
 def test_robust_rules_hold_where_the_mean_breaks(rule):
     """A fifth of the clients send the opposite of their update, ten times over."""
     dataset = tiny_dataset(400)
     data = federate(dataset, np.array_split(np.arange(400), 10))
 
-    def reversal(sent, client_id, key):
+    def reversal(sent, client_id):
         factor = jnp.where(client_id < 2, -10.0, 1.0)
         return sent._replace(update=jax.tree.map(lambda x: factor * x, sent.update))
 
@@ -311,14 +321,15 @@ def test_robust_rules_hold_where_the_mean_breaks(rule):
             Linear(),
             client_optimizer=optax.sgd(0.5),
             batch_size=8,
-            aggregation=Aggregation(rule, clip_norm=0.5, trim=0.2, fault=reversal),
+            aggregate=rule,
+            backend=faulty(reversal),
         )
         variables = Linear().init(jax.random.key(0), jnp.zeros((1, 6, 6, 1)))
         options = dict(key=jax.random.key(0), cohort_size=10, rounds=8)
         result = fit(algorithm, algorithm.init(variables), data, **options)
         return result.history[-1].metrics["loss"]
 
-    assert final_loss("mean") > 2.0
+    assert final_loss(weighted_mean) > 2.0
     assert final_loss(rule) < 0.7
 
 
@@ -379,9 +390,9 @@ def test_recalibration_takes_nothing_from_clients_that_were_turned_away():
     expected, _ = plain.round(start, alone, jax.random.key(0))
     for fault, end in (
         (poison("nan"), expected),
-        (lambda sent, *_: spoiled(sent), start),
+        (lambda sent, client_id: spoiled(sent), start),
     ):
-        strict = fed_avg(model, aggregation=Aggregation(fault=fault), **options)
+        strict = fed_avg(model, backend=faulty(fault, "loop"), **options)
         state, _ = strict.round(start, cohort, jax.random.key(0))
         chex.assert_trees_all_close(state, end, rtol=1e-6)
 
@@ -422,11 +433,10 @@ def test_wrong_options_are_refused_with_what_is_allowed():
     """Typos in policies and rules name the alternatives."""
     with pytest.raises(ValueError, match="bn 'average' is unknown; choose one of"):
         fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn="average")
-    with pytest.raises(ValueError, match="must be one of mean"):
-        fed_avg(
-            Linear(),
-            client_optimizer=optax.sgd(0.1),
-            aggregation=Aggregation(rule="mode"),
-        )
+    with pytest.raises(ValueError, match="aggregate is 'mode', but must be a rule"):
+        fed_avg(Linear(), client_optimizer=optax.sgd(0.1), aggregate="mode")
+    for norm in (0.0, float("nan")):
+        with pytest.raises(ValueError, match=f"max_update_norm is {norm}, .* leave it"):
+            fed_avg(Linear(), client_optimizer=optax.sgd(0.1), max_update_norm=norm)
     with pytest.raises(ValueError, match=r"pass bn=LocalBatchNorm\(num_clients"):
         fed_avg(Linear(), client_optimizer=optax.sgd(0.1), bn="local")

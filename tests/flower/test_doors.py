@@ -11,8 +11,7 @@ from flwr.app import Error, Message
 
 from fuprune.data.federated import drop_classes, whole_cohort
 from fuprune.data.preprocess import to_float
-from fuprune.errors import InputError
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import InputError, TooFewClientsError
 from fuprune.federated.objective import classification
 from fuprune.federated.program import Client, ClientProgram, Task
 from fuprune.flower import tasks, work

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import whole_cohort
-from fuprune.errors import InputError
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import InputError, TooFewClientsError
 from fuprune.flower import client_app, node, secure
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL, unpack

@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 from fuprune.data.federated import federate, sample_cohort
 from fuprune.federated import sharded
-from fuprune.federated.aggregate import Aggregation
-from fuprune.federated.server import LocalBatchNorm
+from fuprune.federated.aggregate import coordinate_median
+from fuprune.federated.batch_norm import LocalBatchNorm
 from fuprune.federated.sharded import AXIS, make_client_mesh
 from tests.multidevice import rounds
 
@@ -70,7 +70,7 @@ def test_fed_sgd_is_the_same_on_any_number_of_devices(number, data, expected):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(dict(aggregation=Aggregation("median")), id="median"),
+        pytest.param(dict(aggregate=coordinate_median), id="median"),
         pytest.param(dict(bn=LocalBatchNorm(7)), id="local", marks=pytest.mark.slow),
         pytest.param(dict(bn="recalibrate"), id="recalibrate", marks=pytest.mark.slow),
     ],

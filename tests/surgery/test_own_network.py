@@ -15,7 +15,6 @@ from fuprune.audit.audit import audit
 from fuprune.audit.options import ProbeOptions
 from fuprune.data.federated import federate
 from fuprune.data.preprocess import to_float
-from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.train import FitResult
 from fuprune.models.adapt import adapt
 from fuprune.surgery import SlimNetwork
@@ -108,7 +107,7 @@ def keeping_trainer(model):
         model,
         client_optimizer=optax.sgd(0.05),
         batch_size=8,
-        aggregation=Aggregation(keep_updates=True),
+        keep_updates=True,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import drop_classes, federate, take_clients, whole_cohort
-from fuprune.federated.aggregate import Aggregation
+from fuprune.federated.aggregate import clipped_mean, weighted_mean
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning import history
 from fuprune.unlearning.protocol import UnlearnError
@@ -41,7 +41,7 @@ def train(data, variables, keys, server_rate=1.0):
         local_epochs=2,
         batch_size=4,
         server_optimizer=optax.sgd(server_rate),
-        aggregation=Aggregation(keep_updates=True),
+        keep_updates=True,
     )
     state, store = algorithm.init(variables), history.empty(10**6)
     for key in keys:
@@ -130,7 +130,8 @@ def test_what_is_left_is_what_the_server_makes_of_the_others(
             optax.sgd(rate, momentum=step["momentum"], nesterov=step["nesterov"]),
         ),
         batch_size=batch_size,
-        aggregation=Aggregation(rule, clip_norm=0.2, keep_updates=True),
+        aggregate=clipped_mean(0.2) if rule == "clipped_mean" else weighted_mean,
+        keep_updates=True,
     )
     server = history.ServerStep(lambda number: -float(rate(number)), **step)
     if rule == "clipped_mean":

@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from fuprune.data.federated import federate, take_clients
-from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.local_work import count_images
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning.fed_eraser import Replay, calibrated_step, calibration_epochs
@@ -30,7 +29,6 @@ from tests.unlearning.small import (
 
 LINEAR = SoftmaxRegression(num_classes=4)
 RATE, EPOCHS, ROUNDS = 0.5, 4, 5
-KEEP = Aggregation(keep_updates=True)
 
 
 @functools.cache
@@ -42,7 +40,7 @@ def averaging(model, epochs, batch_size=16, local_steps=0):
         local_epochs=epochs,
         local_steps=local_steps,
         batch_size=batch_size,
-        aggregation=KEEP,
+        keep_updates=True,
     )
 
 
@@ -265,7 +263,7 @@ def test_fed_sgd_keeps_gradients_as_the_steps_that_they_make():
     optimizer = optax.chain(
         optax.add_decayed_weights(decay), optax.sgd(rate, momentum=momentum)
     )
-    algorithm = fed_sgd(model, server_optimizer=optimizer, aggregation=KEEP)
+    algorithm = fed_sgd(model, server_optimizer=optimizer, keep_updates=True)
     server = ServerStep(lambda number: -rate, momentum, False, decay)
     variables, kept = train(
         algorithm, initial(model), data, [(0, 1, 2), (1, 2, 3)], server=server

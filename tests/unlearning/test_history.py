@@ -8,7 +8,6 @@ import optax
 import pytest
 
 from fuprune.data.federated import take_clients, whole_cohort
-from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning import history
 from fuprune.unlearning.protocol import tree_bytes
@@ -38,7 +37,7 @@ def averaging(**options):
         MODEL,
         client_optimizer=optax.sgd(0.1),
         batch_size=4,
-        aggregation=Aggregation(keep_updates=True),
+        keep_updates=True,
         **options,
     )
 
@@ -52,7 +51,7 @@ def averaging(**options):
             fed_sgd(
                 MODEL,
                 server_optimizer=optax.sgd(0.2),
-                aggregation=Aggregation(keep_updates=True),
+                keep_updates=True,
             ),
             -0.2,
         ),

@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from fuprune.data.federated import whole_cohort
-from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.models.adapt import adapt
 from fuprune.unlearning.fed_eraser import Replay
@@ -104,7 +103,7 @@ def test_replaying_the_rounds_of_a_network_of_lists(variant):
         MODEL,
         client_optimizer=optax.sgd(0.05),
         batch_size=8,
-        aggregation=Aggregation(keep_updates=True),
+        keep_updates=True,
     )
     state, kept = algorithm.init(VARIABLES), []
     for number in range(2):

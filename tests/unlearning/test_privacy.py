@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import TooFewClientsError
 from fuprune.unlearning.activations import ClassActivations, merge_activations
 from fuprune.unlearning.privacy import (
     NoiseScales,

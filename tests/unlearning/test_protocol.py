@@ -12,7 +12,6 @@ import pytest
 
 from fuprune.config.keys import KEYS
 from fuprune.data.federated import keep_classes, whole_cohort
-from fuprune.federated.aggregate import Aggregation
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history
 from fuprune.unlearning.class_pruning import class_pruning
@@ -65,7 +64,7 @@ def updates(trained):
         MODEL,
         client_optimizer=optax.sgd(0.05),
         batch_size=8,
-        aggregation=Aggregation(keep_updates=True),
+        keep_updates=True,
     )
     state, store, kept = algorithm.init(variables), history.empty(10**7), []
     for number in range(2):

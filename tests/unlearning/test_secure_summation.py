@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import TooFewClientsError
 from fuprune.unlearning import secure_summation
 from fuprune.unlearning.activations import ClassActivations
 from fuprune.unlearning.secure_summation import (

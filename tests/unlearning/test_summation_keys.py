@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fuprune.errors import InputError
-from fuprune.federated.aggregate import TooFewClientsError
+from fuprune.errors import InputError, TooFewClientsError
 from fuprune.unlearning.secure_summation import (
     decode,
     encode,
