@@ -24,10 +24,10 @@ import round_throughput  # noqa: E402
 import training_step  # noqa: E402
 
 from fuprune.data.dataset import Dataset  # noqa: E402
-from fuprune.data.federated import whole_cohort  # noqa: E402
+from fuprune.data.federated import federate, whole_cohort  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
+from fuprune.run import data as run_data  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
-from fuprune.run import placement  # noqa: E402
 from fuprune.surgery import compact  # noqa: E402
 from fuprune.unlearning.activations import collect, merge_activations  # noqa: E402
 from fuprune.unlearning.class_pruning import server_proc  # noqa: E402
@@ -76,7 +76,9 @@ def measure(net, runtime, options):
         (np.arange(number) % 10).astype(np.int32),
     )
     parts = list(np.arange(number).reshape(options.clients, options.images))
-    data = placement.place_federation(dataset, parts, runtime)
+    data = run_data.place_federation(
+        federate(dataset, parts, place=np.asarray), runtime
+    )
     cohort = whole_cohort(data)
     model = zoo.create(net, num_classes=10, input_shape=shape, conv=runtime.conv)
     algorithm, variables = training_step.make_round(model, runtime, batch_size=32)

@@ -192,11 +192,11 @@ def simulate():
     from fuprune.data.federated import whole_cohort
     from fuprune.flower.settings import read_config
     from fuprune.run import assembly
-    from fuprune.run.federation import make_federation
+    from fuprune.run.data import load_data
     from fuprune.run.machine import Runtime
 
     config, runtime = read_config(CONFIG), Runtime(None, "loop", "xla", 0, 1)
-    federation = make_federation(config, runtime)
+    federation = load_data(config, runtime)
     setup = assembly.Setup(config, federation, runtime)
     model = assembly.make_model(setup)
     algorithm = assembly.make_algorithm(setup, model, assembly.Schedule(9, 0.1))

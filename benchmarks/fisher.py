@@ -26,11 +26,11 @@ import optax  # noqa: E402
 import round_throughput  # noqa: E402
 
 from fuprune.data.dataset import Dataset  # noqa: E402
-from fuprune.data.federated import whole_cohort  # noqa: E402
+from fuprune.data.federated import federate, whole_cohort  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
+from fuprune.run import data as run_data  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
-from fuprune.run import placement  # noqa: E402
 from fuprune.unlearning.client_sums import make_client_sum  # noqa: E402
 from fuprune.unlearning.fisher import diagonal_fisher, fisher_sum  # noqa: E402
 from fuprune.unlearning.reading import Reading  # noqa: E402
@@ -82,7 +82,9 @@ def measure(conv, runtime, options):
         (np.arange(number) % options.classes).astype(np.int32),
     )
     parts = np.array_split(np.arange(number), options.clients)
-    data = placement.place_federation(dataset, parts, runtime)
+    data = run_data.place_federation(
+        federate(dataset, parts, place=np.asarray), runtime
+    )
     model = zoo.create(
         options.net, num_classes=options.classes, input_shape=shape, conv=conv
     )

@@ -35,8 +35,8 @@ from fuprune.data.federated import federate, sample_cohort, whole_cohort  # noqa
 from fuprune.data.partition import iid_partition  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
+from fuprune.run import data as run_data  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
-from fuprune.run import placement  # noqa: E402
 from fuprune.unlearning.activations import collect, merge_activations  # noqa: E402
 from fuprune.unlearning.class_pruning import server_proc  # noqa: E402
 
@@ -278,9 +278,9 @@ def _round_of(net, side, *, classes=10, depth=None, images=32):
     rng = np.random.default_rng(0)
     labels = (np.arange(images) % classes).astype(np.int32)
     pixels = rng.integers(256, size=(images, *shape)).astype(np.uint8)
-    data = placement.place_federation(
-        Dataset(pixels, labels), np.array_split(np.arange(images), 4), runtime
-    )
+    parts = np.array_split(np.arange(images), 4)
+    held = federate(Dataset(pixels, labels), parts, place=np.asarray)
+    data = run_data.place_federation(held, runtime)
     algorithm, variables = training_step.make_round(model, runtime, batch_size=8)
     state, cohort = algorithm.init(variables), whole_cohort(data)
 

@@ -37,10 +37,11 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
     import numpy as np
     import optax
 
+    from fuprune.data.federated import federate
     from fuprune.federated.server import fed_avg, fed_sgd
     from fuprune.federated.train import iterate
+    from fuprune.run import data as run_data
     from fuprune.run import machine as runtime_module
-    from fuprune.run import placement
 
     runtime = runtime_module.start(cohort=options.cohort)
     images = options.images if images is None else images
@@ -50,10 +51,12 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
         np.arange(k * options.images, (k + 1) * options.images) % pool
         for k in range(options.clients)
     ]
-    data = placement.place_federation(dataset, parts, runtime)
+    data = run_data.place_federation(
+        federate(dataset, parts, place=np.asarray), runtime
+    )
     if images != options.images:
         lengths = np.full(options.clients, images, np.int32)
-        data = data._replace(lengths=placement.replicate(lengths, runtime))
+        data = data._replace(lengths=run_data.replicate(lengths, runtime))
     model, variables = network(options, runtime)
     optimizer = optax.sgd(0.01, momentum=0.9)
     choices = {"backend": runtime.backend, "mesh": runtime.mesh}
@@ -63,7 +66,7 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
     else:
         choices |= {"server_optimizer": optimizer, "batch_size": options.images}
         federated = fed_sgd(model, **choices)
-    state = placement.replicate(jax.device_get(variables), runtime)
+    state = run_data.replicate(jax.device_get(variables), runtime)
     steps = iterate(
         federated,
         federated.init(state),
@@ -183,8 +186,8 @@ def evaluation(options):
     import jax
 
     from fuprune.federated.evaluate import make_evaluator
+    from fuprune.run import data as run_data
     from fuprune.run import machine as runtime_module
-    from fuprune.run import placement
 
     runtime = runtime_module.start()
     model, variables = network(options, runtime)
@@ -195,7 +198,7 @@ def evaluation(options):
         batch_size=options.batch_size,
         mesh=runtime.mesh,
     )
-    variables = placement.replicate(jax.device_get(variables), runtime)
+    variables = run_data.replicate(jax.device_get(variables), runtime)
     return lambda: evaluate(variables)
 
 

@@ -211,10 +211,10 @@ def make_round(options, clients: int, machine, length: int | None = None):
     import optax
 
     from fuprune.data.dataset import Dataset
-    from fuprune.data.federated import whole_cohort
+    from fuprune.data.federated import federate, whole_cohort
     from fuprune.federated.server import fed_avg
     from fuprune.models import zoo
-    from fuprune.run import placement
+    from fuprune.run import data as run_data
 
     number = clients * options.images
     shape = (options.size, options.size, 3)
@@ -224,10 +224,13 @@ def make_round(options, clients: int, machine, length: int | None = None):
         generator.integers(0, 10, number).astype(np.int32),
     )
     parts = np.split(np.arange(number), clients)
-    data = placement.place_federation(dataset, parts, machine)
+    data, split = federate(dataset, parts, place=np.asarray), machine.process_count > 1
+    if split:
+        data, _ = run_data.split_over_hosts(data, machine)
+    data = run_data.place_federation(data, machine, split=split)
     if length is not None:
         data = data._replace(
-            lengths=placement.replicate(np.full(clients, length, np.int32), machine)
+            lengths=run_data.replicate(np.full(clients, length, np.int32), machine)
         )
     model = zoo.create(
         options.net, num_classes=10, input_shape=shape, conv=machine.conv
@@ -242,7 +245,7 @@ def make_round(options, clients: int, machine, length: int | None = None):
         backend=machine.backend,
         mesh=machine.mesh,
     )
-    state = algorithm.init(placement.replicate(variables, machine))
+    state = algorithm.init(run_data.replicate(variables, machine))
     cohort = whole_cohort(data)
 
     def run_round():
@@ -296,7 +299,8 @@ def measure_alone(options) -> None:
 
     from fuprune.data.federated import FederatedDataset, rows_of, sample_cohort
     from fuprune.models import zoo
-    from fuprune.run import checkpoint, placement
+    from fuprune.run import checkpoint
+    from fuprune.run import data as run_data
     from fuprune.run import machine as runtime
 
     machine = runtime.start(devices=1)
@@ -334,7 +338,7 @@ def measure_alone(options) -> None:
     parts = np.arange(8 * clients).reshape(clients, 8)
     start = time.perf_counter()
     _, lengths = rows_of(list(parts), 8 * clients)
-    placement.deal_to_hosts(lengths, np.arange(8))
+    run_data.deal_to_hosts(lengths, np.arange(8))
     found["deal_seconds_per_client"] = (time.perf_counter() - start) / clients
     found["models"] = {}
     for name in ("resnet20", "resnet56", "vgg16"):
@@ -366,8 +370,9 @@ def measure_pair(options) -> None:
     from jax.sharding import PartitionSpec as P
 
     from fuprune.federated.sharded import AXIS
+    from fuprune.run import data as run_data
     from fuprune.run import machine as runtime
-    from fuprune.run import placement, processes
+    from fuprune.run import processes
 
     machine = runtime.start(
         devices=1,
@@ -399,7 +404,7 @@ def measure_pair(options) -> None:
         seconds = {}
         for size in (1_000, 1_000_000 if options.smoke else 16_000_000):
             host = np.ones((2, size // 2 // np.dtype(dtype).itemsize), dtype)
-            value = placement.replicate(host, machine)
+            value = run_data.replicate(host, machine)
             seconds[size] = median_seconds(
                 lambda f=function, v=value: jax.block_until_ready(f(v)), repeats
             )

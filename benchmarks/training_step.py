@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from fuprune.federated.server import fed_avg
-from fuprune.run import placement
+from fuprune.run import data as run_data
 
 
 def random_batch(model, options):
@@ -28,7 +28,7 @@ def make_round(model, runtime, batch_size):
         backend=runtime.backend,
         mesh=runtime.mesh,
     )
-    return algorithm, placement.replicate(jax.device_get(variables), runtime)
+    return algorithm, run_data.replicate(jax.device_get(variables), runtime)
 
 
 def make_step(model, optimizer, images, labels):

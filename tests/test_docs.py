@@ -154,7 +154,7 @@ def own_data_section(repository):
 def test_the_guides_own_data_is_made_read_and_dealt(repository, tmp_path, monkeypatch):
     from fuprune import main
     from fuprune.run import machine
-    from fuprune.run.federation import make_federation
+    from fuprune.run.data import load_data
 
     monkeypatch.chdir(tmp_path)
     programs, commands = own_data_section(repository)
@@ -164,7 +164,7 @@ def test_the_guides_own_data_is_made_read_and_dealt(repository, tmp_path, monkey
     for command in commands:
         assert command[:3] == ["python", "-m", "fuprune.main"]
         config = main.parse(["fuprune", *command[3:]]).config
-        federation = make_federation(config, runtime)
+        federation = load_data(config, runtime)
         assert federation.class_names == ("cat", "dog", "hamster")
         natural = config.partition.kind == "natural"
         assert federation.data.num_clients == (

@@ -19,13 +19,13 @@ import plain_net  # noqa: E402
 import workload  # noqa: E402
 
 from fuprune.data.dataset import Dataset  # noqa: E402
-from fuprune.data.federated import whole_cohort  # noqa: E402
+from fuprune.data.federated import federate, whole_cohort  # noqa: E402
 from fuprune.federated import cohort as cohort_module  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.kernels.convolution import implementation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
+from fuprune.run import data as run_data  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
-from fuprune.run import placement  # noqa: E402
 
 
 def main():
@@ -52,7 +52,7 @@ def main():
         backend=runtime.backend,
         mesh=runtime.mesh,
     )
-    state = algorithm.init(placement.replicate(variables, runtime))
+    state = algorithm.init(run_data.replicate(variables, runtime))
     key = jax.random.key(0)
 
     def run_round():
@@ -82,7 +82,9 @@ def place(work, runtime):
     parts = [workload.client_data(work, k) for k in range(work.clients)]
     dataset = Dataset(*(np.concatenate(x) for x in zip(*parts, strict=True)))
     rows = np.arange(work.images_per_round).reshape(work.clients, work.images)
-    data = placement.place_federation(dataset, list(rows), runtime)
+    data = run_data.place_federation(
+        federate(dataset, list(rows), place=np.asarray), runtime
+    )
     return whole_cohort(data)
 
 

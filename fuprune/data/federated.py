@@ -7,9 +7,8 @@ are no other weights.
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,8 +58,7 @@ def federate(
     dataset: Dataset,
     parts: Sequence[np.ndarray],
     *,
-    place: Callable[[np.ndarray], jax.Array] = jnp.asarray,
-    place_images: Callable[[np.ndarray], jax.Array] | None = None,
+    place: Callable[[np.ndarray], Any] = jnp.asarray,
 ) -> FederatedDataset:
     """Puts a dataset on the device and gives each client its part.
 
@@ -68,7 +66,7 @@ def federate(
       dataset: images [N, H, W, C] uint8 and labels [N].
       parts: For each client the indices of its examples; a part may be empty.
       place: Puts an array on the devices; the default device if not given.
-      place_images: The same for the pool of images, where that is different.
+        `np.asarray` leaves everything in host memory.
 
     Returns:
       The pool and rows [K, L], where L is the size of the largest part.
@@ -81,20 +79,11 @@ def federate(
         )
     rows, lengths = rows_of(parts, num_examples)
     return FederatedDataset(
-        images=(place_images or place)(dataset.images),
+        images=place(dataset.images),
         labels=place(np.asarray(dataset.labels, np.int32)),
         rows=place(rows),
         lengths=place(lengths),
     )
-
-
-def federation_bytes(
-    shape: Sequence[int], parts: Sequence[np.ndarray]
-) -> tuple[int, int]:
-    """Bytes that `federate` puts on a device: the images, and everything else."""
-    longest = max(1, max(map(len, parts), default=0))
-    # Four bytes for each label, each entry of a row and each length.
-    return math.prod(shape), 4 * (shape[0] + len(parts) * (longest + 1))
 
 
 def rows_of(

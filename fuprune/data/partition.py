@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError, first_line
 
 # Keeps the draws of `hold_out` apart from those that dealt the examples.
@@ -303,21 +302,19 @@ def hold_out(
     return remaining, np.sort(held[taken]).astype(np.int32)
 
 
-def restrict(
-    dataset: Dataset, parts: Sequence[np.ndarray]
-) -> tuple[Dataset, list[np.ndarray]]:
-    """Drops the examples that no client holds, and renumbers the parts to match.
+def drop_unheld(
+    parts: Sequence[np.ndarray], num_examples: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Finds the examples that some client holds, and renumbers the parts to match.
 
-    If every example is held, both are as they were; otherwise the others keep their
-    order, and the parts are int32 indices into them.
+    Returns:
+      The held examples' ascending indices, [H], and the parts as int32 indices into
+      them.
     """
-    held = np.zeros(len(dataset.labels), bool)
-    held[np.concatenate([np.asarray(part, np.int64) for part in parts])] = True
-    if held.all():
-        return dataset, list(parts)
-    place = np.cumsum(held, dtype=np.int32) - 1
-    kept = Dataset(dataset.images[held], dataset.labels[held])
-    return kept, [place[part] for part in parts]
+    is_held = np.zeros(num_examples, bool)
+    is_held[np.concatenate([np.asarray(part, np.int64) for part in parts])] = True
+    place = np.cumsum(is_held, dtype=np.int32) - 1
+    return np.flatnonzero(is_held), [place[part] for part in parts]
 
 
 def _dirichlet(rng: np.random.Generator, alpha: float, size: int) -> np.ndarray:

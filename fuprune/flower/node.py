@@ -113,11 +113,11 @@ def _rehearsed_data(text: str, client: int):
     import jax
 
     from fuprune.flower.settings import read_config
-    from fuprune.run.federation import make_federation
+    from fuprune.run.data import load_data
     from fuprune.run.machine import Runtime
 
     config = read_config(text)
-    federation = make_federation(config, Runtime(None, "auto", "xla", 0, 1))
+    federation = load_data(config, Runtime(None, "auto", "xla", 0, 1))
     if client >= federation.data.num_clients:
         raise InputError(
             f"client-id is {client}, but the rehearsal has "

@@ -30,7 +30,7 @@ from fuprune.flower.roster import COLOURS_FILE, Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.run import assembly, checkpoint, kept_files
-from fuprune.run.federation import Federation
+from fuprune.run.data import Federation
 from fuprune.run.machine import Runtime
 from fuprune.surgery import rebuild
 from fuprune.unlearning.kept_rounds import is_kept, keep_round

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fuprune import config as configuration
 from fuprune.run import assembly, files
 from fuprune.run.assembly import Schedule
-from fuprune.run.federation import Federation
+from fuprune.run.data import Federation
 from fuprune.run.training import Budget
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.reading import missing_classes

@@ -26,10 +26,9 @@ from fuprune.federated.train import fit
 from fuprune.models import zoo
 from fuprune.models.brought import bring
 from fuprune.models.fresh import init_variables
-from fuprune.run.federation import Federation
+from fuprune.run.data import Federation, replicate
 from fuprune.run.machine import Runtime
 from fuprune.run.optimizers import optimizer
-from fuprune.run.placement import replicate
 from fuprune.unlearning.fed_eraser import Replay, calibration_epochs
 from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.methods import METHODS

@@ -41,12 +41,11 @@ from fuprune.run import (
     models,
     processes,
     provenance,
-    requests,
     trackers,
     units,
 )
 from fuprune.run import machine as runtime
-from fuprune.run.federation import make_federation
+from fuprune.run.data import describe_sets, load_data
 from fuprune.run.files import AuditOutcome, UnlearnedUnits
 from fuprune.run.progress import Progress, show_record
 from fuprune.run.training import (
@@ -134,7 +133,7 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     stored = workdir / "config.json"
     if stored.exists():
         provenance.refuse_other_config(workdir, config)
-    federation = make_federation(config, machine)
+    federation = load_data(config, machine)
     configuration.check_classes(config, federation.num_classes)
     configuration.check_clients(config, federation.data.num_clients)
     model = assembly.make_model(assembly.Setup(config, federation, machine))
@@ -264,7 +263,7 @@ def _write_record(this: Run) -> RunRecord | None:
         dataset=config.data.name,
         model=rebuild.spec(assembly.make_model(this.setup)),
         classes=list(this.classes),
-        request=requests.describe_sets(
+        request=describe_sets(
             this.request,
             len(this.federation.forgotten.labels),
             len(this.federation.test.labels),

@@ -30,12 +30,11 @@ from fuprune.run import (
     files,
     kept_files,
     logs,
-    placement,
     processes,
     progress,
 )
 from fuprune.run import machine as runtime
-from fuprune.run.federation import Federation
+from fuprune.run.data import Federation, replicate
 from fuprune.surgery import rebuild
 from fuprune.unlearning import history as update_history
 from fuprune.unlearning.kept_rounds import is_kept, keep_round
@@ -272,7 +271,7 @@ def train_unit(
         objective=objective,
         keep_updates=store is not None or interval > 0,
     )
-    state = algorithm.init(placement.replicate(variables, this.runtime))
+    state = algorithm.init(replicate(variables, this.runtime))
     judge = make_judge(this, model)
     metric = judged_name(this, budget.metric)
     saved = _restore(this, unit, model, state, store, variables["params"])
@@ -395,7 +394,7 @@ def _restore(this: Run, unit: str, model, state, store, params):
                 "start in a fresh workdir."
             )
     this.progress.note(f"{unit}: continues after round {start}")
-    state = placement.replicate(tree, this.runtime)
+    state = replicate(tree, this.runtime)
     return start, state, saved["rounds_to_target"], store
 
 

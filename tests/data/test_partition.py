@@ -3,16 +3,15 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuprune.data.dataset import Dataset
 from fuprune.data.partition import (
     bias_partition,
     dirichlet_partition,
+    drop_unheld,
     hold_out,
     iid_partition,
     natural_partition,
     pathological_partition,
     read_partition,
-    restrict,
 )
 from fuprune.errors import InputError
 from tests import reference_data
@@ -227,16 +226,11 @@ def test_senseless_share_is_refused(share):
         hold_out([np.arange(3)], np.zeros(3, int), share, 0)
 
 
-def test_restricting_drops_what_nobody_holds():
-    images = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1)
-    dataset = Dataset(images, np.arange(6, dtype=np.int32))
+def test_examples_that_nobody_holds_are_dropped():
     parts = [np.array([5, 0]), np.array([], int), np.array([3])]
-    small, renumbered = restrict(dataset, parts)
-    assert small.labels.tolist() == [0, 3, 5]
-    assert small.images.ravel().tolist() == [0, 3, 5]
+    held, renumbered = drop_unheld(parts, 6)
+    assert held.tolist() == [0, 3, 5]
     assert [part.tolist() for part in renumbered] == [[2, 0], [], [1]]
-    whole, same = restrict(dataset, [np.arange(6)])
-    assert whole is dataset and same[0].tolist() == list(range(6))
 
 
 @hypothesis.given(

@@ -10,7 +10,7 @@ from fuprune.flower.roster import Roster, join_clients
 from fuprune.flower.settings import Timeouts
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.models import zoo
-from fuprune.run.federation import make_federation
+from fuprune.run.data import load_data
 from fuprune.run.machine import Runtime
 
 CONFIG = (
@@ -74,7 +74,7 @@ class FakeGrid:
 
 def federation(config):
     """What the simulator has: the same parts as the nodes take."""
-    return make_federation(config, Runtime(None, "loop", "xla", 0, 1))
+    return load_data(config, Runtime(None, "loop", "xla", 0, 1))
 
 
 def remote(grid, config, *, num_clients=3, **terms):

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from fuprune.data.federated import federate
 from fuprune.federated.sharded import make_client_mesh
+from fuprune.run import data as run_data
 from fuprune.run import machine as runtime
-from fuprune.run import placement
 from tests.multidevice import rounds
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(
@@ -20,7 +21,7 @@ owners = st.lists(st.integers(0, 3), min_size=1, max_size=8).map(np.array)
 @hypothesis.given(lengths, owners)
 def test_each_image_lies_once_and_with_its_clients_host(lengths, owners):
     """For any order of devices in the mesh and any sizes of clients."""
-    pool = placement.deal_to_hosts(lengths, owners)
+    pool = run_data.deal_to_hosts(lengths, owners)
     assert pool.size % len(owners) == 0
     share = pool.size // len(owners)
     seen = []
@@ -36,7 +37,7 @@ def test_each_image_lies_once_and_with_its_clients_host(lengths, owners):
 def test_hosts_hold_about_the_same():
     """A hundred clients over four hosts: within one client of a quarter."""
     sizes = np.random.default_rng(0).integers(1, 50, 100)
-    pool = placement.deal_to_hosts(sizes, np.repeat(np.arange(4), 2))
+    pool = run_data.deal_to_hosts(sizes, np.repeat(np.arange(4), 2))
     held = np.bincount(pool.host_of_client, weights=sizes)
     assert np.ptp(held) <= 2 * sizes.max()
     assert pool.size <= sizes.sum() + 8 * sizes.max()
@@ -44,7 +45,7 @@ def test_hosts_hold_about_the_same():
 
 def test_neighbours_live_together():
     """Client numbers never go down from host to host: a range of a file each."""
-    pool = placement.deal_to_hosts(np.full(10, 3), np.array([0, 0, 1, 1]))
+    pool = run_data.deal_to_hosts(np.full(10, 3), np.array([0, 0, 1, 1]))
     np.testing.assert_array_equal(pool.host_of_client, [0] * 5 + [1] * 5)
 
 
@@ -53,7 +54,7 @@ def test_a_pool_over_hosts_gives_every_client_its_own_images():
     dataset, parts = rounds.train_set(), rounds.parts()
     sizes = np.array([len(part) for part in parts])
     owners = np.array([0, 1, 1, 0])
-    pool = placement.deal_to_hosts(sizes, owners)
+    pool = run_data.deal_to_hosts(sizes, owners)
     share = pool.size // len(owners)
     images = np.zeros((pool.size, *dataset.images.shape[1:]), np.uint8)
     for host in (0, 1):
@@ -80,7 +81,9 @@ def test_a_pool_over_hosts_gives_every_client_its_own_images():
 def test_one_process_has_the_whole_pool_on_every_device(number):
     mesh = make_client_mesh(jax.devices()[:number]) if number > 1 else None
     machine = runtime.Runtime(mesh, "auto", "xla", 0, 1)
-    data = placement.place_federation(rounds.train_set(), rounds.parts(), machine)
+    data = run_data.place_federation(
+        federate(rounds.train_set(), rounds.parts(), place=np.asarray), machine
+    )
     assert len(data.images.addressable_shards) == number
     np.testing.assert_array_equal(data.images, rounds.train_set().images)
     np.testing.assert_array_equal(data.lengths, [len(p) for p in rounds.parts()])

@@ -10,8 +10,10 @@ import sys
 import jax
 import numpy as np
 
+from fuprune.data.federated import federate
+from fuprune.run import data as run_data
 from fuprune.run import machine as runtime
-from fuprune.run import placement, processes
+from fuprune.run import processes
 from tests.multidevice import rounds
 
 
@@ -34,7 +36,9 @@ def main(coordinator: str, process_id: str, output: str) -> None:
     assert processes.any_process(machine.process_index == 1)
     assert not processes.any_process(False)
     dataset, parts = rounds.train_set(), rounds.parts()
-    data = placement.place_federation(dataset, parts, machine)
+    on_host = federate(dataset, parts, place=np.asarray)
+    own, _ = run_data.split_over_hosts(on_host, machine)
+    data = run_data.place_federation(own, machine, split=True)
     held = np.concatenate([s.data for s in data.images.addressable_shards])
     facts = {
         "process": machine.process_index,
@@ -48,7 +52,7 @@ def main(coordinator: str, process_id: str, output: str) -> None:
         "labels_everywhere": data.labels.sharding.is_fully_replicated,
     }
     results = rounds.everything(data, machine.mesh, backend="auto")
-    whole = placement.place_federation(dataset, parts, machine, whole=True)
+    whole = run_data.place_federation(on_host, machine)
     facts["whole_rows"] = whole.images.addressable_shards[0].data.shape[0]
     algorithm = rounds.averaging(mesh=machine.mesh)
     state, _ = rounds.train(algorithm, whole)

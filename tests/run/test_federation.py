@@ -12,8 +12,9 @@ from fuprune.data.federated import sample_cohort
 from fuprune.errors import FupruneError
 from fuprune.federated.server import fed_avg
 from fuprune.models import zoo
-from fuprune.run import machine, placement
-from fuprune.run.federation import make_federation
+from fuprune.run import data as run_data
+from fuprune.run import machine
+from fuprune.run.data import load_data
 from tests.tiny import TinyNet, tiny_variables
 
 RUNTIME = machine.Runtime(None, "map", "xla", 0, 1)
@@ -66,7 +67,7 @@ def numbers_by_client(federation):
 def test_every_image_trains_or_validates_once(own, kind, share, tmp_path):
     listed = "\n".join(" ".join(map(str, range(k, NUMBER, 6))) for k in range(6))
     (tmp_path / "parts.txt").write_text(listed)
-    federation = make_federation(
+    federation = load_data(
         settings(
             own,
             data__validation=share,
@@ -92,31 +93,31 @@ def test_partitions_of_the_data_follow_the_images_that_are_left(own, tmp_path):
     natural = settings(
         own, partition__kind="natural", partition__column="writer", data__limit=4
     )
-    parts = numbers_by_client(make_federation(natural, RUNTIME))
+    parts = numbers_by_client(load_data(natural, RUNTIME))
     assert sorted(sum(parts, [])) == list(range(12))
     assert all(n % 4 == writer for writer, part in enumerate(parts) for n in part)
     (tmp_path / "parts.txt").write_text("5 3\n\n59\n")
     file = str(tmp_path / "parts.txt")
     from_file = settings(own, partition__kind="file", partition__file=file)
-    federation = make_federation(from_file, RUNTIME)
+    federation = load_data(from_file, RUNTIME)
     assert numbers_by_client(federation) == [[3, 5], [], [59]]
     # Nobody trains on the others, so that they are no members either.
     assert federation.train.images[:, 0, 0, 0].tolist() == [3, 5, 59]
     from_file.data.limit = 4
     with pytest.raises(FupruneError, match="data.limit is 4 with partition.kind=file"):
-        make_federation(from_file, RUNTIME)
+        load_data(from_file, RUNTIME)
 
 
 def test_a_column_that_is_not_there_is_named(own):
     config = settings(own, partition__kind="natural")
     with pytest.raises(FupruneError, match="no column 'client'.*are: writer"):
-        make_federation(config, RUNTIME)
+        load_data(config, RUNTIME)
 
 
 def test_statistics_are_constants_federated_sums_or_central(own):
     def scaled(kind):
         config = settings(own, data__normalise=kind)
-        federation = make_federation(config, RUNTIME)
+        federation = load_data(config, RUNTIME)
         image = np.full((1, 6, 5, 3), 40, np.uint8)
         return federation, float(federation.prepare(None, image)[0, 0, 0, 0])
 
@@ -133,11 +134,12 @@ def test_statistics_are_constants_federated_sums_or_central(own):
 
 
 def test_images_that_do_not_fit_are_refused_in_one_line(own, monkeypatch):
-    monkeypatch.setattr(placement, "_free_bytes", lambda n: (1_000, "here", n))
+    monkeypatch.setattr(run_data, "free_memory", lambda: 1_000)
     with pytest.raises(FupruneError) as error:
-        make_federation(settings(own), RUNTIME)
+        load_data(settings(own), RUNTIME)
     text = str(error.value)
-    assert "\n" not in text and "shape (6, 5, 3) take 6.0 kB here, but 1.0 kB" in text
+    assert "\n" not in text and "shape (6, 5, 3) take 6.0 kB in this" in text
+    assert "but 1.0 kB are free" in text
 
 
 @pytest.mark.slow
@@ -148,7 +150,7 @@ def test_large_and_oblong_images_train(tmp_path):
     images = rng.integers(256, size=(12, 36, 72), dtype=np.uint8)
     np.savez(tmp_path / "wide.npz", images=images, labels=np.arange(12) % 2)
     config = settings(f"npz:{tmp_path}/wide.npz", partition__kind="iid")
-    federation = make_federation(config, RUNTIME)
+    federation = load_data(config, RUNTIME)
     algorithm = fed_avg(
         TinyNet(num_classes=2),
         client_optimizer=optax.sgd(0.1),

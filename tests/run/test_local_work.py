@@ -5,7 +5,7 @@ import pytest
 
 from fuprune import config as config_lib
 from fuprune.run import assembly
-from fuprune.run.federation import make_federation
+from fuprune.run.data import load_data
 from fuprune.run.machine import Runtime
 from tests.settings import quickstart
 
@@ -25,7 +25,7 @@ def setting(**values):
     for name, value in values.items():
         config.train[name] = value
     config_lib.validate(config)
-    return assembly.Setup(config, make_federation(config, RUNTIME), RUNTIME)
+    return assembly.Setup(config, load_data(config, RUNTIME), RUNTIME)
 
 
 @pytest.mark.parametrize(

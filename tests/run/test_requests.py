@@ -7,8 +7,8 @@ import pytest
 from fuprune.config import ConfigError
 from fuprune.data.backdoor import TARGET
 from fuprune.errors import FupruneError
-from fuprune.run import agenda, kept_files, requests
-from fuprune.run.federation import make_federation
+from fuprune.run import agenda, kept_files
+from fuprune.run.data import describe_sets, load_data
 from fuprune.unlearning.kept_rounds import KeptRound
 from fuprune.unlearning.request import ForgetRequest
 from fuprune.unlearning.sisa import Checkpoint
@@ -20,7 +20,7 @@ IID = dict(partition__kind="iid", unlearn__classes="")
 
 def federation_of(own, **values):
     values = {"unlearn__methods": "retrain", **IID, **values}
-    return make_federation(settings(own, **values), RUNTIME)
+    return load_data(settings(own, **values), RUNTIME)
 
 
 def numbers_of(dataset):
@@ -32,7 +32,7 @@ def test_clients_are_forgotten_with_all_their_images(own):
     held = numbers_by_client(federation)
     assert federation.request == ForgetRequest(clients=(1, 4))
     assert numbers_of(federation.forgotten) == sorted(held[1] + held[4])
-    row = requests.describe_sets(federation.request, 16, 9)
+    row = describe_sets(federation.request, 16, 9)
     assert row.u_set == "the 16 training images of clients 1, 4"
     assert row.r_set == "the 9 test images, which nobody trained on"
 
@@ -112,7 +112,7 @@ def test_the_only_holder_of_a_class_is_told_before_training(own, tmp_path):
         "unlearn__clients": "1",
     }
     config = settings(own, **{"unlearn__methods": "retrain", **IID, **values})
-    federation = make_federation(config, RUNTIME)
+    federation = load_data(config, RUNTIME)
     (line,) = agenda.describe_absences(config, federation)
     assert "client 1 alone holds every example of class 1" in line
 
