@@ -20,9 +20,15 @@ Expected, from the paper's Table 2 (U-set / R-set accuracy in percent; not yet m
   and 9.9 times fewer rounds than retraining.
 """
 
-from fuprune.config import scales
+from fuprune.config import default
 
 
 def get_config(depth: str = "20"):
     """Returns the setting for one depth: 20, 32, 44 or 56."""
-    return scales.paper("cifar100", f"resnet{depth}", rate=0.1)
+    config = default()
+    config.data.name = "cifar100"
+    config.partition.bias = 0.01
+    config.model.name = f"resnet{depth}"
+    config.unlearn.classes = 99
+    config.prune.rate = 0.1
+    return config

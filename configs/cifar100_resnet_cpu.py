@@ -13,14 +13,13 @@ Expected, seed 0, on 20,000 of the training images (U-set / R-set accuracy in pe
   fine-tuned without a cut 0.0 / 56.9; docs/results.md says what follows.
 """
 
-from fuprune.config import scales
-from fuprune.run.config_loading import load_config
+from fuprune.config import load_config, reduce_for_cpu
 
 
 def get_config(depth: str = "20"):
     """Returns the setting for one depth: 20, 32, 44 or 56."""
     _, config = load_config(f"cifar100_resnet:{depth}")
-    scales.reduce_for_cpu(
+    reduce_for_cpu(
         config, rounds=2400, learning_rate=0.25, warmup_rounds=96, batch_size=16
     )
     config.phases = "pretrain,unlearn,report"

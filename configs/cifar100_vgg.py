@@ -17,9 +17,15 @@ Expected, from the paper's Table 2 (U-set / R-set accuracy in percent; not yet m
   and 8.4 times fewer rounds than retraining.
 """
 
-from fuprune.config import scales
+from fuprune.config import default
 
 
 def get_config(depth: str = "11"):
     """Returns the setting for one depth: 11, 13, 16 or 19."""
-    return scales.paper("cifar100", f"vgg{depth}", rate=0.15)
+    config = default()
+    config.data.name = "cifar100"
+    config.partition.bias = 0.01
+    config.model.name = f"vgg{depth}"
+    config.unlearn.classes = 99
+    config.prune.rate = 0.15
+    return config

@@ -18,13 +18,13 @@ Cost: 270,000 images to pre-train and 243,000 to retrain; with q = 1, 280,000 ea
 Expected: docs/results.md says what came out.
 """
 
-from fuprune.config import scales
+from fuprune.config import default, reduce_for_cpu
 
 
 def get_config(bias: str = "0.1"):
     """Returns the setting for one q."""
-    config = scales.paper("cifar10", "resnet20", rate=0.05)
-    scales.reduce_for_cpu(config, rounds=60, learning_rate=0.1, warmup_rounds=3)
+    config = default()
+    reduce_for_cpu(config, rounds=60, learning_rate=0.1, warmup_rounds=3)
     config.phases = "pretrain,unlearn,report"
     config.partition.bias = float(bias)
     config.train.algorithm = "fed_avg"
@@ -42,7 +42,7 @@ def get_config(bias: str = "0.1"):
 
 
 def _one_class_per_client(config):
-    scales.reduce_for_cpu(
+    reduce_for_cpu(
         config, rounds=350, learning_rate=0.002, warmup_rounds=15, batch_size=8
     )
     config.model.norm = "group"

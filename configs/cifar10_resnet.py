@@ -24,7 +24,7 @@ Expected, from the paper's Table 2 (U-set / R-set accuracy in percent; not yet m
   and 8.9 to 11.0 times fewer rounds than retraining.
 """
 
-from fuprune.config import scales
+from fuprune.config import default
 
 RATES = {"20": 0.05, "32": 0.05, "44": 0.06, "56": 0.04}
 
@@ -32,4 +32,7 @@ RATES = {"20": 0.05, "32": 0.05, "44": 0.06, "56": 0.04}
 def get_config(depth: str = "20"):
     """Returns the setting for one depth: 20, 32, 44 or 56."""
     # An unknown depth is refused by its model's name.
-    return scales.paper("cifar10", f"resnet{depth}", RATES.get(depth, 0.05))
+    config = default()
+    config.model.name = f"resnet{depth}"
+    config.prune.rate = RATES.get(depth, 0.05)
+    return config

@@ -24,14 +24,13 @@ Cost: 700,000 images (1,750 rounds x 25 clients x 16, 15.6 passes over the data)
 Expected: docs/results.md says what came out.
 """
 
-from fuprune.config import scales
-from fuprune.run.config_loading import load_config
+from fuprune.config import load_config, reduce_for_cpu
 
 
 def get_config(depth: str = "20"):
     """Returns the setting for one depth: 20, 32, 44 or 56."""
     _, config = load_config(f"cifar10_resnet:{depth}")
-    scales.reduce_for_cpu(
+    reduce_for_cpu(
         config, rounds=1750, learning_rate=0.25, warmup_rounds=70, batch_size=16
     )
     config.train.checkpoint_every = 175

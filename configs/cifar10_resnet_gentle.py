@@ -17,7 +17,7 @@ Expected: docs/prize.md; class 9 R 87.1% to 87.2%, U 0.0%, told apart in no head
   test (three seeds).
 """
 
-from fuprune.run.config_loading import load_config
+from fuprune.config import load_config
 
 
 def get_config(depth: str = "20"):

@@ -17,7 +17,7 @@ Expected, from the paper's Table 2 (U-set / R-set accuracy in percent; not yet m
   and 7.9 to 9.1 times fewer rounds than retraining.
 """
 
-from fuprune.config import scales
+from fuprune.config import default
 
 RATES = {"11": 0.10, "13": 0.17, "16": 0.11, "19": 0.11}
 
@@ -25,4 +25,7 @@ RATES = {"11": 0.10, "13": 0.17, "16": 0.11, "19": 0.11}
 def get_config(depth: str = "11"):
     """Returns the setting for one depth: 11, 13, 16 or 19."""
     # An unknown depth is refused by its model's name.
-    return scales.paper("cifar10", f"vgg{depth}", RATES.get(depth, 0.1))
+    config = default()
+    config.model.name = f"vgg{depth}"
+    config.prune.rate = RATES.get(depth, 0.1)
+    return config

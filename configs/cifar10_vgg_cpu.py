@@ -13,14 +13,13 @@ Cost: 80,000 images to pre-train and as many to retrain, 1.6 passes over the dat
 Expected: docs/results.md says what came out.
 """
 
-from fuprune.config import scales
-from fuprune.run.config_loading import load_config
+from fuprune.config import load_config, reduce_for_cpu
 
 
 def get_config(depth: str = "11"):
     """Returns the setting for one depth: 11, 13, 16 or 19."""
     _, config = load_config(f"cifar10_vgg:{depth}")
-    scales.reduce_for_cpu(config, rounds=100, learning_rate=0.05, warmup_rounds=10)
+    reduce_for_cpu(config, rounds=100, learning_rate=0.05, warmup_rounds=10)
     config.phases = "pretrain,unlearn,report"
     config.train.checkpoint_every = 25
     config.train.evaluate_every = 20

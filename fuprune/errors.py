@@ -16,6 +16,10 @@ class InputError(FupruneError, ValueError):
     """An argument, or the content of a file, that cannot be used."""
 
 
+class ConfigError(InputError):
+    """An option or key of the configuration that is unknown, or a value of one."""
+
+
 class MissingFileError(FupruneError, FileNotFoundError):
     """A file or directory that was named and is not there."""
 

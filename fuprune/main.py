@@ -16,6 +16,7 @@ again continues where the last one stopped. Bad input ends in one line and exit 
 FUPRUNE_TRACEBACK=1 shows where it was refused.
 """
 
+import argparse
 import errno
 import logging
 import os
@@ -23,14 +24,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from absl import flags
-
-from fuprune import __version__
+from fuprune import __version__, options
 from fuprune import config as config_lib
 from fuprune.errors import FupruneError, UsageError
-from fuprune.run import config_loading, startup
 
 # The machine's fault; any other OSError is a bug.
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -66,23 +64,11 @@ def main(argv: Sequence[str]) -> int:
     """Runs a command line, the program's name first, and returns its exit code."""
     logging.basicConfig(format="fuprune: %(levelname)s: %(message)s")
     logging.getLogger("fuprune").setLevel(logging.INFO)
+    command, *arguments = argv[1:] or ["run"]
+    if command not in COMMANDS:
+        command, arguments = "run", argv[1:]
     try:
-        if argv[1:2] == ["report"]:
-            from fuprune.report.__main__ import main as report
-
-            return report(argv[2:])
-        if {"--help", "-h", "--helpfull"} & set(argv[1:]):
-            print(f"{__doc__}\nKeys and defaults\n\n{config_lib.describe_keys()}")
-        elif "--version" in argv[1:]:
-            print(f"fuprune {__version__}")
-        else:
-            command = parse(argv)
-            startup.make_workdir(command.workdir)
-            startup.start_build(command.config)
-            from fuprune.run.experiment import run as run_experiment
-
-            run_experiment(**command._asdict())
-        return 0
+        return COMMANDS[command](arguments)
     except KeyboardInterrupt:
         print("fuprune: interrupted; the same command continues.", file=sys.stderr)
         return 130
@@ -94,33 +80,91 @@ def main(argv: Sequence[str]) -> int:
         return 2
 
 
+def run_command(arguments: Sequence[str]) -> int:
+    """`fuprune run`, which is also what happens without the name of a command."""
+    if "--version" in arguments:
+        print(f"fuprune {__version__}")
+        return 0
+    asked = {"--help", "-h"} & set(arguments)
+    command = parse(["fuprune", *(part for part in arguments if part not in asked)])
+    if asked:
+        keys = config_lib.describe_keys(command.config)
+        print(f"{__doc__}\nKeys and their values here\n\n{keys}")
+        return 0
+    try:
+        command.workdir.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"the workdir {str(command.workdir)!r} cannot be used: {reason}; choose "
+            "another --workdir."
+        ) from error
+    # JAX takes seconds to import: mistakes do not wait for it, and a compiler, if the
+    # kernels of the network are to be built, works meanwhile.
+    if command.config.runtime.conv != "xla" and ":" not in command.config.model.name:
+        from fuprune.kernels import library
+
+        library.start_build()
+    from fuprune.run.experiment import run as run_experiment
+
+    run_experiment(**command._asdict())
+    return 0
+
+
+def report_command(arguments: Sequence[str]) -> int:
+    """`fuprune report`."""
+    from fuprune.report.__main__ import main as report
+
+    return report(list(arguments))
+
+
+COMMANDS = {"run": run_command, "report": report_command}
+
+
 def parse(argv: Sequence[str]) -> Command:
-    """Reads a command line; the config comes back validated.
+    """Reads the command line of a run; the config comes back validated.
 
     Raises:
       FupruneError: if it cannot be run.
     """
-    rest, overrides = config_loading.split_overrides(argv[1:])
-    values = flags.FlagValues()
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False
+    )
     for name in ("config", "workdir", "coordinator"):
-        flags.DEFINE_string(name, "", "", flag_values=values)
-    flags.DEFINE_integer("num_processes", 0, "", flag_values=values)
-    flags.DEFINE_integer("process_id", -1, "", flag_values=values)
-    values.set_gnu_getopt(True)
+        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--num_processes", type=int, default=0)
+    parser.add_argument("--process_id", type=int, default=-1)
+    for key, field in config_lib.KEYS.items():
+        more: dict[str, Any] = dict(dest=key, default=None)
+        if field.annotation is bool:
+            parser.add_argument(
+                f"--noconfig.{key}", action="store_const", const="False", **more
+            )
+            more |= dict(nargs="?", const="True")
+        parser.add_argument(f"--config.{key}", **more)
     try:
-        positional = values([argv[0], *rest])[1:]
-    except flags.Error as error:
-        raise UsageError(f"{str(error)[:300]}; see --help") from error
-    if positional:
-        raise UsageError(
-            f"unexpected argument {positional[0][:80]!r}; allowed: --config, --workdir "
-            "and --config.<key>=<value>; see --help."
-        )
-    name, config = config_loading.load_config(values.config or "quickstart")
-    config_loading.apply_overrides(config, overrides, name)
+        given, others = parser.parse_known_args(argv[1:])
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{str(error)[:300]}; see --help.") from error
+    if others:
+        raise _unknown(others[0])
+    overrides = {key: getattr(given, key) for key in config_lib.KEYS}
+    overrides = {key: text for key, text in overrides.items() if text is not None}
+    name, config = config_lib.load_config(given.config or "quickstart", overrides)
     config_lib.validate(config)
-    place = (values.coordinator, values.num_processes, values.process_id)
-    return Command(config, Path(values.workdir or f"runs/{name}"), *place)
+    workdir = Path(given.workdir or f"runs/{name}")
+    place = (given.coordinator, given.num_processes, given.process_id)
+    return Command(config, workdir, *place)
+
+
+def _unknown(text: str) -> FupruneError:
+    """The error for an argument that there is not, with a suggestion."""
+    flag = text.partition("=")[0]
+    if flag.startswith("--config."):
+        return config_lib.unknown_key(flag.removeprefix("--config."))
+    hint = options.closest(flag, ("--workdir", "--config", "--coordinator"))
+    hint = hint or "allowed: --config, --workdir and --config.<key>=<value>; see --help"
+    return UsageError(f"unexpected argument {options.quoted(text)}; {hint}")
 
 
 if __name__ == "__main__":

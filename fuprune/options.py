@@ -1,21 +1,41 @@
 """Options as typed dataclasses: a field is one key, with its default, bounds and use.
 
 A dataclass marked `@options` is at once the keyword options of a function, a section of
-the config and a row of the docs. Values are checked when one is made, by pydantic;
-`make` turns what pydantic finds into one sentence of ours, for input that people typed.
+the config and a row of the docs. Pydantic checks a value when an instance is made and
+when a field is assigned; what it finds is told in one sentence, with the key, the value
+and what is allowed. Lists are written as people type them: 9, "0,9" or (0, 9).
 """
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import Any, TypeVar, dataclass_transform
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import pydantic
 from pydantic import dataclasses as checked
+from pydantic_core import ArgsKwargs, core_schema
 
-from fuprune.errors import InputError
+from fuprune.errors import ConfigError
 
 Options = TypeVar("Options")
+
+_SETTINGS = pydantic.ConfigDict(
+    strict=True,
+    validate_assignment=True,
+    extra="forbid",
+    allow_inf_nan=False,
+    arbitrary_types_allowed=True,
+)
 
 
 def option(default: Any, use: str, **bounds: Any) -> Any:
@@ -23,11 +43,32 @@ def option(default: Any, use: str, **bounds: Any) -> Any:
     return pydantic.Field(default=default, description=use, **bounds)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(option,))
+@dataclass_transform()
 def options(cls: type[Options]) -> type[Options]:
-    """Makes a frozen dataclass whose fields, written with `option`, are checked."""
-    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    return checked.dataclass(frozen=True, config=config)(cls)  # type: ignore
+    """Makes a dataclass whose fields, written with `option`, are checked.
+
+    Its instances may be changed and are hashed by value, so change none that serves as
+    a key or as a static argument.
+    """
+    kind: Any = checked.dataclass(config=_SETTINGS, unsafe_hash=True)(cls)
+    make, assign = kind.__init__, kind.__setattr__
+
+    def __init__(self, *args, **given):
+        try:
+            make(self, *args, **given)
+        except pydantic.ValidationError as error:
+            raise _refusal(kind, error) from None
+
+    def __setattr__(self, name, value):
+        where = self.__dict__.get("_where", "")
+        try:
+            assign(self, name, value)
+        except pydantic.ValidationError as error:
+            raise _refusal(kind, error, where) from None
+        name_in_errors(self, where)  # pydantic has replaced `__dict__`
+
+    kind.__init__, kind.__setattr__ = __init__, __setattr__
+    return kind
 
 
 def make(kind: type[Options], given: Mapping[str, Any], where: str = "") -> Options:
@@ -39,24 +80,229 @@ def make(kind: type[Options], given: Mapping[str, Any], where: str = "") -> Opti
       where: what the sentence of an error puts before a name, such as "prune.".
 
     Raises:
-      InputError: an option is unknown or its value is not allowed.
+      ConfigError: an option is unknown or its value is not allowed.
     """
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {where}{close[0]}?" if close else ""
-            raise InputError(
-                f"there is no option {where}{name}{hint or '; choose some of '}"
-                f"{'' if close else ', '.join(known) + '.'}"
-            )
+    validator, made = kind.__pydantic_validator__, kind.__new__(kind)  # type: ignore
     try:
-        return kind(**given)
+        values = ArgsKwargs((), dict(given))
+        return validator.validate_python(values, self_instance=made)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        problem = first["msg"].removeprefix("Value error, ")
-        problem = problem[:1].lower() + problem[1:]
-        raise InputError(
-            f"{where}{name} is {first['input']!r}: {problem.rstrip('.')}."
-        ) from None
+        raise _refusal(kind, error, where) from None
+
+
+def read_text(kind: type, name: str, text: str, where: str = "") -> Any:
+    """The value of one option written as text, as on a command line.
+
+    Raises:
+      ConfigError: its value is not allowed.
+    """
+    try:
+        validator = kind.__pydantic_validator__  # type: ignore
+        return getattr(validator.validate_strings({name: text}), name)
+    except pydantic.ValidationError as error:
+        raise _refusal(kind, error, where) from None
+
+
+def name_in_errors(instance: Any, where: str) -> None:
+    """Sets what stands before the names of an instance's options in errors."""
+    object.__setattr__(instance, "_where", where)
+
+
+def fields(kind: type) -> dict[str, Any]:
+    """The options of a class by name, as pydantic describes them."""
+    return dict(kind.__pydantic_fields__)  # type: ignore
+
+
+def allowed(field: Any) -> str:
+    """What a field may be, to complete "allowed: "."""
+    return _allowed(field.annotation, field.metadata)
+
+
+def choices(field: Any) -> tuple[str, ...]:
+    """The words that a field chooses from; none if it is something else."""
+    if get_origin(field.annotation) is Literal:
+        return get_args(field.annotation)
+    return next((m.choices for m in field.metadata if isinstance(m, Kind)), ())
+
+
+def quoted(value: Any) -> str:
+    """The value on one line, shortened, with nothing a terminal would obey."""
+    text = ascii(value) if isinstance(value, str) else repr(value)
+    text = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A question for the known name that is most like another; "" if none is."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a value may be where bounds cannot say it: goes into `Annotated`."""
+
+    read: Callable[[Any], Any]  # what it means; ValueError, with a reason, if nothing
+    text: str  # completes "allowed: "
+    choices: tuple[str, ...] = ()  # the words it is made of
+    keep: Callable[[Any], Any] | None = None  # a list: the form in which it is kept
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """How pydantic checks it: a list instead of its type, others after it."""
+        if self.keep:
+            return core_schema.no_info_plain_validator_function(self._check)
+        return core_schema.no_info_after_validator_function(
+            self._check, handler(source)
+        )
+
+    def _check(self, value: Any) -> Any:
+        self.read(value)
+        return self.keep(value) if self.keep else value
+
+
+def within(holds: Callable[[Any], bool], text: str) -> Kind:
+    """A value of which something holds."""
+
+    def read(value):
+        if not holds(value):
+            raise ValueError
+        return value
+
+    return Kind(read, text)
+
+
+def matching(pattern: str, text: str) -> Kind:
+    """A string that a regular expression describes."""
+    return within(lambda value: re.fullmatch(pattern, value) is not None, text)
+
+
+def some_of(*names: str, or_nothing: bool = False) -> Kind:
+    """Any of some words, in the order given; "all" is every one."""
+
+    def read(value):
+        if or_nothing and value == "":
+            return ()
+        found = pieces(value)
+        if found == ("all",):
+            return names
+        for given in found:
+            if given not in names:
+                hint = closest(given, names)
+                raise ValueError(f"names {quoted(given)}{hint and f' ({hint})'}")
+        return tuple(dict.fromkeys(found))
+
+    text = f"all, or some of {', '.join(names)}"
+    shown = () if or_nothing else names
+    return Kind(read, text, shown, keep=lambda value: ",".join(pieces(value)))
+
+
+def whole_numbers(text: str) -> Kind:
+    """Whole numbers such as "0,9", (0, 9) or 9, each once; or nothing."""
+
+    def read(value):
+        if value == "":
+            return ()
+        parts = pieces(value)
+        if not all(re.fullmatch(r"[+-]?[0-9]{1,9}", part) for part in parts):
+            raise ValueError
+        found = tuple(map(int, parts))
+        if len(set(found)) < len(found):
+            raise ValueError
+        return found
+
+    def keep(value):
+        found = read(value)
+        return found if len(found) > 1 else found[0] if found else ""
+
+    return Kind(read, text, keep=keep)
+
+
+def numbers(holds: Callable[[float], bool], text: str) -> Kind:
+    """A string of numbers such as "0.003,0.01", none of them twice in six digits."""
+
+    def read(value):
+        if not value.strip():
+            return ()
+        try:
+            found = tuple(map(float, value.split(","))) if value.isascii() else ()
+        except ValueError:
+            found = ()
+        once = {f"{number:g}" for number in found}
+        if not found or len(once) < len(found) or not all(map(holds, found)):
+            raise ValueError
+        return found
+
+    return Kind(read, text)
+
+
+def pieces(value: Any) -> tuple[str, ...]:
+    """Splits "a,b", ("a", "b") or 9 into strings."""
+    if isinstance(value, str):
+        value = value.split(",")
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    # A bool is an int to isinstance, and what a flag without a value gives.
+    if not parts or not all(type(part) in (str, int) for part in parts):
+        raise ValueError
+    return tuple(str(part).strip() for part in parts)
+
+
+def _refusal(
+    kind: type, error: pydantic.ValidationError, where: str = ""
+) -> ConfigError:
+    """The first thing that pydantic found, in one sentence."""
+    first, known = error.errors()[0], fields(kind)
+    place = first["loc"][0]
+    name = place if isinstance(place, str) else list(known)[place]
+    if name not in known:
+        hint = closest(f"{where}{name}", [where + other for other in known])
+        hint = hint or f"allowed: {', '.join(known)}."
+        return ConfigError(f"unknown key {quoted(where + name)}; {hint}")
+    text = allowed(known[name])
+    if first["type"].startswith(("int_", "float_", "bool_")):
+        text = _TYPES.get(known[name].annotation, text)
+    reason = str(first.get("ctx", {}).get("error", ""))
+    value = first["input"]
+    # The text of a number that is out of bounds is shown as the number it is.
+    is_number = isinstance(value, str) and first["type"] in _BOUNDS
+    seen = reason or f"is {value if is_number else quoted(value)}"
+    return ConfigError(f"{where}{name} {seen}; allowed: {text}.")
+
+
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_BOUNDS += ("multiple_of", "finite_number")
+_TYPES = {bool: "True or False", int: "a whole number", float: "a number"}
+_TYPES |= {str: "a string"}
+
+
+def _allowed(annotation: Any, marks: Iterable[Any]) -> str:
+    bounds: dict[str, Any] = {}
+    for mark in marks:
+        if isinstance(mark, Kind):
+            return mark.text
+        names = ("gt", "ge", "lt", "le", "multiple_of")  # such as annotated_types.Ge
+        bounds |= {name: getattr(mark, name) for name in names if hasattr(mark, name)}
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is Union:
+        return ", or ".join(
+            _allowed(*_parts(branch)) for branch in get_args(annotation)
+        )
+    if {"ge", "le"} <= set(bounds):
+        text = f"{bounds['ge']} to {bounds['le']}"
+    else:
+        words = {"gt": "more than {:g}", "ge": "{:g} or more"}
+        words |= {"lt": "less than {:g}", "le": "at most {:g}"}
+        text = " and ".join(
+            words[name].format(bounds[name]) for name in words if name in bounds
+        )
+    if "multiple_of" in bounds:
+        text += f", a multiple of {bounds['multiple_of']}"
+    return text or _TYPES.get(annotation) or f"a {annotation.__name__}"
+
+
+def _parts(branch: Any) -> tuple[Any, list[Any]]:
+    """The type in a branch of a union, and its bounds."""
+    if get_origin(branch) is not Annotated:
+        return branch, []
+    base, *marks = get_args(branch)
+    return base, [m for mark in marks for m in getattr(mark, "metadata", [mark])]

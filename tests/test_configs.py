@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from fuprune import config as config_lib
+from fuprune.config import shipped_configs
 from fuprune.data.known_sets import KNOWN_SETS
-from fuprune.run.config_loading import shipped_configs
 from fuprune.run.experiment import REDUCED_CONFIG
 from tests.loading import load_module
 
@@ -108,6 +108,7 @@ def test_bias_is_an_argument_of_the_file(repository, bias):
 def test_gentle_recipe_is_that_of_the_published_run(repository):
     published = repository / "results" / "cifar10_resnet20_class9_distil0.125"
     stored = json.loads((published / "config.json").read_text())["config"]
-    recipe = config_lib.to_json(load(repository, "cifar10_resnet_gentle").get_config())
+    stored = config_lib.from_json(stored)
+    recipe = load(repository, "cifar10_resnet_gentle").get_config()
     for section in ("train", "partition", "unlearn", "prune", "relabel", "fine_tune"):
-        assert recipe[section] == stored[section]
+        assert getattr(recipe, section) == getattr(stored, section)

@@ -107,7 +107,7 @@ def test_every_page_is_on_the_site(repository):
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_has_every_name(repository, tmp_path):
     import fuprune
-    from fuprune.config.keys import KEYS
+    from fuprune.config import KEYS
 
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
     subprocess.run([*command, repository / "docs", tmp_path], check=True)

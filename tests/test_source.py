@@ -40,7 +40,7 @@ KNOWN_PLACES = {
         "models/brought.py",  # a factory that the caller or the run's config names
         "unlearning/methods.py",  # this package's own functions, by its own table
     },
-    "exec_module": {"run/config_loading.py"},  # a config file named on the command line
+    "exec_module": {"config.py"},  # a config file named on the command line
     "joblib": {"run/auditing.py"},  # loky's processes; no file is unpickled
     "CDLL": {"kernels/build.py"},  # the kernels' own library
     "subprocess": {

@@ -16,7 +16,7 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 import fuprune
-from fuprune.config.keys import SECTIONS
+from fuprune import config as config_lib
 
 
 class PublicNames(SphinxDirective):
@@ -54,16 +54,12 @@ class ConfigKeys(SphinxDirective):
     def run(self):
         """Returns one table per section."""
         lines = []
-        for section in SECTIONS:
-            title = f"{section.name or 'run'}: {section.comment}"
+        for title, keys in config_lib.describe(config_lib.default()).items():
             lines += [f".. list-table:: {title}", "   :header-rows: 1"]
             lines += ["   :widths: 34 22 44", "", *_row("key", "default", "meaning")]
-            for key in section.keys:
-                meaning = key.comment
-                if key.allowed.choices:
-                    meaning += f" [{', '.join(key.allowed.choices)}]"
-                name, default = f"``{key.name}``", f"``{key.default!r}``"
-                lines += _row(name, default, meaning.replace("*", r"\*"))
+            for name, value, use in keys:
+                cells = f"``{name}``", f"``{value!r}``", use.replace("*", r"\*")
+                lines += _row(*cells)
             lines += [""]
         return _parse(self, lines)
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fuprune import config as configuration
-from fuprune.config import ConfigError
+from fuprune.config import ConfigError, load_config
 from fuprune.errors import InputError, check_choice
 from fuprune.flower.ledger import Entry
-from fuprune.run.config_loading import apply_overrides, load_config, split_overrides
 
 COMMANDS = ("train", "forget", "evaluate")
 _APP = Path(__file__).parent / "app" / "pyproject.toml"
@@ -52,13 +51,11 @@ def read_config(text: str) -> Any:
     Raises:
       FupruneError: a key is unknown, or a value makes no sense.
     """
-    _, config = load_config("quickstart")
     parts = shlex.split(text)
     for part in parts:
         if "=" not in part:
             raise ConfigError(f"{part!r:.80} has no value; write {part:.80}=VALUE.")
-    _, overrides = split_overrides([f"--config.{part}" for part in parts])
-    apply_overrides(config, overrides)
+    _, config = load_config("quickstart", dict(part.split("=", 1) for part in parts))
     configuration.validate(config)
     return config
 

@@ -5,6 +5,7 @@ units, seeds and rounds in `agenda`); the functions that take the arguments know
 of configs.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable
@@ -78,7 +79,7 @@ def convolutions(config) -> str:
     if factory(config) is None:
         return runtime.conv
     for key, asked in (("conv", "onednn"), ("dtype", "bfloat16")):
-        if runtime[key] == asked:
+        if getattr(runtime, key) == asked:
             raise ConfigError(
                 f"runtime.{key} is {asked!r}, but the network of "
                 f"{config.model.name} computes as its own code says; leave "
@@ -304,8 +305,8 @@ def server_step(config) -> ServerStep:
     obstacle = ""
     if train.aggregation not in ("mean", "clipped_mean"):
         obstacle = f"train.aggregation={train.aggregation}"
-    elif train[name] != "sgd":
-        obstacle = f"train.{name}={train[name]}"
+    elif getattr(train, name) != "sgd":
+        obstacle = f"train.{name}={getattr(train, name)}"
     clipped = train.aggregation == "clipped_mean"
     clip_norm = train.clip_norm if clipped else float("inf")
     if not is_sgd:
@@ -361,7 +362,7 @@ def method_options(setup: Setup, method: str) -> dict[str, Any]:
         if section == "privacy":
             options |= _privacy_options(config, federation.request.classes)
         else:
-            options |= config[section].to_dict()
+            options |= dataclasses.asdict(getattr(config, section))
     options["participants"] = participants(config, method, federation)
     options.pop("capture_clients", None)
     return {name: x for name, x in options.items() if name in wanted.options}

@@ -11,6 +11,7 @@ themselves and the R-set the whole test split, which is also the held-out data t
 audit compares them with.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -154,7 +155,7 @@ def _deal(config, labels, num_classes, numbers) -> list[np.ndarray]:
             )
         return partition.read_partition(how.file, len(labels))
     deal, names = _DRAWN_PARTITIONS[how.kind]
-    given = {**how, "num_classes": num_classes}
+    given = {**dataclasses.asdict(how), "num_classes": num_classes}
     own = {name: given[name] for name in names}
     return deal(labels, num_clients=how.clients, seed=config.seed, **own)
 

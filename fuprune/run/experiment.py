@@ -134,8 +134,9 @@ def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator
     if stored.exists():
         provenance.refuse_other_config(workdir, config)
     federation = load_data(config, machine)
-    configuration.check_classes(config, federation.num_classes)
-    configuration.check_clients(config, federation.data.num_clients)
+    configuration.check_counts(
+        config, federation.data.num_clients, federation.num_classes
+    )
     model = assembly.make_model(assembly.Setup(config, federation, machine))
     if config.train.history_interval:
         initial = functools.partial(assembly.initial_variables, model)

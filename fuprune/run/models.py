@@ -4,6 +4,7 @@ What `audit.reference` and `audit.models` name is checked before anything is tra
 mistake in it must not cost the training.
 """
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,7 +147,8 @@ def retrained_models(config) -> list[Path]:
 
 def _comparable(config) -> dict[str, Any]:
     """What decides which images a run has and forgets, all but where they lie."""
-    images = {key: value for key, value in config.data.items() if key != "dir"}
+    images = dataclasses.asdict(config.data)
+    del images["dir"]
     return {
         "data": images,
         "unlearn.classes": configuration.classes(config),

@@ -43,7 +43,8 @@ def of_run(config, workdir: Path) -> Provenance:
     if not (workdir / "config.json").exists():
         return present
     first = results.read_provenance(workdir)
-    before, now = (set(configuration.phases(c)) for c in (first.config, config))
+    begun = configuration.from_json(first.config)
+    before, now = (set(configuration.phases(c)) for c in (begun, config))
     # What would change a result that is there was refused; these parts may differ.
     added = ("privacy",) if "unlearn" in now else ()
     repeats = before <= now

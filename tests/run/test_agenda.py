@@ -13,7 +13,7 @@ def planned(workdir, methods, **values):
     config.train.rounds, config.fine_tune.rounds = 100, 7
     config.unlearn.retrain_seeds = 2
     config.unlearn.methods = methods
-    config.update_from_flattened_dict(values)
+    config_lib.update(config, values)
     return agenda.rounds_left(config, workdir)
 
 
@@ -26,7 +26,7 @@ def test_retraining_counts_as_training_and_a_loaded_model_does_not(tmp_path):
 def names(methods, **values):
     config = config_lib.default()
     config.unlearn.methods = methods
-    config.update_from_flattened_dict(values)
+    config_lib.update(config, values)
     return [(unit.name, unit.seed) for unit in agenda.unlearn_units(config)]
 
 

@@ -121,7 +121,7 @@ def overrides(folder, **values):
 
 def settings(folder, **values):
     config = configuration.default()
-    config.update_from_flattened_dict(overrides(folder, **values))
+    configuration.update(config, overrides(folder, **values))
     return config
 
 

@@ -1,12 +1,14 @@
 """What a run makes of its data: source, partition, validation share, statistics."""
 
+from typing import get_args
+
 import jax
 import numpy as np
 import optax
 import pytest
 
 from fuprune import config as configuration
-from fuprune.config.keys import KEYS
+from fuprune.config import Dealing
 from fuprune.data import normalisation, sources
 from fuprune.data.federated import sample_cohort
 from fuprune.errors import FupruneError
@@ -47,9 +49,8 @@ def settings(name, **values):
     config.train.cohort = 2
     config.unlearn.classes = 2
     config.data.validation = 0.0
-    for key, value in values.items():
-        section, _, leaf = key.partition("__")
-        config[section][leaf] = value
+    leaves = {key.replace("__", "."): value for key, value in values.items()}
+    configuration.update(config, leaves)
     return config
 
 
@@ -62,7 +63,7 @@ def numbers_by_client(federation):
     ]
 
 
-@pytest.mark.parametrize("kind", KEYS["partition.kind"].allowed.choices)
+@pytest.mark.parametrize("kind", get_args(Dealing))
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_every_image_trains_or_validates_once(own, kind, share, tmp_path):
     listed = "\n".join(" ".join(map(str, range(k, NUMBER, 6))) for k in range(6))

@@ -22,8 +22,7 @@ def made(monkeypatch):
 
 def setting(**values):
     config = quickstart()
-    for name, value in values.items():
-        config.train[name] = value
+    config_lib.update(config, {f"train.{name}": values[name] for name in values})
     config_lib.validate(config)
     return assembly.Setup(config, load_data(config, RUNTIME), RUNTIME)
 

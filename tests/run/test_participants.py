@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 
+from fuprune import config as configuration
 from fuprune.data.federated import federate
 from fuprune.run import agenda, assembly
 from fuprune.unlearning.methods import METHODS
@@ -31,7 +32,7 @@ def make_config(**values):
     config = quickstart()
     config.partition.clients = 8
     config.train.cohort = 3
-    config.update_from_flattened_dict(values)
+    configuration.update(config, values)
     return config
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from fuprune import config as configuration
 from fuprune import results
 from fuprune.config import ConfigError
 from fuprune.run import agenda, files, provenance
@@ -46,8 +47,7 @@ def test_a_finished_audit_asks_for_no_models_again(begun):
 def test_what_was_trained_with_may_not(begun, key):
     config = quickstart()
     config.audit.tests = "probe"
-    section, name = key.split(".")
-    config[section][name] = config[section][name] + 1
+    configuration.update(config, {key: configuration.read(config, key) + 1})
     with pytest.raises(ConfigError, match=f"another value of {key};"):
         provenance.refuse_other_config(begun, config)
 

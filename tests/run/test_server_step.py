@@ -8,8 +8,7 @@ from fuprune.run.assembly import server_step
 
 def step_of(**options):
     config = config_lib.default()
-    for name, value in options.items():
-        config.train[name] = value
+    config_lib.update(config, {f"train.{name}": options[name] for name in options})
     config_lib.validate(config)
     return server_step(config)
 

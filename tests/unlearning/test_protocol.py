@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.config.keys import KEYS
+from fuprune.config import KEYS
 from fuprune.data.federated import keep_classes, whole_cohort
 from fuprune.federated.server import fed_avg
 from fuprune.unlearning import history

@@ -1,0 +1,909 @@
+"""The configuration of a run: typed sections, files and flags that set them, checks.
+
+`default()` is the paper's setting for CIFAR-10 and ResNet20. A config file is Python
+with `get_config()`, which changes some of it; flags such as --config.train.rounds=9
+change more. A value is checked when it is set, and `validate` refuses values that make
+no sense together, before any data are read. Only `main`, `fuprune.run` and
+`fuprune.flower` see a config: the functions of the other rooms take plain arguments.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from fuprune import options as options_lib
+from fuprune.classes import check_classes
+from fuprune.data.known_sets import find_known
+from fuprune.errors import ConfigError, FupruneError, UsageError
+from fuprune.options import (
+    matching,
+    numbers,
+    option,
+    options,
+    quoted,
+    some_of,
+    whole_numbers,
+    within,
+)
+from fuprune.unlearning.methods import METHODS
+
+_Class = TypeVar("_Class")
+
+PHASES = ("pretrain", "unlearn", "audit", "report")
+MODELS = (
+    *(f"resnet{depth}" for depth in (8, 20, 32, 44, 56)),
+    *(f"vgg{depth}" for depth in (11, 13, 16, 19)),
+)
+AUDIT_TESTS = (
+    *("accuracy", "membership", "shadow", "likelihood_ratio"),
+    *("unlearned_shadow", "difference", "interpolated"),
+    *("probe", "relearn", "distance", "weights"),
+)
+
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+OneOrMore = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Clients = Annotated[int, Field(ge=1, le=10_000_000)]
+ClientsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
+Models = Annotated[int, Field(ge=1, le=1000)]
+Batch = Annotated[int, Field(ge=1, le=65_536)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000)]
+Seconds = Annotated[int, Field(ge=1, le=86_400)]
+Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+InsideOne = Annotated[float, Field(gt=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, le=1000)]
+Schedule = Literal["constant", "cosine", "warmup_cosine"]
+Optimizer = Literal["sgd", "adam"]
+Dealing = Literal["bias", "dirichlet", "iid", "pathological", "natural", "file"]
+_LINE = r"[^\x00-\x1f]"
+Place = Annotated[str, matching(f"{_LINE}*", "a path without control characters")]
+Dataset = Annotated[
+    str,
+    matching(
+        r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.-]+)?(:\d+\.\d+\.\d+)?"
+        rf"|(npz|folder):{_LINE}+|hf:\S+",
+        "digits, cifar10, cifar100, mnist, fashion_mnist or another TFDS name in lower "
+        "case, such as emnist/letters; or npz:PATH, folder:PATH, hf:NAME",
+    ),
+]
+Network = Annotated[
+    str,
+    matching(
+        rf"{'|'.join(MODELS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*",
+        f"{', '.join(MODELS)}, or package.module:factory",
+    ),
+]
+Target = Annotated[
+    float, within(lambda value: 0 <= value <= 1 or value == -1, "0 to 1, or -1")
+]
+Numbers = int | tuple[int, ...] | str  # one, several, or "" for none
+_CLASSES = whole_numbers("class numbers, each once, such as 9 or 0,9")
+_CLIENTS = whole_numbers("client numbers, each once, such as 3 or 3,17, or nothing")
+_EPSILONS = numbers(
+    lambda value: 1e-6 <= value <= 1e6,
+    "numbers from 1e-06 to 1e+06, each once, such as 0.5,1,2,4,8, or nothing",
+)
+_RATES = numbers(
+    lambda value: 0 < value <= 1000,
+    "numbers more than 0 and at most 1000, each once, such as 0.003,0.01; or nothing",
+)
+_AMOUNTS = numbers(
+    lambda value: value in range(1, 1_000_001),
+    "whole numbers from 1 to 1000000, each once, such as 10,100",
+)
+
+
+# A table reads better by row than by argument.
+# fmt: off
+@options
+class Data:
+    """The images."""
+
+    name: Dataset = option("cifar10",
+        "a TFDS name, digits, npz:FILE, folder:PATH or hf:NAME")
+    dir: Place = option("",
+        "directory of the datasets; '' is $TFDS_DATA_DIR or TFDS's default")
+    limit: Count = option(0, "first n training images of each class; 0 uses all")
+    test_limit: Count = option(0, "first n test images of each class; 0 uses all")
+    validation: BelowOne = option(0.1,
+        "share of each client's images held out for targets and early stops")
+    choose_on: Literal["validation", "test"] = option("validation",
+        "images that decide targets and early stops; the paper uses the test set")
+    normalise: Literal["constants", "federated", "central"] = option("constants",
+        "source of the mean and deviation of colours: published constants, sums that "
+        "clients send, or all training images")
+
+
+@options
+class Partition:
+    """How the training images are dealt to clients."""
+
+    kind: Dealing = option("bias",
+        "how to split; bias is the paper's q, natural follows a column of the data")
+    clients: Clients = option(100, "K, the number of clients")
+    bias: Share = option(0.1,
+        "q: 1 / number of classes is IID, 1 is one class per client")
+    alpha: float = option(0.5,
+        "for dirichlet: smaller values are more uneven", gt=0, le=1000000.0)
+    classes_per_client: OneOrMore = option(2,
+        "for pathological: the number of classes per client")
+    column: Annotated[str, matching(f"{_LINE}+", "the name of a column")] = option(
+        "client",
+        "for natural: the column that names the client of each image")
+    file: Place = option("", "for file: lines of image numbers, one line per client")
+
+
+@options
+class Model:
+    """The network."""
+
+    name: Network = option("resnet20",
+        "a built-in network, or package.module:factory for your own")
+    norm: Literal["batch", "group"] = option("batch", "normalisation layers")
+    load: Place = option("", "a saved model to start from; '' pre-trains one")
+
+
+@options
+class Train:
+    """Federated training: pre-training and retraining."""
+
+    algorithm: Literal["fed_avg", "fed_sgd"] = option("fed_sgd",
+        "fed_sgd averages one gradient per client in each round")
+    rounds: Count = option(2000, "rounds of pre-training and of retraining")
+    cohort: Clients = option(25, "clients per round")
+    local_epochs: int = option(1, "for fed_avg: E, local epochs", ge=1, le=10000)
+    local_steps: Count = option(0,
+        "for fed_avg: at most this many local steps per client and round; 0 takes all "
+        "of local_epochs")
+    batch_size: int = option(128,
+        "images per local step; in fed_sgd, 0 uses all images of a client",
+        ge=0, le=1000000)
+    optimizer: Optimizer = option("sgd",
+        "used by clients in fed_avg, and by the server in fed_sgd")
+    learning_rate: Rate = option(0.1, "learning rate of that optimizer, at its peak")
+    momentum: BelowOne = option(0.9, "momentum of sgd")
+    nesterov: bool = option(True, "Nesterov momentum, for sgd")
+    weight_decay: float = option(0.0005,
+        "L2 penalty, added to the gradient (decoupled for adam)", ge=0, le=1000)
+    schedule: Schedule = option("cosine", "learning rate over rounds; cosine ends at 0")
+    warmup_rounds: Count = option(0, "for warmup_cosine: rounds of warm-up")
+    server_optimizer: Optimizer = option("sgd", "applies the mean update of fed_avg")
+    server_learning_rate: Rate = option(1.0,
+        "learning rate of that optimizer; with sgd, 1 is the plain mean; with adam, it "
+        "follows the schedule of the clients' rate")
+    bn: Literal["aggregate", "local", "recalibrate"] = option("aggregate",
+        "what happens to the clients' BatchNorm statistics")
+    augment: bool = option(True, "random crops and flips")
+    label_smoothing: BelowOne = option(0.0, "smoothing of the labels in the loss")
+    dropout_rate: BelowOne = option(0.0,
+        "probability that a client drops out of a round")
+    aggregation: Literal["mean", "clipped_mean", "median", "trimmed_mean"] = option(
+        "mean",
+        "how the clients' updates are combined")
+    clip_norm: Positive = option(10.0, "for clipped_mean: the largest L2 norm")
+    trim: float = option(0.1,
+        "for trimmed_mean: the share dropped at each end", ge=0, lt=0.5)
+    max_update_norm: NotNegative = option(0.0,
+        "updates with a larger L2 norm are rejected; 0 accepts all")
+    min_participants: Clients = option(1,
+        "a round with fewer valid updates is repeated")
+    target_accuracy: Share = option(0.0, "stop at this accuracy; 0 runs every round")
+    evaluate_every: OneOrMore = option(20, "rounds between evaluations")
+    checkpoint_every: OneOrMore = option(100, "rounds between checkpoints")
+    checkpoint_keep: Models = option(2,
+        "checkpoints kept per phase; with 2 or more, there is one to fall back on")
+    history_bytes: int = option(0,
+        "for amnesiac: bytes of memory to keep updates in; 0 keeps none",
+        ge=0, le=2 ** 63 - 1)
+    history_interval: Count = option(0,
+        "for fed_eraser: keep the models of every n-th round on disk; 0 keeps none")
+    history_disk: int = option(2**34,
+        "for fed_eraser: bytes on disk; a run that needs more does not start",
+        ge=1, le=2 ** 63 - 1)
+
+
+@options
+class Unlearn:
+    """What is forgotten, and how."""
+
+    methods: Annotated[str, some_of(*METHODS)] = option("class_pruning,retrain",
+        "methods to run, in this order; all skips those that lack a history")
+    method: Annotated[str, some_of(*METHODS, or_nothing=True)] = option("",
+        "a single method, in place of unlearn.methods")
+    classes: Annotated[Numbers, _CLASSES] = option(9,
+        "classes to forget, in this order: 9, '0,9' or (0, 9); the default is ignored "
+        "if clients or examples are given")
+    clients: Annotated[Numbers, _CLIENTS] = option("",
+        "clients to forget, such as '3,17'")
+    examples: Place = option("",
+        "a file with the positions of the training images to forget")
+    retrain_seeds: Models = option(1,
+        "how many models to retrain; the audit uses their spread")
+    retrain_first: Models = option(1,
+        "seed of the first of them, so that several runs can share the work")
+    participants: ClientsOrNone = option(0,
+        "number of clients whose images a method reads; 0 means train.cohort")
+
+
+@options
+class Prune:
+    """Class_pruning, the paper's method."""
+
+    rate: BelowOne | Literal["auto"] = option(0.05,
+        "R, the share of channels to cut for each class; auto tries up to eight for "
+        "the smallest that forgets")
+    score: Literal["tf_idf", "contrast"] = option("tf_idf",
+        "the paper's TF-IDF, or how much more the class activates a channel than the "
+        "others do")
+    then: Literal["remove", "reset"] = option("remove",
+        "remove the cut channels, as in the paper, or let them start afresh")
+    scope: Literal["global", "layer", "balanced"] = option("global",
+        "cut R of all channels, R of each layer, or R of all channels with scores "
+        "scaled by the width of their layer")
+    order: Literal["highest", "lowest", "random"] = option("highest",
+        "which TF-IDF scores are cut first; the paper cuts the highest")
+    min_channels: int = option(1, "fewest channels that a layer keeps", ge=1, le=4096)
+    idf: Literal["paper", "released"] = option("paper",
+        "Eq. 7, or as in the authors' code")
+    weighting: Literal["examples", "clients"] = option("examples",
+        "how clients' statistics are weighted")
+    surgery: Literal["compact", "mask"] = option("compact",
+        "compact removes channels; mask zeroes them")
+    dense: bool = option(False,
+        "also cut hidden units of dense layers, in networks of your own")
+    recapture: bool = option(True, "collect statistics again after each class's cut")
+    capture_clients: ClientsOrNone = option(0,
+        "number of clients that send statistics; 0 means unlearn.participants")
+    auto_images: int = option(6,
+        "for rate=auto: images of the class, and others, that each of these clients "
+        "answers on per try", ge=1, le=10_000)
+    auto_level: BelowOne = option(0.02,
+        "for rate=auto: share of right answers at which the class counts as unknown")
+
+
+@options
+class Privacy:
+    """Privacy of the class statistics that clients send."""
+
+    secure_sum: bool = option(False, "send the statistics under pairwise masks")
+    epsilon: NotNegative = option(0.0,
+        "epsilon of differential privacy; 0 adds no noise")
+    delta: InsideOne = option(1e-05, "delta of differential privacy")
+    clip: Positive = option(1.0,
+        "L2 bound on one example's activations, used if epsilon is set")
+    min_count: Count = option(0, "classes with fewer examples are suppressed")
+    curve: Annotated[str, _EPSILONS] = option("",
+        "epsilons to cut with and compare, such as '0.5,1,2,4,8'")
+    curve_fine_tune: bool = option(False, "also fine-tune after each of these cuts")
+
+
+@options
+class FineTune:
+    """Training on what remains, for the methods that need it."""
+
+    rounds: Count = option(200, "maximum number of rounds")
+    target_accuracy: Target = option(-1.0,
+        "R-set accuracy to reach; -1 is the raw model's, 0 sets no target")
+    stop_at_target: bool = option(True,
+        "stop at the target, as in the paper; False runs every round")
+    learning_rate: float = option(0.0, "0 means train.learning_rate", ge=0, le=1000)
+    schedule: Schedule = option("constant", "learning rate over rounds")
+    warmup_rounds: Count = option(0, "for warmup_cosine: rounds of warm-up")
+    evaluate_every: OneOrMore = option(1, "rounds between evaluations")
+    seeds: Models = option(1,
+        "how often the methods of fine_tune.seeded are run, to show the spread")
+    seeded: Annotated[str, some_of(*METHODS)] = option("class_pruning",
+        "methods with several seeds")
+    distill_weight: Share = option(0.0,
+        "share of the trained model's own answers in the loss, its forgotten classes "
+        "left out; 0 learns from the labels alone")
+    distill_temperature: Positive = option(1.0, "temperature of these answers")
+
+
+@options
+class Fisher:
+    """Options of fisher."""
+
+    variant: Literal["golatkar", "paper"] = option("golatkar", "noise F^-1/2, or Eq. 1")
+    alpha: Positive = option(1e-06, "scale of the noise")
+    max_variance: Positive = option(0.001,
+        "upper bound on the noise variance of a weight")
+    reset_row: bool = option(True,
+        "for golatkar: reset the forgotten classes' rows of the head")
+    max_examples: Count = option(0,
+        "retained images used, over all clients; 0 uses all")
+    damping: Positive = option(1.0, "for paper: added to F before it is inverted")
+    chunk: Batch = option(8, "images whose gradients are in memory at once")
+
+
+@options
+class Influence:
+    """Options of influence."""
+
+    damping: Positive = option(0.03, "added to the Hessian's diagonal")
+    iterations: int = option(20,
+        "maximum number of conjugate gradient steps", ge=1, le=100000)
+    tolerance: InsideOne = option(0.001, "relative residual at which these steps end")
+    max_examples: Count = option(0,
+        "retained images used, over all clients; 0 uses all")
+
+
+@options
+class Ascent:
+    """Options of ascent."""
+
+    rounds: Count = option(10,
+        "maximum number of rounds of ascent on the forgotten images")
+    learning_rate: Rate = option(0.1, "learning rate of the ascent")
+    loss_cap: Positive = option(5.0, "loss on the forgotten images at which it stops")
+
+
+@options
+class FedEraser:
+    """Options of fed_eraser."""
+
+    rate: float = option(0.5,
+        "r: the share of local epochs, or of fed_sgd's images, in a replayed round",
+        gt=0, le=1)
+    variant: Literal["paper", "released"] = option("paper",
+        "step lengths from the model of round t, or of t + 1 as in the released code")
+
+
+@options
+class Relabel:
+    """Options of relabel and prune_relabel."""
+
+    answer: Literal["nearest", "random"] = option("nearest",
+        "new label of a forgotten image: the most likely other class by the trained "
+        "model, or a random one")
+
+
+@options
+class Audit:
+    """What the audit looks at."""
+
+    tests: Annotated[str, some_of(*AUDIT_TESTS)] = option("all", "tests to run")
+    seeds: Literal["first", "all"] = option("first",
+        "which models of a method with several seeds are judged")
+    retrained: int = option(0,
+        "number of retrained models to compare with; 0 uses all", ge=0, le=1000)
+    reference: Place = option("",
+        "other runs, such as runs/a,results/b, whose retrained models are used too")
+    models: Place = option("",
+        "further saved models to audit: name=place,name=place, folders or files")
+    backdoor: Share = option(0.0,
+        "share of leaving clients' images that get a trigger before training")
+    confidence: float = option(0.95,
+        "confidence of the interval that a candidate must lie in", ge=0.5, lt=1)
+    max_examples: int = option(4000,
+        "maximum number of training images, and of test images", ge=2, le=2 ** 31 - 1)
+    batch_size: Batch = option(32, "images per step of shadow training and relearning")
+    shadows: int = option(4,
+        "shadow models to train for the membership attacks; 0 trains none",
+        ge=0, le=1000, multiple_of=2)
+    shadow_steps: Steps = option(150, "training steps of each shadow model")
+    shadow_learning_rate: Rate = option(0.05,
+        "learning rate of each shadow model, at the start")
+    relearn_level: float = option(0.9,
+        "share of the raw model's accuracy that counts as relearned", gt=0, le=1)
+    relearn_max_steps: Steps = option(10,
+        "training steps of relearning, in each setting")
+    relearn_every: Steps = option(4, "training steps between two measurements")
+    relearn_learning_rate: Rate = option(0.01, "the middle learning rate of relearning")
+    relearn_learning_rates: Annotated[str, _RATES] = option("",
+        "learning rates, such as 0.003,0.01; '' is the middle one times 0.3, 1 and 3")
+    relearn_images: Annotated[str, _AMOUNTS] = option("10,100",
+        "numbers of training images per class to relearn from")
+    probe_depths: int = option(4,
+        "number of evenly spaced layers to probe, besides the last features",
+        ge=0, le=1000)
+
+
+@options
+class Runtime:
+    """The machine; beyond rounding, only dtype can change a result."""
+
+    backend: Literal["auto", "loop", "map", "vmap", "shard_map"] = option(
+        "auto",
+        "how the clients of a round are run")
+    dtype: Literal["float32", "bfloat16"] = option("float32",
+        "number format of activations; bfloat16 is for GPUs, TPUs, CPUs with AMX and "
+        "AMD's with avx512_bf16")
+    conv: Literal["auto", "xla", "onednn"] = option("auto",
+        "library for convolutions; onednn is for CPUs (needs the extra)")
+    devices: int = option(0, "number of CPU devices; 0 is automatic", ge=0, le=1024)
+    compilation: Literal["full", "quick"] = option("full",
+        "how hard XLA optimises; quick compiles in half the time, for short runs")
+    compilation_cache: Place = option("auto",
+        "directory of compiled programs; auto is in ~/.cache, '' is none")
+    heartbeat_seconds: Seconds = option(100,
+        "seconds of silence after which a process counts as dead")
+    join_seconds: Seconds = option(60,
+        "seconds that processes wait for each other at the start")
+    pool: Literal["split", "whole"] = option("split",
+        "images that each of several processes holds: its own clients', or all")
+    tensorboard: bool = option(False, "write TensorBoard events (needs the extra)")
+    progress: Literal["auto", "plain", "off"] = option("auto",
+        "progress display; auto is live on a terminal")
+
+
+def _with_methods(cls: type[_Class]) -> type[_Class]:
+    """Adds the sections of the methods, each made of a method's own options."""
+    for method in METHODS.values():
+        if not isinstance(method.sections, Mapping):
+            continue
+        for name, kind in method.sections.items():
+            if name not in cls.__annotations__:
+                cls.__annotations__[name] = kind
+                setattr(cls, name, Field(default_factory=kind))
+    return cls
+
+
+@options
+@_with_methods
+class Config:
+    """All sections, and the keys of the run itself."""
+
+    seed: Count = option(0, "all random choices of the run derive from it")
+    phases: Annotated[str, some_of(*PHASES)] = option("all",
+        "which phases to run, such as unlearn,report")
+    data: Data = Field(default_factory=Data)
+    partition: Partition = Field(default_factory=Partition)
+    model: Model = Field(default_factory=Model)
+    train: Train = Field(default_factory=Train)
+    unlearn: Unlearn = Field(default_factory=Unlearn)
+    prune: Prune = Field(default_factory=Prune)
+    privacy: Privacy = Field(default_factory=Privacy)
+    fine_tune: FineTune = Field(default_factory=FineTune)
+    fisher: Fisher = Field(default_factory=Fisher)
+    influence: Influence = Field(default_factory=Influence)
+    ascent: Ascent = Field(default_factory=Ascent)
+    fed_eraser: FedEraser = Field(default_factory=FedEraser)
+    relabel: Relabel = Field(default_factory=Relabel)
+    audit: Audit = Field(default_factory=Audit)
+    runtime: Runtime = Field(default_factory=Runtime)
+
+    if TYPE_CHECKING:  # sections of methods
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __post_init__(self):
+        """Lets errors name keys with their sections."""
+        for name, section in sections(self).items():
+            options_lib.name_in_errors(section, f"{name}.")
+# fmt: on
+
+
+def sections(config: Config) -> dict[str, Any]:
+    """Returns the sections of a config by name."""
+    values = {name: getattr(config, name) for name in options_lib.fields(Config)}
+    return {n: x for n, x in values.items() if dataclasses.is_dataclass(x)}
+
+
+def default() -> Config:
+    """Returns the whole schema, set as in the paper for CIFAR-10 and ResNet20."""
+    return Config()
+
+
+# What each key may be, by dotted name: pydantic's description of the field.
+KEYS: dict[str, Any] = {
+    name: field
+    for name, field in options_lib.fields(Config).items()
+    if not dataclasses.is_dataclass(field.annotation)
+} | {
+    f"{name}.{leaf}": field
+    for name, section in sections(default()).items()
+    for leaf, field in options_lib.fields(type(section)).items()
+}
+# What cannot change a result that is there; the points of a privacy curve stand beside
+# the others.
+_MAY_DIFFER = {
+    *("phases", "data.dir", "train.checkpoint_every", "train.checkpoint_keep"),
+    *("privacy.curve", "privacy.curve_fine_tune"),
+    *(name for name in KEYS if name.startswith("runtime.") and name != "runtime.dtype"),
+}
+
+
+def flatten(config: Mapping[str, Any] | Config, prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves of a config, or of its dictionary, by dotted key."""
+    if not isinstance(config, Mapping):
+        config = dataclasses.asdict(config)
+    leaves = {}
+    for key, value in config.items():
+        inner = isinstance(value, Mapping)
+        leaves |= flatten(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return leaves
+
+
+def describe(config: Config) -> dict[str, list[tuple[str, Any, str]]]:
+    """Returns the name, value and use of each key by the title of its section."""
+    described: dict[str, list[tuple[str, Any, str]]] = {}
+    for name, value in flatten(config).items():
+        section, field = name.rpartition(".")[0], KEYS[name]
+        about = getattr(config, section).__doc__ if section else "The run."
+        title = f"{section or 'run'}: {about[0].lower()}{about[1:].rstrip('.')}"
+        words = options_lib.choices(field)
+        use = field.description + (f" [{', '.join(words)}]" if words else "")
+        described.setdefault(title, []).append((name, value, use))
+    return described
+
+
+def describe_keys(config: Config) -> str:
+    """Returns every key with its value and use, by section, for `--help`."""
+    lines = []
+    for title, rows in describe(config).items():
+        lines += ["", title]
+        for name, value, use in rows:
+            text = f"{f'  {name} = {value!r}':<37} {use}"
+            lines += textwrap.wrap(text, 88, subsequent_indent=" " * 38)
+    return "\n".join(lines[1:])
+
+
+def unknown_key(name: str) -> ConfigError:
+    """Returns the error for a key that is not in the schema, with a suggestion."""
+    group, _, leaf = name.rpartition(".")
+    inside = [key for key in KEYS if key.startswith(f"{group or name}.")]
+    if inside and not group:
+        return ConfigError(f"{name} is a group of keys; allowed: {', '.join(inside)}.")
+    same = [key for key in KEYS if key.rpartition(".")[2] == leaf]
+    hint = options_lib.closest(name, KEYS, 0.75)
+    hint = hint or (f"did you mean {' or '.join(same)}?" if same else "")
+    hint = hint or options_lib.closest(name, KEYS)
+    top = dict.fromkeys(key.partition(".")[0] for key in KEYS)
+    hint = hint or f"allowed: {', '.join(inside or top)}."
+    return ConfigError(f"unknown key {quoted(name)}; {hint}")
+
+
+def place(config: Config, name: str) -> tuple[Any, str]:
+    """Returns the section that holds a key, and the key's name in it.
+
+    Raises:
+      ConfigError: there is no such key.
+    """
+    if name not in KEYS:
+        raise unknown_key(name)
+    section, _, leaf = name.rpartition(".")
+    return (getattr(config, section) if section else config), leaf
+
+
+def update(config: Config, values: Mapping[str, Any]) -> None:
+    """Sets keys by their dotted names.
+
+    Raises:
+      ConfigError: there is no such key, or a value is not allowed.
+    """
+    for name, value in values.items():
+        section, leaf = place(config, name)
+        setattr(section, leaf, value)
+
+
+def read(config: Config, name: str) -> Any:
+    """Returns what the value of a key means: a list such as "0,9" as a tuple."""
+    section, leaf = place(config, name)
+    value = getattr(section, leaf)
+    kinds = [m for m in KEYS[name].metadata if isinstance(m, options_lib.Kind)]
+    return kinds[0].read(value) if kinds else value
+
+
+def phases(config: Config) -> tuple[str, ...]:
+    """Returns the phases to run, in the order they run."""
+    wanted = read(config, "phases")
+    return tuple(phase for phase in PHASES if phase in wanted)
+
+
+def classes(config: Config) -> tuple[int, ...]:
+    """Returns the classes to forget, in the order they are cut; none for others."""
+    return read(config, "unlearn.classes") if request_kind(config) == "classes" else ()
+
+
+def request_kind(config: Config) -> str:
+    """Returns what is to be forgotten: `classes`, `clients` or `examples`.
+
+    The default of `unlearn.classes` gives way to the other two.
+
+    Raises:
+      ConfigError: nothing or several kinds are named.
+    """
+    unlearn = config.unlearn
+    kinds = [k for k in ("classes", "clients", "examples") if getattr(unlearn, k) != ""]
+    if len(kinds) > 1 and unlearn.classes == Unlearn().classes:
+        kinds.remove("classes")
+    if not kinds:
+        raise ConfigError(
+            "unlearn.classes, unlearn.clients and unlearn.examples are all empty; "
+            "allowed: one of them, what is to be forgotten."
+        )
+    if len(kinds) > 1:
+        keys = " and ".join(f"unlearn.{kind}" for kind in kinds)
+        raise ConfigError(
+            f"{keys} are both given; allowed: one kind, so set the other to ''."
+        )
+    return kinds[0]
+
+
+def methods(config: Config) -> tuple[str, ...]:
+    """Returns the methods to run, in the order given, that serve the request.
+
+    Where others fall away, retraining and controls alone would leave nothing to judge:
+    then comes `fed_eraser` if rounds are kept, else `sisa`.
+
+    Raises:
+      ConfigError: none serves it.
+    """
+    unlearn, kind = config.unlearn, request_kind(config)
+    named = read(config, "unlearn.method" if unlearn.method else "unlearn.methods")
+    left = [name for name in named if kind in METHODS[name].serves]
+    if not unlearn.method and unlearn.methods == "all":
+        needs = {name: METHODS[name].needs for name in left}
+        left = [n for n in left if not needs[n] or getattr(config.train, needs[n])]
+    if not left:
+        fit = [name for name, method in METHODS.items() if kind in method.serves]
+        raise ConfigError(
+            f"unlearn.methods names {', '.join(named)}, which serves other requests, "
+            f"while unlearn.{kind} is given; allowed: some of {', '.join(fit)}."
+        )
+    judged = [n for n in left if n != "retrain" and not METHODS[n].control]
+    if len(left) < len(named) and not judged:
+        fits = config.sisa.shards <= config.partition.clients
+        kept = config.train.history_interval
+        left += ["fed_eraser"] if kept else ["sisa"] if fits else []
+    return tuple(left)
+
+
+def validate(config: Config) -> None:
+    """Raises `ConfigError` at the first values that make no sense together.
+
+    `check_counts` checks what depends on data that are not known by name.
+    """
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"the configuration is a {type(config).__name__}; allowed: that of "
+            "fuprune.config.default(), with values changed."
+        )
+    train, tuning, privacy = config.train, config.fine_tune, config.privacy
+    kind, averages = request_kind(config), train.algorithm == "fed_avg"
+    private = privacy.secure_sum or privacy.epsilon or privacy.curve
+    for wrong, name, rest in (
+        (
+            train.min_participants > train.cohort,
+            "train.min_participants",
+            f"at most train.cohort, which is {train.cohort}",
+        ),
+        (
+            averages and not train.batch_size,
+            "train.batch_size",
+            "1 or more with fed_avg (0: all images of a client, is for fed_sgd)",
+        ),
+        (
+            train.local_steps and not averages,
+            "train.local_steps",
+            "0 with fed_sgd, whose clients take no steps of their own",
+        ),
+        (
+            _warms_up_too_long(train),
+            "train.warmup_rounds",
+            f"less than train.rounds, which is {train.rounds}",
+        ),
+        (
+            _warms_up_too_long(tuning),
+            "fine_tune.warmup_rounds",
+            f"less than fine_tune.rounds, which is {tuning.rounds}",
+        ),
+        (
+            kind == "classes" and config.audit.backdoor,
+            "audit.backdoor",
+            "0 for classes (it is planted in clients' or single images)",
+        ),
+        (
+            kind != "classes" and privacy.curve,
+            "privacy.curve",
+            f"nothing while unlearn.{kind} is given, because only classes are cut",
+        ),
+        (
+            config.prune.weighting == "clients" and private,
+            "prune.weighting",
+            "examples with privacy, which shows the server sums over clients only",
+        ),
+        (
+            config.partition.kind == "file" and not config.partition.file,
+            "partition.file",
+            "a text file with a line of image numbers per client, for kind=file",
+        ),
+    ):
+        if wrong:
+            raise _refusal(config, name, rest)
+    for name in methods(config):
+        key = f"train.{METHODS[name].needs}"
+        if METHODS[name].needs and not read(config, key):
+            raise ConfigError(
+                f"unlearn.methods names {name} while {key} is 0; allowed: 1 or more "
+                f"({KEYS[key].description})."
+            )
+    counted = config.partition.kind not in ("natural", "file")
+    clients = config.partition.clients if counted else None
+    known = find_known(config.data.name)
+    check_counts(config, clients, len(known.class_names) if known else None)
+
+
+def _warms_up_too_long(part: Train | FineTune) -> bool:
+    warms_up = part.schedule == "warmup_cosine"
+    return warms_up and part.warmup_rounds >= max(part.rounds, 1)
+
+
+def _refusal(config: Config, name: str, rest: str) -> ConfigError:
+    return ConfigError(f"{name} is {quoted(read(config, name))}; allowed: {rest}.")
+
+
+def check_counts(
+    config: Config, num_clients: int | None, num_classes: int | None
+) -> None:
+    """Raises `ConfigError` if more clients or classes are named than there are.
+
+    Args:
+      config: to check.
+      num_clients: of the partition; None as long as it is not known.
+      num_classes: of the dataset; None as long as it is not known.
+    """
+    if num_clients is not None:
+        names = ["train.cohort", "unlearn.participants", "prune.capture_clients"]
+        for name in names + ["sisa.shards"] * ("sisa" in methods(config)):
+            if read(config, name) > num_clients:
+                rest = f"at most partition.clients, which is {num_clients}"
+                raise _refusal(config, name, rest)
+        for client in read(config, "unlearn.clients"):
+            if not 0 <= client < num_clients:
+                raise ConfigError(
+                    f"unlearn.clients names client {client}; allowed: 0 to "
+                    f"{num_clients - 1}."
+                )
+    if num_classes is not None:
+        dataset, partition = config.data.name, config.partition
+        if request_kind(config) == "classes":
+            check_classes(
+                classes(config),
+                num_classes,
+                name="unlearn.classes",
+                dataset=dataset,
+                error=ConfigError,
+            )
+        limited = partition.kind == "pathological"
+        if limited and partition.classes_per_client > num_classes:
+            rest = f"at most {num_classes}, the classes of {dataset}"
+            raise _refusal(config, "partition.classes_per_client", rest)
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """Returns the config as nested dictionaries that `json.dumps` takes."""
+    # Through JSON and back, so that it compares equal to what a file holds.
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(values: Mapping[str, Any]) -> Config:
+    """Rebuilds a config from `to_json`, of this version or another.
+
+    A key that it lacks takes its default; one that this version lacks is ignored.
+
+    Raises:
+      ConfigError: a value is not allowed.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"the stored configuration is {quoted(values)}; allowed: a dictionary."
+        )
+    config, leaves = default(), flatten(values)
+    known = KEYS.keys() | sections(config).keys()
+    update(config, {name: leaves[name] for name in leaves if name in known})
+    return config
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns the keys in which a resumed run would differ from the stored one.
+
+    Keys that cannot change a result are left out. One that a side lacks counts as its
+    default, and one that this version lacks does not count.
+    """
+    ours, theirs = flatten(from_json(old)), flatten(from_json(new))
+    return sorted(n for n in KEYS.keys() - _MAY_DIFFER if ours[n] != theirs[n])
+
+
+def is_of_audit_alone(name: str) -> bool:
+    """Whether nothing before the audit reads a key; a backdoor is in the images."""
+    return name.startswith("audit.") and name != "audit.backdoor"
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Returns the config files that come with the package, by bare name."""
+    package = Path(__file__).parent
+    inside = package / "_configs"  # in a wheel; a checkout has them at its top
+    folder = inside if inside.is_dir() else package.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
+
+
+def load_config(
+    text: str, overrides: Mapping[str, str] | None = None
+) -> tuple[str, Config]:
+    """Runs the `get_config` of a config file, and sets some keys anew.
+
+    A file may also have `finish(config, keys)`, which is called at the end with the
+    keys that were set anew.
+
+    Args:
+      text: path or shipped name, and after a colon what `get_config` is given:
+        configs/cifar10_resnet.py:56 or cifar10_resnet:56.
+      overrides: values, written as text, by dotted key.
+
+    Returns:
+      A name for the run, and the config.
+
+    Raises:
+      FupruneError: there is no such file, it fails, or a key or value is not allowed.
+    """
+    name, colon, argument = text.partition(":")
+    shipped = shipped_configs()
+    path = shipped.get(name, Path(name))
+    if not path.is_file():
+        raise UsageError(
+            f"there is no config file {name!r}; allowed: {', '.join(shipped)}, or the "
+            "path of a Python file with get_config(), or no --config for the "
+            "quickstart."
+        )
+    spec = importlib.util.spec_from_file_location("fuprune_run_config", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"the config file {name!r} is not a Python file (.py).")
+    module = importlib.util.module_from_spec(spec)
+    arguments = [argument] if colon else []
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config(*arguments)
+    except FupruneError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the config file {name} failed: {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(config, Config):  # `validate` refuses anything else
+        _override(config, overrides or {})
+        getattr(module, "finish", lambda config, keys: None)(
+            config, set(overrides or ())
+        )
+    return "_".join([path.stem, *arguments]), config
+
+
+def _override(config: Config, overrides: Mapping[str, str]) -> None:
+    for key, text in overrides.items():
+        section, leaf = place(config, key)
+        where = key.removesuffix(leaf)
+        setattr(section, leaf, options_lib.read_text(type(section), leaf, text, where))
+
+
+def reduce_for_cpu(
+    config: Config,
+    *,
+    rounds: int,
+    learning_rate: float,
+    warmup_rounds: int = 0,
+    batch_size: int = 32,
+) -> None:
+    """Shortens training and fine-tuning in place; for files in configs/.
+
+    Fine-tuning has a tenth of training's rounds, from a quarter of its learning rate
+    along a cosine: more undoes the network before it mends it. It does not stop at its
+    target, so that every method gets the same budget.
+    """
+    train, fine_tune = config.train, config.fine_tune
+    train.rounds, train.batch_size = rounds, batch_size
+    train.learning_rate = learning_rate
+    if warmup_rounds:
+        train.schedule, train.warmup_rounds = "warmup_cosine", warmup_rounds
+    fine_tune.rounds, fine_tune.learning_rate = rounds // 10, learning_rate / 4
+    fine_tune.schedule, fine_tune.stop_at_target = "cosine", False
+    fine_tune.evaluate_every = 5
