@@ -85,12 +85,12 @@ from fuprune.unlearning.class_pruning import Protection as Protection
 from fuprune.unlearning.class_pruning import class_pruning as class_pruning
 from fuprune.unlearning.class_pruning import server_proc as server_proc
 from fuprune.unlearning.fed_eraser import Replay as Replay
-from fuprune.unlearning.kept_rounds import keep_round as keep_round
 from fuprune.unlearning.methods import METHODS as METHODS
 from fuprune.unlearning.protocol import UnlearnFn as UnlearnFn
 from fuprune.unlearning.protocol import UnlearnResult as UnlearnResult
 from fuprune.unlearning.reading import Reading as Reading
 from fuprune.unlearning.request import ForgetRequest as ForgetRequest
+from fuprune.unlearning.rounds import keep_round as keep_round
 from fuprune.unlearning.tfidf import (
     inverse_document_frequency as inverse_document_frequency,
 )

@@ -201,14 +201,9 @@ class Train:
     checkpoint_every: OneOrMore = option(100, "rounds between checkpoints")
     checkpoint_keep: Models = option(2,
         "checkpoints kept per phase; with 2 or more, there is one to fall back on")
-    history_bytes: int = option(0,
-        "for amnesiac: bytes of memory to keep updates in; 0 keeps none",
-        ge=0, le=2 ** 63 - 1)
     history_interval: Count = option(0,
-        "for fed_eraser: keep the models of every n-th round on disk; 0 keeps none")
-    history_disk: int = option(2**34,
-        "for fed_eraser: bytes on disk; a run that needs more does not start",
-        ge=1, le=2 ** 63 - 1)
+        "keep every n-th round on disk, for fed_eraser, and for amnesiac with n = 1; "
+        "0 keeps none")
 
 
 @options
@@ -216,7 +211,7 @@ class Unlearn:
     """What is forgotten, and how."""
 
     methods: Annotated[str, some_of(*METHODS)] = option("class_pruning,retrain",
-        "methods to run, in this order; all skips those that lack a history")
+        "methods to run, in this order; all skips those that lack kept rounds")
     method: Annotated[str, some_of(*METHODS, or_nothing=True)] = option("",
         "a single method, in place of unlearn.methods")
     classes: Annotated[Numbers, _CLASSES] = option(9,
@@ -643,8 +638,7 @@ def methods(config: Config) -> tuple[str, ...]:
     named = read(config, "unlearn.method" if unlearn.method else "unlearn.methods")
     left = [name for name in named if kind in METHODS[name].serves]
     if not unlearn.method and unlearn.methods == "all":
-        needs = {name: METHODS[name].needs for name in left}
-        left = [n for n in left if not needs[n] or getattr(config.train, needs[n])]
+        left = [name for name in left if _keeps_enough(config, name)]
     if not left:
         fit = [name for name, method in METHODS.items() if kind in method.serves]
         raise ConfigError(
@@ -722,16 +716,25 @@ def validate(config: Config) -> None:
         if wrong:
             raise _refusal(config, name, rest)
     for name in methods(config):
-        key = f"train.{METHODS[name].needs}"
-        if METHODS[name].needs and not read(config, key):
+        if not _keeps_enough(config, name):
+            more = "" if METHODS[name].needs_every_round else " or more"
             raise ConfigError(
-                f"unlearn.methods names {name} while {key} is 0; allowed: 1 or more "
-                f"({KEYS[key].description})."
+                f"unlearn.methods names {name} while train.history_interval is "
+                f"{config.train.history_interval}; allowed: 1{more} "
+                f"({KEYS['train.history_interval'].description})."
             )
     counted = config.partition.kind not in ("natural", "file")
     clients = config.partition.clients if counted else None
     known = find_known(config.data.name)
     check_counts(config, clients, len(known.class_names) if known else None)
+
+
+def _keeps_enough(config: Config, name: str) -> bool:
+    """Whether the training keeps the rounds that a method needs."""
+    method, interval = METHODS[name], config.train.history_interval
+    if not method.needs:
+        return True
+    return interval == 1 if method.needs_every_round else interval > 0
 
 
 def _warms_up_too_long(part: Train | FineTune) -> bool:
@@ -790,7 +793,8 @@ def to_json(config: Config) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> Config:
     """Rebuilds a config from `to_json`, of this version or another.
 
-    A key that it lacks takes its default; one that this version lacks is ignored.
+    A key that it lacks takes its default; one that this version lacks is ignored, and
+    so is a client axis that it lacks, which changed no result.
 
     Raises:
       ConfigError: a value is not allowed.
@@ -800,6 +804,8 @@ def from_json(values: Mapping[str, Any]) -> Config:
             f"the stored configuration is {quoted(values)}; allowed: a dictionary."
         )
     config, leaves = default(), flatten(values)
+    if leaves.get("runtime.backend") == "wide":
+        del leaves["runtime.backend"]
     known = KEYS.keys() | sections(config).keys()
     update(config, {name: leaves[name] for name in leaves if name in known})
     return config

@@ -45,8 +45,6 @@ _LOGGER = logging.getLogger(__name__)
 UNAVAILABLE = {
     "influence": "it takes one message to every client for each step of a linear "
     "solver, hundreds in all",
-    "amnesiac": "it subtracts every update of a client, and this server keeps some "
-    "rounds at most",
     "sisa": "it trains an ensemble of its own, a network for each group of clients",
 }
 
@@ -194,8 +192,9 @@ def _run_method(session: Session, method, model, variables):
         fit = tune(*resumed)
         return (resumed[0], fit.state.variables), {"resumed": True}
     options = assembly.method_options(session.setup, session.settings.method)
-    if "replay" in method.options:
-        options |= _replay_options(session, model, variables)
+    if method.needs:
+        found = _records(session, model, variables)
+        options |= {n: x for n, x in found.items() if n in method.options}
     for handled_by_clients in ("protect", "privacy", "clip"):
         options.pop(handled_by_clients, None)
 
@@ -224,14 +223,15 @@ def channels_cut(cuts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return dict(lost)
 
 
-def _replay_options(session: Session, model, variables) -> dict[str, Any]:
-    """What fed_eraser needs: the kept rounds, and how those who stay train again."""
+def _records(session: Session, model, variables) -> dict[str, Any]:
+    """Kept rounds, how the server stepped in them, and how clients train again."""
     session = session.at_rate(session.config.train.learning_rate)
     return {
         "rounds": kept_files.RoundFiles(
             session.workdir / kept_files.KEPT_ROUNDS, variables
         ),
         "replay": assembly.make_replay(session.setup, model),
+        "server": assembly.make_server(session.config.train),
     }
 
 

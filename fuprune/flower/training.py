@@ -33,7 +33,7 @@ from fuprune.run import assembly, checkpoint, kept_files
 from fuprune.run.data import Federation
 from fuprune.run.machine import Runtime
 from fuprune.surgery import rebuild
-from fuprune.unlearning.kept_rounds import is_kept, keep_round
+from fuprune.unlearning.rounds import is_kept, keep_round
 
 _LOGGER = logging.getLogger(__name__)
 _KEPT = ("rows", "lengths", "labels", "members")  # of the data that clients may read
@@ -152,7 +152,8 @@ def fit(
 ) -> FitResult:
     """Trains from where the unit was left; every round is on disk before the next.
 
-    Every `interval` rounds, the models of server and clients are kept, for fed_eraser.
+    Every `interval` rounds, what server and clients sent is kept, for methods that
+    replay rounds.
     """
     config, folder = session.config, session.workdir / unit
     schedule = budget.schedule
@@ -191,9 +192,8 @@ def fit(
     for step in steps:
         before = step.record.round_number - 1
         if is_kept(before, interval):
-            server = assembly.server_step(config)
             # `state` is still the one before the round, from which the clients started.
-            kept = keep_round(before, state.variables, step.info, server)
+            kept = keep_round(before, state.variables, step.info)
             kept_files.save_round(session.workdir / kept_files.KEPT_ROUNDS, kept)
         state = step.state
         checkpoint.save(folder / "checkpoints", before + 1, state, spec={})

@@ -22,7 +22,7 @@ from fuprune.federated.aggregate import RULES
 from fuprune.federated.batch_norm import LocalBatchNorm
 from fuprune.federated.local_work import count_images
 from fuprune.federated.objective import Objective, classification, distillation
-from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd
+from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd, follow
 from fuprune.federated.train import fit
 from fuprune.models import zoo
 from fuprune.models.brought import bring
@@ -30,13 +30,13 @@ from fuprune.models.fresh import init_variables
 from fuprune.run.data import Federation, replicate
 from fuprune.run.machine import Runtime
 from fuprune.run.optimizers import optimizer
-from fuprune.unlearning.fed_eraser import Replay, calibration_epochs
-from fuprune.unlearning.history import ServerStep
+from fuprune.unlearning.fed_eraser import Moves, Replay, calibration_epochs
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 from fuprune.unlearning.protocol import TrainRounds
 from fuprune.unlearning.reading import choose_participants
 from fuprune.unlearning.request import remaining
+from fuprune.unlearning.rounds import Server
 
 
 class Setup(NamedTuple):
@@ -148,29 +148,20 @@ def make_algorithm(
         max_update_norm=train.max_update_norm or math.inf,
         keep_updates=keep_updates,
     )
-    rate, peak = schedule.by_round(), schedule.learning_rate
+    server_optimizer = _server_optimizer(train, schedule)
     if train.algorithm == "fed_sgd":
         return fed_sgd(
             model,
-            server_optimizer=optimizer(train, rate),
+            server_optimizer=server_optimizer,
             batch_size=_images_per_round(train, federation, work),
             **common,
         )
-    # Adam divides the size of the mean update out, and with it the clients' schedule
-    # and the smaller rate of fine-tuning: there, the server's rate has to follow them.
-    server = {
-        "sgd": optax.sgd(train.server_learning_rate),
-        "adam": optax.adam(
-            lambda number: (
-                train.server_learning_rate * rate(number) / train.learning_rate
-            )
-        ),
-    }
+    rate, peak = schedule.by_round(), schedule.learning_rate
     return fed_avg(
         model,
         client_optimizer=optimizer(train, peak),
         batch_size=train.batch_size,
-        server_optimizer=server[train.server_optimizer],
+        server_optimizer=server_optimizer,
         # A factor: the client's optimizer has the peak rate built in.
         schedule=lambda number: rate(number) / peak,
         **_local_work(train, work),
@@ -259,7 +250,7 @@ def make_replay(setup: Setup, model) -> Replay:
             keep_updates=True,
             work=setup.config.fed_eraser.rate,
         ),
-        server=server_step(setup.config),
+        moves=_moves(train),
         training_images=_training_images(train),
         training_rounds=train.rounds,
     )
@@ -297,31 +288,37 @@ def make_slice_training(setup: Setup) -> TrainRounds:
     return train_slice
 
 
-def server_step(config) -> ServerStep:
-    """How the server of the pre-training steps, for the recorded updates."""
-    train = config.train
-    is_sgd = train.algorithm == "fed_sgd"
-    name = "optimizer" if is_sgd else "server_optimizer"
-    obstacle = ""
-    if train.aggregation not in ("mean", "clipped_mean"):
-        obstacle = f"train.aggregation={train.aggregation}"
-    elif getattr(train, name) != "sgd":
-        obstacle = f"train.{name}={getattr(train, name)}"
-    clipped = train.aggregation == "clipped_mean"
-    clip_norm = train.clip_norm if clipped else float("inf")
-    if not is_sgd:
-        return ServerStep(
-            train.server_learning_rate, clip_norm=clip_norm, obstacle=obstacle
-        )
+def _moves(train) -> Moves:
+    """What a client's upload does to the parameters, as far as SGD says it."""
+    if train.algorithm == "fed_avg":
+        return Moves(train.server_learning_rate)
     rate = training_schedule(train).by_round()
-    return ServerStep(
-        # A client sends a gradient here, along which the server steps down.
-        lambda number: -float(np.asarray(rate(number))),
-        train.momentum,
-        train.nesterov,
-        train.weight_decay,
-        clip_norm,
-        obstacle,
+    # A client sends a gradient here, along which the server steps down.
+    return Moves(
+        lambda number: -np.asarray(rate(number)), train.momentum, train.weight_decay
+    )
+
+
+def make_server(train) -> Server:
+    """How the server of the pre-training steps, to do its part of it again."""
+    schedule = training_schedule(train)
+    optimizer = _server_optimizer(train, schedule)
+    if train.algorithm == "fed_avg":
+        optimizer = follow(optimizer)
+    return Server(optimizer, RULES[train.aggregation](train))
+
+
+def _server_optimizer(train, schedule: Schedule) -> optax.GradientTransformation:
+    """What the server feeds with gradients, or with changes turned round."""
+    rate = schedule.by_round()
+    if train.algorithm == "fed_sgd":
+        return optimizer(train, rate)
+    if train.server_optimizer == "sgd":
+        return optax.sgd(train.server_learning_rate)
+    # Adam divides the size of the mean update out, and with it the clients' schedule
+    # and the smaller rate of fine-tuning: there, the server's rate has to follow them.
+    return optax.adam(
+        lambda number: train.server_learning_rate * rate(number) / train.learning_rate
     )
 
 

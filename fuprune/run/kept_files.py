@@ -1,4 +1,4 @@
-"""What unlearning keeps on disk: updates, rounds of a training, methods' checkpoints.
+"""What unlearning keeps on disk: rounds of a training, and methods' checkpoints.
 
 One file per round or slice, written whole or not at all and read when it is needed, so
 that memory holds one at a time. A resumed training writes the same rounds again.
@@ -16,12 +16,10 @@ from fuprune.config import ConfigError
 from fuprune.files import write_whole
 from fuprune.run import processes
 from fuprune.run.checkpoint import DiskFullError
-from fuprune.unlearning.history import UpdateHistory, as_arrays, from_arrays
-from fuprune.unlearning.kept_rounds import KeptRound, kept_bytes
 from fuprune.unlearning.protocol import Checkpoint
+from fuprune.unlearning.rounds import KeptRound, kept_bytes
 
-# Folders in the workdir.
-HISTORY, KEPT_ROUNDS = "history", "kept_rounds"
+KEPT_ROUNDS = "kept_rounds"  # their folder in the workdir
 
 
 def check_room(config, variables, folder: Path) -> int:
@@ -30,7 +28,7 @@ def check_room(config, variables, folder: Path) -> int:
     `variables` are those of the model, or their shapes.
 
     Raises:
-      ConfigError: the bound of the config or the disk is too small.
+      ConfigError: there is not.
     """
     train = config.train
     needed = kept_bytes(
@@ -39,15 +37,6 @@ def check_room(config, variables, folder: Path) -> int:
         interval=train.history_interval,
         cohort=train.cohort,
     )
-    said = (
-        f"train.history_interval is {train.history_interval}, with which the kept "
-        f"rounds take {needed} bytes"
-    )
-    if needed > train.history_disk:
-        raise ConfigError(
-            f"{said}, more than train.history_disk, {train.history_disk}; raise "
-            "either, or lower train.cohort or train.rounds."
-        )
     whole = folder.absolute()
     place = next(path for path in (whole, *whole.parents) if path.exists())
     free = shutil.disk_usage(place).free
@@ -55,7 +44,9 @@ def check_room(config, variables, folder: Path) -> int:
     written = sum(path.stat().st_size for path in folder.glob(f"{KEPT_ROUNDS}/*.npz"))
     if needed - written > free:
         raise ConfigError(
-            f"{said}, but {place} has {free} left; raise it, or free some."
+            f"train.history_interval is {train.history_interval}, with which the kept "
+            f"rounds take {needed} bytes, but {place} has {free} left; raise it, lower "
+            "train.cohort or train.rounds, or free some."
         )
     return needed
 
@@ -66,7 +57,8 @@ class RoundFiles(Sequence):
     def __init__(self, folder: Path, variables: Any):
         """Finds the files; `variables` gives the structure of the trees in them."""
         self._paths = _numbered(folder)
-        self._like = KeptRound(0, dict(variables), np.empty(0), variables["params"])
+        empty, params = np.empty(0), variables["params"]
+        self._like = KeptRound(0, dict(variables), empty, empty, params)
 
     def __len__(self) -> int:
         """How many there are."""
@@ -81,25 +73,6 @@ class RoundFiles(Sequence):
     def _read(self, path: Path) -> KeptRound:
         kept = _read_tree(path, self._like)
         return kept._replace(round_number=int(kept.round_number))
-
-
-def save_history(folder: Path, number: int, history: UpdateHistory, keep: int) -> None:
-    """Writes the updates recorded until a round, and keeps the newest `keep` files.
-
-    There is one file per checkpoint, so that a resumed run goes on with exactly what
-    the checkpoint's round had recorded.
-    """
-    _write(folder / f"{number:08d}.npz", as_arrays(history))
-    for old in _numbered(folder)[:-keep]:
-        old.unlink()
-
-
-def load_history(folder: Path, params: Any, *, number: int | None = None):
-    """The recorded updates of a round, or the newest; None if there are none."""
-    found = _numbered(folder)
-    if number is not None:
-        found = [path for path in found if path.stem == f"{number:08d}"]
-    return from_arrays(_read(found[-1]), params) if found else None
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -51,7 +51,7 @@ def shadow_methods(
     made = {
         method: _make(this, model, method, head, options)
         for method in set(methods.values())
-        if "history" not in METHODS[method].options
+        if not METHODS[method].needs
     }
     return {name: made[method] for name, method in methods.items() if method in made}
 

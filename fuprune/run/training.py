@@ -16,7 +16,7 @@ import numpy as np
 
 from fuprune.config import ConfigError
 from fuprune.data.dataset import Dataset
-from fuprune.errors import FupruneError, InputError
+from fuprune.errors import InputError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.objective import Objective
@@ -36,10 +36,9 @@ from fuprune.run import (
 from fuprune.run import machine as runtime
 from fuprune.run.data import Federation, replicate
 from fuprune.surgery import rebuild
-from fuprune.unlearning import history as update_history
-from fuprune.unlearning.kept_rounds import is_kept, keep_round
 from fuprune.unlearning.protocol import Stage
 from fuprune.unlearning.request import ForgetRequest
+from fuprune.unlearning.rounds import is_kept, keep_round
 
 Outcome = TypeVar("Outcome")
 OnRow = Callable[[Mapping[str, Any]], None]
@@ -250,7 +249,6 @@ def train_unit(
     *,
     key: jax.Array,
     objective: Objective | None = None,
-    store: update_history.UpdateHistory | None = None,
     interval: int = 0,
 ) -> FitResult:
     """Federated training with logs and checkpoints, from the last one if there is.
@@ -259,8 +257,8 @@ def train_unit(
     result's history stays empty, so that memory does not grow with the rounds.
 
     Checkpoints and rows are those of `unit`, and `key` is that of cohorts and batches.
-    `objective` is what to minimise if not the config's cross-entropy, `store` records
-    clients' updates, and every `interval` rounds one is kept on disk, 0 for none.
+    `objective` is what to minimise if not the config's cross-entropy, and every
+    `interval` rounds one is kept on disk, 0 for none.
     """
     config, rounds = this.config, budget.schedule.rounds
     algorithm = assembly.shared_algorithm(
@@ -269,12 +267,12 @@ def train_unit(
         model,
         budget.schedule,
         objective=objective,
-        keep_updates=store is not None or interval > 0,
+        keep_updates=interval > 0,
     )
     state = algorithm.init(replicate(variables, this.runtime))
     judge = make_judge(this, model)
     metric = judged_name(this, budget.metric)
-    saved = _restore(this, unit, model, state, store, variables["params"])
+    saved = _restore(this, unit, model, state)
     if saved is None:
         # Rows that a dead run logged after the last finished unit go.
         this.metrics.truncate_to(files.end_of_finished(this.workdir))
@@ -284,7 +282,7 @@ def train_unit(
         if reached(before, budget.target, metric):
             first_reached = 0
     else:
-        start, state, first_reached, store = saved
+        start, state, first_reached = saved
     is_over = budget.stops and first_reached is not None
     steps = iterate(
         algorithm,
@@ -300,21 +298,17 @@ def train_unit(
         dropout_rate=config.train.dropout_rate,
         min_participants=_min_participants(config, data),
     )
-    server, clock = assembly.server_step(config), time.monotonic()
+    clock = time.monotonic()
     with this.progress.phase(unit, rounds, first_round=start) as update:
         for step in steps:
             number = step.record.round_number
             if is_kept(number - 1, interval):
                 # `state` is still the one before the round, from which the clients
                 # started.
-                kept = keep_round(number - 1, state.variables, step.info, server)
+                kept = keep_round(number - 1, state.variables, step.info)
                 if this.runtime.is_main:
                     kept_files.save_round(this.workdir / kept_files.KEPT_ROUNDS, kept)
             state = step.state
-            if store is not None:
-                store = update_history.record(
-                    store, step.info, step.cohort, round_number=number, server=server
-                )
             append_row(this, unit, step.record)
             # From one record to the next, so that no part of a round goes untimed.
             seconds, clock = time.monotonic() - clock, time.monotonic()
@@ -327,7 +321,7 @@ def train_unit(
             # A request to stop is obeyed after a save: the next start loses no round.
             last, stop = is_over or number == rounds, stopping(this)
             if last or stop or number % config.train.checkpoint_every == 0:
-                _save(this, unit, model, number, state, first_reached, store)
+                _save(this, unit, model, number, state, first_reached)
             if stop:
                 raise StopRequested
             if last:
@@ -346,12 +340,7 @@ def _folder(this: Run, unit: str) -> Path:
     return this.workdir / "checkpoints" / unit.replace("/", "__")
 
 
-def _save(this: Run, unit: str, model, number, state, first_reached, store) -> None:
-    keep = this.config.train.checkpoint_keep
-    if store is not None and this.runtime.is_main:
-        # One more than checkpoints, because these are written first.
-        kept = this.workdir / kept_files.HISTORY
-        kept_files.save_history(kept, number, store, keep=keep + 1)
+def _save(this: Run, unit: str, model, number, state, first_reached) -> None:
     checkpoint.save(
         _folder(this, unit),
         number,
@@ -361,12 +350,12 @@ def _save(this: Run, unit: str, model, number, state, first_reached, store) -> N
             "metrics_offset": this.metrics.offset(),
             "rounds_to_target": first_reached,
         },
-        keep=keep,
+        keep=this.config.train.checkpoint_keep,
     )
 
 
-def _restore(this: Run, unit: str, model, state, store, params):
-    """(round, state, first round at the target, store) to go on from, or None."""
+def _restore(this: Run, unit: str, model, state):
+    """(round, state, first round at the target) to go on from, or None."""
     where, spec = _folder(this, unit), rebuild.spec(model)
 
     def make_target(saved):
@@ -385,17 +374,9 @@ def _restore(this: Run, unit: str, model, state, store, params):
     # unit has finished since: this one was taken up late, or its outcome was deleted.
     finished = files.end_of_finished(this.workdir)
     this.metrics.truncate_to(max(saved["metrics_offset"], finished))
-    if store is not None:
-        kept = this.workdir / kept_files.HISTORY
-        store = kept_files.load_history(kept, params, number=start)
-        if store is None:
-            raise FupruneError(
-                f"the recorded updates of round {start} are missing in {kept}; "
-                "start in a fresh workdir."
-            )
     this.progress.note(f"{unit}: continues after round {start}")
     state = replicate(tree, this.runtime)
-    return start, state, saved["rounds_to_target"], store
+    return start, state, saved["rounds_to_target"]
 
 
 def _min_participants(config, data) -> int:

@@ -40,7 +40,6 @@ from fuprune.run.training import (
     train_unit,
 )
 from fuprune.surgery import layer_names
-from fuprune.unlearning import history as update_history
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
 from fuprune.unlearning.job import recovery_key
@@ -78,7 +77,6 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
             metric="accuracy",
             stops=True,
         )
-        kept = train.history_bytes
         fit = train_unit(
             this,
             name,
@@ -87,7 +85,6 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
             this.federation.data,
             budget,
             key=key_for(this, "pretrain"),
-            store=update_history.empty(kept) if kept else None,
             interval=train.history_interval,
         )
         variables = fit.state.variables
@@ -167,12 +164,12 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> MethodOutcome:
     options = assembly.method_options(this.setup, method)
     if "head" in METHODS[method].options:
         options |= models.head_option(model, variables)
-    if "history" in METHODS[method].options:
-        kept = this.workdir / kept_files.HISTORY
-        options["history"] = kept_files.load_history(kept, variables["params"])
-    if "replay" in METHODS[method].options:
+    if "rounds" in METHODS[method].options:
         kept = this.workdir / kept_files.KEPT_ROUNDS
         options["rounds"] = kept_files.RoundFiles(kept, variables)
+    if "server" in METHODS[method].options:
+        options["server"] = assembly.make_server(this.config.train)
+    if "replay" in METHODS[method].options:
         options["replay"] = assembly.make_replay(this.setup, model)
         # Several processes could find different files when they start again.
         if jax.process_count() == 1:

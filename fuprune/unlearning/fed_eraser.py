@@ -31,9 +31,7 @@ import numpy as np
 from fuprune.data.federated import take_clients
 from fuprune.errors import InputError, check_choice
 from fuprune.federated.server import FedAlgorithm
-from fuprune.unlearning.history import ServerStep
 from fuprune.unlearning.job import Job, unlearn_fn
-from fuprune.unlearning.kept_rounds import KeptRound, check_kept, client_changes
 from fuprune.unlearning.protocol import (
     Checkpoint,
     UnlearnError,
@@ -42,15 +40,43 @@ from fuprune.unlearning.protocol import (
     tree_bytes,
 )
 from fuprune.unlearning.request import holders, remaining
+from fuprune.unlearning.rounds import KeptRound, check_kept, keep_round
 
 VARIANTS = ("paper", "released")
+
+
+class Moves(NamedTuple):
+    """How each client moved the parameters w, by what it sent in round t.
+
+    A client of FedAvg sends its change: scale = 1, or the server's learning rate, which
+    is that of every client's step. A client of FedSGD sends a gradient g, so its model
+    is the one that the server's SGD would make of it alone, all that g adds through the
+    momentum included: w + scale (g + weight_decay w) / (1 - momentum), with scale minus
+    the learning rate.
+    """
+
+    scale: float | Callable[[int], Any] = 1.0  # a function of t if there is a schedule
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def changes(self, kept: KeptRound) -> Any:
+        """CM_t - GM_t of each client; params-shaped, leaves [M, ...]."""
+        scale = self.scale
+        now = float(scale(kept.round_number) if callable(scale) else scale)
+        # 1 + momentum + momentum^2 + ...: every later round repeats a part of the step.
+        factor = now / (1.0 - self.momentum)
+
+        def moved(update, w):
+            return (factor * (update + self.weight_decay * w)).astype(w.dtype)
+
+        return jax.tree.map(moved, kept.updates, kept.variables["params"])
 
 
 class Replay(NamedTuple):
     """How the kept rounds are replayed, and what the training was like."""
 
     algorithm: FedAlgorithm  # with `keep_updates=True`, and less local work
-    server: ServerStep | None = None  # how the training's server stepped
+    moves: Moves = Moves()  # of the training's clients, and of those who stay
     # Of clients with lengths [M], the images [M] of a round of the training; None takes
     # each of theirs once.
     training_images: Callable[[np.ndarray], np.ndarray] | None = None
@@ -122,12 +148,12 @@ def fed_eraser(
         elif number < done:
             continue
         elif not calibrate:
-            state = _added(state, _mean(old.changes, stays))
+            state = _added(state, _mean(replay.moves.changes(old), stays))
         elif number == 0 and clean.any():
             # Not put into `kept`: it trains nothing, and is quickly done again.
-            state = _added(state, _mean(old.changes, clean))
+            state = _added(state, _mean(replay.moves.changes(old), clean))
         else:
-            recorded = _mean(old.changes, stays)
+            recorded = _mean(replay.moves.changes(old), stays)
             if variant == "released":
                 recorded = _from_the_next(recorded, rounds, number, old, variables)
             cohort = take_clients(left, old.clients[stays].tolist())
@@ -184,12 +210,11 @@ def _replayed(state, cohort, kept: KeptRound, recorded, replay: Replay, key):
     # from a checkpoint draws the same batches.
     round_key = jax.random.fold_in(key, kept.round_number)
     end, info = replay.algorithm.round(start, cohort, round_key)
-    clients, changes = client_changes(
-        info, state["params"], kept.round_number, replay.server
-    )
-    if not len(clients):
+    found = keep_round(kept.round_number, state, info)
+    if not len(found.clients):
         return state, 0.0
-    direction = _mean(changes, np.ones(len(clients), bool))
+    changes = replay.moves.changes(found)
+    direction = _mean(changes, np.ones(len(found.clients), bool))
     step = jax.tree.map(calibrated_step, recorded, direction)
     after = {name: jax.device_get(tree) for name, tree in end.variables.items()}
     after["params"] = _added(state, step)["params"]

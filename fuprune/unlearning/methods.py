@@ -43,6 +43,7 @@ class Method:
     budget: str = "fine_tune"
     fixes: tuple[str, ...] = ()  # options that it sets itself
     needs: str = ""  # the key of `train` that keeps the record which it reads
+    needs_every_round: bool = False  # with that key at 1
     # Of a control, which brings U-set accuracy to zero and which nobody would call
     # forgetting: what it does.
     control: str = ""
@@ -118,7 +119,9 @@ _TABLE: dict[str, Method] = {
         "influence:influence", _ALL, ("influence",), reads_forgotten=True
     ),
     "ascent": Method("ascent:ascent", _ALL, ("ascent",), reads_forgotten=True),
-    "amnesiac": Method("amnesiac:amnesiac", _ALL, needs="history_bytes"),
+    "amnesiac": Method(
+        "amnesiac:amnesiac", _ALL, needs="history_interval", needs_every_round=True
+    ),
     "fed_eraser": _ERASER,
     "relabel": Method(
         "relabel:relabel",

@@ -252,10 +252,14 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
     )
     setup = assembly.Setup(config, local, Runtime(None, "loop", "xla", 0, 1))
     options = assembly.method_options(setup, method)
-    if "replay" in METHODS[method].options:
+    if METHODS[method].needs:
         kept = place / "server" / "kept_rounds"
-        options["rounds"] = kept_files.RoundFiles(kept, variables)
-        options["replay"] = assembly.make_replay(setup, model)
+        found = {
+            "rounds": kept_files.RoundFiles(kept, variables),
+            "replay": assembly.make_replay(setup, model),
+            "server": assembly.make_server(config.train),
+        }
+        options |= {n: x for n, x in found.items() if n in METHODS[method].options}
     budget = loop.make_budget(config, METHODS[method].budget)
     taught = None
     if METHODS[method].budget == "fine_tune":

@@ -18,12 +18,11 @@ from fuprune.data.preprocess import to_float
 from fuprune.federated.train import FitResult
 from fuprune.models.adapt import adapt
 from fuprune.surgery import SlimNetwork
-from fuprune.unlearning import history
 from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.head import head_name
-from fuprune.unlearning.kept_rounds import keep_round
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.rounds import keep_round
 from tests.loading import load_module
 from tests.surgery import networks
 
@@ -78,9 +77,7 @@ def run(name, model, variables, data, num_classes, **more):
         "preprocess": to_float,
         **more,
     }
-    if name == "amnesiac":
-        given["history"], variables = recorded(model, variables, data)
-    if "replay" in METHODS[name].options:
+    if METHODS[name].needs:
         trainer = keeping_trainer(model)
         state = trainer.init(variables)
         after, info = trainer.round(state, fuprune.whole_cohort(data), KEY)
@@ -113,15 +110,6 @@ def keeping_trainer(model):
 
 def train_slice(model, variables, data, key, rounds):
     return make_fit(rounds)(model, variables, data, key)
-
-
-def recorded(model, variables, data):
-    """The updates of a round of training, and what it makes of the variables."""
-    trainer, cohort = keeping_trainer(model), fuprune.whole_cohort(data)
-    state, info = trainer.round(trainer.init(variables), cohort, KEY)
-    server = history.ServerStep(1.0)
-    store = history.record(history.empty(10**7), info, cohort, server=server)
-    return store, state.variables
 
 
 def small_federation(shape=(6, 6, 1), classes=4, number=24):

@@ -11,10 +11,10 @@ import pytest
 
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import drop_classes, federate, take_clients, whole_cohort
-from fuprune.federated.aggregate import clipped_mean, weighted_mean
-from fuprune.federated.server import fed_avg, fed_sgd
-from fuprune.unlearning import history
+from fuprune.federated.aggregate import clipped_mean, coordinate_median, weighted_mean
+from fuprune.federated.server import fed_avg, fed_sgd, follow
 from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.rounds import Server, keep_round
 from tests import reference_unlearning as reference
 from tests.unlearning.small import SoftmaxRegression, forget_by, initial
 
@@ -34,55 +34,83 @@ def federation():
     return federate(Dataset(images, labels), parts), initial(LINEAR, (4, 4, 1))
 
 
-def train(data, variables, keys, server_rate=1.0):
+def train(data, variables, keys, server_optimizer=None, aggregate=weighted_mean):
+    """The trained variables, and options of the method."""
+    server_optimizer = server_optimizer or optax.sgd(1.0)
     algorithm = fed_avg(
         LINEAR,
         client_optimizer=optax.sgd(0.5),
         local_epochs=2,
         batch_size=4,
-        server_optimizer=optax.sgd(server_rate),
+        server_optimizer=server_optimizer,
+        aggregate=aggregate,
         keep_updates=True,
     )
-    state, store = algorithm.init(variables), history.empty(10**6)
-    for key in keys:
-        cohort = whole_cohort(data)
-        state, info = algorithm.round(state, cohort, key)
-        store = history.record(
-            store, info, cohort, server=history.ServerStep(server_rate)
-        )
-    return state.variables, store
+    state, rounds = algorithm.init(variables), []
+    for number, key in enumerate(keys):
+        before = state.variables
+        state, info = algorithm.round(state, whole_cohort(data), key)
+        rounds.append(keep_round(number, before, info))
+    server = Server(follow(server_optimizer), aggregate)
+    return state.variables, dict(rounds=rounds, server=server)
 
 
-def forget(variables, data, store, **options):
-    options |= {"history": store}
-    return forget_by("amnesiac", LINEAR, variables, data, (2,), **options)
+def forget(variables, data, kept, **options):
+    return forget_by("amnesiac", LINEAR, variables, data, (2,), **kept, **options)
 
 
-def test_full_history_of_a_linear_model_restores_the_never_seen_model(federation):
+def test_all_rounds_of_a_linear_model_restore_the_never_seen_model(federation):
     """Its clients share no pixel, so that none feels what the others did.
 
     The mean over two clients instead of three is a step of 2/3 in the server's eyes.
     """
     data, start = federation
-    trained, store = train(data, start, KEYS)
-    result = forget(trained, data, store)
-    never_seen, _ = train(drop_classes(data, (2,)), start, KEYS, server_rate=2 / 3)
+    trained, kept = train(data, start, KEYS)
+    result = forget(trained, data, kept)
+    never_seen, _ = train(drop_classes(data, (2,)), start, KEYS, optax.sgd(2 / 3))
     chex.assert_trees_all_close(result.variables, never_seen, atol=1e-5)
     moved = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), trained, never_seen)
     assert all(float(x) > 0.05 for x in jax.tree.leaves(moved))
-    assert result.notes["updates_subtracted"] == 5
-    assert result.notes["rounds_affected"] == 5
+    assert result.notes == {
+        "updates_recorded": 15,
+        "updates_subtracted": 5,
+        "rounds_affected": 5,
+    }
     assert result.upload_bytes == 0
+
+
+def test_adam_is_done_again_without_the_client(federation):
+    """It divides the size of the mean out, so that nothing else differs."""
+    data, start = federation
+    trained, kept = train(data, start, KEYS, optax.adam(0.1))
+    result = forget(trained, data, kept, renormalise=True)
+    never_seen, _ = train(drop_classes(data, (2,)), start, KEYS, optax.adam(0.1))
+    chex.assert_trees_all_close(result.variables, never_seen, atol=1e-4)
+
+
+def test_a_robust_rule_sees_the_other_clients_alone(federation):
+    data, start = federation
+    optimizer = optax.sgd(1.0, momentum=0.9)
+    trained, kept = train(data, start, KEYS, optimizer, coordinate_median)
+    result = forget(trained, data, kept, renormalise=True)
+    (weights,) = jax.tree.leaves(start)
+    trace = 0.0
+    for one in kept["rounds"]:
+        (updates,) = jax.tree.leaves(one.updates)
+        trace = np.median(updates[:2], axis=0) + 0.9 * trace
+        weights = weights + trace
+    (left,) = jax.tree.leaves(result.variables)
+    np.testing.assert_allclose(left, weights, atol=1e-5)
 
 
 def test_one_renormalised_round_is_the_round_without_the_client(federation):
     """For any model: the others' updates of one round start from the same point."""
     data, start = federation
-    trained, store = train(data, start, KEYS[:1])
+    trained, kept = train(data, start, KEYS[:1])
     never_seen, _ = train(drop_classes(data, (2,)), start, KEYS[:1])
-    result = forget(trained, data, store, renormalise=True)
+    result = forget(trained, data, kept, renormalise=True)
     chex.assert_trees_all_close(result.variables, never_seen, atol=1e-6)
-    plain = forget(trained, data, store)
+    plain = forget(trained, data, kept)
     with pytest.raises(AssertionError):
         chex.assert_trees_all_close(plain.variables, never_seen, atol=1e-3)
 
@@ -90,11 +118,27 @@ def test_one_renormalised_round_is_the_round_without_the_client(federation):
 def test_a_class_that_everybody_holds_takes_the_model_back_to_its_start(federation):
     data, start = federation
     mixed = data._replace(labels=jnp.arange(24, dtype=jnp.int32) % 3)
-    trained, store = train(mixed, start, KEYS[:3])
+    trained, kept = train(mixed, start, KEYS[:3])
     for renormalise in (False, True):
-        result = forget(trained, mixed, store, renormalise=renormalise)
+        result = forget(trained, mixed, kept, renormalise=renormalise)
         chex.assert_trees_all_close(result.variables, start, atol=1e-5)
         assert result.notes["updates_subtracted"] == 9
+
+
+def test_a_training_that_nothing_was_taken_from_stays_bitwise(federation):
+    data, start = federation
+    trained, kept = train(data, start, KEYS[:2])
+    kept["rounds"] = [
+        one._replace(
+            clients=one.clients[:2],
+            weights=one.weights[:2],
+            updates=jax.tree.map(lambda x: x[:2], one.updates),
+        )
+        for one in kept["rounds"]
+    ]
+    result = forget(trained, data, kept)
+    chex.assert_trees_all_equal(result.variables, trained)
+    assert result.notes["rounds_affected"] == 0
 
 
 @hypothesis.settings(max_examples=2, deadline=None)
@@ -104,7 +148,7 @@ def test_a_class_that_everybody_holds_takes_the_model_back_to_its_start(federati
     weight_decay=0.05,
     scheduled=True,
     renormalise=False,
-    rule="mean",
+    clip_norm=np.inf,
     batch_size=3,
 )
 @hypothesis.given(
@@ -113,42 +157,40 @@ def test_a_class_that_everybody_holds_takes_the_model_back_to_its_start(federati
     weight_decay=st.sampled_from([0.0, 0.05]),
     scheduled=st.booleans(),
     renormalise=st.booleans(),
-    rule=st.sampled_from(["mean", "clipped_mean"]),
+    clip_norm=st.sampled_from([np.inf, 0.2]),
     batch_size=st.sampled_from([None, 3]),
 )
 def test_what_is_left_is_what_the_server_makes_of_the_others(
-    federation, renormalise, rule, batch_size, scheduled, **step
+    federation, renormalise, clip_norm, batch_size, scheduled, **step
 ):
-    """FedSGD with uneven clients: momentum, decay and schedule are undone, too."""
+    """FedSGD with uneven clients: momentum, decay and schedule are done again, too."""
     data, start = federation
     data = data._replace(lengths=jnp.array([8, 2, 5]))
     rate = optax.cosine_decay_schedule(0.3, 6) if scheduled else lambda number: 0.3
+    optimizer = optax.chain(
+        optax.add_decayed_weights(step["weight_decay"]),
+        optax.sgd(rate, momentum=step["momentum"], nesterov=step["nesterov"]),
+    )
+    rule = clipped_mean(clip_norm) if np.isfinite(clip_norm) else weighted_mean
     algorithm = fed_sgd(
         LINEAR,
-        server_optimizer=optax.chain(
-            optax.add_decayed_weights(step["weight_decay"]),
-            optax.sgd(rate, momentum=step["momentum"], nesterov=step["nesterov"]),
-        ),
+        server_optimizer=optimizer,
         batch_size=batch_size,
-        aggregate=clipped_mean(0.2) if rule == "clipped_mean" else weighted_mean,
+        aggregate=rule,
         keep_updates=True,
     )
-    server = history.ServerStep(lambda number: -float(rate(number)), **step)
-    if rule == "clipped_mean":
-        server = server._replace(clip_norm=0.2)
-    state, store, uploads = algorithm.init(start), history.empty(10**6), []
+    state, rounds, uploads = algorithm.init(start), [], []
     for number in range(6):
         # The client with the class comes and goes, so that its traces must fade.
         cohort = take_clients(data, [0, 1, 2] if number % 3 == 0 else [0, 1])
+        before = state.variables
         state, info = algorithm.round(state, cohort, jax.random.key(number))
-        store = history.record(store, info, cohort, server=server)
+        rounds.append(keep_round(number, before, info))
         drawn = np.minimum(np.asarray(cohort.lengths), batch_size or 99)
         (update,) = jax.tree.leaves(jax.device_get(info.updates))
         uploads.append((update, drawn, np.asarray(cohort.clients)))
     options = dict(
-        rates=[float(rate(number)) for number in range(6)],
-        clip_norm=0.2 if rule == "clipped_mean" else np.inf,
-        **step,
+        rates=[float(rate(number)) for number in range(6)], clip_norm=clip_norm, **step
     )
     (begin,) = jax.tree.leaves(start)
     (end,) = jax.tree.leaves(state.variables)
@@ -157,35 +199,19 @@ def test_what_is_left_is_what_the_server_makes_of_the_others(
     expected = reference.replay_server(
         begin, uploads, without=(2,), renormalise=renormalise, **options
     )
-    result = forget(state.variables, data, store, renormalise=renormalise)
+    kept = dict(rounds=rounds, server=Server(optimizer, rule))
+    result = forget(state.variables, data, kept, renormalise=renormalise)
     (left,) = jax.tree.leaves(result.variables)
     np.testing.assert_allclose(left, expected, atol=1e-5)
     assert np.max(np.abs(left - end)) > 1e-3
 
 
 @pytest.mark.parametrize(
-    "obstacle", ["train.aggregation=median", "train.optimizer=adam"]
+    ("which", "said"), [([], "none was kept"), ([0, 2], "round 2 was not kept")]
 )
-def test_a_server_that_does_not_add_updates_up_is_refused(federation, obstacle):
+def test_without_all_rounds_the_method_stops(federation, which, said):
     data, start = federation
-    trained, store = train(data, start, KEYS[:1])
-    with pytest.raises(UnlearnError, match=f"under {obstacle}.*clipped_mean"):
-        server = store.server._replace(obstacle=obstacle)
-        forget(trained, data, store._replace(server=server))
-
-
-def test_notes_show_what_the_history_cost_and_lost(federation):
-    data, start = federation
-    trained, store = train(data, start, KEYS[:2])
-    notes = forget(trained, data, store._replace(dropped=4)).notes
-    assert notes["history_bytes"] == 6 * 4 * 16 * 3
-    assert notes["history_limit"] == 10**6
-    assert notes["updates_recorded"] == 6 and notes["updates_dropped"] == 4
-
-
-def test_without_a_history_the_method_stops(federation):
-    data, start = federation
-    # The second was too small for a single round.
-    for store, limit in ((None, 0), (history.empty(10), 10)):
-        with pytest.raises(UnlearnError, match=f"train.history_bytes above {limit}"):
-            forget(start, data, store)
+    trained, kept = train(data, start, KEYS[:3])
+    kept["rounds"] = [kept["rounds"][number] for number in which]
+    with pytest.raises(UnlearnError, match=f"{said}; .*train.history_interval=1"):
+        forget(trained, data, kept)

@@ -12,11 +12,15 @@ import pytest
 from fuprune.data.federated import federate, take_clients
 from fuprune.federated.local_work import count_images
 from fuprune.federated.server import fed_avg, fed_sgd
-from fuprune.unlearning.fed_eraser import Replay, calibrated_step, calibration_epochs
-from fuprune.unlearning.history import ServerStep
-from fuprune.unlearning.kept_rounds import is_kept, keep_round, kept_bytes
+from fuprune.unlearning.fed_eraser import (
+    Moves,
+    Replay,
+    calibrated_step,
+    calibration_epochs,
+)
 from fuprune.unlearning.protocol import UnlearnError, tree_bytes
 from fuprune.unlearning.request import ForgetRequest
+from fuprune.unlearning.rounds import is_kept, keep_round, kept_bytes
 from tests import reference_requests as reference
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
@@ -44,7 +48,7 @@ def averaging(model, epochs, batch_size=16, local_steps=0):
     )
 
 
-def train(algorithm, variables, data, cohorts, interval=1, server=None):
+def train(algorithm, variables, data, cohorts, interval=1):
     """The trained variables and the kept rounds."""
     state, kept = algorithm.init(variables), []
     for number, cohort in enumerate(cohorts):
@@ -53,7 +57,7 @@ def train(algorithm, variables, data, cohorts, interval=1, server=None):
             state, take_clients(data, cohort), jax.random.key(number)
         )
         if is_kept(number, interval):
-            kept.append(keep_round(number, before, info, server))
+            kept.append(keep_round(number, before, info))
     return state.variables, kept
 
 
@@ -99,7 +103,7 @@ def test_it_follows_the_algorithm_loop_for_loop(federation, trained, variant):
     old_clients = [
         {
             int(client): tuple(
-                base + np.float64(k.changes["head"][part][i])
+                base + np.float64(k.updates["head"][part][i])
                 for base, part in zip(now, ("kernel", "bias"), strict=True)
             )
             for i, client in enumerate(k.clients)
@@ -178,7 +182,7 @@ def test_uncalibrated_is_the_sum_of_the_recorded_means(federation, trained):
     expected = np.float64(kept[0].variables["params"]["head"]["kernel"])
     for k in kept:
         stays = k.clients != 1
-        expected = expected + k.changes["head"]["kernel"][stays].mean(axis=0)
+        expected = expected + k.updates["head"]["kernel"][stays].mean(axis=0)
     np.testing.assert_allclose(
         result.variables["params"]["head"]["kernel"], expected, rtol=1e-5, atol=1e-6
     )
@@ -264,13 +268,12 @@ def test_fed_sgd_keeps_gradients_as_the_steps_that_they_make():
         optax.add_decayed_weights(decay), optax.sgd(rate, momentum=momentum)
     )
     algorithm = fed_sgd(model, server_optimizer=optimizer, keep_updates=True)
-    server = ServerStep(lambda number: -rate, momentum, False, decay)
-    variables, kept = train(
-        algorithm, initial(model), data, [(0, 1, 2), (1, 2, 3)], server=server
-    )
+    moves = Moves(lambda number: -rate, momentum, decay)
+    variables, kept = train(algorithm, initial(model), data, [(0, 1, 2), (1, 2, 3)])
+    changes = [moves.changes(k)["head"]["kernel"] for k in kept]
     # The first step has no momentum yet: a tenth of what the gradients come to add.
     first = kept[0].variables["params"]["head"]["kernel"]
-    mean = kept[0].changes["head"]["kernel"].mean(axis=0)
+    mean = changes[0].mean(axis=0)
     np.testing.assert_allclose(
         kept[1].variables["params"]["head"]["kernel"], first + mean / 10, atol=1e-6
     )
@@ -281,11 +284,11 @@ def test_fed_sgd_keeps_gradients_as_the_steps_that_they_make():
         data,
         ForgetRequest(clients=(1,)),
         rounds=kept,
-        replay=Replay(algorithm, server=server),
+        replay=Replay(algorithm, moves),
     )
     chex.assert_tree_all_finite(result.variables)
-    length = np.linalg.norm(kept[1].changes["head"]["kernel"][1:].mean(axis=0))
-    start = first + kept[0].changes["head"]["kernel"][[0, 2]].mean(axis=0)
+    length = np.linalg.norm(changes[1][1:].mean(axis=0))
+    start = first + changes[0][[0, 2]].mean(axis=0)
     moved = result.variables["params"]["head"]["kernel"] - start
     np.testing.assert_allclose(np.linalg.norm(moved), length, rtol=1e-4)
     mean = result.variables["batch_stats"]["conv1"]["norm"]["mean"]
@@ -297,7 +300,7 @@ def test_fed_sgd_keeps_gradients_as_the_steps_that_they_make():
 def test_bytes_are_known_beforehand(federation, trained):
     variables, kept = trained
     size = kept_bytes(variables, rounds=5, interval=1, cohort=3)
-    assert size == sum(tree_bytes((k.variables, k.changes)) for k in kept)
+    assert size == sum(tree_bytes((k.variables, k.updates)) for k in kept)
     assert kept_bytes(variables, rounds=5, interval=0, cohort=3) == 0
     assert kept_bytes(variables, rounds=5, interval=2, cohort=3) == size * 3 // 5
 

@@ -14,9 +14,9 @@ from fuprune.federated.server import fed_avg
 from fuprune.models.adapt import adapt
 from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.head import head_classes, head_name
-from fuprune.unlearning.kept_rounds import keep_round
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest
+from fuprune.unlearning.rounds import keep_round
 from tests.unlearning.small import forget_by, small_data
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")

@@ -13,16 +13,15 @@ import pytest
 from fuprune.config import KEYS
 from fuprune.data.federated import keep_classes, whole_cohort
 from fuprune.federated.server import fed_avg
-from fuprune.unlearning import history
 from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.controls import mask_logit
 from fuprune.unlearning.fed_eraser import Replay
 from fuprune.unlearning.job import recovery_key
-from fuprune.unlearning.kept_rounds import keep_round
 from fuprune.unlearning.methods import METHODS, select
 from fuprune.unlearning.protocol import UnlearnResult
 from fuprune.unlearning.regrow import regrow
 from fuprune.unlearning.request import ForgetRequest
+from fuprune.unlearning.rounds import keep_round
 from tests.unlearning.small import (
     SmallNet,
     forget_by,
@@ -66,15 +65,14 @@ def updates(trained):
         batch_size=8,
         keep_updates=True,
     )
-    state, store, kept = algorithm.init(variables), history.empty(10**7), []
+    state, kept = algorithm.init(variables), []
     for number in range(2):
         cohort, before = whole_cohort(data), state.variables
         state, info = algorithm.round(state, cohort, jax.random.key(number))
-        store = history.record(store, info, cohort)
         kept.append(keep_round(number, before, info))
     replayed = dict(rounds=kept, replay=Replay(algorithm))
     return {
-        "amnesiac": dict(history=store),
+        "amnesiac": dict(rounds=kept),
         "fed_eraser": replayed,
         "fed_eraser_uncalibrated": replayed,
     }

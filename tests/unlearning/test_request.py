@@ -132,7 +132,7 @@ REQUESTS = (ForgetRequest(clients=(1,)), ForgetRequest(examples=(9, 10, 22)))
 ALONE = {
     name: method
     for name, method in METHODS.items()
-    if not {"history", "rounds", "train"} & method.options or name == "ascent"
+    if not {"rounds", "train"} & method.options or name == "ascent"
 }
 
 

@@ -1,0 +1,107 @@
+"""Rounds of a training, as methods that replay them need them.
+
+Every `interval` rounds the server keeps its variables before the round and what each
+participant sent. That is one copy of the parameters per participant, far more than a
+model, so `kept_bytes` says beforehand how much it will be. A kept round is a plain tree
+of host arrays: a run writes each to a file and reads it back when it is needed, and
+nothing is ever dropped.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+from fuprune.errors import InputError
+from fuprune.federated.aggregate import Rule, weighted_mean
+from fuprune.federated.server import RoundInfo, follow
+from fuprune.unlearning.protocol import Variables, tree_bytes
+
+
+class KeptRound(NamedTuple):
+    """One round of the training."""
+
+    round_number: int  # t, the rounds before it
+    variables: Any  # of the server before the round: GM_t, BatchNorm statistics too
+    clients: np.ndarray  # [M] int32, ids of those whose updates counted
+    weights: np.ndarray  # [M] float32, theirs in the aggregation
+    updates: Any  # params-shaped, leaves [M, ...]: what they sent
+
+
+class Server(NamedTuple):
+    """How a training's server makes a step of what clients send."""
+
+    optimizer: optax.GradientTransformation  # fed the aggregate
+    rule: Rule = weighted_mean
+
+
+PLAIN_SERVER = Server(follow(optax.sgd(1.0)))  # of FedAvg
+
+
+def is_kept(round_number: int, interval: int) -> bool:
+    """Whether round t, counted from 0, is kept; an interval of 0 keeps none."""
+    return interval > 0 and round_number % interval == 0
+
+
+def kept_bytes(variables: Variables, *, rounds: int, interval: int, cohort: int) -> int:
+    """Bytes of all kept rounds of a training, known before it starts.
+
+    `variables` may be shapes; `cohort` is the number of clients per round.
+    """
+    if not interval:
+        return 0
+    number = -(-rounds // interval)
+    return number * (tree_bytes(variables) + cohort * tree_bytes(variables["params"]))
+
+
+def keep_round(round_number: int, variables: Variables, info: RoundInfo) -> KeptRound:
+    """What is kept of one round.
+
+    Args:
+      round_number: t, counted from 0.
+      variables: of the server before the round.
+      info: of the round, from an algorithm made with `keep_updates=True`.
+    """
+    if info.updates is None:
+        raise InputError(
+            "the round kept no updates; make the algorithm with keep_updates=True."
+        )
+    before, updates, weights, clients = _to_host(
+        (variables, info.updates, info.weights, info.clients)
+    )
+    # Those turned away, or without data, have weight zero, and their rows mean nothing.
+    counted = np.flatnonzero(np.asarray(weights) > 0)
+    return KeptRound(
+        int(round_number),
+        before,
+        np.asarray(clients, np.int32)[counted],
+        np.asarray(weights, np.float32)[counted],
+        jax.tree.map(lambda x: np.asarray(x)[counted], updates),
+    )
+
+
+def _to_host(tree):
+    """The tree in this process's memory, also where devices of others hold a part."""
+    here = (
+        not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
+        for x in jax.tree.leaves(tree)
+    )
+    if all(here):
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def check_kept(rounds: Sequence[KeptRound], variables: Variables) -> None:
+    """Raises InputError unless the kept rounds are of a model of these shapes."""
+    of_model, kept = (
+        jax.tree.map(np.shape, dict(one)["params"])
+        for one in (variables, rounds[0].variables)
+    )
+    if kept != of_model:
+        raise InputError(
+            "the kept rounds are of another model; use those of the training that made "
+            "this one."
+        )
