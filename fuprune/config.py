@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from fuprune import options as options_lib
-from fuprune.classes import check_classes
 from fuprune.data.known_sets import find_known
-from fuprune.errors import ConfigError, FupruneError, UsageError
+from fuprune.errors import ConfigError, FupruneError, UsageError, check_classes
 from fuprune.options import (
     matching,
     numbers,

@@ -155,23 +155,13 @@ def test_public_names_are_those_of_the_stub_and_load():
     import fuprune
 
     stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
-    imported = {
-        alias.asname
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    given = {
-        ast.unparse(node.targets[0])
-        for node in stub.body
-        if isinstance(node, ast.Assign)
-    }
-    seen = {name for name in imported if not name.startswith("_")} | given
-    assert seen | {"__version__"} == set(fuprune.__all__)
-    assert {"load_dataset", "audit_models", "compact", "METHODS"} <= seen
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    names = {alias.asname for node in imports for alias in node.names}
+    assert names == set(fuprune.__all__) == set(dir(fuprune))
+    assert {"load_dataset", "audit_models", "compact", "METHODS", "show"} <= names
     for name in fuprune.__all__:
         assert getattr(fuprune, name) is not None
-    assert not hasattr(fuprune, "_load") and not hasattr(fuprune, "nothing_like_it")
+    assert not hasattr(fuprune, "nothing_like_it")
 
 
 def test_import_of_the_package_does_not_wait_for_jax():

@@ -36,7 +36,6 @@ FORBIDDEN_CALLS = {
 # A file handed to these becomes code, so each has one known place and reason.
 KNOWN_PLACES = {
     "import_module": {
-        "__init__.py",  # the package's own public names
         "models/brought.py",  # a factory that the caller or the run's config names
         "unlearning/methods.py",  # this package's own functions, by its own table
     },

@@ -16,6 +16,8 @@ from fuprune.audit.options import (
 
 from fuprune.audit.audit import KINDS, audit  # isort: skip  (rebinds the submodule)
 
+audit_models = audit  # its name at the top level, where `audit` is this room
+
 __all__ = [
     "KINDS",
     "AuditData",
@@ -28,4 +30,5 @@ __all__ = [
     "ShadowOptions",
     "WeightOptions",
     "audit",
+    "audit_models",
 ]

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fuprune.classes import check_classes
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_classes
 from fuprune.files import write_whole
 from fuprune.flower.node import Order
 

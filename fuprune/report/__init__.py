@@ -2,7 +2,7 @@
 
 `build` makes the report of one run; `join` sets several runs beside the paper's tables.
 Both read files only and can be called again at any time. `show` gives a record, an
-audit or a plan as HTML, and inside IPython these show themselves.
+audit or a plan as HTML, for a notebook.
 """
 
 from fuprune.report.joined_report import join

@@ -1,8 +1,4 @@
-"""Run records, audit reports and prune plans as they show themselves in a notebook.
-
-`show` gives any of them as HTML. `import fuprune` inside IPython registers it for the
-last value of a cell, so that nothing has to be called.
-"""
+"""Run records, audit reports and prune plans as HTML for a notebook."""
 
 from fuprune.audit.evidence import AuditReport
 from fuprune.errors import InputError

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, take_clients
-from fuprune.errors import InputError, check_choice
+from fuprune.errors import InputError, check_choice, check_classes
 from fuprune.models.adapt import adapt
 from fuprune.surgery import (
     PrunePlan,

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fuprune.classes import check_classes
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import Preprocess, to_float
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_classes
 from fuprune.federated.cohort import clients_of, for_each_client
 from fuprune.federated.program import ClientProgram, Shared, Task, Transport
 from fuprune.models.layers import loops_are_fast

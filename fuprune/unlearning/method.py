@@ -15,8 +15,7 @@ from typing import Any
 
 import jax
 
-from fuprune.classes import check_classes
-from fuprune.errors import InputError
+from fuprune.errors import InputError, check_classes
 from fuprune.options import make
 from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.job import Job

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fuprune.classes import distinct_integers
 from fuprune.data.federated import (
     FederatedDataset,
     drop_classes,
@@ -22,7 +21,7 @@ from fuprune.data.federated import (
     keep_clients,
     keep_examples,
 )
-from fuprune.errors import InputError
+from fuprune.errors import InputError, distinct_integers
 
 # By kind: what leaves the named targets out, and what leaves out everything else.
 _SPLIT: dict[str, Any] = {

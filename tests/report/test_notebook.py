@@ -1,18 +1,9 @@
 """Objects in a notebook: each shows what a person wants to see first."""
 
-import importlib
-import os
-import subprocess
-import sys
-import types
-
 import numpy as np
 import pytest
 
-import fuprune
-from fuprune.audit.evidence import AuditReport
 from fuprune.report import show
-from fuprune.results import Run, RunRecord
 from fuprune.surgery.plan import PrunePlan
 from tests.report.fixture import make_audit, make_record, make_run
 from tests.report.reading import Page
@@ -53,35 +44,3 @@ def test_styles_stay_inside_the_cell():
 def test_anything_else_is_refused():
     with pytest.raises(ValueError, match="a dict cannot be shown"):
         show({})
-
-
-def test_ipython_learns_the_types(monkeypatch):
-    known = {}
-
-    def learn(home, name, show):
-        known[getattr(importlib.import_module(home), name)] = show
-
-    formatter = types.SimpleNamespace(for_type_by_name=learn)
-    display = types.SimpleNamespace(formatters={"text/html": formatter})
-    shell = types.SimpleNamespace(display_formatter=display)
-    module = types.SimpleNamespace(get_ipython=lambda: shell)
-    monkeypatch.setitem(sys.modules, "IPython", module)
-    fuprune._show_in_notebooks()
-    assert set(known) == {RunRecord, Run, AuditReport, PrunePlan}
-    plan = PrunePlan({"conv1": np.array([0, 2])})
-    assert known[PrunePlan](plan) == show(plan)
-
-
-def test_importing_the_package_is_enough_in_ipython(tmp_path):
-    """A plan shows itself although nobody imported `fuprune.report`."""
-    program = """
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-shell.run_cell("import fuprune, numpy as np")
-plan = shell.run_cell("fuprune.PrunePlan({'conv1': np.array([0, 2])})").result
-data, _ = shell.display_formatter.format(plan)
-assert "<table" in data["text/html"] and "conv1" in data["text/html"], data
-"""
-    environment = {**os.environ, "IPYTHONDIR": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    subprocess.run(command, env=environment, check=True, capture_output=True)
