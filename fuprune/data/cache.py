@@ -1,16 +1,14 @@
 """Where data is on disk, and decoded copies of it: two .npy files per split.
 
-Decoding 50,000 PNGs takes seconds, mapping the copy a hundredth of one. A copy is used
-only if it is whole, of the right types, and no older than what it was made from;
-otherwise it is made again.
+Decoding 50,000 PNGs takes seconds, mapping the copy a hundredth of one. A copy lies
+under a key that changes with what it was made from, and is used only if both arrays are
+whole and of the right types and lengths; otherwise it is made again.
 """
 
 import hashlib
 import logging
 import os
 import pathlib
-import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -34,20 +32,15 @@ class Directories(NamedTuple):
         """Where TFDS wants what is fetched by hand."""
         return self.data_dir / "downloads" / "manual"
 
-    def decoded(self, name: str) -> list[pathlib.Path]:
-        """Where the decoded copy of a set may lie, the preferred place first.
+    def decoded(self, key: str) -> list[pathlib.Path]:
+        """Where a decoded copy may lie, the preferred place first.
 
         In the data directory, so that those who share it share the copy; in the user's
-        cache where the data directory cannot be written or does not exist. There the
-        copies of different data directories are kept apart.
+        cache where the data directory cannot be written or does not exist.
         """
-        leaf = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
-        shared = self.data_dir / "fuprune_decoded" / leaf
-        if not self.named:
-            own = cache_folder() / leaf
-            return [shared, own] if self.data_dir.is_dir() else [own]
-        digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()
-        return [shared, cache_folder() / f"{leaf}-{digest[:12]}"]
+        shared = [self.data_dir / "fuprune_decoded" / key]
+        exists = self.named or self.data_dir.is_dir()
+        return [*(shared if exists else []), cache_folder() / key]
 
 
 def resolve(data_dir: str | os.PathLike | None) -> Directories:
@@ -62,25 +55,16 @@ def resolve(data_dir: str | os.PathLike | None) -> Directories:
 
 
 def read(
-    folder: pathlib.Path,
-    split: str,
-    *,
-    num_classes: int | None = None,
-    origin: Iterable[pathlib.Path] = (),
+    folder: pathlib.Path, split: str, num_classes: int | None = None
 ) -> Dataset | None:
     """The copy of a split in a folder, mapped; None if there is none that is good.
 
-    Labels must be below `num_classes`, if that is known, and no file of the origin may
-    have come or changed after the copy.
+    Labels must be below `num_classes`, if that is known.
     """
     images, labels = _paths(folder, split)
     try:
-        # The labels are written last.
-        written = labels.stat().st_ctime_ns
-        if any(path.stat().st_ctime_ns >= written for path in origin):
-            return None
-        # Mapped, so that a process which needs some of the images holds only those.
         return checked(
+            # Mapped, so that a process which needs some images holds only those.
             np.load(images, "r", allow_pickle=False),
             np.load(labels, "r", allow_pickle=False),
             num_classes,
@@ -106,6 +90,11 @@ def write(folder: pathlib.Path, split: str, dataset: Dataset) -> bool:
         _LOGGER.info("No decoded copy was kept in %s: %s", folder, error)
         return False
     return True
+
+
+def digest(content: object) -> str:
+    """A short name for what a copy is made from, by its representation as text."""
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:24]
 
 
 def file_fingerprint(path: str | os.PathLike) -> tuple[int, int]:

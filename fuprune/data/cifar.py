@@ -9,13 +9,13 @@ import hashlib
 import pathlib
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fuprune.data.cache import Directories
-from fuprune.data.dataset import DamagedDataError, Dataset, checked, concatenated
-from fuprune.data.known_sets import CifarFiles
+from fuprune.data.dataset import DamagedDataError, Dataset, checked
+from fuprune.data.known_sets import CifarFiles, KnownSet
 
 _IMAGE_BYTES = 3 * 32 * 32
 # Of a member; the largest is CIFAR-100's train.bin, of 154 MB.
@@ -34,41 +34,46 @@ def find_archive(files: CifarFiles, where: Directories) -> pathlib.Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def read_archive(
-    files: CifarFiles, archive: pathlib.Path, split: str, num_classes: int
-) -> Dataset:
-    """One split out of the official archive: images [N, 32, 32, 3], labels [N]."""
-    members = read_members(archive, files.splits[split], folder=files.folder)
-    return concatenated(
-        [
-            parse_records(blob, files, name, num_classes, f"{archive} ({name})")
-            for name, blob in members.items()
-        ]
-    )
+def read_archive(known: KnownSet, archive: pathlib.Path) -> dict[str, Dataset]:
+    """Both splits out of the official archive."""
+    assert known.cifar is not None
+    names = [name for names in known.cifar.splits.values() for name in names]
+    blobs = read_members(archive, names, folder=known.cifar.folder)
+    return read_records(known, blobs, archive)
 
 
-def parse_records(
-    blob: bytes, files: CifarFiles, name: str, num_classes: int, origin: str
-) -> Dataset:
-    """The contents of one official file, after its MD5 sum has been compared.
+def read_records(
+    known: KnownSet, blobs: Mapping[str, bytes], origin: object
+) -> dict[str, Dataset]:
+    """Both splits from the contents of the official files, {name: bytes}.
 
-    An error names the origin.
+    Gives images [N, 32, 32, 3] and labels [N] after MD5 sums have been compared; an
+    error names the origin.
     """
+    files, num_classes = known.cifar, len(known.class_names)
+    assert files is not None
     size = files.labels + _IMAGE_BYTES
-    if len(blob) == 0 or len(blob) % size:
-        raise DamagedDataError(
-            f"{origin}: holds {len(blob)} bytes, but records of {size} are expected."
-        )
-    seen = hashlib.md5(blob, usedforsecurity=False).hexdigest()
-    if seen != files.md5.get(name, seen):
-        raise DamagedDataError(
-            f"{origin}: has the MD5 sum {seen}, but the official {name} has "
-            f"{files.md5[name]}."
-        )
-    records = np.frombuffer(blob, np.uint8).reshape(-1, size)
-    planes = records[:, files.labels :].reshape(-1, 3, 32, 32)
-    images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-    return checked(images, records[:, files.labels - 1], num_classes, origin)
+    for name, blob in blobs.items():
+        if len(blob) == 0 or len(blob) % size:
+            raise DamagedDataError(
+                f"{origin} ({name}): holds {len(blob)} bytes, but records of {size} "
+                "are expected."
+            )
+        seen = hashlib.md5(blob, usedforsecurity=False).hexdigest()
+        if seen != files.md5.get(name, seen):
+            raise DamagedDataError(
+                f"{origin} ({name}): has the MD5 sum {seen}, but the official {name} "
+                f"has {files.md5[name]}."
+            )
+    splits = {}
+    for split, names in files.splits.items():
+        blob = b"".join(blobs[name] for name in names)
+        records = np.frombuffer(blob, np.uint8).reshape(-1, size)
+        planes = records[:, files.labels :].reshape(-1, 3, 32, 32)
+        images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+        labels = records[:, files.labels - 1]
+        splits[split] = checked(images, labels, num_classes, f"{origin} ({split})")
+    return splits
 
 
 def read_members(

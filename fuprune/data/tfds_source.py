@@ -16,19 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from fuprune.data.dataset import (
-    DamagedDataError,
-    Dataset,
-    DataUnavailableError,
-    checked,
-    split_by_class,
-)
-from fuprune.data.pictures import open_picture, pixels
+from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
+from fuprune.data.pictures import Pictures, read_pictures
 from fuprune.errors import InputError, first_line
 
 _LOGGER = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def find_prepared(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
@@ -65,62 +58,68 @@ def _versions(root: pathlib.Path, wanted: str) -> list[pathlib.Path]:
     return sorted(found, key=lambda child: tuple(map(int, child.name.split("."))))
 
 
-def read_prepared(directory: pathlib.Path, split: str) -> Dataset:
-    """Reads one split of a prepared directory, in the order of its ids if it has them.
+def read_prepared(directory: pathlib.Path) -> dict[str, Dataset]:
+    """Reads both splits of a prepared directory, in the order of ids if it has them.
 
     A set without a "test" split gives its "validation" split instead; one without
     either gives every fifth example of each class of "train" and keeps those out
     of it.
     """
     info = _info(directory)
-    image_key, label_key = _image_and_label_keys(info, directory)
-    source = _source_split(info, split, directory)
-    split_info = info.splits[source]
-    files = [pathlib.Path(path) for path in split_info.filepaths]
-    count = int(split_info.num_examples)
-    mode = _MODES.get(info.features[image_key].shape[-1], "RGB")
-    images, labels, ids = None, np.empty(count, np.int32), []
-    position = 0
-    for path, length in zip(files, split_info.shard_lengths, strict=True):
-        seen = 0
-        for record in _read_records(path):
-            origin = f"{path} (record {seen})"
-            seen += 1
-            if seen > length:
-                break
-            features = _parse(record, origin)
-            encoded = _only(features[image_key].bytes_list, "images", origin)
-            with open_picture(encoded, mode, origin) as picture:
-                image = pixels(picture)
-            if images is None:
-                images = np.empty((count, *image.shape), np.uint8)
-            if image.shape != images.shape[1:]:
-                raise DamagedDataError(
-                    f"{origin}: the image has shape {image.shape}, but the ones before "
-                    f"it have {images.shape[1:]}, and one shape is needed."
-                )
-            images[position] = image
-            label = _only(features[label_key].int64_list, "labels", origin)
-            # Beyond 32 bits it is out of range in any case, and is reported as such.
-            labels[position] = min(max(label, -1), 2**31 - 1)
-            if "id" in info.features:
-                ids.append(b"".join(features["id"].bytes_list.value))
-            position += 1
-        if seen != length:
+    keys = _image_and_label_keys(info, directory)
+    if "train" not in info.splits:
+        raise DataUnavailableError(
+            f"{directory}: has the splits {', '.join(info.splits) or '(none)'}, but "
+            "'train' is needed."
+        )
+    test = next((name for name in ("test", "validation") if name in info.splits), None)
+    _LOGGER.info("%s: tested on %s.", directory, test or "every fifth example")
+    own = read_pictures(
+        _pictures(info, "train", *keys),
+        None if test is None else _pictures(info, test, *keys),
+        size=None,
+        class_names=info.features[keys[1]].names,
+        columns={},
+        origin=directory,
+    )
+    return {"train": own.train, "test": own.test}
+
+
+def _pictures(info: Any, split: str, image_key: str, label_key: str) -> Pictures:
+    from google.protobuf import message
+    from tensorflow_datasets.proto import tf_example_generated_pb2
+
+    generated: Any = tf_example_generated_pb2
+    images, labels, origins, ids = [], [], [], []
+    paths = map(pathlib.Path, info.splits[split].filepaths)
+    for path, length in zip(paths, info.splits[split].shard_lengths, strict=True):
+        records = _read_records(path)
+        if len(records) != length:
             raise DamagedDataError(
-                f"{path}: holds {'more' if seen > length else seen} records, but "
-                f"dataset_info.json says {length}."
+                f"{path}: holds {len(records)} records, but dataset_info.json says "
+                f"{length}."
             )
-    if images is None:
-        raise DamagedDataError(f"{directory}: its {source!r} split is empty.")
-    dataset = checked(images, labels, info.features[label_key].num_classes, directory)
-    if ids:
-        # TFDS shuffles records as it writes them; the ids hold the official order.
-        order = np.argsort(np.array(ids), kind="stable")
-        dataset = Dataset(images[order], labels[order])
-    if source == "train" and not {"test", "validation"} & set(info.splits):
-        dataset = split_by_class(dataset, split)
-    return dataset
+        for number, record in enumerate(records):
+            origins.append(f"{path} (record {number})")
+            try:
+                found = generated.Example.FromString(record).features.feature
+                (image,) = found[image_key].bytes_list.value
+                (label,) = found[label_key].int64_list.value
+            except (message.DecodeError, ValueError) as error:
+                raise DamagedDataError(
+                    f"{origins[-1]}: is not an example of one image and one label."
+                ) from error
+            images.append(image)
+            labels.append(label)
+            ids.append(b"".join(found["id"].bytes_list.value))
+    # TFDS shuffles records as it writes them; the ids, if any, hold the official order.
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    return Pictures(
+        [images[place] for place in order],
+        [origins[place] for place in order],
+        np.array(labels, np.int64)[order],
+        None,
+    )
 
 
 def prepared_names(directory: pathlib.Path) -> tuple[str, ...]:
@@ -242,89 +241,46 @@ def _image_and_label_keys(info: Any, origin: object) -> tuple[str, str]:
     return image, label
 
 
-def _source_split(info: Any, split: str, directory: pathlib.Path) -> str:
-    if split in info.splits:
-        return split
-    if split == "test" and "validation" in info.splits:
-        _LOGGER.info("%s has no test split: its validation split is one.", directory)
-        return "validation"
-    if "train" in info.splits:
-        _LOGGER.info("%s has no test split: every fifth example is one.", directory)
-        return "train"
-    raise DataUnavailableError(
-        f"{directory}: has the splits {', '.join(info.splits) or '(none)'}, but "
-        f"{split!r} is needed."
-    )
+def _read_records(path: pathlib.Path) -> list[bytes]:
+    """The records of one shard."""
+    from array_record.python import array_record_module  # pyright: ignore
 
-
-def _parse(record: bytes, origin: str) -> Any:
-    from google.protobuf import message
-    from tensorflow_datasets.proto import tf_example_generated_pb2
-
-    generated: Any = tf_example_generated_pb2
-    try:
-        return generated.Example.FromString(record).features.feature
-    except message.DecodeError as error:
-        raise DamagedDataError(f"{origin}: is not a tf.train.Example.") from error
-
-
-def _only(stored: Any, what: str, origin: str) -> Any:
-    """The one value of a feature."""
-    if len(stored.value) != 1:
-        raise DamagedDataError(
-            f"{origin}: has {len(stored.value)} {what}, but 1 is needed."
-        )
-    return stored.value[0]
-
-
-def _read_records(path: pathlib.Path) -> Iterator[bytes]:
-    """The records of one shard, as bytes."""
     if not path.is_file():
         raise DamagedDataError(
             f"{path}: is missing, though dataset_info.json names it."
         )
-    if ".array_record" in path.name:
-        yield from _array_records(path)
-    elif ".tfrecord" in path.name:
-        yield from _tf_records(path)
-    else:
+    if ".tfrecord" in path.name:
+        return _read_tf_records(path)
+    if ".array_record" not in path.name:
         raise DataUnavailableError(
             f"{path}: is neither array_record nor TFRecord; prepare the set with "
             "file_format='array_record'."
         )
-
-
-def _array_records(path: pathlib.Path) -> Iterator[bytes]:
-    from array_record.python import array_record_module  # pyright: ignore
-
     try:
         reader = array_record_module.ArrayRecordReader(str(path))
         try:
-            records = reader.read_all()
+            return reader.read_all()
         finally:
             reader.close()
     except (RuntimeError, ValueError, OSError) as error:
         raise DamagedDataError(
             f"{path}: is not a whole array_record file ({first_line(error)})."
         ) from error
-    yield from records
 
 
-def _tf_records(path: pathlib.Path) -> Iterator[bytes]:
+def _read_tf_records(path: pathlib.Path) -> list[bytes]:
     """Length, its checksum, data, its checksum: TFRecord's framing.
 
     Checksums are left alone: PNG and JPEG streams have their own.
     """
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        position = 0
-        while position < size:
-            start = position + 12
-            end = start + int.from_bytes(file.read(12)[:8], "little")
-            position = end + 4
-            if position > size:
-                raise DamagedDataError(
-                    f"{path}: is no TFRecord file, or is cut off, at byte {start}."
-                )
-            yield file.read(end - start)
-            file.seek(position)
+    blob, records, position = path.read_bytes(), [], 0
+    while position < len(blob):
+        start = position + 12
+        end = start + int.from_bytes(blob[position : position + 8], "little")
+        position = end + 4
+        if position > len(blob):
+            raise DamagedDataError(
+                f"{path}: is no TFRecord file, or is cut off, at byte {start}."
+            )
+        records.append(blob[start:end])
+    return records
