@@ -191,16 +191,16 @@ def simulate():
 
     from fuprune.data.federated import whole_cohort
     from fuprune.flower.settings import read_config
-    from fuprune.run import assembly
+    from fuprune.run import build
     from fuprune.run.data import load_data
     from fuprune.run.machine import Runtime
 
     config, runtime = read_config(CONFIG), Runtime(None, "loop", "xla", 0, 1)
     federation = load_data(config, runtime)
-    setup = assembly.Setup(config, federation, runtime)
-    model = assembly.make_model(setup)
-    algorithm = assembly.make_algorithm(setup, model, assembly.Schedule(9, 0.1))
-    state = algorithm.init(assembly.initial_variables(model, jax.random.key(0)))
+    setup = build.Setup(config, federation, "loop")
+    model = build.make_model(setup)
+    algorithm = build.make_algorithm(setup, model, build.Schedule(9, 0.1))
+    state = algorithm.init(build.initial_variables(model, jax.random.key(0)))
     cohort = whole_cohort(federation.data)
     state, _ = jax.block_until_ready(algorithm.round(state, cohort, jax.random.key(1)))
     start = time.process_time()

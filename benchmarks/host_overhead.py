@@ -56,7 +56,7 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
     )
     if images != options.images:
         lengths = np.full(options.clients, images, np.int32)
-        data = data._replace(lengths=run_data.replicate(lengths, runtime))
+        data = data._replace(lengths=run_data.replicate(lengths, runtime.mesh))
     model, variables = network(options, runtime)
     optimizer = optax.sgd(0.01, momentum=0.9)
     choices = {"backend": runtime.backend, "mesh": runtime.mesh}
@@ -66,7 +66,7 @@ def federated_rounds(options, *, algorithm, images=None, pool=None):
     else:
         choices |= {"server_optimizer": optimizer, "batch_size": options.images}
         federated = fed_sgd(model, **choices)
-    state = run_data.replicate(jax.device_get(variables), runtime)
+    state = run_data.replicate(jax.device_get(variables), runtime.mesh)
     steps = iterate(
         federated,
         federated.init(state),
@@ -198,7 +198,7 @@ def evaluation(options):
         batch_size=options.batch_size,
         mesh=runtime.mesh,
     )
-    variables = run_data.replicate(jax.device_get(variables), runtime)
+    variables = run_data.replicate(jax.device_get(variables), runtime.mesh)
     return lambda: evaluate(variables)
 
 

@@ -230,7 +230,7 @@ def make_round(options, clients: int, machine, length: int | None = None):
     data = run_data.place_federation(data, machine, split=split)
     if length is not None:
         data = data._replace(
-            lengths=run_data.replicate(np.full(clients, length, np.int32), machine)
+            lengths=run_data.replicate(np.full(clients, length, np.int32), machine.mesh)
         )
     model = zoo.create(
         options.net, num_classes=10, input_shape=shape, conv=machine.conv
@@ -245,7 +245,7 @@ def make_round(options, clients: int, machine, length: int | None = None):
         backend=machine.backend,
         mesh=machine.mesh,
     )
-    state = algorithm.init(run_data.replicate(variables, machine))
+    state = algorithm.init(run_data.replicate(variables, machine.mesh))
     cohort = whole_cohort(data)
 
     def run_round():
@@ -404,7 +404,7 @@ def measure_pair(options) -> None:
         seconds = {}
         for size in (1_000, 1_000_000 if options.smoke else 16_000_000):
             host = np.ones((2, size // 2 // np.dtype(dtype).itemsize), dtype)
-            value = run_data.replicate(host, machine)
+            value = run_data.replicate(host, machine.mesh)
             seconds[size] = median_seconds(
                 lambda f=function, v=value: jax.block_until_ready(f(v)), repeats
             )

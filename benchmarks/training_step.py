@@ -28,7 +28,7 @@ def make_round(model, runtime, batch_size):
         backend=runtime.backend,
         mesh=runtime.mesh,
     )
-    return algorithm, run_data.replicate(jax.device_get(variables), runtime)
+    return algorithm, run_data.replicate(jax.device_get(variables), runtime.mesh)
 
 
 def make_step(model, optimizer, images, labels):

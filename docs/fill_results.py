@@ -16,7 +16,7 @@ from fuprune.audit.evidence import AuditReport
 from fuprune.report import judgement, roles
 from fuprune.report.joined_report import join
 from fuprune.results import read_curves, read_record, read_text
-from fuprune.run.agenda import make_budget
+from fuprune.run.build import make_budget
 from fuprune.unlearning.methods import METHODS
 
 HERE = pathlib.Path(__file__).resolve().parent

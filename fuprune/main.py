@@ -107,7 +107,8 @@ def run_command(arguments: Sequence[str]) -> int:
         library.start_build()
     from fuprune.run.experiment import run as run_experiment
 
-    run_experiment(**command._asdict())
+    asked = ["python", "-m", "fuprune.main", *arguments]
+    run_experiment(**command._asdict(), command=asked)
     return 0
 
 

@@ -35,6 +35,16 @@ class FormatError(FupruneError, ValueError):
 
 
 @dataclass(frozen=True)
+class Start:
+    """What one start of a run was: a resumed run has several."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""  # of the code; "" if unknown
+    command: list[str] = field(default_factory=list)  # none from a program
+    platform: str = ""  # such as "cpu, 2 device(s)"
+
+
+@dataclass(frozen=True)
 class Provenance:
     """Everything needed to know, and repeat, what a run did; also in config.json."""
 
@@ -43,6 +53,7 @@ class Provenance:
     commit: str = ""  # of the code; "" if unknown
     command: list[str] = field(default_factory=list)
     platform: str = ""  # such as "cpu, 2 device(s)"
+    starts: list[Start] = field(default_factory=list)  # all of them, the first too
 
 
 @dataclass(frozen=True)

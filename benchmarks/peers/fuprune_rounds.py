@@ -52,7 +52,7 @@ def main():
         backend=runtime.backend,
         mesh=runtime.mesh,
     )
-    state = algorithm.init(run_data.replicate(variables, runtime))
+    state = algorithm.init(run_data.replicate(variables, runtime.mesh))
     key = jax.random.key(0)
 
     def run_round():

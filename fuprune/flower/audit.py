@@ -22,7 +22,7 @@ from fuprune.audit.sampling import placements
 from fuprune.files import write_whole
 from fuprune.flower import ledger
 from fuprune.flower.training import Session
-from fuprune.run.assembly import initial_variables
+from fuprune.run.build import initial_variables
 from fuprune.unlearning.activations import pooled_convolutions
 
 BEFORE_FILE = "before.json"  # of an order: what the model showed

@@ -32,9 +32,9 @@ from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.training import Session, open_session
 from fuprune.flower.transport import stand_ins
-from fuprune.run import assembly, checkpoint, kept_files
-from fuprune.run.agenda import make_budget
-from fuprune.run.files import lock_workdir, seed_of
+from fuprune.run import build, checkpoint, kept_files
+from fuprune.run.build import make_budget
+from fuprune.run.store import lock_workdir, seed_of
 from fuprune.surgery import rebuild
 from fuprune.unlearning.methods import METHODS, check_served, select
 from fuprune.unlearning.request import ForgetRequest
@@ -61,8 +61,8 @@ def train(session: Session) -> None:
             "would bring back the one before it; choose another workdir."
         )
     config = session.config
-    model: Any = assembly.make_model(session.setup)
-    variables = assembly.initial_variables(
+    model: Any = build.make_model(session.setup)
+    variables = build.initial_variables(
         model, jax.random.fold_in(session.key, seed_of("initial"))
     )
     budget = make_budget(config, "training")
@@ -173,7 +173,7 @@ def _run_method(session: Session, method, model, variables):
     taught = None
     if method.budget == "fine_tune":
         classes = request.classes
-        taught = assembly.fine_tune_objective(config, model, variables, classes)
+        taught = build.fine_tune_objective(config, model, variables, classes)
     if taught is not None:
         # Clients learn from the trained model, whose arrays are in the objective.
         teacher = {"spec": rebuild.spec(model), "masked_classes": list(request.classes)}
@@ -191,7 +191,7 @@ def _run_method(session: Session, method, model, variables):
         # The cut, or whatever came before, is done: only its fine-tuning is left.
         fit = tune(*resumed)
         return (resumed[0], fit.state.variables), {"resumed": True}
-    options = assembly.method_options(session.setup, session.settings.method)
+    options = build.method_options(session.setup, session.settings.method)
     if method.needs:
         found = _records(session, model, variables)
         options |= {n: x for n, x in found.items() if n in method.options}
@@ -230,8 +230,8 @@ def _records(session: Session, model, variables) -> dict[str, Any]:
         "rounds": kept_files.RoundFiles(
             session.workdir / kept_files.KEPT_ROUNDS, variables
         ),
-        "replay": assembly.make_replay(session.setup, model),
-        "server": assembly.make_server(session.config.train),
+        "replay": build.make_replay(session.setup, model),
+        "server": build.make_server(session.config.train),
     }
 
 

@@ -29,9 +29,8 @@ from fuprune.flower.node import keep_compiled_programs
 from fuprune.flower.roster import COLOURS_FILE, Roster
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
-from fuprune.run import assembly, checkpoint, kept_files
+from fuprune.run import build, checkpoint, kept_files
 from fuprune.run.data import Federation
-from fuprune.run.machine import Runtime
 from fuprune.surgery import rebuild
 from fuprune.unlearning.rounds import is_kept, keep_round
 
@@ -72,10 +71,9 @@ class Session(NamedTuple):
         return jax.random.key(self.config.seed)
 
     @property
-    def setup(self) -> assembly.Setup:
+    def setup(self) -> build.Setup:
         """What networks, algorithms and options are made from; clients iterate."""
-        runtime = Runtime(None, self.clients, "xla", 0, 1)  # type: ignore
-        return assembly.Setup(self.config, self.federation, runtime)
+        return build.Setup(self.config, self.federation, backend=self.clients)
 
     def at_rate(self, learning_rate: float) -> "Session":
         """The session whose clients train at another rate, at its peak."""
@@ -159,7 +157,7 @@ def fit(
     schedule = budget.schedule
     session = session.at_rate(schedule.learning_rate)
     federation = session.federation._replace(data=data)
-    algorithm = assembly.make_algorithm(
+    algorithm = build.make_algorithm(
         session.setup._replace(federation=federation),
         model,
         schedule,
@@ -242,4 +240,4 @@ def interrupted(session: Session, unit: str):
     data = session.federation.data._replace(**kept)
     key = jax.random.wrap_key_data(jax.numpy.asarray(spec["key"], jax.numpy.uint32))
     # Only the form counts: the values come from the checkpoint.
-    return model, assembly.initial_variables(model, jax.random.key(0)), data, key
+    return model, build.initial_variables(model, jax.random.key(0)), data, key

@@ -26,7 +26,7 @@ from fuprune.flower import node as nodes
 from fuprune.flower import secure, tasks
 from fuprune.flower.node import Node
 from fuprune.flower.records import digest
-from fuprune.run import assembly
+from fuprune.run import build
 from fuprune.surgery import rebuild
 
 Answer = tuple[dict[str, Any], Any]
@@ -189,4 +189,4 @@ def teaching(config, student, teacher: Any) -> Objective:
             f"and its network {forms[1][0]} of {forms[1][1]}."
         )
     # Its variables arrive as arrays of the request, not here.
-    return assembly.distil_from(config, model, None, masked)
+    return build.distil_from(config, model, None, masked)

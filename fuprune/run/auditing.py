@@ -10,17 +10,16 @@ from fuprune.audit.request_audit import RequestData, audit_request
 from fuprune.data.backdoor import TARGET, triggered
 from fuprune.files import write_whole
 from fuprune.results import MethodOutcome
-from fuprune.run import assembly, models
-from fuprune.run.agenda import unlearn_units
-from fuprune.run.files import AuditOutcome
+from fuprune.run import build
+from fuprune.run.loop import Experiment, key_for, outcome_of, stop_if_asked
 from fuprune.run.shadows import shadow_methods
-from fuprune.run.training import Run, key_for, outcome_of, stop_if_asked
+from fuprune.run.store import AuditOutcome
 from fuprune.unlearning.methods import METHODS
 
 
-def audit(this: Run, name: str) -> AuditOutcome:
+def audit(this: Experiment, name: str) -> AuditOutcome:
     """Audit every saved model of this run against the retrained ones."""
-    kinds = assembly.audit_options(this.config).kinds
+    kinds = build.audit_options(this.config).kinds
     wanted = this.classes and (kinds is None or "probe" in kinds)
     # From the start, because it imports for seconds before it can begin.
     with probing_beside() if wanted else contextlib.nullcontext() as begin_probes:
@@ -58,7 +57,9 @@ def probing_beside() -> Iterator[probe.Begin]:
         executor.shutdown(kill_workers=True)
 
 
-def _audit(this: Run, name: str, begin_probes: probe.Begin | None) -> AuditOutcome:
+def _audit(
+    this: Experiment, name: str, begin_probes: probe.Begin | None
+) -> AuditOutcome:
     config = this.config
     prepare = this.federation.prepare
     data = AuditData(
@@ -66,20 +67,24 @@ def _audit(this: Run, name: str, begin_probes: probe.Begin | None) -> AuditOutco
     )
     done = [
         unit
-        for unit in unlearn_units(config)
-        if outcome_of(this, f"unlearn/{unit.name}", MethodOutcome).row.error is None
+        for unit in this.units
+        if outcome_of(this, unit.phase, MethodOutcome).row.error is None
     ]
     # Retrained models are references, with every seed they have; of the other methods
     # the first seed is judged, or all.
     retrained = [u for u in done if METHODS[u.method].budget == "training"]
     all_seeds = config.audit.seeds == "all"
     own = [u for u in done if u not in retrained and (u.seed == 0 or all_seeds)]
-    candidates = models.candidates(this, [u.name for u in own])
-    references = models.references(this, [u.name for u in retrained])
-    raw = models.load_saved(this, "raw", "pretrain")
-    options = assembly.audit_options(config)
+    candidates = {unit.name: this.load(unit.name) for unit in own}
+    candidates |= this.elsewhere.candidates
+    references = [this.load(unit.name) for unit in retrained]
+    references += this.elsewhere.references
+    # 0 takes all of them.
+    references = references[: config.audit.retrained or None]
+    raw = this.raw
+    options = build.audit_options(config)
     if this.classes:
-        methods, head = {u.name: u.method for u in own}, models.head_option(*raw)
+        methods, head = {u.name: u.method for u in own}, build.head_option(*raw)
         unlearn = shadow_methods(this, raw[0], methods, head, options)
         options = options._replace(shadow=options.shadow._replace(unlearn=unlearn))
     steps: list[str] = []
@@ -120,6 +125,6 @@ def _audit(this: Run, name: str, begin_probes: probe.Begin | None) -> AuditOutco
                 on_step=on_step,
                 options=options,
             )
-    if this.runtime.is_main:
-        write_whole(this.workdir / "audit.json", report.to_json())
+    if this.store.writes:
+        write_whole(this.store.workdir / "audit.json", report.to_json())
     return AuditOutcome(len(steps))

@@ -294,14 +294,14 @@ def place_federation(
     its share of them.
     """
     if not split:
-        return replicate(data, runtime)
+        return replicate(data, runtime.mesh)
     assert runtime.mesh is not None
     sharding = NamedSharding(runtime.mesh, P(AXIS))
     images = jax.make_array_from_callback(
         data.images.shape, sharding, lambda rows: np.asarray(data.images[rows])
     )
     # Labels take four bytes each, beside the indices that every process has anyway.
-    return FederatedDataset(images, *replicate(tuple(data[1:]), runtime))
+    return FederatedDataset(images, *replicate(tuple(data[1:]), runtime.mesh))
 
 
 def split_over_hosts(
@@ -372,8 +372,8 @@ def deal_to_hosts(lengths: np.ndarray, owners: np.ndarray) -> HostPool:
     return HostPool(share * len(owners), hosts[which], places)
 
 
-def replicate(tree, runtime: Runtime):
+def replicate(tree, mesh: Mesh | None):
     """A tree of host arrays as arrays that every process and device holds."""
-    if runtime.mesh is None:
+    if mesh is None:
         return jax.tree.map(jax.numpy.asarray, tree)
-    return on_mesh(tree, runtime.mesh)
+    return on_mesh(tree, mesh)

@@ -1,16 +1,16 @@
 """One run: pretrain, unlearn by every method asked for, audit, report; resumable.
 
-This is where the pure parts meet files, clocks and signals. The run is a sequence of
-units (see `training`): a finished one is never repeated, an unfinished one continues
-from its last checkpoint, and the files of a run that was killed at any moment and
-started again are, clocks apart, those of a run that never was. results.json is written
-after every unit, so that a report can be made while the run goes on.
+This is where the pure parts meet files, clocks and signals. A finished step is never
+repeated, an unfinished one continues from its last checkpoint, and the files of a run
+that was killed at any moment and started again are, clocks apart, those of a run that
+never was. results.json is written after every unit, so that a report can be made while
+the run goes on.
 """
 
 import contextlib
 import functools
+import shlex
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +21,6 @@ from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune import results
 from fuprune.audit.evidence import AuditReport
-from fuprune.audit.probe import import_classifiers
 from fuprune.files import write_whole
 from fuprune.report import prose
 from fuprune.results import (
@@ -32,31 +31,27 @@ from fuprune.results import (
     TrainedOutcome,
 )
 from fuprune.run import (
-    agenda,
-    assembly,
     auditing,
-    files,
+    build,
     kept_files,
-    logs,
     models,
     processes,
     provenance,
+    steps,
     trackers,
-    units,
 )
 from fuprune.run import machine as runtime
 from fuprune.run.data import describe_sets, load_data
-from fuprune.run.files import AuditOutcome, UnlearnedUnits
-from fuprune.run.progress import Progress, show_record
-from fuprune.run.training import (
+from fuprune.run.loop import (
+    Experiment,
     OnRow,
-    Run,
     StopRequested,
     backend_of,
     choice_split,
-    finish_unit,
     outcome_of,
 )
+from fuprune.run.progress import Progress, show_record
+from fuprune.run.store import AuditOutcome, Store, lock_workdir
 from fuprune.surgery import rebuild
 
 # What a run names when it would take a CPU more than a day.
@@ -71,6 +66,7 @@ def run(
     num_processes: int = 0,
     process_id: int = -1,
     on_row: Sequence[OnRow] = (),
+    command: Sequence[str] = (),
 ) -> RunRecord | None:
     """Run, or continue, the experiment of `config` in `workdir`.
 
@@ -81,18 +77,16 @@ def run(
       num_processes: with `coordinator`.
       process_id: with `coordinator`.
       on_row: functions that get every row of metrics.jsonl as it is written.
+      command: the command line that asks for the run, to be recorded; none for a
+        program or a notebook.
 
     Returns:
       results.json; None if SIGTERM ended the run early or no unit has finished.
     """
     configuration.validate(config)
-    workdir = Path(workdir)
-    if agenda.is_audit_due(config, workdir):
-        # Here, where a compiler may be at work on the kernels, it costs no time.
-        import_classifiers()
     machine = runtime.start(
         backend=config.runtime.backend,
-        conv=assembly.convolutions(config),
+        conv=build.convolutions(config),
         devices=config.runtime.devices,
         compilation=config.runtime.compilation,
         compilation_cache=config.runtime.compilation_cache,
@@ -104,17 +98,20 @@ def run(
         process_id=process_id,
         config=configuration.to_json(config),
     )
-    processes.check_shared(workdir)
+    store = Store(Path(workdir), writes=machine.is_main)
+    processes.check_shared(store.workdir)
     with contextlib.ExitStack() as stack:
         if machine.is_main:
-            stack.enter_context(files.lock_workdir(workdir))
-        this = stack.enter_context(_open(config, workdir, machine, tuple(on_row)))
+            stack.enter_context(lock_workdir(workdir))
+        opened = _open(config, store, machine, tuple(on_row), command)
+        this = stack.enter_context(opened)
         try:
-            return _run_phases(this)
+            return _run_steps(this)
         except StopRequested:
+            again = f"command continues: {shlex.join(command)}"
+            again = again if command else "call continues."
             this.progress.note(
-                "Stopped by SIGTERM; everything so far is saved. The same command "
-                f"continues: {' '.join(['python -m fuprune.main', *sys.argv[1:]])}"
+                f"Stopped by SIGTERM; everything so far is saved. The same {again}"
             )
             return None
         except jax.errors.JaxRuntimeError as error:
@@ -128,56 +125,44 @@ def run(
 
 
 @contextlib.contextmanager
-def _open(config, workdir: Path, machine, on_row: tuple[OnRow, ...]) -> Iterator[Run]:
-    """The run with its data, logs and signal handler; everything is checked first."""
-    stored = workdir / "config.json"
-    if stored.exists():
-        provenance.refuse_other_config(workdir, config)
+def _open(
+    config, store: Store, machine, on_row: tuple[OnRow, ...], command: Sequence[str]
+) -> Iterator[Experiment]:
+    """The run with its data, checked before anything is written."""
+    provenance.refuse_other_config(store, config)
     federation = load_data(config, machine)
     configuration.check_counts(
         config, federation.data.num_clients, federation.num_classes
     )
-    model = assembly.make_model(assembly.Setup(config, federation, machine))
+    setup = build.Setup(config, federation, machine.backend, machine.mesh, machine.conv)
+    model = build.make_model(setup)
+    units = tuple(build.unlearn_units(config))
     if config.train.history_interval:
-        initial = functools.partial(assembly.initial_variables, model)
+        initial = functools.partial(build.initial_variables, model)
         shapes = jax.eval_shape(initial, jax.random.key(0))
-        kept_files.check_room(config, shapes, workdir)
-    if agenda.is_audit_due(config, workdir):
-        names = [unit.name for unit in agenda.unlearn_units(config)]
-        models.check(config, model, names)
-    main = machine.is_main
-    made_by = provenance.of_run(config, workdir)
-    if main:
-        write_whole(stored, results.dumps(made_by))
+        kept_files.check_room(config, shapes, store.workdir)
+    elsewhere = models.from_elsewhere(setup, model, units, store)
+    made_by = provenance.of_run(config, store, command)
+    if store.writes:
+        write_whole(store.workdir / "config.json", results.dumps(made_by))
+    store.drop_unfinished_lines()
     stop = threading.Event()
     with (
         _stopping_on_sigterm(stop),
-        logs.RowLog(workdir / "metrics.jsonl" if main else None) as metrics,
-        logs.RowLog(workdir / "timings.jsonl" if main else None) as timings,
         contextlib.ExitStack() as stack,
         Progress(
-            mode=config.runtime.progress if main else "off",
-            whole_run_rounds=agenda.rounds_left(config, workdir),
+            mode=config.runtime.progress if store.writes else "off",
+            whole_run_rounds=build.rounds_left(config, units, store),
+            audit_follows=build.is_audit_due(config, store),
             platform=jax.default_backend(),
             reduced_config=REDUCED_CONFIG,
         ) as progress,
     ):
-        if main and config.runtime.tensorboard:
-            tracker = trackers.tensorboard(workdir / "tensorboard")
+        if store.writes and config.runtime.tensorboard:
+            tracker = trackers.tensorboard(store.workdir / "tensorboard")
             on_row = (*on_row, stack.enter_context(tracker))
-        yield Run(
-            config,
-            workdir,
-            made_by,
-            machine,
-            federation,
-            jax.random.key(config.seed),
-            metrics,
-            timings,
-            on_row,
-            progress,
-            stop,
-            algorithms={},
+        yield Experiment(
+            setup, units, store, made_by, elsewhere, on_row, progress, stop
         )
 
 
@@ -193,96 +178,101 @@ def _stopping_on_sigterm(stop: threading.Event):
         signal.signal(signal.SIGTERM, previous)
 
 
-def _run_phases(this: Run) -> RunRecord | None:
-    config, wanted = this.config, configuration.phases(this.config)
-    this.progress.note(
-        f"{config.data.name}: {len(this.federation.train.labels)} training images, "
-        f"{this.federation.data.num_clients} clients, {config.train.cohort} per round; "
-        f"{config.model.name}; {jax.device_count()} {jax.default_backend()} device(s), "
-        f"{this.runtime.conv} convolutions, {backend_of(this)} over clients; "
-        f"workdir {this.workdir}"
-    )
-    if "unlearn" in wanted:
-        for line in agenda.describe_absences(config, this.federation):
-            this.progress.note(f"Warning: {line}")
+def _run_steps(this: Experiment) -> RunRecord | None:
+    config, store, wanted = this.config, this.store, build.steps_wanted(this.config)
+    _announce(this)
     record = None
     if "pretrain" in wanted:
-        finish_unit(this, "pretrain", TrainedOutcome, units.pretrain)
+        work = functools.partial(steps.pretrain, this)
+        store.do("pretrain", TrainedOutcome, work)
         record = _write_record(this)
     if "unlearn" in wanted:
-        outcome_of(this, "pretrain", TrainedOutcome)
-        for unit in agenda.unlearn_units(config):
-            work = functools.partial(units.unlearn, unit=unit)
-            finish_unit(this, f"unlearn/{unit.name}", MethodOutcome, work)
+        for unit in this.units:
+            work = functools.partial(steps.unlearn, this, unit)
+            store.do(unit.phase, MethodOutcome, work)
             _write_record(this)
-        for name, epsilon in agenda.privacy_units(config):
-            work = functools.partial(units.privacy_point, epsilon=epsilon)
-            finish_unit(this, name, PrivacyPoint, work)
-        if units.has_maps(this):
-            finish_unit(this, "feature_maps", FeatureMapsRow, units.feature_maps)
+        for name, epsilon in build.privacy_units(config):
+            work = functools.partial(steps.privacy_point, this, name, epsilon)
+            store.do(name, PrivacyPoint, work)
+        if (outcome := steps.cut_of_channels(this)) is not None:
+            work = functools.partial(steps.feature_maps, this, outcome)
+            store.do("feature_maps", FeatureMapsRow, work)
         record = _write_record(this)
-        if this.runtime.is_main:
-            names = [unit.name for unit in agenda.unlearn_units(config)]
-            offset = this.metrics.offset()
-            files.finish(this.workdir, "unlearn", UnlearnedUnits(names), offset=offset)
+        store.finish("unlearn", {"names": [unit.name for unit in this.units]})
     if "audit" in wanted:
-        finish_unit(this, "audit", AuditOutcome, auditing.audit)
-    if record is None and (this.workdir / "results.json").exists():
-        record = results.read_run(this.workdir).record
-    if this.runtime.is_main:
-        if record is not None:
-            show_record(record)
-        if "report" in wanted:
-            this.progress.note(f"Report: {reporting.build(this.workdir)}")
-        this.progress.note(f"Written: {this.workdir}")
-        if record is not None and record.methods:
-            # The audit may be of an earlier start of this run.
-            read = results.read_run(this.workdir, AuditReport.from_json)
-            screen = prose.first_screen(read.record, read.audit)
-            this.progress.prose(f"\n{prose.as_text(screen)}")
-    return record
+        work = functools.partial(auditing.audit, this, "audit")
+        store.do("audit", AuditOutcome, work)
+    return _show(this, record) if store.writes else record
 
 
-def _write_record(this: Run) -> RunRecord | None:
+def _announce(this: Experiment) -> None:
+    """Says what the run is, and warns of what its request leaves without data."""
+    config, federation = this.config, this.federation
+    this.progress.note(
+        f"{config.data.name}: {len(federation.train.labels)} training images, "
+        f"{federation.data.num_clients} clients, {config.train.cohort} per round; "
+        f"{config.model.name}; {jax.device_count()} {jax.default_backend()} device(s), "
+        f"{this.setup.conv} convolutions, {backend_of(this)} over clients; "
+        f"workdir {this.store.workdir}"
+    )
+    if "unlearn" in configuration.phases(config):
+        for line in build.describe_absences(config, federation):
+            this.progress.note(f"Warning: {line}")
+
+
+def _write_record(this: Experiment) -> RunRecord | None:
     """Writes results.json: the rows of the units that have finished, and their costs.
 
     Only the main process does.
     """
-    if not this.runtime.is_main:
+    config, store, federation = this.config, this.store, this.federation
+    if not store.writes:
         return None
-    config, workdir = this.config, this.workdir
-    finished = functools.partial(files.finished, workdir)
     trained = outcome_of(this, "pretrain", TrainedOutcome)
-    outcomes = [
-        outcome
-        for unit in agenda.unlearn_units(config)
-        if (outcome := finished(f"unlearn/{unit.name}", MethodOutcome)) is not None
-    ]
-    points = [finished(name, PrivacyPoint) for name, _ in agenda.privacy_units(config)]
+    found = [store.read(unit.phase, MethodOutcome) for unit in this.units]
+    outcomes = [one for one in found if one is not None]
+    points = [store.read(name, PrivacyPoint) for name, _ in build.privacy_units(config)]
     record = RunRecord(
         provenance=this.provenance,
         dataset=config.data.name,
-        model=rebuild.spec(assembly.make_model(this.setup)),
+        model=rebuild.spec(build.make_model(this.setup)),
         classes=list(this.classes),
         request=describe_sets(
-            this.request,
-            len(this.federation.forgotten.labels),
-            len(this.federation.test.labels),
+            this.request, len(federation.forgotten.labels), len(federation.test.labels)
         ),
-        class_names=list(this.federation.class_names),
+        class_names=list(federation.class_names),
         chosen_on=choice_split(this)[0],
         stages=[trained.stage, *(s for one in outcomes for s in one.stages)],
         methods=[one.row for one in outcomes],
         cuts={one.row.name: one.cuts for one in outcomes if one.cuts},
         privacy=next((one.privacy for one in outcomes if one.privacy), {}),
         privacy_curve=[point for point in points if point is not None],
-        feature_maps=finished("feature_maps", FeatureMapsRow),
+        feature_maps=store.read("feature_maps", FeatureMapsRow),
         targets={
             "raw_masked": trained.masked_r_accuracy,
-            "configured": units.target_accuracy(this),
+            "configured": steps.target_accuracy(this),
         },
     )
+    workdir = store.workdir
     curves, clocks = results.read_curves(workdir), results.read_clocks(workdir)
     record = results.with_costs(record, curves, clocks)
     write_whole(workdir / "results.json", results.dumps(record))
+    return record
+
+
+def _show(this: Experiment, record: RunRecord | None) -> RunRecord | None:
+    """Prints the tables, makes the report, and says what was found."""
+    workdir = this.store.workdir
+    if record is None and (workdir / "results.json").exists():
+        record = results.read_run(workdir).record
+    if record is not None:
+        show_record(record)
+    if "report" in configuration.phases(this.config):
+        this.progress.note(f"Report: {reporting.build(workdir)}")
+    this.progress.note(f"Written: {workdir}")
+    if record is not None and record.methods:
+        # The audit may be of an earlier start of this run.
+        read = results.read_run(workdir, AuditReport.from_json)
+        screen = prose.first_screen(read.record, read.audit)
+        this.progress.prose(f"\n{prose.as_text(screen)}")
     return record

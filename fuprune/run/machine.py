@@ -170,13 +170,13 @@ _STEPS = (
 _spans: list[tuple[float, float]] = []  # (start, end), disjoint
 
 
-def _note_step(event: str, seconds: float, **_: str | int) -> None:
+def _note_step(event: str, duration_secs: float, **_: str | int) -> None:
     if event in _STEPS:
         end = time.monotonic()
         # Steps contain others, which end before them: a function traces what it calls.
-        while _spans and _spans[-1][0] >= end - seconds:
+        while _spans and _spans[-1][0] >= end - duration_secs:
             _spans.pop()
-        _spans.append((end - seconds, end))
+        _spans.append((end - duration_secs, end))
 
 
 jax.monitoring.register_event_duration_secs_listener(_note_step)

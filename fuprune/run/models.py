@@ -1,97 +1,65 @@
-"""Saved models: those of the run itself, and those of other runs in its audit.
+"""Saved models from elsewhere: one to start from, and those that the audit reads.
 
-What `audit.reference` and `audit.models` name is checked before anything is trained: a
-mistake in it must not cost the training.
+What `model.load`, `audit.reference` and `audit.models` name is loaded before anything
+is trained: a mistake in it must not cost the training.
 """
 
 import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import jax
-import numpy as np
+from typing import Any, NamedTuple
 
 from fuprune import config as configuration
 from fuprune import results
 from fuprune.audit.measurements import is_reserved
 from fuprune.config import ConfigError
 from fuprune.errors import FupruneError
-from fuprune.run import assembly, checkpoint
-from fuprune.run.training import Run
-from fuprune.unlearning.head import head_name
-
-Model = tuple[Any, Any]  # a Flax module and its variables
+from fuprune.run import build, checkpoint
+from fuprune.run.build import Model, Setup
+from fuprune.run.store import Store
 
 
-def load_saved(this: Run, name: str, phase: str) -> Model:
-    """A model that the run itself saved, in an earlier phase."""
-    path = this.workdir / "models" / name
-    if not path.exists():
-        raise ConfigError(
-            f"phases is {this.config.phases!r}, but there is no model {path}; add "
-            f"{phase} to phases."
-        )
-    return _load(this, path)
+class Elsewhere(NamedTuple):
+    """Models that other runs have trained."""
+
+    raw: Model | None = None  # in place of the one that the run would train
+    candidates: dict[str, Model] = {}  # those of audit.models, by name
+    references: tuple[Model, ...] = ()  # the retrained ones of audit.reference
 
 
-def adopt(this: Run, path: str, wanted) -> Model:
-    """A model trained elsewhere, in place of the one `wanted` would become."""
-    model, variables = _load(this, path)
-    check_fit("model.load", path, model, wanted)
-    return model, variables
-
-
-def candidates(this: Run, names: Sequence[str]) -> dict[str, Model]:
-    """The models to audit: the run's own by name, and those of audit.models."""
-    own = {name: load_saved(this, name, "unlearn") for name in names}
-    further = further_models(this.config)
-    return {**own, **{name: _load(this, path) for name, path in further.items()}}
-
-
-def references(this: Run, names: Sequence[str]) -> list[Model]:
-    """Retrained models to compare with, the run's own by name first."""
-    found = [load_saved(this, name, "unlearn") for name in names]
-    found += [_load(this, path) for path in retrained_models(this.config)]
-    # 0 takes all of them.
-    return found[: this.config.audit.retrained or None]
-
-
-def head_option(model, variables) -> dict[str, str]:
-    """The option of methods that names the last layer, if the network has one."""
-    images = jax.ShapeDtypeStruct((2, *model.input_shape), np.float32)
-    name = head_name(model, variables, images)
-    return {} if name is None else {"head": name}
-
-
-def _load(this: Run, path) -> Model:
-    return checkpoint.load(
-        path,
-        conv=this.runtime.conv,
-        dtype=assembly.compute_dtype(this.config),
-        factory=assembly.factory(this.config),
-    )
-
-
-def check(config, model, candidates) -> None:
-    """Refuses what the audit could not use beside the run's own network and models.
+def from_elsewhere(
+    setup: Setup, model, units: Sequence[build.UnlearnUnit], store: Store
+) -> Elsewhere:
+    """Loads what the steps that are left need; `model` is the run's own network.
 
     Raises:
       ConfigError: a model is missing, is for other data, or has a name that is taken.
     """
+    config = setup.config
+
+    def load(key: str, path) -> Model:
+        found = build.load_model(setup, path)
+        check_fit(key, path, found[0], model)
+        return found
+
+    raw = None
+    if config.model.load and not store.is_finished("pretrain"):
+        raw = load("model.load", config.model.load)
+    if not build.is_audit_due(config, store):
+        return Elsewhere(raw)
     further = further_models(config)
-    places = [("audit.reference", folder) for folder in retrained_models(config)]
-    places += [("audit.models", folder) for folder in further.values()]
-    for key, folder in places:
-        saved, _ = checkpoint.load(folder, factory=assembly.factory(config))
-        check_fit(key, folder, saved, model)
     for name in further:
-        if name in candidates or is_reserved(name):
+        if name in (unit.name for unit in units) or is_reserved(name):
             raise ConfigError(
                 f"audit.models names a model {name!r}, as the run itself does; give it "
                 "another name."
             )
+    return Elsewhere(
+        raw,
+        {name: load("audit.models", path) for name, path in further.items()},
+        tuple(load("audit.reference", path) for path in retrained_models(config)),
+    )
 
 
 def check_fit(key: str, path, model, wanted) -> None:

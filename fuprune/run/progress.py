@@ -38,6 +38,7 @@ class Progress:
         *,
         mode: str = "auto",
         whole_run_rounds: int = 0,
+        audit_follows: bool = False,
         platform: str = "cpu",
         reduced_config: str | None = None,
         stream: TextIO | None = None,
@@ -47,9 +48,9 @@ class Progress:
         """Prepares; nothing is shown before a phase begins.
 
         The mode is that of `runtime.progress`. The rounds of all units that are not
-        finished (0 if unknown), the platform as in `jax.default_backend()`, and the
-        config to name if a CPU would need more than a day make the estimate; plain
-        lines are `interval` seconds apart.
+        finished (0 if unknown), whether an audit follows them, the platform as in
+        `jax.default_backend()`, and the config to name if a CPU would need more than a
+        day make the estimate; plain lines are `interval` seconds apart.
         """
         self._console = rich.console.Console(
             file=stream or sys.stdout, highlight=False, soft_wrap=True
@@ -69,6 +70,7 @@ class Progress:
             get_time=clock,
         )
         self._whole_run_rounds = whole_run_rounds
+        self._audit_follows = audit_follows
         self._platform = platform
         self._reduced_config = reduced_config
         self._interval = interval
@@ -135,6 +137,7 @@ class Progress:
                         name,
                         1 / speed,
                         left,
+                        audit_follows=self._audit_follows,
                         platform=self._platform,
                         reduced_config=self._reduced_config,
                     )
@@ -171,6 +174,7 @@ def estimate(
     seconds_per_round: float,
     rounds_left: int,
     *,
+    audit_follows: bool = False,
     platform: str = "cpu",
     reduced_config: str | None = None,
 ) -> str:
@@ -180,6 +184,8 @@ def estimate(
         f"{phase}: {seconds_per_round:.3g} s per round; the {rounds_left} rounds left "
         f"in this run take about {duration(seconds)}"
     )
+    if audit_follows:
+        text += ", and the audit follows"
     if platform == "cpu" and seconds > DAY and reduced_config:
         return (
             f"{text}, too long for a CPU: --config {reduced_config} is the same "

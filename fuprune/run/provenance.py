@@ -1,15 +1,15 @@
 """What made a run, in config.json, and what a later start of it may change.
 
-A run may be started several times in one workdir. What its first start was is kept;
-what would change a result that is there is refused, and what only adds to the run, such
-as an audit, is recorded with the command that added it.
+A run may be started several times in one workdir, and every start is recorded. What
+would change a result that is there is refused; what only adds to the run, such as an
+audit, replaces the first start's config and command.
 """
 
 import dataclasses
 import platform
 import shutil
 import subprocess
-import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,30 +19,32 @@ import jax
 from fuprune import __version__, results
 from fuprune import config as configuration
 from fuprune.config import ConfigError
-from fuprune.results import FormatError, Provenance
-from fuprune.run import files
+from fuprune.results import FormatError, Provenance, Start
+from fuprune.run.store import Store
 
 
-def of_this_start(config) -> Provenance:
+def of_this_start(config, command: Sequence[str]) -> Provenance:
     """Everything needed to know, and repeat, what this start of a run does."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     versions = {name: metadata.version(name) for name in packages}
     versions |= {"fuprune": __version__, "python": platform.python_version()}
-    return Provenance(
-        configuration.to_json(config),
+    start = Start(
         versions,
         _commit(),
-        ["python", "-m", "fuprune.main", *sys.argv[1:]],
+        list(command),
         f"{jax.default_backend()}, {jax.device_count()} device(s)",
     )
+    values = configuration.to_json(config)
+    return Provenance(values, **dataclasses.asdict(start), starts=[start])
 
 
-def of_run(config, workdir: Path) -> Provenance:
-    """What made the run: its first start, and what the present one adds to it."""
-    present = of_this_start(config)
-    if not (workdir / "config.json").exists():
+def of_run(config, store: Store, command: Sequence[str]) -> Provenance:
+    """What made the run: its first start, what the present one adds, and all starts."""
+    present = of_this_start(config, command)
+    if not (store.workdir / "config.json").exists():
         return present
-    first = results.read_provenance(workdir)
+    first = results.read_provenance(store.workdir)
+    first = dataclasses.replace(first, starts=[*first.starts, *present.starts])
     begun = configuration.from_json(first.config)
     before, now = (set(configuration.phases(c)) for c in (begun, config))
     # What would change a result that is there was refused; these parts may differ.
@@ -57,23 +59,31 @@ def of_run(config, workdir: Path) -> Provenance:
     return dataclasses.replace(first, config=stored, command=command)
 
 
-def refuse_other_config(workdir: Path, config: Any) -> None:
+def refuse_other_config(store: Store, config: Any) -> None:
     """Raise if the workdir holds a run with another config.
 
     As long as there is no audit, what only the audit reads may still change.
     """
+    workdir = store.workdir
+    if not (workdir / "config.json").exists():
+        return
     try:
         stored = results.read_provenance(workdir).config
     except FormatError as error:
         raise FormatError(f"{error}; choose another --workdir.") from None
     keys = configuration.difference(stored, configuration.to_json(config))
-    if not files.path_of(workdir, "audit").exists():
+    if not store.is_finished("audit"):
         keys = [key for key in keys if not configuration.is_of_audit_alone(key)]
-    if keys:
-        raise ConfigError(
-            f"the workdir {workdir} holds a run with another value of "
-            f"{', '.join(keys)}; choose another --workdir, or delete it."
-        )
+    if not keys:
+        return
+    raw = store.model("raw")
+    way_out = "choose another --workdir, or delete it"
+    if raw.exists():
+        way_out += f"; --config.model.load={raw} starts another run from its model"
+    raise ConfigError(
+        f"the workdir {workdir} holds a run with another value of "
+        f"{', '.join(keys)}; {way_out}."
+    )
 
 
 def _commit() -> str:

@@ -21,14 +21,14 @@ from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset, federate
 from fuprune.federated.server import ServerState
 from fuprune.federated.train import FitResult
-from fuprune.run import assembly
-from fuprune.run.training import Run
+from fuprune.run import build
+from fuprune.run.loop import Experiment
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.protocol import UnlearnError
 
 
 def shadow_methods(
-    this: Run,
+    this: Experiment,
     model: Any,
     methods: Mapping[str, str],
     head: Mapping[str, str],
@@ -57,9 +57,13 @@ def shadow_methods(
 
 
 def _make(
-    this: Run, model: Any, method: str, head: Mapping[str, str], options: AuditOptions
+    this: Experiment,
+    model: Any,
+    method: str,
+    head: Mapping[str, str],
+    options: AuditOptions,
 ) -> UnlearnShadow:
-    settings = assembly.method_options(this.setup, method)
+    settings = build.method_options(this.setup, method)
     # A federation of one client has no others to draw from or to spread.
     settings |= {"participants": None, "backend": "loop", "mesh": None, **head}
     # The short steps that follow are no training of a model of its own.

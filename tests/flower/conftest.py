@@ -2,7 +2,7 @@ import jax
 import pytest
 
 from fuprune.flower.settings import read_config
-from fuprune.run import assembly
+from fuprune.run import build
 from tests.flower.small import CONFIG, federation, small_model
 
 
@@ -10,5 +10,5 @@ from tests.flower.small import CONFIG, federation, small_model
 def setting():
     """A config, its federation, a small network and variables of it."""
     config, model = read_config(CONFIG), small_model()
-    variables = assembly.initial_variables(model, jax.random.key(1))
+    variables = build.initial_variables(model, jax.random.key(1))
     return config, federation(config), model, variables

@@ -19,8 +19,7 @@ from fuprune.flower.ledger import Entry
 from fuprune.flower.records import pack, unpack
 from fuprune.flower.roster import GREETINGS, Roster
 from fuprune.flower.settings import Timeouts
-from fuprune.run import assembly
-from fuprune.run.machine import Runtime
+from fuprune.run import build
 from fuprune.surgery import rebuild
 from tests.flower.small import FakeGrid, remote, small_model
 
@@ -32,12 +31,10 @@ def one_round(setting, grid, **options):
     config, local, model, variables = setting
     clients, data = remote(grid, config, learning_rate=0.1)
     grid.dead = {100 + k for k in options.pop("asleep", ())}
-    algorithm = assembly.make_algorithm(
-        assembly.Setup(
-            config, local._replace(data=data), Runtime(None, clients, "xla", 0, 1)
-        ),
+    algorithm = build.make_algorithm(
+        build.Setup(config, local._replace(data=data), clients),
         model,
-        assembly.Schedule(1, 0.1),
+        build.Schedule(1, 0.1),
     )
     state = algorithm.init(variables)
     return state, *algorithm.round(state, whole_cohort(data), jax.random.key(2))

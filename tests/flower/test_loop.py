@@ -15,9 +15,8 @@ from fuprune.flower.audit import verdict
 from fuprune.flower.records import unpack
 from fuprune.flower.roster import join_clients
 from fuprune.flower.settings import read_config, read_settings
-from fuprune.run import assembly, checkpoint, kept_files
-from fuprune.run.files import WorkdirBusyError, lock_workdir
-from fuprune.run.machine import Runtime
+from fuprune.run import build, checkpoint, kept_files
+from fuprune.run.store import WorkdirBusyError, lock_workdir
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest
 from tests.flower.small import CONFIG, FakeGrid, federation, run
@@ -250,20 +249,20 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
         settings=wanted._replace(workdir=place / "simulated"),
         clients=Here(),
     )
-    setup = assembly.Setup(config, local, Runtime(None, "loop", "xla", 0, 1))
-    options = assembly.method_options(setup, method)
+    setup = build.Setup(config, local, "loop")
+    options = build.method_options(setup, method)
     if METHODS[method].needs:
         kept = place / "server" / "kept_rounds"
         found = {
             "rounds": kept_files.RoundFiles(kept, variables),
-            "replay": assembly.make_replay(setup, model),
-            "server": assembly.make_server(config.train),
+            "replay": build.make_replay(setup, model),
+            "server": build.make_server(config.train),
         }
         options |= {n: x for n, x in found.items() if n in METHODS[method].options}
     budget = loop.make_budget(config, METHODS[method].budget)
     taught = None
     if METHODS[method].budget == "fine_tune":
-        taught = assembly.fine_tune_objective(config, model, variables, (3,))
+        taught = build.fine_tune_objective(config, model, variables, (3,))
     fit = functools.partial(training.fit, here, "x", budget=budget, objective=taught)
     result = METHODS[method](
         model,

@@ -8,8 +8,7 @@ import pytest
 from fuprune.data.federated import whole_cohort
 from fuprune.errors import InputError
 from fuprune.flower.settings import read_config
-from fuprune.run import assembly
-from fuprune.run.machine import Runtime
+from fuprune.run import build
 from fuprune.surgery import compact, layer_names, make_plan, rebuild
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.class_pruning import server_proc
@@ -26,20 +25,17 @@ def both(config_text, tmp_path, objective=None, **terms):
     clients, stand_in = remote(
         FakeGrid(tmp_path, config_text), config, learning_rate=RATE, **terms
     )
-    schedule = assembly.Schedule(2, RATE)
+    schedule = build.Schedule(2, RATE)
     made = [
-        assembly.make_algorithm(
-            assembly.Setup(config, local._replace(data=data), runtime),
+        build.make_algorithm(
+            build.Setup(config, local._replace(data=data), backend),
             model,
             schedule,
             objective=objective,
         )
-        for data, runtime in (
-            (local.data, Runtime(None, "loop", "xla", 0, 1)),
-            (stand_in, Runtime(None, clients, "xla", 0, 1)),
-        )
+        for data, backend in ((local.data, "loop"), (stand_in, clients))
     ]
-    variables = assembly.initial_variables(model, jax.random.key(1))
+    variables = build.initial_variables(model, jax.random.key(1))
     return made, (local.data, stand_in), variables, model, clients
 
 
@@ -77,14 +73,12 @@ def test_a_teacher_travels_with_the_model(algorithm, tmp_path):
     )
     # Not the student's own network: one that was cut before.
     whole = small_model()
-    fresh = assembly.initial_variables(whole, jax.random.key(3))
+    fresh = build.initial_variables(whole, jax.random.key(3))
     layer = layer_names(whole)[0]
     plan = make_plan({layer: np.arange(16.0)}, 0.25)
     teacher, variables = compact(whole, fresh, plan)
     masked = (3, 7)
-    objective = assembly.fine_tune_objective(
-        read_config(text), teacher, variables, masked
-    )
+    objective = build.fine_tune_objective(read_config(text), teacher, variables, masked)
     sent = {"spec": rebuild.spec(teacher), "masked_classes": list(masked)}
     taught = both(text, tmp_path / "taught", objective, teacher=sent)
     ends = two_rounds(*taught[:3])

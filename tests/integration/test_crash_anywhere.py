@@ -26,7 +26,7 @@ QUICKSTART = (
     "--config.audit.shadow_steps=20",
     "--config.audit.relearn_max_steps=20",
 )
-ROUND = "fuprune.run.logs:RowLog.append"  # called twice a round: metrics, timings
+ROUND = "fuprune.run.store:append_row"  # called twice a round: metrics, timings
 SAVE = "orbax.checkpoint:CheckpointManager.save"
 COMMIT = "orbax.checkpoint:StandardCheckpointHandler.finalize"
 CAPTURE = "fuprune.unlearning.class_pruning:collect"

@@ -13,7 +13,8 @@ from fuprune.data import cache
 from fuprune.data.dataset import Dataset
 from fuprune.errors import FupruneError
 from fuprune.results import TrainedOutcome
-from fuprune.run import files, provenance
+from fuprune.run import provenance
+from fuprune.run.store import Store
 from tests.run.crafted import CRAFTED_JSON, DEEP, crafted_arrays
 from tests.run.watch import nothing_happens_outside
 from tests.settings import quickstart
@@ -34,13 +35,13 @@ def test_a_crafted_copy_of_a_dataset_is_not_used(home, trace):
 def test_crafted_records_of_a_run_are_one_error(home, trace, text):
     (home / "config.json").write_text(text)
     with nothing_happens_outside(home), pytest.raises(FupruneError):
-        provenance.refuse_other_config(home, quickstart())
+        provenance.refuse_other_config(Store(home), quickstart())
     assert [path.name for path in home.iterdir()] == ["config.json"]
-    path = files.path_of(home, "pretrain")
+    path = Store(home).path("pretrain")
     path.parent.mkdir()
     path.write_text(text)
     with nothing_happens_outside(home), pytest.raises(FupruneError):
-        files.finished(home, "pretrain", TrainedOutcome)
+        Store(home).read("pretrain", TrainedOutcome)
     with nothing_happens_outside(home), pytest.raises(ValueError):
         AuditReport.from_json(text)
     (home / "metrics.jsonl").write_text(text + "\n")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fuprune import load
-from fuprune.run import assembly
+from fuprune.results import read_curves
+from fuprune.run import build
 from fuprune.run.experiment import run
-from fuprune.run.logs import read_curves
 from tests import reference_objective
 from tests.settings import quickstart
 from tests.tiny import TinyNet, tiny_variables
@@ -57,7 +57,7 @@ def test_the_teacher_is_the_trained_model_without_the_classes_to_forget():
     config.fine_tune.distill_temperature = 2.0
     teacher = TinyNet()
     variables = tiny_variables(teacher)
-    objective = assembly.fine_tune_objective(config, teacher, variables, (1,))
+    objective = build.fine_tune_objective(config, teacher, variables, (1,))
     assert objective is not None
     images = jax.random.normal(jax.random.key(1), (3, 6, 6, 1))
     answers = np.asarray(teacher.apply(variables, images, train=False), np.float64)
@@ -76,5 +76,5 @@ def test_the_teacher_is_the_trained_model_without_the_classes_to_forget():
 
 def test_no_weight_is_no_teacher():
     model = TinyNet()
-    found = assembly.fine_tune_objective(small_config(0.0), model, {}, (1,))
+    found = build.fine_tune_objective(small_config(0.0), model, {}, (1,))
     assert found is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fuprune import config as config_lib
-from fuprune.run import assembly
+from fuprune.run import build
 from fuprune.run.data import load_data
 from fuprune.run.machine import Runtime
 from tests.settings import quickstart
@@ -16,7 +16,7 @@ RUNTIME = Runtime(None, "loop", "xla", 0, 1)
 def made(monkeypatch):
     """Keyword arguments that `fed_avg` was called with."""
     calls = []
-    monkeypatch.setattr(assembly, "fed_avg", lambda model, **o: calls.append(o) or o)
+    monkeypatch.setattr(build, "fed_avg", lambda model, **o: calls.append(o) or o)
     return calls
 
 
@@ -24,7 +24,7 @@ def setting(**values):
     config = quickstart()
     config_lib.update(config, {f"train.{name}": values[name] for name in values})
     config_lib.validate(config)
-    return assembly.Setup(config, load_data(config, RUNTIME), RUNTIME)
+    return build.Setup(config, load_data(config, RUNTIME), "loop")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_replay_does_its_share_of_epochs_and_steps(
 ):
     setup = setting(algorithm="fed_avg", local_epochs=epochs, local_steps=steps)
     setup.config.fed_eraser.rate = rate
-    assembly.make_replay(setup, None)
+    build.make_replay(setup, None)
     assert [(o["local_epochs"], o["local_steps"]) for o in made] == [expected]
 
 
@@ -57,7 +57,7 @@ def test_adam_at_the_server_follows_the_schedule(made, server, follows):
         server_learning_rate=0.5,
     )
     # Fine-tuning from a quarter of training's rate, along a cosine of four rounds.
-    assembly.make_algorithm(setup, None, assembly.Schedule(4, 0.05, "cosine"))
+    build.make_algorithm(setup, None, build.Schedule(4, 0.05, "cosine"))
     optimizer = made[0]["server_optimizer"]
     gradient = {"a": np.ones(3, np.float32)}
     state, lengths = optimizer.init(gradient), []
@@ -71,8 +71,8 @@ def test_adam_at_the_server_follows_the_schedule(made, server, follows):
 
 def test_training_has_all_of_them(made):
     setup = setting(algorithm="fed_avg", local_epochs=3, local_steps=7)
-    schedule = assembly.training_schedule(setup.config.train)
-    assembly.make_algorithm(setup, None, schedule)
+    schedule = build.training_schedule(setup.config.train)
+    build.make_algorithm(setup, None, schedule)
     assert made[0]["local_epochs"] == 3 and made[0]["local_steps"] == 7
 
 
@@ -89,5 +89,5 @@ def test_training_has_all_of_them(made):
     ],
 )
 def test_replays_know_what_a_round_of_the_training_costs(options, expected):
-    images = assembly._training_images(setting(**options).config.train)
+    images = build._training_images(setting(**options).config.train)
     np.testing.assert_array_equal(images(np.array([0, 3, 10])), expected)

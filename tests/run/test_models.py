@@ -10,7 +10,9 @@ from fuprune.config import ConfigError
 from fuprune.models import zoo
 from fuprune.results import Provenance
 from fuprune.run import checkpoint
-from fuprune.run.models import check, further_models, retrained_models
+from fuprune.run.build import Setup, unlearn_units
+from fuprune.run.models import from_elsewhere, further_models, retrained_models
+from fuprune.run.store import Store
 from tests.settings import quickstart
 
 
@@ -111,22 +113,28 @@ def test_a_list_that_is_none_is_refused(saved, text):
         further_models(config)
 
 
-def test_folders_without_models_and_taken_names_are_refused(saved):
+def check(config, model, workdir):
+    config.unlearn.methods = "class_pruning"
+    setup, units = Setup(config, None), unlearn_units(config)
+    return from_elsewhere(setup, model, units, Store(workdir))
+
+
+def test_folders_without_models_and_taken_names_are_refused(saved, tmp_path):
     config = quickstart()
     config.audit.models = f"a={saved.parent}"
     with pytest.raises(ConfigError, match="there is no saved model"):
-        check(config, network(), ())
+        check(config, network(), tmp_path)
     for name in ("raw", "retrained", "retrained_1", "random_init", "class_pruning"):
         config.audit.models = f"{name}={saved}"
         with pytest.raises(ConfigError, match="as the run itself does"):
-            check(config, network(), ["class_pruning"])
+            check(config, network(), tmp_path)
     config.audit.models = f"mine={saved}"
-    check(config, network(), ["class_pruning"])
+    check(config, network(), tmp_path)
 
 
 @pytest.mark.parametrize("other", [{"num_classes": 3}, {"input_shape": (4, 4, 3)}])
-def test_a_model_for_other_data_is_refused(saved, other):
+def test_a_model_for_other_data_is_refused(saved, tmp_path, other):
     config = quickstart()
     config.audit.models = f"mine={saved}"
     with pytest.raises(ConfigError, match="a model for 2 classes of"):
-        check(config, network(**other), ())
+        check(config, network(**other), tmp_path)

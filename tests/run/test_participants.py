@@ -7,7 +7,7 @@ import numpy as np
 
 from fuprune import config as configuration
 from fuprune.data.federated import federate
-from fuprune.run import agenda, assembly
+from fuprune.run import build
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest
 from tests.settings import quickstart
@@ -24,8 +24,7 @@ def options(config, method, request=ForgetRequest(classes=(1,))):  # noqa: B008
     federation = SimpleNamespace(
         data=ONE_CLASS_EACH, num_classes=4, prepare=jnp.asarray, request=request
     )
-    machine = SimpleNamespace(backend="map", mesh=None)
-    return assembly.method_options(assembly.Setup(config, federation, machine), method)
+    return build.method_options(build.Setup(config, federation, "map"), method)
 
 
 def make_config(**values):
@@ -74,9 +73,9 @@ def test_a_class_that_no_participant_holds_is_told_before_training():
         request = ForgetRequest(classes=(class_id,))
         return SimpleNamespace(data=ONE_CLASS_EACH, request=request)
 
-    (client,) = assembly.participants(config, "class_pruning", forgetting(0))
+    (client,) = build.participants(config, "class_pruning", forgetting(0))
     held = client % 4
-    assert agenda.describe_absences(config, forgetting(held)) == []
-    lines = agenda.describe_absences(config, forgetting((held + 1) % 4))
+    assert build.describe_absences(config, forgetting(held)) == []
+    lines = build.describe_absences(config, forgetting((held + 1) % 4))
     assert [line.split()[0] for line in lines] == ["class_pruning", "influence"]
     assert all("raise unlearn.participants" in line for line in lines)

@@ -7,7 +7,7 @@ import pytest
 from fuprune.config import ConfigError
 from fuprune.data.backdoor import TARGET
 from fuprune.errors import FupruneError
-from fuprune.run import agenda, kept_files
+from fuprune.run import build, kept_files
 from fuprune.run.data import describe_sets, load_data
 from fuprune.unlearning.request import ForgetRequest
 from fuprune.unlearning.rounds import KeptRound
@@ -113,7 +113,7 @@ def test_the_only_holder_of_a_class_is_told_before_training(own, tmp_path):
     }
     config = settings(own, **{"unlearn__methods": "retrain", **IID, **values})
     federation = load_data(config, RUNTIME)
-    (line,) = agenda.describe_absences(config, federation)
+    (line,) = build.describe_absences(config, federation)
     assert "client 1 alone holds every example of class 1" in line
 
 

@@ -7,27 +7,29 @@ import pytest
 from fuprune import config as configuration
 from fuprune import results
 from fuprune.config import ConfigError
-from fuprune.run import agenda, files, provenance
-from fuprune.run.files import AuditOutcome
+from fuprune.run import build, provenance
+from fuprune.run.store import AuditOutcome, Store
 from tests.settings import quickstart
+
+COMMAND = ["python", "-m", "fuprune.main", "--workdir", "here"]
 
 
 @pytest.fixture
 def begun(tmp_path):
     """A workdir of a run without an audit."""
-    first = provenance.of_this_start(quickstart())
+    first = provenance.of_this_start(quickstart(), COMMAND)
     (tmp_path / "config.json").write_text(results.dumps(first))
-    return tmp_path
+    return Store(tmp_path)
 
 
 def test_what_only_the_audit_reads_may_change_until_there_is_one(begun):
     config = quickstart()
     config.audit.tests = "probe"
     provenance.refuse_other_config(begun, config)
-    found = provenance.of_run(config, begun)
-    expected = provenance.of_this_start(config)
+    found = provenance.of_run(config, begun, COMMAND)
+    expected = provenance.of_this_start(config, COMMAND)
     assert (found.config, found.command) == (expected.config, expected.command)
-    files.finish(begun, "audit", AuditOutcome(0), offset=0)
+    begun.finish("audit", AuditOutcome(0))
     with pytest.raises(ConfigError, match="another value of audit.tests;"):
         provenance.refuse_other_config(begun, config)
 
@@ -36,11 +38,11 @@ def test_a_finished_audit_asks_for_no_models_again(begun):
     """The runs that audit.reference named may be gone by then."""
     config = quickstart()
     config.phases = "pretrain,unlearn,report"
-    assert not agenda.is_audit_due(config, begun)
+    assert not build.is_audit_due(config, begun)
     config.phases = "all"
-    assert agenda.is_audit_due(config, begun)
-    files.finish(begun, "audit", AuditOutcome(0), offset=0)
-    assert not agenda.is_audit_due(config, begun)
+    assert build.is_audit_due(config, begun)
+    begun.finish("audit", AuditOutcome(0))
+    assert not build.is_audit_due(config, begun)
 
 
 @pytest.mark.parametrize("key", ["audit.backdoor", "train.rounds", "fine_tune.rounds"])
@@ -52,26 +54,40 @@ def test_what_was_trained_with_may_not(begun, key):
         provenance.refuse_other_config(begun, config)
 
 
+def without_starts(found):
+    """The provenance as if the start in hand had left nothing."""
+    assert len(found.starts) == 2 and found.starts[-1].command == COMMAND
+    return dataclasses.replace(found, starts=found.starts[:1])
+
+
+def test_another_value_names_the_trained_model_as_the_way_out(begun):
+    config = quickstart()
+    config.fine_tune.rounds += 1
+    raw = begun.model("raw")
+    raw.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"--config.model.load={raw} starts another"):
+        provenance.refuse_other_config(begun, config)
+
+
 def test_the_first_start_is_what_is_recorded(begun):
     config = quickstart()
     config.phases = "audit"
-    first = results.read_provenance(begun)
-    assert provenance.of_run(config, begun) == first
+    first = results.read_provenance(begun.workdir)
+    assert without_starts(provenance.of_run(config, begun, COMMAND)) == first
 
 
 def test_phases_that_a_later_start_adds_are_recorded_with_its_command(begun):
     config = quickstart()
     config.phases = "pretrain,unlearn"
-    first = dataclasses.replace(
-        provenance.of_this_start(config), command=["without the audit"]
-    )
-    (begun / "config.json").write_text(results.dumps(first))
+    first = provenance.of_this_start(config, COMMAND)
+    first = dataclasses.replace(first, command=["without the audit"])
+    (begun.workdir / "config.json").write_text(results.dumps(first))
     config.phases = "pretrain,unlearn,audit"
-    found = provenance.of_run(config, begun)
+    found = provenance.of_run(config, begun, COMMAND)
     assert found.config["phases"] == "pretrain,unlearn,audit"
-    assert found.command == provenance.of_this_start(config).command
+    assert found.command == provenance.of_this_start(config, COMMAND).command
     config.phases = "unlearn,audit"  # would not repeat the run
-    assert provenance.of_run(config, begun) == first
+    assert without_starts(provenance.of_run(config, begun, COMMAND)) == first
 
 
 @pytest.mark.parametrize("phases", ["all", "unlearn"])
@@ -79,6 +95,7 @@ def test_points_of_the_privacy_curve_that_come_later_are_recorded(begun, phases)
     config = quickstart()
     config.phases, config.privacy.curve = phases, "1,4"
     provenance.refuse_other_config(begun, config)
-    assert provenance.of_run(config, begun).config["privacy"]["curve"] == "1,4"
+    assert provenance.of_run(config, begun, COMMAND).config["privacy"]["curve"] == "1,4"
     config.phases = "report"  # makes no points
-    assert provenance.of_run(config, begun) == results.read_provenance(begun)
+    found = provenance.of_run(config, begun, COMMAND)
+    assert without_starts(found) == results.read_provenance(begun.workdir)

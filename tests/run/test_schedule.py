@@ -2,7 +2,7 @@
 
 import pytest
 
-from fuprune.run.assembly import Schedule
+from fuprune.run.build import Schedule
 
 
 def learning_rates(rounds, kind, warmup):

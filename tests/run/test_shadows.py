@@ -10,7 +10,7 @@ import pytest
 
 from fuprune.audit import AuditOptions, ShadowOptions
 from fuprune.data.federated import federate
-from fuprune.run.assembly import Setup
+from fuprune.run.build import Setup
 from fuprune.run.shadows import shadow_methods
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest
@@ -35,9 +35,8 @@ def make_methods(**methods):
         prepare=lambda key, images: jnp.asarray(images, jnp.float32) / 255,
         request=ForgetRequest(classes=(1,)),
     )
-    machine = SimpleNamespace(backend="auto", mesh=None)
     run = SimpleNamespace(
-        setup=Setup(config, federation, machine),
+        setup=Setup(config, federation),
         federation=federation,
         classes=(1,),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from fuprune.federated.server import fed_sgd
 from fuprune.federated.train import FitResult
-from fuprune.run import units
+from fuprune.run import steps
 from fuprune.unlearning import class_pruning
 from fuprune.unlearning.methods import METHODS
 from tests.tiny import TinyNet, tiny_variables
@@ -35,11 +35,12 @@ def test_own_time_is_capture_scoring_and_surgery_and_not_training(monkeypatch, s
     for name, seconds in {"collect": 1, "server_proc": 10, surgery: 100}.items():
         longer = lasting(getattr(class_pruning, name), seconds)
         monkeypatch.setattr(class_pruning, name, longer)
-    monkeypatch.setattr(units, "train_unit", train_unit)
-    monkeypatch.setattr(units.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(steps, "train_unit", train_unit)
+    monkeypatch.setattr(steps.time, "monotonic", lambda: now[0])
     rows = []
-    run = SimpleNamespace(timings=SimpleNamespace(append=rows.append))
-    watch = units._Stopwatch(run, "unlearn/class_pruning")
+    clock = lambda unit, **row: rows.append({"phase": unit, **row})  # noqa: E731
+    run = SimpleNamespace(store=SimpleNamespace(clock=clock))
+    watch = steps._Stopwatch(run, "unlearn/class_pruning")
     model = TinyNet()
     METHODS["class_pruning"](
         model,
@@ -47,7 +48,7 @@ def test_own_time_is_capture_scoring_and_surgery_and_not_training(monkeypatch, s
         small_data(),
         (1,),
         key=jax.random.key(0),
-        fine_tune=units._fine_tune(run, "unlearn/class_pruning", None, watch),
+        fine_tune=steps._fine_tune(run, "unlearn/class_pruning", None, watch),
         num_classes=4,
         rate=0.3,
         surgery=surgery,

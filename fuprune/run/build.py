@@ -1,21 +1,22 @@
-"""From a config to the parts of a run: model, algorithm, options of methods.
+"""From a config to the parts of a run: units, model, algorithm, budgets, options.
 
-Config keys become keyword arguments here (those of the data in `federation`, those of
-units, seeds and rounds in `agenda`); the functions that take the arguments know nothing
-of configs.
+Config keys become keyword arguments here (those of the data in `federation`); the
+functions that take the arguments know nothing of configs.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
+from fuprune import config as configuration
 from fuprune.audit import AuditOptions, ProbeOptions, RelearnOptions, ShadowOptions
 from fuprune.config import ConfigError, read
 from fuprune.federated.aggregate import RULES
@@ -27,16 +28,20 @@ from fuprune.federated.train import fit
 from fuprune.models import zoo
 from fuprune.models.brought import bring
 from fuprune.models.fresh import init_variables
+from fuprune.run import checkpoint
 from fuprune.run.data import Federation, replicate
-from fuprune.run.machine import Runtime
 from fuprune.run.optimizers import optimizer
+from fuprune.run.store import Store
 from fuprune.unlearning.fed_eraser import Moves, Replay, calibration_epochs
+from fuprune.unlearning.head import head_name
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 from fuprune.unlearning.protocol import TrainRounds
-from fuprune.unlearning.reading import choose_participants
-from fuprune.unlearning.request import remaining
+from fuprune.unlearning.reading import choose_participants, missing_classes
+from fuprune.unlearning.request import remaining, warn_of
 from fuprune.unlearning.rounds import Server
+
+Model = tuple[Any, Any]  # a Flax module and its variables
 
 
 class Setup(NamedTuple):
@@ -44,7 +49,9 @@ class Setup(NamedTuple):
 
     config: Any
     federation: Federation
-    runtime: Runtime
+    backend: Any = "auto"  # how to iterate over clients, as `fed_avg` takes it
+    mesh: Mesh | None = None  # of the devices that `shard_map` spreads clients over
+    conv: str = "xla"  # whose convolutions, or "onednn"
 
 
 def make_model(setup: Setup):
@@ -53,14 +60,14 @@ def make_model(setup: Setup):
     Raises:
       InputError: a network that the user brings cannot be made, or does not fit.
     """
-    config, federation, runtime = setup
+    config, federation = setup.config, setup.federation
     form: dict[str, Any] = dict(
         num_classes=federation.num_classes,
         input_shape=federation.train.images.shape[1:],
     )
     if factory(config):
         return bring(config.model.name, **form)
-    form |= dict(norm=config.model.norm, conv=runtime.conv, dtype=compute_dtype(config))
+    form |= dict(norm=config.model.norm, conv=setup.conv, dtype=compute_dtype(config))
     return zoo.create(config.model.name, **form)
 
 
@@ -136,11 +143,11 @@ def make_algorithm(
     of a client's local epochs and steps, or of its images in a FedSGD round, that it
     does.
     """
-    config, federation, runtime = setup
+    config, federation = setup.config, setup.federation
     train, clients = config.train, federation.data.num_clients
     common: dict[str, Any] = dict(
-        backend=runtime.backend,
-        mesh=runtime.mesh,
+        backend=setup.backend,
+        mesh=setup.mesh,
         bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
         objective=objective or classification(train.label_smoothing),
@@ -277,7 +284,7 @@ def make_slice_training(setup: Setup) -> TrainRounds:
         algorithm = algorithm_for(model, rounds)
         return fit(
             algorithm,
-            algorithm.init(replicate(variables, setup.runtime)),
+            algorithm.init(replicate(variables, setup.mesh)),
             data,
             key=key,
             cohort_size=train.cohort,
@@ -345,13 +352,13 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
 
 def method_options(setup: Setup, method: str) -> dict[str, Any]:
     """Keyword options of an unlearning method: its sections of the config, and more."""
-    config, federation, runtime = setup
+    config, federation = setup.config, setup.federation
     wanted = METHODS[method]
     options: dict[str, Any] = dict(
         num_classes=federation.num_classes,
         preprocess=federation.prepare,
-        backend=runtime.backend,
-        mesh=runtime.mesh,
+        backend=setup.backend,
+        mesh=setup.mesh,
         train=make_slice_training(setup),
         train_rounds=config.train.rounds,
     )
@@ -431,6 +438,158 @@ def audit_options(config) -> AuditOptions:
     )
 
 
+def load_model(setup: Setup, path) -> tuple[Any, Any]:
+    """A saved model and its variables, to compute as the run does."""
+    return checkpoint.load(
+        path,
+        conv=setup.conv,
+        dtype=compute_dtype(setup.config),
+        factory=factory(setup.config),
+    )
+
+
+def head_option(model, variables) -> dict[str, str]:
+    """The option of methods that names the last layer, if the network has one."""
+    images = jax.ShapeDtypeStruct((2, *model.input_shape), np.float32)
+    name = head_name(model, variables, images)
+    return {} if name is None else {"head": name}
+
+
 def initial_variables(model, key: jax.Array):
     """Fresh variables of a model."""
     return init_variables(model, key, jnp.zeros((1, *model.input_shape)))
+
+
+class Budget(NamedTuple):
+    """How long and how fast to train, and when to look."""
+
+    schedule: Schedule
+    is_due: Callable[[int], bool]  # whether a round is evaluated; round 0 always is
+    target: float | None  # accuracy that `stops` ends at
+    metric: str  # that the target is for, such as "r_accuracy"
+    stops: bool
+
+
+class UnlearnUnit(NamedTuple):
+    """One method with one seed."""
+
+    name: str  # of the unit: the method, with the seed's number behind it
+    method: str
+    seed: int
+
+    @property
+    def phase(self) -> str:
+        """What its rows, outcome and checkpoints are called."""
+        return f"unlearn/{self.name}"
+
+
+def unlearn_units(config) -> list[UnlearnUnit]:
+    """The methods of a config in their order, with as many seeds as it asks for."""
+    units = []
+    for method in configuration.methods(config):
+        for seed in _seeds(config, method):
+            suffix = f"_seed{seed + 1}" if seed else ""
+            units.append(UnlearnUnit(f"{method}{suffix}", method, seed))
+    return units
+
+
+def _seeds(config, method: str) -> range:
+    """The seeds of one method, counted from 0; names count them from 1."""
+    if method == "retrain":
+        first = config.unlearn.retrain_first - 1
+        return range(first, first + config.unlearn.retrain_seeds)
+    seeded = method in configuration.read(config, "fine_tune.seeded")
+    return range(config.fine_tune.seeds if seeded else 1)
+
+
+def privacy_units(config) -> list[tuple[str, float]]:
+    """The units that make the points of accuracy against epsilon, and their epsilons.
+
+    A fine-tuned point is another unit, so that it can be asked for later.
+    """
+    suffix = "_fine_tuned" if config.privacy.curve_fine_tune else ""
+    # Six digits name a point in the files of the run.
+    epsilons = [f"{x:g}" for x in sorted(configuration.read(config, "privacy.curve"))]
+    return [(f"privacy_curve/{text}{suffix}", float(text)) for text in epsilons]
+
+
+def make_budget(config, name: str, target: float | None = None) -> Budget:
+    """How methods train: `fine_tune`, `training` from scratch, or `short`.
+
+    All are evaluated on one grid of rounds, so that crossings compare: the finer of
+    fine-tuning within its rounds, the one of training beyond. `short` retrains in
+    fine-tuning's rounds, with a schedule that fits them.
+    """
+    train, tuning = config.train, config.fine_tune
+
+    def is_due(number: int) -> bool:
+        in_reach = number <= tuning.rounds
+        # By the number of the round and not by the method, so that all curves have the
+        # same points.
+        every = tuning.evaluate_every if in_reach else train.evaluate_every
+        return number % every == 0
+
+    # Of `short`: a network from scratch needs a warm-up even if a trained one does not,
+    # and training's own could take most of so few rounds.
+    tenth = max(1, tuning.rounds // 10)
+    warmup = min(train.warmup_rounds or tenth, tenth)
+    schedules = {
+        "fine_tune": Schedule(
+            tuning.rounds,
+            tuning.learning_rate or train.learning_rate,
+            tuning.schedule,
+            tuning.warmup_rounds,
+        ),
+        "training": training_schedule(train),
+        "short": Schedule(tuning.rounds, train.learning_rate, "warmup_cosine", warmup),
+    }
+    stops = tuning.stop_at_target and name == "fine_tune"
+    return Budget(schedules[name], is_due, target, metric="r_accuracy", stops=stops)
+
+
+def is_audit_due(config, store: Store) -> bool:
+    """Whether the audit is asked for and not finished."""
+    wanted = "audit" in configuration.phases(config)
+    return wanted and not store.is_finished("audit")
+
+
+def steps_wanted(config) -> tuple[str, ...]:
+    """The steps that the config asks for; to adopt a model is to have pretrained."""
+    wanted = configuration.phases(config)
+    adopts = config.model.load and {"unlearn", "audit"} & set(wanted)
+    return ("pretrain", *wanted) if adopts else wanted
+
+
+def rounds_left(config, units: Sequence[UnlearnUnit], store: Store) -> int:
+    """The most rounds that the units which are not finished train."""
+    wanted, rounds = configuration.phases(config), {}
+    if "pretrain" in wanted and not config.model.load:
+        rounds["pretrain"] = config.train.rounds
+    if "unlearn" in wanted:
+        for unit in units:
+            method = METHODS[unit.method]
+            if method.fine_tunes:
+                budget = make_budget(config, method.budget)
+                rounds[unit.phase] = budget.schedule.rounds
+        if config.privacy.curve_fine_tune:
+            for name, _ in privacy_units(config):
+                rounds[name] = config.fine_tune.rounds
+    return sum(number for unit, number in rounds.items() if not store.is_finished(unit))
+
+
+def describe_absences(config, federation: Federation) -> list[str]:
+    """What a request means beyond its words, and methods without a class to read."""
+    data, request = federation.data, federation.request
+    lines = warn_of(data, request)
+    for method in configuration.methods(config):
+        if not METHODS[method].reads_forgotten:
+            continue
+        chosen = participants(config, method, federation)
+        absent = missing_classes(data, chosen, request.classes)
+        if absent:
+            lines.append(
+                f"{method} will have nothing to read: none of its participants holds "
+                f"class {', '.join(map(str, absent))}; raise unlearn.participants or "
+                "lower partition.bias."
+            )
+    return lines

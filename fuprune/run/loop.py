@@ -1,15 +1,15 @@
-"""Resumable units of a run: what is finished is never repeated, and training resumes.
+"""Training as a step of a run does it: logged, timed, checkpointed, resumed.
 
-A `Run` is what every unit has at hand. `finish_unit` does a unit's work unless its
-outcome is already there. `train_unit` is federated training that is logged, timed and
-checkpointed: it continues from the last checkpoint, bitwise as if never interrupted.
+`train_unit` continues from the last checkpoint, bitwise as if never interrupted. An
+`Experiment` is what every step has at hand.
 """
 
+import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -25,16 +25,15 @@ from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models.layers import loops_are_fast
 from fuprune.results import Provenance, StageRow
 from fuprune.run import (
-    assembly,
+    build,
     checkpoint,
-    files,
     kept_files,
-    logs,
     processes,
     progress,
 )
-from fuprune.run import machine as runtime
 from fuprune.run.data import Federation, replicate
+from fuprune.run.models import Elsewhere
+from fuprune.run.store import Store, seed_of
 from fuprune.surgery import rebuild
 from fuprune.unlearning.protocol import Stage
 from fuprune.unlearning.request import ForgetRequest
@@ -48,26 +47,42 @@ class StopRequested(Exception):
     """SIGTERM came; everything worth keeping is saved."""
 
 
-class Run(NamedTuple):
-    """What every unit of a run has at hand."""
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What every step of a run has at hand."""
 
-    config: Any
-    workdir: Path
+    setup: build.Setup
+    units: tuple[build.UnlearnUnit, ...]
+    store: Store
     provenance: Provenance
-    runtime: runtime.Runtime
-    federation: Federation
-    key: jax.Array
-    metrics: logs.RowLog
-    timings: logs.RowLog  # clocks, which are never the same twice
+    elsewhere: Elsewhere
     on_row: tuple[OnRow, ...]
     progress: progress.Progress
     stop: threading.Event
-    algorithms: dict[Hashable, FedAlgorithm]  # made so far, by what they are made for
+    # Algorithms made so far, by what they are made for.
+    algorithms: dict[Hashable, FedAlgorithm] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def raw(self) -> build.Model:
+        """The trained model and its variables, which every method starts from."""
+        return self.load("raw", "pretrain")
+
+    def load(self, name: str, unit: str = "") -> build.Model:
+        """The model that a unit of the run has saved, by default a method's."""
+        path = self.store.model(name)
+        if not path.exists():
+            raise not_run(self, unit or f"unlearn/{name}")
+        return build.load_model(self.setup, path)
 
     @property
-    def setup(self) -> assembly.Setup:
-        """What networks, algorithms and options of the run are made from."""
-        return assembly.Setup(self.config, self.federation, self.runtime)
+    def config(self) -> Any:
+        """The run's config."""
+        return self.setup.config
+
+    @property
+    def federation(self) -> Federation:
+        """The run's data."""
+        return self.setup.federation
 
     @property
     def request(self) -> ForgetRequest:
@@ -80,69 +95,40 @@ class Run(NamedTuple):
         return self.request.classes
 
 
-class Budget(NamedTuple):
-    """How long and how fast to train, and when to look."""
-
-    schedule: assembly.Schedule
-    is_due: Callable[[int], bool]  # whether a round is evaluated; round 0 always is
-    target: float | None  # accuracy that `stops` ends at
-    metric: str  # that the target is for, such as "r_accuracy"
-    stops: bool
-
-
-def finish_unit(
-    this: Run,
-    name: str,
-    kind: type[Outcome],
-    work: Callable[[Run, str], Outcome],
-) -> Outcome:
-    """Do `work` unless it is already done; keep its outcome, of type `kind`."""
-    done = files.finished(this.workdir, name, kind)
-    if done is not None:
-        return done
-    start, programs = time.monotonic(), runtime.program_seconds()
-    outcome = work(this, name)
-    seconds, programs = (
-        time.monotonic() - start,
-        runtime.program_seconds() - programs,
-    )
-    this.timings.append(logs.unit_clock(name, seconds, programs))
-    if this.runtime.is_main:
-        files.finish(this.workdir, name, outcome, offset=this.metrics.offset())
-    processes.await_file(files.path_of(this.workdir, name))
-    # Read back, so that this run goes on from the values that a resumed one reads.
-    return outcome_of(this, name, kind)
-
-
-def outcome_of(this: Run, name: str, kind: type[Outcome]) -> Outcome:
+def outcome_of(this: Experiment, name: str, kind: type[Outcome]) -> Outcome:
     """What a finished unit left behind."""
-    done = files.finished(this.workdir, name, kind)
+    done = this.store.read(name, kind)
     if done is None:
-        phase = name.split("/")[0]
-        raise ConfigError(
-            f"phases is {this.config.phases!r}, but {name} has not been run in "
-            f"{this.workdir}; add {phase} to phases."
-        )
+        raise not_run(this, name)
     return done
 
 
-def key_for(this: Run, purpose: str) -> jax.Array:
+def not_run(this: Experiment, unit: str) -> ConfigError:
+    """The error for a unit that the phases leave out and no earlier start has run."""
+    return ConfigError(
+        f"phases is {this.config.phases!r}, but {unit} has not been run in "
+        f"{this.store.workdir}; add {unit.split('/')[0]} to phases."
+    )
+
+
+def key_for(this: Experiment, purpose: str) -> jax.Array:
     """The key that one purpose, by name, uses in this run."""
-    return jax.random.fold_in(this.key, files.seed_of(purpose))
+    key = jax.random.key(this.config.seed)
+    return jax.random.fold_in(key, seed_of(purpose))
 
 
-def stopping(this: Run) -> bool:
+def stopping(this: Experiment) -> bool:
     """Whether SIGTERM has come to any process of the run; all of them ask together."""
     return processes.any_process(this.stop.is_set())
 
 
-def stop_if_asked(this: Run) -> None:
+def stop_if_asked(this: Experiment) -> None:
     """Ends the run, where everything worth keeping is saved, if SIGTERM has come."""
     if stopping(this):
         raise StopRequested
 
 
-def choice_split(this: Run) -> tuple[str, Dataset]:
+def choice_split(this: Experiment) -> tuple[str, Dataset]:
     """The split that targets and early stops are judged on, and its name."""
     validation = this.federation.validation
     if this.config.data.choose_on == "validation" and len(validation.labels):
@@ -150,7 +136,7 @@ def choice_split(this: Run) -> tuple[str, Dataset]:
     return "test", this.federation.test
 
 
-def make_judge(this: Run, model) -> Callable[[Any], dict[str, float]]:
+def make_judge(this: Experiment, model) -> Callable[[Any], dict[str, float]]:
     """`judge(variables)`: metrics on the split that choices are made on."""
     name, split = choice_split(this)
     evaluate = _evaluator(this, model, split)
@@ -165,13 +151,13 @@ def make_judge(this: Run, model) -> Callable[[Any], dict[str, float]]:
     return judge
 
 
-def judged_name(this: Run, metric: str) -> str:
+def judged_name(this: Experiment, metric: str) -> str:
     """What `make_judge` calls a metric."""
     name, _ = choice_split(this)
     return metric if name == "test" else f"{name}_{metric}"
 
 
-def measure(this: Run, name: str, stage: Stage) -> StageRow:
+def measure(this: Experiment, name: str, stage: Stage) -> StageRow:
     """What a model does on the test split, which only the tables look at."""
     evaluation = _evaluator(this, stage.model, this.federation.test)(stage.variables)
     return StageRow(
@@ -187,7 +173,7 @@ def measure(this: Run, name: str, stage: Stage) -> StageRow:
     )
 
 
-def _make_accuracies(this: Run, model):
+def _make_accuracies(this: Experiment, model):
     """`accuracies(evaluation, variables)`: on everything, the U-set and the R-set.
 
     For clients and examples the U-set are the forgotten training images, and the R-set
@@ -218,34 +204,33 @@ def _accuracies(evaluation: Evaluation, classes) -> dict[str, float | None]:
     }
 
 
-def _evaluator(this: Run, model, split: Dataset):
-    mesh = this.runtime.mesh if backend_of(this) == "shard_map" else None
+def _evaluator(this: Experiment, model, split: Dataset):
+    mesh = this.setup.mesh if backend_of(this) == "shard_map" else None
     return this.federation.evaluator(model, split, mesh)
 
 
-def backend_of(this: Run) -> str:
+def backend_of(this: Experiment) -> str:
     """How this run iterates over clients."""
     return resolve_backend(
-        this.runtime.backend, loops_are_fast=loops_are_fast(this.runtime.conv)
+        this.setup.backend, loops_are_fast=loops_are_fast(this.setup.conv)
     )[0]
 
 
-def append_row(this: Run, unit: str, record: Record) -> None:
+def append_row(this: Experiment, unit: str, record: Record) -> None:
     """Log what a round of a unit reached, and show it to all who follow the run."""
-    row = logs.metrics_row(unit, record.round_number, record.metrics, record.rejected)
-    this.metrics.append(row)
-    if this.runtime.is_main:
+    row = this.store.log(unit, record)
+    if this.store.writes:
         for show in this.on_row:
             show(row)
 
 
 def train_unit(
-    this: Run,
+    this: Experiment,
     unit: str,
     model,
     variables,
     data,
-    budget: Budget,
+    budget: build.Budget,
     *,
     key: jax.Array,
     objective: Objective | None = None,
@@ -261,7 +246,7 @@ def train_unit(
     `interval` rounds one is kept on disk, 0 for none.
     """
     config, rounds = this.config, budget.schedule.rounds
-    algorithm = assembly.shared_algorithm(
+    algorithm = build.shared_algorithm(
         this.algorithms,
         this.setup,
         model,
@@ -269,13 +254,12 @@ def train_unit(
         objective=objective,
         keep_updates=interval > 0,
     )
-    state = algorithm.init(replicate(variables, this.runtime))
+    state = algorithm.init(replicate(variables, this.setup.mesh))
     judge = make_judge(this, model)
     metric = judged_name(this, budget.metric)
     saved = _restore(this, unit, model, state)
     if saved is None:
-        # Rows that a dead run logged after the last finished unit go.
-        this.metrics.truncate_to(files.end_of_finished(this.workdir))
+        this.store.drop_rows(unit, after=-1)
         start, first_reached = 0, None
         before = Record(0, judge(state.variables))
         append_row(this, unit, before)
@@ -306,14 +290,15 @@ def train_unit(
                 # `state` is still the one before the round, from which the clients
                 # started.
                 kept = keep_round(number - 1, state.variables, step.info)
-                if this.runtime.is_main:
-                    kept_files.save_round(this.workdir / kept_files.KEPT_ROUNDS, kept)
+                if this.store.writes:
+                    folder = this.store.workdir / kept_files.KEPT_ROUNDS
+                    kept_files.save_round(folder, kept)
             state = step.state
             append_row(this, unit, step.record)
             # From one record to the next, so that no part of a round goes untimed.
             seconds, clock = time.monotonic() - clock, time.monotonic()
             images = int(step.record.metrics["images"])
-            this.timings.append(logs.round_clock(unit, number, seconds, images))
+            this.store.clock_round(unit, number, seconds, images)
             update(number, images=images, **_displayed(step.record.metrics))
             if first_reached is None and reached(step.record, budget.target, metric):
                 first_reached = number
@@ -336,33 +321,28 @@ def _displayed(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name in names}
 
 
-def _folder(this: Run, unit: str) -> Path:
-    return this.workdir / "checkpoints" / unit.replace("/", "__")
-
-
-def _save(this: Run, unit: str, model, number, state, first_reached) -> None:
+def _save(this: Experiment, unit: str, model, number, state, first_reached) -> None:
     checkpoint.save(
-        _folder(this, unit),
+        this.store.checkpoints(unit),
         number,
         state,
         spec={
             "model": rebuild.spec(model),
-            "metrics_offset": this.metrics.offset(),
             "rounds_to_target": first_reached,
         },
         keep=this.config.train.checkpoint_keep,
     )
 
 
-def _restore(this: Run, unit: str, model, state):
+def _restore(this: Experiment, unit: str, model, state):
     """(round, state, first round at the target) to go on from, or None."""
-    where, spec = _folder(this, unit), rebuild.spec(model)
+    where, spec = this.store.checkpoints(unit), rebuild.spec(model)
 
     def make_target(saved):
         if saved["model"] != spec:
             raise InputError(
-                f"the checkpoint in {where} is of another model; delete {this.workdir} "
-                "to start afresh."
+                f"the checkpoint in {where} is of another model; delete "
+                f"{this.store.workdir} to start afresh."
             )
         return jax.eval_shape(lambda: state)
 
@@ -370,12 +350,9 @@ def _restore(this: Run, unit: str, model, state):
     if restored is None:
         return None
     start, tree, saved = restored
-    # Rows after the checkpoint belong to rounds that will be trained again, unless a
-    # unit has finished since: this one was taken up late, or its outcome was deleted.
-    finished = files.end_of_finished(this.workdir)
-    this.metrics.truncate_to(max(saved["metrics_offset"], finished))
+    this.store.drop_rows(unit, after=start)
     this.progress.note(f"{unit}: continues after round {start}")
-    state = replicate(tree, this.runtime)
+    state = replicate(tree, this.setup.mesh)
     return start, state, saved["rounds_to_target"]
 
 

@@ -1,19 +1,9 @@
 import io
-import json
-import math
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from fuprune import results
 from fuprune.results import Provenance, RequestRow, empty_record
-from fuprune.run import files, logs, progress
+from fuprune.run import progress
 from tests.report.fixture import replace
 
 
@@ -28,84 +18,6 @@ class Clock:
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-def test_rows_read_back_as_written_while_the_log_is_open(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    rows = [{"phase": "pretrain", "round": i, "loss": 0.1 * i} for i in range(3)]
-    with logs.RowLog(path) as log:
-        for row in rows:
-            log.append(row)
-        assert results.read_rows(path) == rows
-
-
-def test_scalars_of_numpy_and_jax_become_numbers_and_nan_becomes_null(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    with logs.RowLog(path) as log:
-        log.append(
-            {
-                "a": np.float32(0.5),
-                "b": jnp.int32(3),
-                "c": math.nan,
-                "d": np.array([1.0, math.inf]),
-                "e": True,
-                "f": (1, "é"),
-            }
-        )
-    assert results.read_rows(path) == [
-        {"a": 0.5, "b": 3, "c": None, "d": [1.0, None], "e": True, "f": [1, "é"]}
-    ]
-
-
-def test_row_that_json_cannot_hold_writes_nothing(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    with logs.RowLog(path) as log, pytest.raises(TypeError, match="not JSON"):
-        log.append({"a": object()})
-    assert path.read_bytes() == b""
-
-
-def test_resume_cuts_back_to_the_offset_of_the_checkpoint(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    with logs.RowLog(path) as log:
-        log.append({"round": 1})
-        offset = log.offset()
-        log.append({"round": 2})
-    with logs.RowLog(path) as log:
-        log.truncate_to(offset)
-        log.append({"round": 2, "again": True})
-    assert results.read_rows(path) == [{"round": 1}, {"round": 2, "again": True}]
-
-
-def test_offset_beyond_the_file_is_refused(tmp_path):
-    with logs.RowLog(tmp_path / "m.jsonl") as log:
-        with pytest.raises(ValueError, match="offset is 7, but the file has 0 bytes"):
-            log.truncate_to(7)
-
-
-@pytest.mark.parametrize("tail", [b'{"round": 2, "lo', b"x" * 200_000])
-def test_partial_last_line_is_not_read_and_is_dropped_on_reopening(tmp_path, tail):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"round": 1}\n' + tail)
-    assert results.read_rows(path) == [{"round": 1}]
-    with logs.RowLog(path) as log:
-        log.append({"round": 2})
-    assert results.read_rows(path) == [{"round": 1}, {"round": 2}]
-
-
-def test_log_without_a_path_discards():
-    log = logs.RowLog(None)
-    log.append({"round": 1})
-    log.truncate_to(0)
-    assert log.offset() == 0
-
-
-def test_timings_hold_images_per_second(tmp_path):
-    path = tmp_path / "timings.jsonl"
-    with logs.RowLog(path) as log:
-        log.append(logs.round_clock("pretrain", 3, 0.5, images=100))
-    assert results.read_rows(path) == [
-        {"phase": "pretrain", "round": 3, "seconds": 0.5, "images_per_second": 200.0}
-    ]
 
 
 def run_phase(stream, rounds, seconds, **options):
@@ -173,6 +85,11 @@ def test_first_rounds_give_the_time_of_the_whole_run():
         "pretrain: 36 s per round; the 100 rounds left in this run take about "
         "1 h 0 min."
     ]
+
+
+def test_the_time_left_names_the_audit_that_follows():
+    text = progress.estimate("pretrain", 1.0, 60, audit_follows=True)
+    assert text.endswith("take about 1 min 0 s, and the audit follows.")
 
 
 def test_compilation_in_the_first_round_is_not_counted():
@@ -248,36 +165,3 @@ def test_tables_at_the_end_name_what_was_forgotten(kind, targets, words, capsys)
     record = empty_record(Provenance({}, {}, "", [], ""))
     progress.show_record(replace(record, request=RequestRow(kind, targets, "", "")))
     assert f"Accuracy by stage, forgetting {words}\n" in capsys.readouterr().out
-
-
-HOLDER = """
-    import sys, time
-    from fuprune.run import files
-
-    with files.lock_workdir(sys.argv[1]):
-        print("held", flush=True)
-        time.sleep(600)
-"""
-
-
-def test_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(HOLDER), str(tmp_path)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout.readline() == "held\n"
-        with pytest.raises(files.WorkdirBusyError, match=f"by process {child.pid} on"):
-            with files.lock_workdir(tmp_path):
-                pass
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-    with files.lock_workdir(tmp_path):
-        pass
-
-
-def test_lock_is_released_on_leaving(tmp_path):
-    with files.lock_workdir(tmp_path):
-        pass
-    with files.lock_workdir(tmp_path):
-        assert json.dumps(os.getpid()) in (tmp_path / ".lock").read_text()

@@ -1,8 +1,7 @@
-"""The work of each unit: train the raw model, forget by one method, and so on.
+"""The steps of a run: train the raw model, forget by one method, draw feature maps.
 
-Each function takes the run and the unit's name and returns the outcome that
-`training.finish_unit` keeps; `agenda` says which units there are. One more, the audit,
-is in `auditing`.
+Each returns the outcome that `store.Store.do` keeps; `build` says which units there
+are. One more step, the audit, is in `auditing`.
 """
 
 import contextlib
@@ -24,12 +23,11 @@ from fuprune.results import (
     PrivacyPoint,
     TrainedOutcome,
 )
-from fuprune.run import assembly, checkpoint, files, kept_files, logs, models
-from fuprune.run.agenda import UnlearnUnit, make_budget, unlearn_units
+from fuprune.run import build, checkpoint, kept_files
+from fuprune.run.build import Budget, UnlearnUnit, make_budget
 from fuprune.run.feature_maps import write_feature_maps
-from fuprune.run.training import (
-    Budget,
-    Run,
+from fuprune.run.loop import (
+    Experiment,
     append_row,
     judged_name,
     key_for,
@@ -55,7 +53,7 @@ from fuprune.unlearning.protocol import (
 from fuprune.unlearning.request import remaining
 
 
-def target_accuracy(this: Run) -> float | None:
+def target_accuracy(this: Experiment) -> float | None:
     """R-set accuracy that fine-tuning aims at; None if there is no target."""
     wanted = this.config.fine_tune.target_accuracy
     if wanted >= 0:
@@ -63,15 +61,15 @@ def target_accuracy(this: Run) -> float | None:
     return outcome_of(this, "pretrain", TrainedOutcome).r_accuracy
 
 
-def pretrain(this: Run, name: str) -> TrainedOutcome:
+def pretrain(this: Experiment) -> TrainedOutcome:
     """Train the raw model, or take one that was trained elsewhere."""
-    config, train = this.config, this.config.train
-    model: Any = assembly.make_model(this.setup)
-    if config.model.load:
-        model, variables = models.adopt(this, config.model.load, model)
+    train = this.config.train
+    if this.elsewhere.raw is not None:
+        model, variables = this.elsewhere.raw
     else:
+        model = build.make_model(this.setup)
         budget = Budget(
-            assembly.training_schedule(train),
+            build.training_schedule(train),
             is_due=lambda number: number % train.evaluate_every == 0,
             target=train.target_accuracy or None,
             metric="accuracy",
@@ -79,22 +77,22 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
         )
         fit = train_unit(
             this,
-            name,
+            "pretrain",
             model,
-            assembly.initial_variables(model, key_for(this, "initial")),
+            build.initial_variables(model, key_for(this, "initial")),
             this.federation.data,
             budget,
             key=key_for(this, "pretrain"),
             interval=train.history_interval,
         )
         variables = fit.state.variables
-    checkpoint.save_model(this.workdir / "models" / "raw", model, variables)
+    checkpoint.save_model(this.store.model("raw"), model, variables)
     judge, metric = make_judge(this, model), judged_name(this, "r_accuracy")
     masked = None
     # A network may have no dense layer, or no bias of it, at its end.
     with contextlib.suppress(UnlearnError):
         if this.classes:
-            head = models.head_option(model, variables).get("head", "")
+            head = build.head_option(model, variables).get("head", "")
             # The raw model that never answers with a forgotten class: what the R-set
             # would gain from the class being gone, without any forgetting.
             masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
@@ -108,7 +106,7 @@ def pretrain(this: Run, name: str) -> TrainedOutcome:
 class _Stopwatch:
     """Seconds of a method's own work, logged before each training and at the end."""
 
-    def __init__(self, this: Run, unit: str):
+    def __init__(self, this: Experiment, unit: str):
         self._this, self._unit = this, unit
         self.start()
 
@@ -117,11 +115,11 @@ class _Stopwatch:
 
     def log(self) -> None:
         seconds = time.monotonic() - self._since
-        self._this.timings.append(logs.own_clock(self._unit, seconds))
+        self._this.store.clock(self._unit, own_seconds=round(seconds, 3))
 
 
 def _fine_tune(
-    this: Run,
+    this: Experiment,
     name: str,
     budget: Budget,
     watch: _Stopwatch,
@@ -148,7 +146,7 @@ def _fine_tune(
     return tune
 
 
-def _method_key(this: Run, seed: int) -> jax.Array:
+def _method_key(this: Experiment, seed: int) -> jax.Array:
     """The key of every method with this seed.
 
     All derive their fine-tuning's share of it alike (`recovery_key`), so that with one
@@ -157,20 +155,20 @@ def _method_key(this: Run, seed: int) -> jax.Array:
     return jax.random.fold_in(key_for(this, "unlearn"), seed)
 
 
-def unlearn(this: Run, name: str, unit: UnlearnUnit) -> MethodOutcome:
+def unlearn(this: Experiment, unit: UnlearnUnit) -> MethodOutcome:
     """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
-    method, budget = unit.method, METHODS[unit.method].budget
-    model, variables = models.load_saved(this, "raw", "pretrain")
-    options = assembly.method_options(this.setup, method)
+    name, method, budget = unit.phase, unit.method, METHODS[unit.method].budget
+    model, variables = this.raw
+    options = build.method_options(this.setup, method)
     if "head" in METHODS[method].options:
-        options |= models.head_option(model, variables)
+        options |= build.head_option(model, variables)
     if "rounds" in METHODS[method].options:
-        kept = this.workdir / kept_files.KEPT_ROUNDS
+        kept = this.store.workdir / kept_files.KEPT_ROUNDS
         options["rounds"] = kept_files.RoundFiles(kept, variables)
     if "server" in METHODS[method].options:
-        options["server"] = assembly.make_server(this.config.train)
+        options["server"] = build.make_server(this.config.train)
     if "replay" in METHODS[method].options:
-        options["replay"] = assembly.make_replay(this.setup, model)
+        options["replay"] = build.make_replay(this.setup, model)
         # Several processes could find different files when they start again.
         if jax.process_count() == 1:
             options["kept"] = _checkpoints(this, unit.name, variables)
@@ -181,9 +179,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> MethodOutcome:
     taught = None
     if budget == "fine_tune":
         # Training from scratch has no teacher: it is what fine-tuning is compared with.
-        taught = assembly.fine_tune_objective(
-            this.config, model, variables, this.classes
-        )
+        taught = build.fine_tune_objective(this.config, model, variables, this.classes)
     try:
         result: UnlearnResult = METHODS[method](
             model,
@@ -202,7 +198,7 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> MethodOutcome:
     watch.log()
     if result.fit is None:
         # Nothing was trained, so that round 0 is all there is to its curve.
-        this.metrics.truncate_to(files.end_of_finished(this.workdir))
+        this.store.drop_rows(name, after=-1)
         judged = make_judge(this, result.model)(result.variables)
         append_row(this, name, Record(0, judged))
     notes = results.to_plain(dict(result.notes))
@@ -229,22 +225,25 @@ def unlearn(this: Run, name: str, unit: UnlearnUnit) -> MethodOutcome:
     return MethodOutcome(row, stages, [_cut_row(cut) for cut in cuts], privacy)
 
 
-def _checkpoints(this: Run, folder: str, variables) -> kept_files.CheckpointFiles:
+def _checkpoints(
+    this: Experiment, folder: str, variables
+) -> kept_files.CheckpointFiles:
     """Where a method that trains by itself leaves what it can go on from."""
     return kept_files.CheckpointFiles(
-        this.workdir / folder, variables, on_write=lambda: stop_if_asked(this)
+        this.store.workdir / folder, variables, on_write=lambda: stop_if_asked(this)
     )
 
 
-def _save_stages(this: Run, unit: UnlearnUnit, result: UnlearnResult) -> list[Stage]:
+def _save_stages(
+    this: Experiment, unit: UnlearnUnit, result: UnlearnResult
+) -> list[Stage]:
     """Saves the models that a method made, and lists them, the last one last."""
-    folder = this.workdir / "models"
     stages = list(result.stages)
     if result.fit is not None:
         for stage in stages:
-            path = folder / f"{unit.name}_{stage.name}"
+            path = this.store.model(f"{unit.name}_{stage.name}")
             checkpoint.save_model(path, stage.model, stage.variables)
-    checkpoint.save_model(folder / unit.name, result.model, result.variables)
+    checkpoint.save_model(this.store.model(unit.name), result.model, result.variables)
     # A method that trains by itself lists its result as its last stage.
     if result.fit is not None or not stages:
         last = "fine_tuned" if result.fit is not None else unit.method
@@ -262,30 +261,18 @@ def _cut_row(cut: dict[str, Any]) -> CutRow:
     )
 
 
-def cut_outcome(this: Run) -> MethodOutcome | None:
-    """The first method that cut channels, if any."""
-    for unit in unlearn_units(this.config):
-        outcome = outcome_of(this, f"unlearn/{unit.name}", MethodOutcome)
-        if outcome.cuts and outcome.cuts[0].scores:
-            return outcome
+def cut_of_channels(this: Experiment) -> CutRow | None:
+    """The first cut of a convolution's channels, whose maps are to be shown."""
+    for unit in this.units:
+        for cut in outcome_of(this, unit.phase, MethodOutcome).cuts[:1]:
+            if not cut.scores.keys().isdisjoint(layer_names(*this.raw)):
+                return cut
     return None
 
 
-def has_maps(this: Run) -> bool:
-    """Whether channels of a convolution were cut, so that there are maps to show."""
-    outcome = cut_outcome(this)
-    if outcome is None:
-        return False
-    model, variables = models.load_saved(this, "raw", "pretrain")
-    return not outcome.cuts[0].scores.keys().isdisjoint(layer_names(model, variables))
-
-
-def feature_maps(this: Run, name: str) -> FeatureMapsRow:
+def feature_maps(this: Experiment, cut: CutRow) -> FeatureMapsRow:
     """Figure 2: what the most and the least telling channel see on real images."""
-    model, variables = models.load_saved(this, "raw", "pretrain")
-    outcome = cut_outcome(this)
-    assert outcome is not None
-    scores = outcome.cuts[0].scores
+    (model, variables), scores = this.raw, cut.scores
     layers = layer_names(model, variables)
     chosen = telling_feature_maps(
         model,
@@ -296,15 +283,15 @@ def feature_maps(this: Run, name: str) -> FeatureMapsRow:
         target=this.classes[0],
         prepare=this.federation.prepare,
     )
-    if this.runtime.is_main:
-        write_feature_maps(this.workdir, chosen.arrays)
+    if this.store.writes:
+        write_feature_maps(this.store.workdir, chosen.arrays)
     return FeatureMapsRow(chosen.layer, chosen.most, chosen.least)
 
 
-def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
+def privacy_point(this: Experiment, name: str, epsilon: float) -> PrivacyPoint:
     """One epsilon of the curve: the cut from noised statistics, and what it does."""
     config = this.config
-    model, variables = models.load_saved(this, "raw", "pretrain")
+    model, variables = this.raw
     watch = _Stopwatch(this, name)
     cut = private_cut(
         model,
@@ -313,14 +300,14 @@ def privacy_point(this: Run, name: str, epsilon: float) -> PrivacyPoint:
         this.classes,
         key=_method_key(this, 0),
         epsilon=epsilon,
-        **assembly.privacy_curve_options(this.setup),
+        **build.privacy_curve_options(this.setup),
     )
     after = measure(this, name, Stage("pruned", cut.model, cut.variables))
     tuned = None
     if config.privacy.curve_fine_tune:
         left = remaining(this.federation.data, this.request)
         budget = make_budget(config, "fine_tune", target_accuracy(this))
-        taught = assembly.fine_tune_objective(config, model, variables, this.classes)
+        taught = build.fine_tune_objective(config, model, variables, this.classes)
         tune = _fine_tune(this, name, budget, watch, taught)
         # The cohorts and batches of every method's first seed, so that the curve
         # differs from the run's own cut by the noise alone.

@@ -3,8 +3,9 @@
 import pytest
 
 from fuprune import config as config_lib
-from fuprune.run import agenda, files
-from fuprune.run.files import AuditOutcome
+from fuprune.federated.objective import classification
+from fuprune.run import build
+from fuprune.run.store import AuditOutcome, Store
 
 
 def planned(workdir, methods, **values):
@@ -14,7 +15,7 @@ def planned(workdir, methods, **values):
     config.unlearn.retrain_seeds = 2
     config.unlearn.methods = methods
     config_lib.update(config, values)
-    return agenda.rounds_left(config, workdir)
+    return build.rounds_left(config, build.unlearn_units(config), Store(workdir))
 
 
 def test_retraining_counts_as_training_and_a_loaded_model_does_not(tmp_path):
@@ -27,7 +28,7 @@ def names(methods, **values):
     config = config_lib.default()
     config.unlearn.methods = methods
     config_lib.update(config, values)
-    return [(unit.name, unit.seed) for unit in agenda.unlearn_units(config)]
+    return [(unit.name, unit.seed) for unit in build.unlearn_units(config)]
 
 
 def test_several_runs_can_share_the_retraining(tmp_path):
@@ -54,7 +55,7 @@ def test_the_methods_that_are_named_have_several_seeds(tmp_path):
 
 def test_what_is_finished_counts_no_more(tmp_path):
     for unit in ("pretrain", "unlearn/retrain"):
-        files.finish(tmp_path, unit, AuditOutcome(0), offset=0)
+        Store(tmp_path).finish(unit, AuditOutcome(0))
     assert planned(tmp_path, "class_pruning,retrain") == 7 + 100
     assert planned(tmp_path, "retrain", **{"unlearn.retrain_seeds": 1}) == 0
 
@@ -62,7 +63,7 @@ def test_what_is_finished_counts_no_more(tmp_path):
 def test_points_of_the_privacy_curve_count_if_they_are_tuned(tmp_path):
     curve = {"privacy.curve": "1,8", "privacy.curve_fine_tune": True}
     assert planned(tmp_path, "class_pruning", **curve) == 100 + 3 * 7
-    files.finish(tmp_path, "privacy_curve/8_fine_tuned", AuditOutcome(0), offset=0)
+    Store(tmp_path).finish("privacy_curve/8_fine_tuned", AuditOutcome(0))
     assert planned(tmp_path, "class_pruning", **curve) == 100 + 2 * 7
 
 
@@ -70,6 +71,31 @@ def test_points_of_the_privacy_curve_count_if_they_are_tuned(tmp_path):
 def test_a_short_retraining_warms_up_in_a_tenth_of_its_rounds(training, short):
     config = config_lib.default()
     config.fine_tune.rounds, config.train.warmup_rounds = 50, training
-    schedule = agenda.make_budget(config, "short").schedule
+    schedule = build.make_budget(config, "short").schedule
     assert (schedule.rounds, schedule.kind) == (50, "warmup_cosine")
     assert schedule.warmup == short
+
+
+def test_seeds_share_an_algorithm(monkeypatch):
+    """The same model, rounds and rates give the same object; anything else does not."""
+    calls = []
+    monkeypatch.setattr(
+        build, "make_algorithm", lambda *a, **k: calls.append(k) or object()
+    )
+    made = {}
+
+    def algorithm(model="net", objective=None, rounds=20):
+        schedule = build.Schedule(rounds, 0.1)
+        return build.shared_algorithm(
+            made, "setup", model, schedule, objective=objective
+        )
+
+    first = algorithm()
+    assert algorithm() is first and len(calls) == 1
+    assert algorithm(rounds=10) is not first
+    assert algorithm(model="slim") is not first
+    # An objective may hold arrays of its own, and a network without a hash is no key.
+    own = classification(0.1)
+    assert algorithm(objective=own) is not algorithm(objective=own)
+    assert algorithm(model=["net"]) is not algorithm(model=["net"])
+    assert len(calls) == 7

@@ -1,0 +1,121 @@
+"""Rows, finished units and the lock of a workdir."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuprune import results
+from fuprune.federated.train import Record
+from fuprune.results import FormatError
+from fuprune.run import store
+from fuprune.run.store import AuditOutcome, Store, append_row
+
+
+def rounds_of(workdir):
+    rows = results.read_rows(workdir / "metrics.jsonl")
+    return [(row["phase"], row["round"]) for row in rows]
+
+
+def test_rows_read_back_as_written(tmp_path):
+    files = Store(tmp_path)
+    row = files.log("pretrain", Record(1, {"loss": 0.5}, rejected=(3,)))
+    assert row == {"phase": "pretrain", "round": 1, "loss": 0.5, "rejected": [3]}
+    assert results.read_rows(tmp_path / "metrics.jsonl") == [row]
+    files.clock_round("pretrain", 3, 0.5, images=100)
+    assert results.read_rows(tmp_path / "timings.jsonl") == [
+        {"phase": "pretrain", "round": 3, "seconds": 0.5, "images_per_second": 200.0}
+    ]
+
+
+def test_scalars_of_numpy_and_jax_become_numbers_and_nan_becomes_null(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    values = {"a": np.float32(0.5), "b": jnp.int32(3), "c": math.nan, "e": True}
+    append_row(path, values | {"d": np.array([1.0, math.inf]), "f": (1, "é")})
+    assert results.read_rows(path) == [
+        {"a": 0.5, "b": 3, "c": None, "d": [1.0, None], "e": True, "f": [1, "é"]}
+    ]
+
+
+def test_row_that_json_cannot_hold_writes_nothing(tmp_path):
+    with pytest.raises(TypeError, match="not JSON"):
+        append_row(tmp_path / "metrics.jsonl", {"a": object()})
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_unit_drops_the_rows_it_will_write_again_and_no_others(tmp_path):
+    files = Store(tmp_path)
+    files.drop_rows("pretrain", after=0)  # nothing is there yet
+    for unit, number in [("a", 0), ("a", 1), ("b", 0), ("a", 2), ("b", 1)]:
+        files.log(unit, Record(number, {}))
+    files.drop_rows("a", after=1)
+    assert rounds_of(tmp_path) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    files.drop_rows("b", after=-1)
+    assert rounds_of(tmp_path) == [("a", 0), ("a", 1)]
+
+
+@pytest.mark.parametrize("tail", [b'{"round": 2, "lo', b"x" * 200_000])
+def test_partial_last_line_is_not_read_and_is_dropped_at_the_start(tmp_path, tail):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"round": 1}\n' + tail)
+    assert results.read_rows(path) == [{"round": 1}]
+    Store(tmp_path).drop_unfinished_lines()
+    append_row(path, {"round": 2})
+    assert results.read_rows(path) == [{"round": 1}, {"round": 2}]
+
+
+def test_a_process_that_only_takes_part_writes_nothing(tmp_path):
+    files = Store(tmp_path, writes=False)
+    files.log("a", Record(1, {}))
+    files.clock("a", own_seconds=1.0)
+    files.finish("a", AuditOutcome(1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_unit_is_not_done_again(tmp_path):
+    files = Store(tmp_path)
+    assert files.do("audit", AuditOutcome, lambda: AuditOutcome(7)) == AuditOutcome(7)
+    assert files.do("audit", AuditOutcome, pytest.fail) == AuditOutcome(7)
+    files.path("audit").write_text('{"outcome": {"steps": "x"}}')
+    with pytest.raises(FormatError, match="delete it to run audit again"):
+        files.read("audit", AuditOutcome)
+
+
+HOLDER = """
+    import sys, time
+    from fuprune.run import store
+
+    with store.lock_workdir(sys.argv[1]):
+        print("held", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), str(tmp_path)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(store.WorkdirBusyError, match=f"by process {child.pid} on"):
+            with store.lock_workdir(tmp_path):
+                pass
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    with store.lock_workdir(tmp_path):
+        pass
+
+
+def test_lock_is_released_on_leaving(tmp_path):
+    with store.lock_workdir(tmp_path):
+        pass
+    with store.lock_workdir(tmp_path):
+        assert json.dumps(os.getpid()) in (tmp_path / ".lock").read_text()
