@@ -10,10 +10,12 @@ import time
 from typing import Any
 
 import jax
+import numpy as np
 
 from fuprune import results
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record
+from fuprune.files import write_whole
 from fuprune.results import (
     CutRow,
     FeatureMapsRow,
@@ -25,7 +27,6 @@ from fuprune.results import (
 )
 from fuprune.run import build, checkpoint, kept_files
 from fuprune.run.build import Budget, UnlearnUnit, make_budget
-from fuprune.run.feature_maps import write_feature_maps
 from fuprune.run.loop import (
     Experiment,
     append_row,
@@ -284,7 +285,10 @@ def feature_maps(this: Experiment, cut: CutRow) -> FeatureMapsRow:
         prepare=this.federation.prepare,
     )
     if this.store.writes:
-        write_feature_maps(this.store.workdir, chosen.arrays)
+        write_whole(
+            this.store.workdir / "feature_maps.npz",
+            lambda file: np.savez(file, allow_pickle=False, **chosen.arrays),
+        )
     return FeatureMapsRow(chosen.layer, chosen.most, chosen.least)
 
 
