@@ -50,11 +50,11 @@ $(BIN)/python:
 
 # The stamps are newer than pyproject.toml once it is installed: a second `make` installs nothing.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[onednn]'
+	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
 $(VENV)/.installed-flower: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[flower,onednn]'
+	$(BIN)/python -m pip install --quiet --editable '.[flower]'
 	touch $(VENV)/.installed $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

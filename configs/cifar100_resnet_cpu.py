@@ -7,7 +7,7 @@ Paper: a row of Figure 3 and Table 2, with smaller rounds. Kept: 100 clients, 25
   cifar10_resnet_cpu.py.
 Command: python -m fuprune.main --config configs/cifar100_resnet_cpu.py
 Cost: 960,000 images to pre-train and as many to retrain, 96,000 for each other method.
-  One core with AVX-512 trains about 400 images per second with the extra `onednn`.
+  One core with AVX-512 trains about 400 images per second with oneDNN.
 Expected, seed 0, on 20,000 of the training images (U-set / R-set accuracy in percent):
   raw 56.0 / 57.1, after the cut 0.0 / 4.6, fine-tuned 0.0 / 55.4, retrained 0.0 / 56.9,
   fine-tuned without a cut 0.0 / 56.9; docs/results.md says what follows.

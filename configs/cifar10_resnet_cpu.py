@@ -16,7 +16,7 @@ Command: python -m fuprune.main --config configs/cifar10_resnet_cpu.py
   workdirs in --config.audit.reference
 Cost: 700,000 images (1,750 rounds x 25 clients x 16, 15.6 passes over the data) to
   pre-train and for each of five retrained models, 70,000 for each other method. With
-  the extra `onednn`, about 360 images per second on two cores that have AVX2 only; two
+  oneDNN, about 360 images per second on two cores that have AVX2 only; two
   runs with a core each have 260 each, or 445 with AVX-512, 26 minutes per model.
   `--config.runtime.dtype=bfloat16` is 1.7 times as fast on AMD's processors with
   avx512_bf16 and should help on processors with AMX, which is not measured; elsewhere

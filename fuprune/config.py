@@ -19,7 +19,13 @@ from pydantic import Field
 
 from fuprune import options as options_lib
 from fuprune.data.known_sets import find_known
-from fuprune.errors import ConfigError, FupruneError, UsageError, check_classes
+from fuprune.errors import (
+    ConfigError,
+    FupruneError,
+    MissingPackageError,
+    UsageError,
+    check_classes,
+)
 from fuprune.options import (
     matching,
     numbers,
@@ -413,7 +419,7 @@ class Runtime:
         "number format of activations; bfloat16 is for GPUs, TPUs, CPUs with AMX and "
         "AMD's with avx512_bf16")
     conv: Literal["auto", "xla", "onednn"] = option("auto",
-        "library for convolutions; onednn is for CPUs (needs the extra)")
+        "library for convolutions; onednn is for CPUs")
     devices: int = option(0, "number of CPU devices; 0 is automatic", ge=0, le=1024)
     compilation: Literal["full", "quick"] = option("full",
         "how hard XLA optimises; quick compiles in half the time, for short runs")
@@ -714,6 +720,12 @@ def validate(config: Config) -> None:
     ):
         if wrong:
             raise _refusal(config, name, rest)
+    for wanted, name, package in (
+        (privacy.secure_sum, "privacy.secure_sum", "cryptography"),
+        (privacy.epsilon > 0, "privacy.epsilon", "dp_accounting"),
+    ):
+        if wanted and importlib.util.find_spec(package) is None:
+            raise MissingPackageError(package, "privacy", name)
     for name in methods(config):
         if not _keeps_enough(config, name):
             more = "" if METHODS[name].needs_every_round else " or more"

@@ -5,8 +5,9 @@ what is allowed and the way out. Anything else that reaches the command line is 
 and keeps its traceback.
 """
 
+import contextlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class FupruneError(Exception):
@@ -31,6 +32,30 @@ class UsageError(FupruneError):
 
 class TooFewClientsError(FupruneError):
     """Fewer clients remain than the round, or the protocol, needs."""
+
+
+class MissingPackageError(FupruneError, ImportError):
+    """An optional package that is not installed."""
+
+    def __init__(self, package: str, extra: str, what: str):
+        super().__init__(
+            f"{what} needs the package {package}; install it with "
+            f"pip install 'fuprune[{extra}]'."
+        )
+
+
+@contextlib.contextmanager
+def from_extra(extra: str, what: str) -> Iterator[None]:
+    """Imports inside need an extra: without it, the error says how to install it.
+
+    Args:
+      extra: of this package, such as "privacy".
+      what: needs the packages of the extra.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(str(error.name), extra, what) from error
 
 
 def check_choice(what: str, value: object, allowed: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """Keys: what they may be, what they mean together, and how they are stored."""
 
-import importlib
+import importlib.util
 import json
 import math
 import re
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fuprune import config as config_lib
 from fuprune import options
 from fuprune.config import KEYS, PHASES, ConfigError
+from fuprune.errors import FupruneError
 from fuprune.unlearning.methods import METHODS
 from tests.settings import changed, quickstart
 
@@ -178,6 +179,24 @@ def test_what_makes_no_sense_is_named_with_what_is_allowed(sentence):
 )
 def test_own_data_networks_and_partitions_are_accepted(values):
     config_lib.validate(changed(**values))
+
+
+@pytest.mark.parametrize(
+    ("key", "package"),
+    [("privacy.epsilon", "dp_accounting"), ("privacy.secure_sum", "cryptography")],
+)
+def test_what_an_extra_brings_is_asked_for_before_any_training(
+    monkeypatch, key, package
+):
+    find = importlib.util.find_spec
+    absent = lambda name: None if name == package else find(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", absent)
+    config = config_lib.default()
+    config_lib.update(config, {key: 1.0 if key.endswith("epsilon") else True})
+    with pytest.raises(FupruneError) as caught:
+        config_lib.validate(config)
+    install = f"{package}; install it with pip install 'fuprune[privacy]'."
+    assert str(caught.value) == f"{key} needs the package {install}"
 
 
 def test_names_known_here_are_those_of_the_library():

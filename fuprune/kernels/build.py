@@ -1,6 +1,6 @@
 """Compiles the package's C++ sources at first use and keeps the result in a cache.
 
-The libraries they bind are PyPI wheels (``pip install "fuprune[onednn]"``), the headers
+The libraries they bind are PyPI wheels (dependencies on Linux x86-64), the headers
 of XLA's foreign function interface come with jaxlib, and the compiler is the machine's
 own. A build is keyed by everything that could make it stale.
 """
@@ -71,7 +71,7 @@ def find_onednn() -> OneDnn:
             return OneDnn(library, root / "include", ".".join(numbers))
     raise BuildError(
         f"{_LIBRARY} and its headers are not in {', '.join(roots)}; install "
-        'them with pip install "fuprune[onednn]", or point DNNLROOT at oneDNN 3'
+        "onednn-cpu-gomp and onednn-devel-cpu-gomp, or point DNNLROOT at oneDNN 3"
     )
 
 

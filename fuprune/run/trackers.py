@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fuprune.errors import FupruneError
+from fuprune.errors import from_extra
 
 
 @contextmanager
@@ -15,15 +15,10 @@ def tensorboard(directory: str | Path) -> Iterator[Callable[[Mapping[str, Any]],
     """An `on_row` that writes an event file, one curve per phase and metric.
 
     Raises:
-      FupruneError: tensorboardX is not installed.
+      MissingPackageError: tensorboardX is not installed.
     """
-    try:
+    with from_extra("tensorboard", "runtime.tensorboard"):
         from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise FupruneError(
-            "runtime.tensorboard is set, but tensorboardX is not installed: "
-            "pip install 'fuprune[tensorboard]'."
-        ) from error
     with SummaryWriter(str(directory)) as writer:
 
         def on_row(row: Mapping[str, Any]) -> None:

@@ -19,9 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fuprune.errors import InputError, TooFewClientsError
-from fuprune.unlearning.secure_summation import secure_sum
-from fuprune.unlearning.summation_keys import check_threshold
+from fuprune.errors import InputError, TooFewClientsError, from_extra
 
 COUNT_SHARE = 0.1  # of the squared ratio of sensitivity to noise, for class counts
 ROUNDING = 1e-9  # a part more than was found is above what rounding can have taken off
@@ -49,7 +47,8 @@ def calibrate_gaussian(epsilon: float, delta: float, sensitivity: float = 1.0) -
     Its standard deviation, rounded upwards; the sensitivity is in L2.
     """
     # Imported where noise is wanted: loading it takes as long as loading JAX.
-    import dp_accounting
+    with from_extra("privacy", "differential privacy"):
+        import dp_accounting
 
     _check_budget(epsilon, delta)
     _check_positive("sensitivity", sensitivity)
@@ -76,7 +75,8 @@ def epsilon_of(sigma: float, delta: float, releases: int = 1) -> float:
     if sigma == 0:
         return math.inf
     # Imported here for the same reason as above.
-    import dp_accounting
+    with from_extra("privacy", "differential privacy"):
+        import dp_accounting
 
     unit = sigma / math.sqrt(releases)
     return dp_accounting.get_epsilon_gaussian(unit, delta) * (1 + ROUNDING)
@@ -214,6 +214,10 @@ def make_protect(
         `ClassActivations`; it gives the sum that the server sees when anything is
         secure or noised, and the list of uploads otherwise.
     """
+    if secure:
+        with from_extra("privacy", "a secure sum"):
+            from fuprune.unlearning.secure_summation import secure_sum
+            from fuprune.unlearning.summation_keys import check_threshold
 
     def protect(collected, key):
         uploads = list(collected.uploads)

@@ -1,4 +1,5 @@
 import math
+import sys
 from typing import NamedTuple
 
 import chex
@@ -368,3 +369,9 @@ def test_without_noise_clients_suppress_and_with_noise_the_sum_is_suppressed():
         before, jax.random.key(0)
     )
     np.testing.assert_allclose(seen.num_examples, [0, 200], rtol=1e-4)
+
+
+def test_a_missing_package_is_one_sentence_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match=r"pip install 'fuprune\[privacy\]'\.$"):
+        noise_scales(1.0, 1e-5, clip=1.0)
