@@ -42,6 +42,4 @@ def get_config(depth: str = "20"):
     )
     config.unlearn.retrain_seeds = 5
     config.fine_tune.seeds = 3
-    config.audit.relearn_max_steps = 30
-    config.audit.relearn_every = 10
     return config

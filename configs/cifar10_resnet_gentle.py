@@ -29,5 +29,4 @@ def get_config(depth: str = "20"):
     config.fine_tune.learning_rate = 0.125
     config.fine_tune.distill_weight = 0.9
     config.fine_tune.seeded = "relabel"
-    config.audit.seeds = "all"
     return config

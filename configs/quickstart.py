@@ -49,7 +49,6 @@ def get_config():
     config.fine_tune.schedule = "cosine"
     config.fine_tune.target_accuracy = 0.9  # reached by all, so that rounds compare
     config.fine_tune.stop_at_target = False  # the same budget for every method
-    config.audit.max_examples = 1000
     config.runtime.compilation = "quick"  # compiling takes longer than running here
     return config
 

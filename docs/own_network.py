@@ -67,12 +67,13 @@ def main(rounds: int = 6, forgotten: int = 3):
     report = audit(
         {"class_pruning": (result.model, result.variables)}, retrained, (model, raw),
         images, (forgotten,), jax.random.key(3),
-        options=AuditOptions(kinds=("accuracy",)),
+        options=AuditOptions(tests="accuracy"),
     )  # fmt: skip
     for row in result.notes["cuts"][0]["plan"]:
         print(row["layer"], row["channels_before"], "->", row["channels_after"])
-    for test in report.tests:
-        print(test.name, test.values, "retrained", test.retrained)
+    for row in report.headline():
+        found = {name: judged.values for name, judged in row.models.items()}
+        print(row.name, found, "retrained", row.retrained)
     return report
 
 

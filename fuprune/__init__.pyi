@@ -3,12 +3,12 @@
 Type checkers read it, and so does `lazy_loader`, which loads a name on first use.
 """
 
+from .audit import Audit as Audit
 from .audit import AuditData as AuditData
 from .audit import AuditOptions as AuditOptions
-from .audit import AuditReport as AuditReport
+from .audit import RequestData as RequestData
 from .audit import audit_models as audit_models
-from .audit.request_audit import RequestData as RequestData
-from .audit.request_audit import audit_request as audit_request
+from .audit import audit_request as audit_request
 from .data.dataset import Dataset as Dataset
 from .data.dataset import from_arrays as from_arrays
 from .data.federated import Cohort as Cohort

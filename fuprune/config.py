@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from fuprune import options as options_lib
+from fuprune.audit.options import AuditOptions
 from fuprune.data.known_sets import find_known
 from fuprune.errors import (
     ConfigError,
@@ -45,12 +46,6 @@ MODELS = (
     *(f"resnet{depth}" for depth in (8, 20, 32, 44, 56)),
     *(f"vgg{depth}" for depth in (11, 13, 16, 19)),
 )
-AUDIT_TESTS = (
-    *("accuracy", "membership", "shadow", "likelihood_ratio"),
-    *("unlearned_shadow", "difference", "interpolated"),
-    *("probe", "relearn", "distance", "weights"),
-)
-
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 OneOrMore = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Clients = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -96,14 +91,6 @@ _CLIENTS = whole_numbers("client numbers, each once, such as 3 or 3,17, or nothi
 _EPSILONS = numbers(
     lambda value: 1e-6 <= value <= 1e6,
     "numbers from 1e-06 to 1e+06, each once, such as 0.5,1,2,4,8, or nothing",
-)
-_RATES = numbers(
-    lambda value: 0 < value <= 1000,
-    "numbers more than 0 and at most 1000, each once, such as 0.003,0.01; or nothing",
-)
-_AMOUNTS = numbers(
-    lambda value: value in range(1, 1_000_001),
-    "whole numbers from 1 to 1000000, each once, such as 10,100",
 )
 
 
@@ -368,11 +355,10 @@ class Relabel:
 
 
 @options
-class Audit:
-    """What the audit looks at."""
+class Audit(AuditOptions):
+    """What the audit measures, and which models it judges."""
 
-    tests: Annotated[str, some_of(*AUDIT_TESTS)] = option("all", "tests to run")
-    seeds: Literal["first", "all"] = option("first",
+    seeds: Literal["first", "all"] = option("all",
         "which models of a method with several seeds are judged")
     retrained: int = option(0,
         "number of retrained models to compare with; 0 uses all", ge=0, le=1000)
@@ -382,30 +368,6 @@ class Audit:
         "further saved models to audit: name=place,name=place, folders or files")
     backdoor: Share = option(0.0,
         "share of leaving clients' images that get a trigger before training")
-    confidence: float = option(0.95,
-        "confidence of the interval that a candidate must lie in", ge=0.5, lt=1)
-    max_examples: int = option(4000,
-        "maximum number of training images, and of test images", ge=2, le=2 ** 31 - 1)
-    batch_size: Batch = option(32, "images per step of shadow training and relearning")
-    shadows: int = option(4,
-        "shadow models to train for the membership attacks; 0 trains none",
-        ge=0, le=1000, multiple_of=2)
-    shadow_steps: Steps = option(150, "training steps of each shadow model")
-    shadow_learning_rate: Rate = option(0.05,
-        "learning rate of each shadow model, at the start")
-    relearn_level: float = option(0.9,
-        "share of the raw model's accuracy that counts as relearned", gt=0, le=1)
-    relearn_max_steps: Steps = option(10,
-        "training steps of relearning, in each setting")
-    relearn_every: Steps = option(4, "training steps between two measurements")
-    relearn_learning_rate: Rate = option(0.01, "the middle learning rate of relearning")
-    relearn_learning_rates: Annotated[str, _RATES] = option("",
-        "learning rates, such as 0.003,0.01; '' is the middle one times 0.3, 1 and 3")
-    relearn_images: Annotated[str, _AMOUNTS] = option("10,100",
-        "numbers of training images per class to relearn from")
-    probe_depths: int = option(4,
-        "number of evenly spaced layers to probe, besides the last features",
-        ge=0, le=1000)
 
 
 @options

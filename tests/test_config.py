@@ -84,7 +84,7 @@ REFUSED = {
     "train.momentum is 1.0; allowed: 0 or more and less": {"train.momentum": 1.0},
     "train.augment is 1; allowed: True or False.": {"train.augment": 1},
     "allowed: 0 to 1, or -1.": {"fine_tune.target_accuracy": -0.5},
-    "audit.shadows is 3; allowed: 0 to 1000, a mult": {"audit.shadows": 3},
+    "audit.shadows is -1; allowed: 0 to 1000": {"audit.shadows": -1},
     ", or package.module:factory.": {"model.name": "my net:make"},
     "'retrian' (did you mean retrain?); allowed": {"unlearn.methods": "retrian"},
     "unlearn.method names 'nothing'; allowed": {"unlearn.method": "nothing"},
@@ -200,13 +200,11 @@ def test_what_an_extra_brings_is_asked_for_before_any_training(
 
 
 def test_names_known_here_are_those_of_the_library():
-    audit = importlib.import_module("fuprune.audit.audit")
     from fuprune.federated import aggregate
     from fuprune.models import zoo
     from fuprune.unlearning import class_pruning
 
     assert config_lib.MODELS == zoo.MODELS
-    assert config_lib.AUDIT_TESTS == audit.KINDS
     assert options.choices(KEYS["train.aggregation"]) == tuple(aggregate.RULES)
     assert options.choices(KEYS["prune.surgery"]) == tuple(class_pruning.SURGERIES)
 
@@ -274,15 +272,15 @@ def test_any_values_are_accepted_or_refused_in_one_printable_line(values):
     "text", ["0", "-1", "a", "1,1.0", "1,,2", "nan", "inf", "1e7", "\u0661", "1;2"]
 )
 def test_lists_of_numbers_that_cannot_be_are_refused(text):
-    with pytest.raises(ConfigError, match="relearn_learning_rates is .*allowed: num"):
-        changed(audit__relearn_learning_rates=text)
+    with pytest.raises(ConfigError, match="curve is .*allowed: num"):
+        changed(privacy__curve=text)
 
 
 def test_lists_of_numbers_are_read_in_their_order():
-    config = changed(audit__relearn_learning_rates="8, 0.5,1e2")
-    assert config_lib.read(config, "audit.relearn_learning_rates") == (8.0, 0.5, 100.0)
-    config = config_lib.default()
-    assert config_lib.read(config, "audit.relearn_learning_rates") == ()
+    config = changed(privacy__curve="8, 0.5,1e2")
+    assert config_lib.read(config, "privacy.curve") == (8.0, 0.5, 100.0)
+    config = changed(privacy__curve="")
+    assert config_lib.read(config, "privacy.curve") == ()
 
 
 @pytest.mark.parametrize(

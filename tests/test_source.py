@@ -40,7 +40,6 @@ KNOWN_PLACES = {
         "unlearning/methods.py",  # this package's own functions, by its own table
     },
     "exec_module": {"config.py"},  # a config file named on the command line
-    "joblib": {"run/auditing.py"},  # loky's processes; no file is unpickled
     "CDLL": {"kernels/build.py"},  # the kernels' own library
     "subprocess": {
         "kernels/build.py",  # the compiler

@@ -4,31 +4,26 @@ The call is `fuprune.audit.audit(candidates, retrained, raw, ...)`, at the top l
 `fuprune.audit_models`.
 """
 
-from fuprune.audit.evidence import AuditReport, Evidence, Headline
-from fuprune.audit.measurements import AuditData
-from fuprune.audit.options import (
-    AuditOptions,
-    ProbeOptions,
-    RelearnOptions,
-    ShadowOptions,
-    WeightOptions,
-)
+from fuprune.audit.options import AuditOptions
+from fuprune.audit.record import Audit, Judged, Row
 
-from fuprune.audit.audit import KINDS, audit  # isort: skip  (rebinds the submodule)
+from fuprune.audit.audit import (  # isort: skip  (rebinds the submodule)
+    AuditData,
+    RequestData,
+    audit,
+    audit_request,
+)
 
 audit_models = audit  # its name at the top level, where `audit` is this room
 
 __all__ = [
-    "KINDS",
+    "Audit",
     "AuditData",
     "AuditOptions",
-    "AuditReport",
-    "Evidence",
-    "Headline",
-    "ProbeOptions",
-    "RelearnOptions",
-    "ShadowOptions",
-    "WeightOptions",
+    "Judged",
+    "RequestData",
+    "Row",
     "audit",
     "audit_models",
+    "audit_request",
 ]

@@ -1,8 +1,8 @@
-"""The audit: every kind of evidence for every model, judged against retraining.
+"""The audit: every measure of every model, and how far each is from retraining.
 
-`audit` measures the candidates, the raw model and several retrained seeds alike, and
-asks of each number whether a candidate could be one more retrained model. It works on
-any network that `models.adapt` takes, also one that no code here made.
+`audit` serves a request for classes, `audit_request` one for clients or examples. Both
+measure the candidates, the raw model and several retrained ones alike, for any network
+that `models.adapt` takes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,75 +10,49 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flax import traverse_util
 
-from fuprune.audit import probe, shadow
-from fuprune.audit.accuracy import find_accuracy
-from fuprune.audit.distance import find_distance
-from fuprune.audit.evidence import AuditReport, Detail
-from fuprune.audit.likelihood_ratio import find_offline, find_online
-from fuprune.audit.measurements import (
-    RAW,
-    AuditData,
-    Findings,
-    Measurements,
-    Notify,
-    gather,
-    measure,
-)
-from fuprune.audit.membership import (
-    find_difference,
-    find_interpolated,
-    find_membership,
+from fuprune.audit import answers, membership, probe, relearn, weights
+from fuprune.audit.judge import HIGHER, Measure, judge
+from fuprune.audit.measures import (
+    RETRAINED,
+    Answers,
+    Subject,
+    by_method,
+    generator_of,
+    is_retrained,
+    of_images,
+    retrained,
 )
 from fuprune.audit.options import AuditOptions, Model
-from fuprune.audit.relearn import check_options, find_relearn
-from fuprune.audit.sampling import generator_of, place_in_class
-from fuprune.audit.unlearned_shadow import find_unlearned_shadow
-from fuprune.audit.verdict import headline, settle
-from fuprune.audit.weights import find_weights
+from fuprune.audit.outputs import Preprocess, depths_of, logits_of, prepare
+from fuprune.audit.record import HIDDEN, KINDS, RAW, Audit, method_of
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
-from fuprune.results import to_plain
+from fuprune.options import fields, make
+
+DEFAULTS = make(AuditOptions, {})
+# What a hidden logit is set to: its probability is exactly zero.
+_HIDDEN_LOGIT = -1e3
+Notify = Callable[[str], None]
 
 
-class Search(NamedTuple):
-    """How evidence of one kind is found, and what that needs."""
+class AuditData(NamedTuple):
+    """The data that the audited models were trained and tested on."""
 
-    kind: str
-    find: Callable[..., Findings]  # of `Measurements` and, if it draws, of a key
-    step: str = ""  # what a display is told; empty if `find` tells it itself
-    draws: bool = False
-    needs_shadows: bool = False
-    needs_retrained: int = 0  # with fewer retrained models there is nothing to find
+    train: Dataset
+    test: Dataset
+    preprocess: Preprocess  # images [B, H, W, C] -> what models take
 
 
-SEARCHES = (
-    Search("accuracy", find_accuracy, "accuracy", draws=True),
-    Search("membership", find_membership, "membership inference by thresholds"),
-    Search("shadow", shadow.find_shadow, "shadow attack", needs_shadows=True),
-    Search(
-        "likelihood_ratio",
-        find_online,
-        "likelihood-ratio attack, online",
-        needs_shadows=True,
-    ),
-    Search(
-        "likelihood_ratio",
-        find_offline,
-        "likelihood-ratio attack, offline",
-        needs_retrained=2,
-    ),
-    Search("unlearned_shadow", find_unlearned_shadow, draws=True, needs_shadows=True),
-    Search("difference", find_difference, "attack with the model before and after"),
-    Search("interpolated", find_interpolated, "interpolated score", needs_retrained=1),
-    Search("probe", probe.find_probe, draws=True),
-    Search("relearn", find_relearn, draws=True),
-    Search("distance", find_distance, "distance to retraining", needs_retrained=1),
-    Search("weights", find_weights, "distance in weight space"),
-)
-KINDS = tuple(dict.fromkeys(search.kind for search in SEARCHES))
-DEFAULTS = AuditOptions()
+class RequestData(NamedTuple):
+    """The images that a request for clients or examples is judged on."""
+
+    forgotten: Dataset  # [F] training images that the request names
+    test: Dataset  # [T] images that nobody trained on
+    preprocess: Preprocess
+    backdoor: Dataset | None = None  # images with the trigger, and their true labels
+    target: int = 0  # what the trigger was trained to mean
+    retained: Dataset | None = None  # other training images, for shadow models
 
 
 def audit(
@@ -90,163 +64,340 @@ def audit(
     key: jax.Array,
     *,
     options: AuditOptions = DEFAULTS,
-    begin_probes: probe.Begin | None = None,
     on_step: Notify | None = None,
-) -> AuditReport:
-    """Measures all models and judges each number against the spread of retraining.
+) -> Audit:
+    """Measures how far models that forgot classes are from retraining.
 
     Args:
-      candidates: name -> (module, variables): unlearned models and controls. A module
-        is of Linen or NNX, or whatever else `models.adapt` takes, also one that was
-        cut; of an NNX module the variables may be None, for those it holds.
-      retrained: models trained from scratch without the classes, one per seed; three or
-        more for a verdict on every test, five for a sharp one. A candidate must not be
-        among them.
-      raw: the model before unlearning, the positive control.
+      candidates: name -> (module, variables): unlearned models and controls. Models
+        named `relabel`, `relabel_seed2` and so on are seeds of one method, judged
+        together. A module is of Linen or NNX, or whatever else `models.adapt` takes; of
+        an NNX module the variables may be None, for those it holds.
+      retrained: models trained from scratch without the classes, one per seed; two or
+        more for intervals, three for those of distances, ten for sharp ones.
+      raw: the model before unlearning, which must be seen to differ.
       data: the training and test images, all classes included.
       classes: the forgotten classes.
       key: the only source of randomness.
-      options: which evidence to gather, and how.
-      begin_probes: fits the probes' classifiers elsewhere while the rest goes on; None
-        fits them in turn.
+      options: what is measured, and how.
       on_step: told what is being done, for a progress display.
 
     Returns:
-      The report. A candidate that answers with NaN, as a diverged one does, is left out
-      and named in `detail["left_out"]`.
+      The record. A candidate that answers with NaN, as a diverged one does, is left out
+      and named in `left_out`. The record has one more model, `mask_logit`, the raw
+      model with the classes' logits hidden, unless it is among the candidates.
 
     Raises:
       InputError: an argument is not allowed.
     """
-    kinds = KINDS if options.kinds is None else tuple(options.kinds)
     classes = _checked_classes(classes, data)
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise InputError(f"kinds has {unknown}; it may hold only {KINDS}")
-    if options.max_examples < 2:
-        raise InputError(
-            f"max_examples is {options.max_examples}, but must be 2 or more: an image "
-            "of a forgotten class and one of another"
-        )
-    if "relearn" in kinds:
-        check_options(options.relearn)
-    subset_key, random_key, shadow_key, kind_key = jax.random.split(key, 4)
-    generator = generator_of(subset_key)
-    # The same images for every model, so that differences are paired image by image.
-    train = _sample(data.train, classes, options.max_examples, generator)
-    test = _sample(data.test, classes, options.max_examples, generator)
-    is_forgotten = np.isin(train.labels, classes)
-    retained = Dataset(*(part[~is_forgotten] for part in train))
-    measurements = measure(
-        candidates,
-        retrained,
-        raw,
-        data._replace(test=test),
-        Dataset(*(part[is_forgotten] for part in train)),
-        classes,
-        options,
-        random_key,
-        on_step,
+    generator = generator_of(key)
+    most = options.max_examples
+    inside = np.isin(data.train.labels, classes)
+    forgotten = _some(data.train, np.flatnonzero(inside), most, generator)
+    retained = _some(data.train, np.flatnonzero(~inside), most, generator)
+    in_test = np.isin(data.test.labels, classes)
+    half = options.probe_images // 2
+    # At most half of the probed images are of the classes.
+    own = generator.permutation(np.flatnonzero(in_test))[:half]
+    rest = generator.permutation(np.flatnonzero(~in_test))
+    probed = np.sort(np.concatenate([own, rest[: options.probe_images - len(own)]]))
+    subject = _measure(
+        _models(candidates, retrained, raw),
+        Subject(
+            answers={},
+            models={},
+            classes=classes,
+            test=data.test,
+            forgotten=forgotten,
+            retained=retained,
+            probed=probed,
+            unseen=np.flatnonzero(in_test),
+            preprocess=data.preprocess,
+            options=options,
+            notify=on_step or (lambda text: None),
+        ),
     )
-    if begin_probes is not None and "probe" in kinds:
-        tasks = probe.make_tasks(measurements, _key_of("probe", kind_key))
-        measurements = measurements._replace(probes=begin_probes(tasks))
-    searches = [one for kind in kinds for one in SEARCHES if one.kind == kind]
-    if options.shadow.models and any(one.needs_shadows for one in searches):
-        shadows = shadow.train_shadows(measurements, retained, shadow_key)
-        measurements = measurements._replace(shadows=shadows)
-    findings = find_all(searches, measurements, kind_key)
-    settings = _settings(measurements, len(retained.labels), kinds, key)
-    return conclude(classes, measurements, findings, settings)
+    if len(subject.test.labels) and HIDDEN not in subject.answers:
+        subject = _with_hidden_logits(subject)
+    return _conclude(candidates, subject, key)
 
 
-def find_all(
-    searches: Sequence[Search], measurements: Measurements, key: jax.Array
-) -> Findings:
-    """What the searches that have what they need find, all together."""
-    possible = [
-        one
-        for one in searches
-        if len(measurements.retrained) >= one.needs_retrained
-        and not (one.needs_shadows and measurements.shadows is None)
-    ]
-    found = {}
-    # The probes last, because they may be computed elsewhere meanwhile.
-    for search in sorted(possible, key=lambda one: one.kind == "probe"):
-        if search.step:
-            measurements.notify(search.step)
-        keys = (_key_of(search.kind, key),) if search.draws else ()
-        tests, detail = search.find(measurements, *keys)
-        tests = [test._replace(kind=search.kind) for test in tests]
-        found[search] = Findings(tests, detail)
-    return gather(found[search] for search in possible)
-
-
-def _key_of(kind: str, key: jax.Array) -> jax.Array:
-    """A kind's own, whichever others were asked for."""
-    return jax.random.fold_in(key, KINDS.index(kind))
-
-
-def conclude(
-    classes: Sequence[int],
-    measurements: Measurements,
-    findings: Findings,
-    settings: dict[str, Any],
-) -> AuditReport:
-    """The report on all that was found, judged together."""
-    options = measurements.options
-    tests = settle(findings.tests, confidence=options.confidence, margin=options.margin)
-    return AuditReport(
-        classes=list(classes),
-        candidates=[name for name in measurements.judged if name != RAW],
-        tests=tests,
-        detail=Detail(left_out=measurements.left_out, **findings.detail),
-        settings=settings,
-        headlines={name: headline(tests, name) for name in measurements.judged},
-    )
-
-
-def _settings(
-    measurements: Measurements,
-    num_retained: int,
-    kinds: Sequence[str],
+def audit_request(
+    candidates: Mapping[str, Model],
+    retrained: Sequence[Model],
+    raw: Model,
+    data: RequestData,
     key: jax.Array,
-) -> dict[str, Any]:
-    """What the audit was run with, one number or list per name."""
-    options = measurements.options
-    # Functions have no place in a file; the names of those they serve do.
-    named = options.shadow._replace(unlearn=sorted(options.shadow.unlearn))
-    plain = to_plain(options._replace(shadow=named))
+    *,
+    options: AuditOptions = DEFAULTS,
+    on_step: Notify | None = None,
+) -> Audit:
+    """Measures how far models that forgot clients or examples are from retraining.
+
+    Nothing of a class is hidden there, so that low accuracy proves nothing. What can
+    betray a model is that it knows the forgotten images better than others, or the
+    backdoor that they carried; relearning and probes ask for a class and are left out.
+
+    Args:
+      candidates: name -> (module, variables), as in `audit`.
+      retrained: models trained from scratch on what remains, one per seed.
+      raw: the model before unlearning.
+      data: the images.
+      key: the only source of randomness.
+      options: what is measured, and how.
+      on_step: told what is being done.
+
+    Raises:
+      InputError: an argument is not allowed.
+    """
+    if not len(data.forgotten.labels) or not len(data.test.labels):
+        raise InputError(
+            f"there are {len(data.forgotten.labels)} forgotten and "
+            f"{len(data.test.labels)} test images; an audit needs some of both."
+        )
+    generator = generator_of(key)
+    every = np.arange(len(data.forgotten.labels))
+    forgotten = _some(data.forgotten, every, options.max_examples, generator)
+    retained = data.retained or Dataset(*(part[:0] for part in data.forgotten))
+    rest = np.arange(len(retained.labels))
+    subject = _measure(
+        _models(candidates, retrained, raw),
+        Subject(
+            answers={},
+            models={},
+            classes=(),
+            test=data.test,
+            forgotten=forgotten,
+            retained=_some(retained, rest, options.max_examples, generator),
+            probed=np.arange(0),
+            unseen=matched(
+                data.test.labels, forgotten.labels, options.max_examples, generator
+            ),
+            preprocess=data.preprocess,
+            options=options,
+            notify=on_step or (lambda text: None),
+        ),
+    )
+    more = [] if data.backdoor is None else [_backdoor(subject, data)]
+    return _conclude(candidates, subject, key, more)
+
+
+def _models(
+    candidates: Mapping[str, Model], retrained: Sequence[Model], raw: Model
+) -> dict[str, Model]:
+    taken = [name for name in candidates if is_reserved(name)]
+    if taken:
+        raise InputError(
+            f"candidates are named {taken}, which the report uses for its references; "
+            "name them otherwise"
+        )
+    references = {f"{RETRAINED}_{i}": model for i, model in enumerate(retrained)}
+    return {**candidates, RAW: raw, **references}
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the record uses a name for a reference, so that no candidate may."""
+    return name in (RAW, RETRAINED) or is_retrained(name)
+
+
+def _measure(models: Mapping[str, Model], subject: Subject) -> Subject:
+    """The subject with all models and their answers, but for those that are broken.
+
+    Raises:
+      InputError: models are of different classes, or a reference answers with NaN.
+    """
+    adapted = {name: prepare(name, model) for name, model in models.items()}
+    every = (subject.forgotten.labels, subject.retained.labels, subject.test.labels)
+    highest = max(int(labels.max()) for labels in every if len(labels))
+    probed = subject.test.images[subject.probed]
+    kinds = subject.options.kinds
+    width, found, broken = None, {}, []
+    # The raw model first, which says how many classes there are.
+    for name in sorted(adapted, key=lambda name: name != RAW):
+        subject.notify(f"outputs of {name}")
+        model = adapted[name]
+
+        def logits(images, model=model):
+            return logits_of(model, images, subject.preprocess)
+
+        test = logits(subject.test.images)
+        width = test.shape[-1] if width is None else width
+        if test.shape[-1] != width or width <= highest:
+            raise InputError(
+                f"the model {name!r} has {test.shape[-1]} logits, the raw model {width}"
+                f", and labels go up to {highest}; all models need one column for every"
+                " class, the forgotten ones included"
+            )
+        with_probes = "probe" in kinds and len(probed)
+        found[name] = Answers(
+            test=test,
+            forgotten=logits(subject.forgotten.images),
+            retained=logits(subject.retained.images)
+            if subject.classes
+            else np.zeros((0, width), np.float32),
+            depths=depths_of(model, probed, subject.preprocess) if with_probes else {},
+        )
+        # A logit of minus infinity is a hidden class.
+        if any(np.isnan(part).any() for part in jax.tree.leaves(found[name])):
+            broken.append(name)
+    if RAW in broken:
+        raise InputError("the raw model answers with NaN; give one that was trained")
+    if any(is_retrained(name) for name in broken):
+        raise InputError(
+            "a retrained model answers with NaN, so it is no reference; leave it out"
+        )
+    kept = [name for name in adapted if name not in broken]
+    return subject._replace(
+        answers={name: found[name] for name in kept},
+        models={name: adapted[name] for name in kept},
+    )
+
+
+def _with_hidden_logits(subject: Subject) -> Subject:
+    """The subject with the raw model once more, whose logits of the classes are hidden.
+
+    It needs no forward pass: below the logits it is the raw model.
+    """
+
+    def hidden(logits: np.ndarray) -> np.ndarray:
+        logits = logits.copy()
+        logits[:, list(subject.classes)] = _HIDDEN_LOGIT
+        return logits
+
+    raw = subject.answers[RAW]
+    masked = raw._replace(
+        test=hidden(raw.test),
+        forgotten=hidden(raw.forgotten),
+        retained=hidden(raw.retained),
+    )
+    return subject._replace(answers={**subject.answers, HIDDEN: masked})
+
+
+def _conclude(
+    candidates: Mapping[str, Model],
+    subject: Subject,
+    key: jax.Array,
+    more: Sequence[Measure] = (),
+) -> Audit:
+    """The record of all measures that were asked for, judged together."""
+    options, curves = subject.options, {}
+    measures: list[Measure] = []
+    for i, kind in enumerate(KINDS):
+        if kind not in options.kinds:
+            continue
+        # Each kind draws from its own source, whichever others were asked for.
+        generator = generator_of(key, i)
+        subject.notify(kind)
+        if kind == "accuracy":
+            measures += answers.accuracy_measures(subject)
+        elif kind == "distance":
+            measures += answers.distance_measures(subject)
+        elif kind == "relearn" and subject.classes:
+            found, curves = relearn.relearn_measures(subject, generator)
+            measures += found
+        elif kind == "probe" and subject.classes:
+            measures += probe.probe_measures(subject, generator)
+        elif kind == "membership":
+            measures += membership.membership_measures(subject, generator)
+        elif kind == "weights":
+            measures += weights.weight_measures(subject)
+    return Audit(
+        request="classes" if subject.classes else "images",
+        classes=list(subject.classes),
+        candidates=list(
+            dict.fromkeys(method_of(n) for n in candidates if n in subject.models)
+        ),
+        retrained=len(retrained(subject.models)),
+        confidence=options.confidence,
+        # Distances to retraining have no values without a retrained model.
+        rows=judge(
+            [measure for measure in [*measures, *more] if measure.models],
+            options.confidence,
+            options.margin_range,
+        ),
+        curves=curves,
+        class_accuracies=_class_accuracies(subject),
+        left_out={
+            name: "it answers with NaN"
+            for name in candidates
+            if name not in subject.models
+        },
+        settings={
+            "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
+            **{name: getattr(options, name) for name in fields(AuditOptions)},
+            "forgotten_training_images": len(subject.forgotten.labels),
+            "test_images": len(subject.test.labels),
+            "unseen_images": len(subject.unseen),
+            "probed_images": len(subject.probed),
+        },
+    )
+
+
+def _class_accuracies(subject: Subject) -> dict[str, list[float | None]]:
+    """Means over seeds, and over the retrained models."""
+    found: dict[str, Any] = answers.class_accuracies(subject)
+    groups = {**by_method(found), RETRAINED: retrained(found)}
     return {
-        "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
-        **traverse_util.flatten_dict(plain, sep="_"),
-        "kinds": list(kinds),
-        "retrained_models": len(measurements.retrained),
-        "forgotten_training_images": len(measurements.forgotten.labels),
-        "retained_training_images": num_retained,
-        "forgotten_test_images": int(measurements.forgotten_test.sum()),
-        "test_images": len(measurements.test.labels),
+        name: [None if np.isnan(x) else float(x) for x in np.mean(each, axis=0)]
+        for name, each in groups.items()
+        if each
     }
 
 
-def _sample(
-    data: Dataset, classes: Sequence[int], cap: int, generator: np.random.Generator
+def _backdoor(subject: Subject, data: RequestData) -> Measure:
+    """How often the trigger that the forgotten data carried still decides."""
+    assert data.backdoor is not None
+    images = data.backdoor.images[: subject.options.max_examples]
+    triggered = {
+        name: logits_of(model, images, subject.preprocess).argmax(axis=-1)
+        == data.target
+        for name, model in subject.models.items()
+    }
+    return of_images(
+        "backdoor_success",
+        "membership",
+        triggered,
+        f"How often does the planted trigger make the model answer class "
+        f"{data.target}?",
+        headline=True,
+        harm=HIGHER,
+    )
+
+
+def matched(
+    labels: np.ndarray, wanted: np.ndarray, most: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Rows of test images in the proportions that the forgotten ones' classes have.
+
+    As many as the scarcest class allows, at most `most`; a class without test images
+    is left out.
+    """
+    counts = np.bincount(wanted, minlength=int(labels.max()) + 1)
+    there = np.bincount(labels, minlength=len(counts))
+    shared = (counts > 0) & (there > 0)
+    if not shared.any():
+        raise InputError(
+            "no test image is of a class of the forgotten images, so that there is "
+            "nothing to compare them with; use another test split."
+        )
+    # The scarcest class decides, because proportions are to be kept.
+    factor = min(
+        float(np.min(there[shared] / counts[shared])), most / max(1, counts.sum())
+    )
+    chosen = []
+    for label in np.flatnonzero(shared):
+        of_class = generator.permutation(np.flatnonzero(labels == label))
+        chosen.append(of_class[: max(1, int(factor * counts[label]))])
+    return np.sort(np.concatenate(chosen))
+
+
+def _some(
+    data: Dataset, rows: np.ndarray, most: int, generator: np.random.Generator
 ) -> Dataset:
-    """At most `cap` images, a quarter of them forgotten, the rest even over classes."""
-    images, labels = np.asarray(data.images), np.asarray(data.labels)
-    order = generator.permutation(len(labels))
-    place = np.empty(len(labels), np.int64)
-    place[order] = place_in_class(labels[order])
-    is_forgotten = np.isin(labels, classes)
-    by_place = np.lexsort((order, place))
-    forgotten = by_place[is_forgotten[by_place]]
-    others = by_place[~is_forgotten[by_place]]
-    if len(labels) > cap:
-        # More than a quarter where the others do not fill the rest, and never none.
-        forgotten = forgotten[: max(cap // 4, cap - len(others), 1)]
-        others = others[: cap - len(forgotten)]
-    rows = np.sort(np.concatenate([forgotten, others]))
-    return Dataset(images[rows], labels[rows])
+    """At most `most` of some rows, drawn without order."""
+    rows = np.sort(generator.permutation(rows)[:most])
+    return Dataset(np.asarray(data.images)[rows], np.asarray(data.labels)[rows])
 
 
 def _checked_classes(classes: Sequence[int], data: AuditData) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ class Measure(NamedTuple):
     unit: str = "fraction"
     headline: bool = False
     harm: str = EITHER
-    margin: float | None = None  # None: the range of the retrained models
+    margin: float | None = None  # None: in ranges of the retrained models
     # The standard error that the images alone give one model against the mean of the
     # retrained ones.
     error: float = 0.0
@@ -99,13 +99,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def judge(measures: Sequence[Measure], confidence: float = 0.95) -> list[Row]:
+def judge(
+    measures: Sequence[Measure], confidence: float = 0.95, margin_range: float = 1.0
+) -> list[Row]:
     """Judges the headline's measures together, and describes all others.
 
     Args:
       measures: of all models.
       confidence: of the intervals, and one minus the probability that a retrained model
         differs in any row of the headline.
+      margin_range: the margin of measures without one, in ranges of the retrained
+        models' values.
 
     Returns:
       One row per measure, in order.
@@ -128,7 +132,9 @@ def judge(measures: Sequence[Measure], confidence: float = 0.95) -> list[Row]:
         p_values = [_harmful_p(m, found[m.name][model]) for m in rows]
         for row, p_value in zip(rows, holm(p_values), strict=True):
             adjusted[row.name, model] = p_value
-    return [_row(m, found.get(m.name, {}), adjusted, level) for m in measures]
+    return [
+        _row(m, found.get(m.name, {}), adjusted, level, margin_range) for m in measures
+    ]
 
 
 def _harmful_p(measure: Measure, compared: Comparison) -> float:
@@ -142,11 +148,12 @@ def _row(
     found: Mapping[str, Comparison],
     adjusted: Mapping[tuple[str, str], float],
     level: float,
+    margin_range: float,
 ) -> Row:
     reference = _known(measure.retrained)
     margin = measure.margin
     if margin is None and len(reference) > 1:
-        margin = float(np.ptp(reference))
+        margin = margin_range * float(np.ptp(reference))
     models = {}
     for model, values in measure.models.items():
         compared = found.get(model)

@@ -1,216 +1,211 @@
-"""Membership inference without training anything: scores, thresholds, comparisons.
+"""Membership inference: can an attacker tell which images a model was trained on?
 
-An attacker who sees a model's output on an image of the forgotten class guesses whether
-that very image was trained on. Scores are larger for likelier members; members are the
-forgotten class's training images, non-members its test images.
-
-Some attackers compare models. Who keeps the raw model and receives the unlearned one
-sees on which images the two differ (Chen et al., "When Machine Unlearning Jeopardizes
-Privacy", CCS 2021). Who also has one model trained without the class can say where
-between the two an answer lies (after the interpolated approximate measurement, IAM, of
-Wang et al., "Towards Lifecycle Unlearning Commitment Management", USENIX Security
-2025).
+Of a class this shows little where training and test images are answered alike; the
+measures that describe it stand beside the paper's Table 4. Of clients and examples it
+is the question itself. `rmia` trains shadow models and is off by default: it takes tens
+of them, and sees something only where the raw model is overfitted.
 """
 
-from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.stats import ks_2samp
+from threadpoolctl import threadpool_limits
 
-from fuprune.audit.evidence import HEADLINE, TWO_SIDED
-from fuprune.audit.measurements import RAW, Findings, Measurements, each, gather
-from fuprune.audit.roc import Scores, find_by_attack
-from fuprune.audit.sampling import paired_error
-from fuprune.audit.spread import by_role, draft, to_retraining
+from fuprune.audit.answers import label_score, log_probabilities
+from fuprune.audit.judge import EITHER, HIGHER, Measure
+from fuprune.audit.measures import (
+    Subject,
+    of_images,
+    of_numbers,
+    to_retraining,
+)
+from fuprune.audit.outputs import logits_of
+from fuprune.audit.probe import linear_probe, placements
+from fuprune.audit.record import RAW
+from fuprune.audit.training import batch_rows, init_state, sgd_step
+from fuprune.data.dataset import Dataset, concatenated
+from fuprune.errors import InputError
+from fuprune.models.fresh import fresh_variables
 
-# Far below any real logit, so that a logit masked to -inf keeps every score finite.
-LOGIT_LIMIT = 1e4
-# Beyond this many logits an attacker learns nothing more from a larger confidence.
-CONFIDENCE_LIMIT = 100.0
 
-
-def find_membership(measurements: Measurements) -> Findings:
-    """Thresholds on loss, confidence, entropy and modified entropy."""
-    return gather(
-        find_by_attack(
-            f"threshold_{name}",
-            score_logits(measurements, score),
-            attacker=f"a threshold on the {name.replace('_', ' ')}",
-            curve=name,
+def membership_measures(
+    subject: Subject, generator: np.random.Generator
+) -> list[Measure]:
+    """Attacks by the loss, by outputs on other classes, and with shadow models."""
+    labels = subject.forgotten.labels
+    rows, what = subject.unseen, "the class" if subject.classes else "their classes"
+    losses = subject.each(
+        lambda one: (
+            label_score(one.forgotten, labels),
+            label_score(one.test[rows], subject.test.labels[rows]),
         )
-        for name, score in SCORES.items()
     )
-
-
-def find_difference(measurements: Measurements) -> Findings:
-    """Membership from the confidence lost between the raw and the other model.
-
-    The raw model alone gives some membership away, whichever model it is compared with;
-    so the area is held against that of retrained models. The raw model has no result:
-    it does not differ from itself.
-    """
-    before = target_confidences(measurements)[RAW]
-    return find_by_attack(
-        "difference",
-        score_targets(measurements, lambda after, _: confidence_lost(before, after)),
-        attacker="an attacker who has the model before and after",
-        family=HEADLINE,
-        positive_control=None,
-    )
-
-
-def confidence_lost(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """`[N]` how many logits of confidence each image has lost."""
-    return before - after
-
-
-def find_interpolated(measurements: Measurements) -> Findings:
-    """How far from a retrained model towards the raw one the confidences lie."""
-    # Only training images: the share is of what was learned from them.
-    labels = measurements.forgotten.labels
-    confidences = each(
-        measurements, lambda model: logit_confidence(model.forgotten.logits, labels)
-    )
-    terms = to_retraining(
-        confidences,
-        lambda own, other: interpolation_terms(own, confidences[RAW], other),
-    )
-    test = draft(
-        "interpolated_share",
-        {name: of_model.sum() for name, of_model in terms.items()},
-        question=(
-            "What share of the raw model's confidence on forgotten training images is "
-            "left (0 as one retrained model, 1 as the raw model)?"
+    members = {name: own for name, (own, _) in losses.items()}
+    measures = [
+        of_images(
+            "membership_loss",
+            "membership",
+            {name: placements(*pair) for name, pair in losses.items()},
+            f"How well does the loss tell the forgotten images from unseen ones of "
+            f"{what} (AUC, 0.5 is guessing)?",
+            # Of a class, training and test images are told apart nowhere by it.
+            headline=not subject.classes,
+            harm=EITHER,
         ),
-        unit="fraction",
-        higher_is=TWO_SIDED,
-        # The share is a sum over images, so its error is that of a mean, times N.
-        resolution=len(labels) * paired_error(by_role(terms)[1], added=0.0),
-    )
-    return Findings([test])
-
-
-def interpolation_terms(confidence, inside, outside) -> np.ndarray:
-    """Each image's part of the interpolated share.
-
-    The share t is the least-squares answer to `confidence = outside + t * (inside -
-    outside)` over all images, [N] each: exactly t for a model that is that
-    interpolation. The terms, `[N]`, are zeros if the two ends agree everywhere.
-    """
-    span = np.asarray(inside) - np.asarray(outside)
-    total = float(np.sum(span**2))
-    if total == 0:
-        return np.zeros(span.shape)
-    return (np.asarray(confidence) - np.asarray(outside)) * span / total
-
-
-def score_logits(
-    measurements: Measurements, score: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> dict[str, Scores]:
-    """For every model, scores (logits `[N, U]`, labels `[N]`) -> `[N]` of all targets.
-
-    Members are the forgotten training images, non-members the forgotten test images.
-    """
-    forgotten = measurements.forgotten_test
-    return each(
-        measurements,
-        lambda model: (
-            score(model.forgotten.logits, measurements.forgotten.labels),
-            score(model.test.logits[forgotten], measurements.test.labels[forgotten]),
+        of_numbers(
+            "loss_distribution",
+            "membership",
+            to_retraining(members, lambda a, b: ks_2samp(a, b)[0]),
+            "How far is the distribution of losses on the forgotten images from "
+            "retraining's (Kolmogorov-Smirnov)?",
+            unit="distance",
+            harm=HIGHER,
         ),
-    )
+        of_numbers(
+            "forgetting_quality",
+            "membership",
+            to_retraining(members, _log_p_value),
+            "How likely are losses on the forgotten images so far apart if both models "
+            "were retrained (log10 of the Kolmogorov-Smirnov p-value)?",
+            unit="log10",
+            harm="lower",
+        ),
+    ]
+    if subject.classes:
+        measures.append(
+            of_images(
+                "membership_paper",
+                "membership",
+                attack_by_other_classes(subject),
+                "How many forgotten training images does an attack call members that "
+                "learned from the model's outputs on the other classes (Table 4)?",
+                harm=HIGHER,
+            )
+        )
+    if subject.options.shadows:
+        measures.append(rmia(subject, generator))
+    return measures
 
 
-def target_confidences(measurements: Measurements) -> dict[str, np.ndarray]:
-    """Every model's `[F + T']` logit-scaled confidences on members, then the others."""
-    scores = score_logits(measurements, logit_confidence)
-    return {name: np.concatenate(parts) for name, parts in scores.items()}
+def _log_p_value(own: np.ndarray, other: np.ndarray) -> float:
+    # The least positive number keeps the logarithm finite.
+    return float(np.log10(max(ks_2samp(own, other)[1], 1e-300)))
 
 
-def score_targets(
-    measurements: Measurements, score: Callable[[np.ndarray, str], np.ndarray]
-) -> dict[str, Scores]:
-    """For every model, an attack's scores of members and of non-members.
+def attack_by_other_classes(subject: Subject) -> dict[str, np.ndarray]:
+    """`[F]` which forgotten training images each model's attack calls members.
 
-    A model that gives all these images the same confidence, as one with a masked logit
-    does, says nothing about any; whatever an attack makes of that stems from its
-    references. Its scores are then all zero, which is no result.
-
-    Args:
-      measurements: of all models.
-      score: (the model's `target_confidences` `[F + T']`, its name) -> `[F + T']`.
+    The attack on a model is a logistic regression on its sorted log-probabilities,
+    fitted to tell training from test images of the other classes.
     """
-    split = len(measurements.forgotten.labels)
+    rest = ~subject.is_forgotten
+
+    def attack(answers) -> np.ndarray:
+        inside, outside = sorted_outputs(answers.retained, answers.test[rest])
+        with threadpool_limits(limits=1):
+            fitted = linear_probe().fit(
+                np.concatenate([inside, outside]),
+                np.repeat([True, False], [len(inside), len(outside)]),
+            )
+            return fitted.predict(*sorted_outputs(answers.forgotten))
+
+    return subject.each(attack)
+
+
+def sorted_outputs(*logits: np.ndarray, top: int = 3) -> list[np.ndarray]:
+    """`[N, top]` the greatest log-probabilities, at least -30, for each array."""
+    return [
+        np.maximum(-np.sort(-log_probabilities(one), axis=-1)[:, :top], -30.0)
+        for one in logits
+    ]
+
+
+def rmia(subject: Subject, generator: np.random.Generator) -> Measure:
+    """The relative membership attack (Zarifzadeh et al. 2024) with shadow models.
+
+    An image is a likelier member the more of a population of test images its
+    likelihood ratio beats: the model's probability of the label over the mean of
+    shadow models, half of which were trained on it.
+    """
+    forgotten, test = subject.forgotten, subject.test
+    asked = Dataset(*(part[subject.unseen] for part in test))
+    others = np.setdiff1d(np.arange(len(test.labels)), subject.unseen)
+    crowd = generator.permutation(others)[: subject.options.max_examples]
+    population = Dataset(*(part[crowd] for part in test))
+    targets = concatenated([forgotten, asked])
+    pool = concatenated([targets, subject.retained])
+    shadows = train_shadows(subject, pool, generator)
+    everything = concatenated([targets, population])
+
+    def scores(model: Any) -> np.ndarray:
+        logits = logits_of(model, everything.images, subject.preprocess)
+        return label_score(logits, everything.labels)
+
+    mean = np.logaddexp.reduce([scores(one) for one in shadows]) - np.log(len(shadows))
     found = {}
-    for name, confidence in target_confidences(measurements).items():
-        scores = score(confidence, name)
-        if np.ptp(confidence) == 0:
-            scores = np.zeros_like(scores)
-        found[name] = scores[:split], scores[split:]
-    return found
+    for name, answers in subject.answers.items():
+        parts = (answers.forgotten, answers.test[subject.unseen], answers.test[crowd])
+        own = label_score(np.concatenate(parts), everything.labels)
+        # What gives all targets one score says nothing about any; its attack would
+        # rank them by the shadow models alone.
+        silent = np.ptp(own[: len(targets.labels)]) == 0
+        ratios = np.zeros_like(own) if silent else own - mean
+        split = len(targets.labels)
+        beaten = placements(ratios[:split], ratios[split:])
+        members = len(forgotten.labels)
+        found[name] = placements(beaten[:members], beaten[members:])
+    return of_images(
+        "membership_rmia",
+        "membership",
+        found,
+        "How well does an attack with shadow models (RMIA) tell the forgotten images "
+        "from unseen ones (AUC, 0.5 is guessing)?",
+        headline=True,
+        note=f"{len(shadows)} shadow models, each trained on half of "
+        f"{len(pool.labels)} images.",
+    )
 
 
-def log_probabilities(logits) -> np.ndarray:
-    """Log-softmax `[N, U]` in float64, finite also for logits of minus infinity."""
-    logits = np.clip(np.asarray(logits, np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
-    return log_softmax(logits, axis=-1)
+def train_shadows(
+    subject: Subject, pool: Dataset, generator: np.random.Generator
+) -> list[Any]:
+    """Models of the raw model's network, each trained on its own half of a pool.
 
+    Each image is in half of them, or in one more or less.
 
-def loss_score(logits, labels) -> np.ndarray:
-    """`[N]` minus cross-entropy: members are fitted better (Yeom et al. 2018)."""
-    return _of_label(log_probabilities(logits), labels)
-
-
-def confidence_score(logits, labels) -> np.ndarray:
-    """`[N]` log of the greatest probability, whichever class it is for.
-
-    The probability of the true label would order images as the loss does; the top one
-    is another question, and still one when the class has lost its logit.
+    Raises:
+      InputError: a single shadow model was asked for, or the pool is too small.
     """
-    del labels
-    return log_probabilities(logits).max(axis=-1)
-
-
-def entropy_score(logits, labels) -> np.ndarray:
-    """`[N]` minus entropy: predictions on members are sharper (Salem et al. 2019)."""
-    del labels
-    log_p = log_probabilities(logits)
-    return np.sum(np.exp(log_p) * log_p, axis=-1)
-
-
-def modified_entropy_score(logits, labels) -> np.ndarray:
-    """`[N]` minus the entropy that knows the label (Song and Mittal 2021).
-
-    `-(1 - p_y) log p_y - sum over other classes of p_i log(1 - p_i)`, negated.
-    """
-    log_p = log_probabilities(logits)
-    p = np.exp(log_p)
-    own = np.zeros(p.shape, bool)
-    own[np.arange(len(p)), np.asarray(labels)] = True
-    log_rest = np.log(np.maximum(1 - p, 1e-30))
-    return np.sum(np.where(own, (1 - p) * log_p, p * log_rest), axis=-1)
-
-
-def logit_confidence(logits, labels) -> np.ndarray:
-    """`[N]` log(p_y / (1 - p_y)), the nearly Gaussian score of the likelihood ratio.
-
-    Within `CONFIDENCE_LIMIT` on both sides.
-    """
-    logits = np.clip(np.asarray(logits, np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
-    own = _of_label(logits, labels)
-    others = logits.copy()
-    others[np.arange(len(others)), np.asarray(labels)] = -np.inf
-    confidence = own - logsumexp(others, axis=-1)
-    return np.clip(confidence, -CONFIDENCE_LIMIT, CONFIDENCE_LIMIT)
-
-
-SCORES = {
-    "loss": loss_score,
-    "confidence": confidence_score,
-    "entropy": entropy_score,
-    "modified_entropy": modified_entropy_score,
-}
-
-
-def _of_label(values: np.ndarray, labels) -> np.ndarray:
-    return values[np.arange(len(values)), np.asarray(labels)]
+    options = subject.options
+    network, like = subject.models[RAW]
+    count = len(pool.labels)
+    if options.shadows < 2 or count < 2:
+        raise InputError(
+            f"{options.shadows} shadow models on {count} images were asked for; give 2 "
+            "or more of both, or 0 shadow models for none"
+        )
+    order = np.argsort(generator.random((options.shadows, count)), axis=0)
+    members = order < options.shadows // 2
+    sample = jax.device_put(subject.preprocess(pool.images[:2]))
+    shadows = []
+    for i, inside in enumerate(members):
+        subject.notify(f"shadow model {i + 1} of {options.shadows}")
+        key = jax.random.key(int(generator.integers(2**31)))
+        state = init_state(dict(fresh_variables(network, like, key, sample)))
+        rows = np.flatnonzero(inside)
+        if not len(rows):
+            rows = np.arange(count)
+        lesson = batch_rows(generator, rows, options.shadow_steps, options.batch_size)
+        for step, batch in enumerate(lesson):
+            # Along a cosine from the given rate to nothing.
+            decay = 0.5 * (1 + np.cos(np.pi * step / len(lesson)))
+            rate = jnp.asarray(options.shadow_learning_rate * decay, jnp.float32)
+            images = jax.device_put(subject.preprocess(pool.images[batch]))
+            labels = jax.device_put(pool.labels[batch])
+            drop = jax.random.fold_in(key, step)
+            state = sgd_step(network, state, images, labels, drop, rate)
+        shadows.append((network, state.variables))
+    return shadows

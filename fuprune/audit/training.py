@@ -1,21 +1,17 @@
-"""A little SGD for auditors: one step, shared by shadow models and relearning.
+"""A step of SGD for auditors, as relearning and shadow models take it.
 
-The learning rate is traced and the batch shape fixed, so that relearning compiles once
-for all models of an architecture. `in_pairs` works on two models at a time.
+One program per network and shape serves all models, draws and learning rates. Steps
+are looped on the host: inside a device loop XLA's CPU convolutions are many times
+slower.
 """
 
-import concurrent.futures
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-from fuprune.audit.outputs import Head, Variables, training_logits
-
-Result = TypeVar("Result")
 
 # The learning rate is applied outside, where it can be traced.
 _MOMENTUM = optax.trace(decay=0.9)
@@ -24,63 +20,49 @@ _MOMENTUM = optax.trace(decay=0.9)
 class TrainState(NamedTuple):
     """What one step hands to the next."""
 
-    variables: Variables
+    variables: dict[str, Any]
     momentum: optax.OptState
 
 
-def init_state(variables: Variables) -> TrainState:
-    """A training state with its own copy of the variables and no momentum yet.
-
-    From the host, so that wherever a model comes from, its steps are one program.
-    """
-    return copied_state(jax.device_get(dict(variables)))
-
-
 @jax.jit
-def copied_state(variables: Variables) -> TrainState:
-    """The same inside a program, and one program for arrays of all shapes."""
-    return TrainState(
-        variables=jax.tree.map(jnp.array, dict(variables)),
-        momentum=_MOMENTUM.init(variables["params"]),
-    )
+def init_state(variables: dict[str, Any]) -> TrainState:
+    """A state with its own copy of the variables, which steps may overwrite."""
+    variables = jax.tree.map(jnp.array, variables)
+    return TrainState(variables, _MOMENTUM.init(variables["params"]))
 
 
-def next_state(
-    model: Any,
-    head: Head | None,
-    state: TrainState,
-    images: jax.Array,
-    labels: jax.Array,
-    key: jax.Array,
-    learning_rate: jax.Array,
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def sgd_step(
+    network: Any, state: TrainState, images, labels, key: jax.Array, learning_rate
 ) -> TrainState:
-    """One step of SGD with momentum 0.9 on the mean cross-entropy of a batch.
+    """One step with momentum 0.9 on the mean cross-entropy of a batch.
 
-    Images `[B, ...]` are preprocessed, the key is for dropout; of `head` see
-    `outputs.training_logits`, of the learning rate `rate`.
+    Args:
+      network: as `models.adapt` returns it.
+      state: reused by the result.
+      images: `[B, ...]`, preprocessed.
+      labels: `[B]`.
+      key: for dropout.
+      learning_rate: a float32 array, so that all rates are one program.
     """
+    kept = [name for name in state.variables if name != "params"]
 
     def loss(params):
         variables = {**state.variables, "params": params}
-        logits, updated = training_logits(model, head, variables, images, key)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return losses.mean(), updated
+        logits, updated = network.apply(
+            variables, images, train=True, mutable=kept, rngs={"dropout": key}
+        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), labels
+        )
+        # The state keeps its structure, so that the next step is the same program.
+        return losses.mean(), {name: updated[name] for name in kept if name in updated}
 
     params = state.variables["params"]
     gradient, updated = jax.grad(loss, has_aux=True)(params)
     updates, momentum = _MOMENTUM.update(gradient, state.momentum)
-    updates = optax.tree.scale(-learning_rate, updates)
-    params = optax.apply_updates(params, updates)
+    params = optax.apply_updates(params, optax.tree.scale(-learning_rate, updates))
     return TrainState({**state.variables, **updated, "params": params}, momentum)
-
-
-def rate(learning_rate: float) -> jax.Array:
-    """A learning rate as the one type that steps are compiled for."""
-    return jnp.asarray(learning_rate, jnp.float32)
-
-
-# The same as a program of its own, which reuses the buffers of the state it is given.
-sgd_step = jax.jit(next_state, static_argnums=(0, 1), donate_argnums=2)
 
 
 def batch_rows(
@@ -93,16 +75,3 @@ def batch_rows(
     passes = -(-steps * batch_size // len(rows))
     order = np.concatenate([generator.permutation(rows) for _ in range(passes)])
     return order[: steps * batch_size].reshape(steps, batch_size)
-
-
-def in_pairs(work: Callable[..., Result], *items: Iterable[Any]) -> list[Result]:
-    """`list(map(work, *items))`, on CPUs by two threads.
-
-    Two, because the steps of a small network do not fill two cores. An accelerator
-    would run them one after the other, in twice the memory, and there JAX's context
-    managers, which do not reach threads, could change numbers.
-    """
-    if jax.default_backend() != "cpu":
-        return list(map(work, *items))
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        return list(pool.map(work, *items))

@@ -16,9 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuprune.audit.options import ProbeOptions
-from fuprune.audit.probe import held_out_scores
-from fuprune.audit.sampling import placements
+from fuprune.audit.probe import held_out_scores, placements
 from fuprune.files import write_whole
 from fuprune.flower import ledger
 from fuprune.flower.training import Session
@@ -116,12 +114,10 @@ def probe(model, variables, federation: Any, classes) -> float | None:
         np.asarray(features),
         test.labels,
         forgotten,
-        "linear",
-        ProbeOptions(),
         # A fixed seed: the report must come out the same when it is written again.
         0,
     )
-    above, _ = placements(scores[forgotten], scores[~forgotten])
+    above = placements(scores[forgotten], scores[~forgotten])
     return round(float(above.mean()), 4)
 
 

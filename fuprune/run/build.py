@@ -17,8 +17,7 @@ import optax
 from jax.sharding import Mesh
 
 from fuprune import config as configuration
-from fuprune.audit import AuditOptions, ProbeOptions, RelearnOptions, ShadowOptions
-from fuprune.config import ConfigError, read
+from fuprune.config import ConfigError
 from fuprune.federated.aggregate import RULES
 from fuprune.federated.batch_norm import LocalBatchNorm
 from fuprune.federated.local_work import count_images
@@ -411,31 +410,6 @@ def privacy_curve_options(setup: Setup) -> dict[str, Any]:
         # The same function as the compacted net, and one program for every epsilon.
         options["surgery"] = "mask"
     return options
-
-
-def audit_options(config) -> AuditOptions:
-    """The audit's options, from the config."""
-    audit = config.audit
-    return AuditOptions(
-        kinds=read(config, "audit.tests"),
-        confidence=audit.confidence,
-        max_examples=audit.max_examples,
-        train_batch_size=audit.batch_size,
-        shadow=ShadowOptions(
-            models=audit.shadows,
-            steps=audit.shadow_steps,
-            learning_rate=audit.shadow_learning_rate,
-        ),
-        relearn=RelearnOptions(
-            learning_rates=read(config, "audit.relearn_learning_rates")
-            or tuple(audit.relearn_learning_rate * factor for factor in (0.3, 1, 3)),
-            images_per_class=tuple(map(int, read(config, "audit.relearn_images"))),
-            steps=audit.relearn_max_steps,
-            every=audit.relearn_every,
-            level=audit.relearn_level,
-        ),
-        probe=ProbeOptions(depths=audit.probe_depths),
-    )
 
 
 def load_model(setup: Setup, path) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fuprune import config as configuration
 from fuprune import results
-from fuprune.audit.measurements import is_reserved
+from fuprune.audit.audit import is_reserved
 from fuprune.config import ConfigError
 from fuprune.errors import FupruneError
 from fuprune.run import build, checkpoint

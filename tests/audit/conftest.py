@@ -8,19 +8,15 @@ from typing import NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuprune.audit import (
-    AuditData,
-    AuditOptions,
-    ProbeOptions,
-    RelearnOptions,
-    ShadowOptions,
-    audit,
-)
-from fuprune.audit.shadow import train_models_in_parallel
+from fuprune.audit import AuditData, AuditOptions, audit
+from fuprune.audit.training import batch_rows, init_state, sgd_step
 from fuprune.data.dataset import Dataset
+from fuprune.models.adapt import adapt
+from fuprune.models.fresh import init_variables
 
 FORGOTTEN = 3
 
@@ -52,6 +48,34 @@ def preprocess(images):
     return (images.astype(np.float32) - 128) / 64
 
 
+def trained(model, data: Dataset, prepare, *, seed, steps, rate=0.05) -> dict:
+    """Variables from scratch after some steps on these images."""
+    sample = prepare(data.images[:2])
+    start = init_variables(model, jax.random.key(seed), sample)
+    return fine_tuned(model, start, data, prepare, seed=seed, steps=steps, rate=rate)
+
+
+def fine_tuned(model, variables, data, prepare, *, seed=0, steps, rate) -> dict:
+    generator = np.random.default_rng(seed)
+    state = init_state(dict(variables))
+    for i, rows in enumerate(
+        batch_rows(generator, np.arange(len(data.labels)), steps, 32)
+    ):
+        state = sgd_step(
+            adapt(model),
+            state,
+            jax.device_put(prepare(data.images[rows])),
+            jax.device_put(data.labels[rows]),
+            jax.random.key(i),
+            jnp.float32(rate * 0.5 * (1 + np.cos(np.pi * i / steps))),
+        )
+    return state.variables
+
+
+def without(data: Dataset, label=FORGOTTEN) -> Dataset:
+    return Dataset(*(part[data.labels != label] for part in data))
+
+
 def mask_logit(variables, label):
     params = dict(variables["params"])
     head = params["head"]
@@ -76,35 +100,12 @@ def world() -> World:
         return Dataset(images, labels)
 
     train, test = draw(150), draw(60)
-    return make_world(train, test, Perceptron(), seed=1, steps=200)
-
-
-@pytest.fixture(scope="session")
-def memorised() -> World:
-    """Labels that no image explains, so that knowing one is having seen it."""
-    generator = np.random.default_rng(0)
-
-    def draw(per_class):
-        images = generator.integers(0, 256, (4 * per_class, 6, 6, 1)).astype(np.uint8)
-        return Dataset(images, np.tile(np.arange(4), per_class).astype(np.int32))
-
-    return make_world(draw(60), draw(60), Perceptron(width=64), seed=5, steps=250)
-
-
-def make_world(train: Dataset, test: Dataset, model: nn.Module, seed, steps) -> World:
-    """A raw and six retrained models on these images."""
-    members = np.tile(train.labels != FORGOTTEN, (7, 1))
-    members[0] = True
-    raw, honest, *retrained = train_models_in_parallel(
-        model,
-        jax.random.key(seed),
-        *train,
-        members,
-        preprocess,
-        steps=steps,
-        batch_size=32,
-        backend="vmap",
-    )
+    model = Perceptron()
+    raw = trained(model, train, preprocess, seed=1, steps=200)
+    honest, *retrained = [
+        trained(model, without(train), preprocess, seed=seed, steps=200)
+        for seed in range(2, 11)
+    ]
     return World(
         data=AuditData(train, test, preprocess),
         model=model,
@@ -115,38 +116,27 @@ def make_world(train: Dataset, test: Dataset, model: nn.Module, seed, steps) -> 
     )
 
 
-@pytest.fixture(scope="session")
-def report(world):
-    """One whole audit, shared by the tests that read it."""
-    return run_audit(world)
-
-
 OPTIONS = AuditOptions(
-    train_batch_size=32,
-    batch_size=128,
-    shadow=ShadowOptions(models=2, steps=60, fine_tune_steps=10),
-    relearn=RelearnOptions(
-        images=("all",),
-        images_per_class=(100,),
-        learning_rates=(0.002,),
-        steps=40,
-        every=4,
-    ),
-    probe=ProbeOptions(depths=1, draws=5, companions=20),
+    relearn_steps=20, relearn_learning_rate=0.005, relearn_draws=2, probe_images=120
 )
 
 
-def audit_of(world, candidates=(), **changes):
+@pytest.fixture(scope="session")
+def report(world):
+    """One whole audit, shared by the tests that read it."""
+    return audit_of(world, {"masked": world.masked, "honest": world.honest})
+
+
+def audit_of(world, candidates=(), *, retrained=None, options=OPTIONS, **changes):
     """The audit of `candidates`, name -> variables of the world's network, or a model.
 
-    `changes` are arguments of `audit`, in place of no retrained models and the world's
-    raw model, data and class.
+    `changes` are arguments of `audit`, in place of the world's.
     """
     models = {
         name: given if isinstance(given, tuple) else (world.model, given)
         for name, given in dict(candidates).items()
     }
-    retrained = [(world.model, v) for v in changes.pop("retrained", ())]
+    references = world.retrained if retrained is None else retrained
     arguments = {
         "raw": (world.model, world.raw),
         "data": world.data,
@@ -154,20 +144,5 @@ def audit_of(world, candidates=(), **changes):
         "key": jax.random.key(0),
         **changes,
     }
-    return audit(models, retrained, **arguments)
-
-
-def run_audit(
-    world, retrained=None, on_step=None, options=OPTIONS, candidates=None, **changes
-):
-    """The audit of `candidates`, by default a masked model, and of the honest one.
-
-    `changes` are options.
-    """
-    return audit_of(
-        world,
-        {**(candidates or {"mask_logit": world.masked}), "honest": world.honest},
-        retrained=world.retrained if retrained is None else retrained,
-        options=options._replace(**changes),
-        on_step=on_step,
-    )
+    pairs = [(world.model, v) for v in references]
+    return audit(models, pairs, options=options, **arguments)

@@ -1,34 +1,22 @@
 """Networks that people bring: other conventions, NNX, and networks cut by tracing."""
 
 import chex
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
-from fuprune.audit import (
-    AuditData,
-    AuditOptions,
-    ProbeOptions,
-    RelearnOptions,
-    ShadowOptions,
-    audit,
-)
-from fuprune.audit.outputs import compute_outputs, find_head
+from fuprune.audit import AuditData, AuditOptions, audit
+from fuprune.audit.outputs import depths_of, heads_of, logits_of
 from fuprune.data.dataset import Dataset
 from fuprune.errors import InputError
 from fuprune.models.adapt import adapt, variables_of
 from fuprune.models.fresh import fresh_variables
-from fuprune.surgery import compact, layer_names, make_plan, mask, pin
+from fuprune.surgery import compact, make_plan, mask, pin
 from tests.audit.conftest import preprocess
 
-OPTIONS = AuditOptions(
-    batch_size=16,
-    train_batch_size=8,
-    shadow=ShadowOptions(models=2, steps=1, fine_tune_steps=1),
-    relearn=RelearnOptions(images=("all",), images_per_class=(3,), steps=2),
-    probe=ProbeOptions(classifiers=("linear",), depths=1, draws=1),
-)
+OPTIONS = AuditOptions(relearn_steps=2, batch_size=8, relearn_draws=1)
 
 
 class SmallNNX(nnx.Module):
@@ -74,31 +62,31 @@ def test_nnx_modules_are_audited_and_cut_ones_beside_them(data):
         jax.random.key(0),
         options=OPTIONS,
     )
-    tests = {test.name: test for test in found.tests}
     # The same network cut twice gives the same numbers.
-    for test in tests.values():
-        assert test.values["slim"] == test.values["traced"], test.name
-    assert found.detail["probe"]["layers"] == ["conv", "features"]
-    assert found.detail["cka"]["slim"].keys() == {"conv"}
-    weights = tests["weight_distance_to_raw"]
-    assert weights.values["module"] > 0
-    assert weights.values["slim"] is None
-    assert any("not comparable: slim, traced" in note for note in weights.notes)
+    for row in found.rows:
+        assert row.models["slim"].values == row.models["traced"].values, row.name
+    assert {"probe_early", "probe_last", "relearn"} <= {r.name for r in found.rows}
+    weights = found.row("weight_distance_to_raw").models
+    assert weights["module"].values[0] > 0 and weights["slim"].values == [None]
 
 
 def test_outputs_of_an_nnx_module_are_its_own(data):
     module = SmallNNX(nnx.Rngs(0))
-    network, variables = adapt(module), variables_of(module)
-    found = compute_outputs(network, variables, data.test.images, preprocess)
+    model = adapt(module), variables_of(module)
     module.eval()
     images = preprocess(data.test.images)
-    np.testing.assert_allclose(found.logits, module(images), atol=1e-5)
+    # Batches that do not fill up are padded, and the padding is cut off.
+    found = logits_of(model, data.test.images, preprocess, size=9)
+    np.testing.assert_allclose(found, module(images), atol=1e-5)
+    seen = depths_of(model, data.test.images, preprocess, size=9)
     features = nnx.relu(module.norm(module.conv(images))).mean((1, 2))
-    np.testing.assert_allclose(found.features, features, atol=1e-5)
-    assert layer_names(network, variables, example=images) == ("conv",)
+    np.testing.assert_allclose(seen["last"], features, atol=1e-5)
+    expected = np.asarray(module.conv(images)).mean((1, 2))
+    np.testing.assert_allclose(seen["early"], expected, atol=1e-5)
+    assert heads_of(model, images) == (("head",),)
 
 
-def test_a_pinned_network_shows_the_layers_of_the_one_it_pins(data):
+def test_a_pinned_network_shows_what_the_one_it_pins_shows(data):
     module = SmallNNX(nnx.Rngs(0))
     network, variables = adapt(module), variables_of(module)
     images = preprocess(data.test.images)
@@ -106,11 +94,41 @@ def test_a_pinned_network_shows_the_layers_of_the_one_it_pins(data):
     masked = mask(network, variables, plan, example=images)
     pinned = pin(network, variables, plan, example=images)
     expected, found = (
-        compute_outputs(one, masked, data.test.images, preprocess, activations=True)
+        (
+            logits_of((one, masked), data.test.images, preprocess),
+            depths_of((one, masked), data.test.images, preprocess),
+        )
         for one in (network, pinned)
     )
-    assert find_head(pinned, masked, images) == ("head",)
+    assert heads_of((pinned, masked), images) == (("head",),)
     chex.assert_trees_all_close(found, expected, atol=1e-6)
+
+
+class Headless(nn.Module):
+    """Its logits come from a convolution, and no layer comes before."""
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Conv(4, (6, 6), padding="VALID")(images)[:, 0, 0]
+
+
+def test_a_network_without_a_dense_layer_is_audited_by_what_it_has(data):
+    model = Headless()
+    nets = [
+        (model, model.init(jax.random.key(seed), preprocess(data.test.images[:1])))
+        for seed in range(5)
+    ]
+    found = audit(
+        {"mine": nets[0]},
+        nets[2:],
+        nets[1],
+        data,
+        (3,),
+        jax.random.key(0),
+        options=OPTIONS,
+    )
+    assert heads_of((adapt(model), nets[0][1]), data.test.images[:1]) == ()
+    assert found.row("relearn") is not None and found.row("probe_last") is not None
 
 
 def test_a_network_that_cannot_start_afresh_is_drawn_anew(data):

@@ -24,7 +24,6 @@ QUICKSTART = (
     "--config.unlearn.retrain_seeds=2",
     "--config.audit.shadows=2",
     "--config.audit.shadow_steps=20",
-    "--config.audit.relearn_max_steps=20",
 )
 ROUND = "fuprune.run.store:append_row"  # called twice a round: metrics, timings
 SAVE = "orbax.checkpoint:CheckpointManager.save"

@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-from fuprune.audit.audit import KINDS
-from fuprune.audit.request_audit import REQUEST_KINDS
 from fuprune.report import build, run_report
 from fuprune.report.joined import group_runs
 from fuprune.report.prose import as_text, first_screen
@@ -25,6 +23,14 @@ from tests.report.fixture import (
 )
 from tests.report.reading import Page
 
+KINDS = (
+    *("accuracy", "membership", "shadow", "likelihood_ratio", "unlearned_shadow"),
+    *("difference", "interpolated", "probe", "relearn", "distance", "weights"),
+)
+REQUEST_KINDS = (
+    *("membership", "difference", "interpolated", "distance", "accuracy", "losses"),
+    *("influence", "weights", "backdoor"),
+)
 U_SET, R_SET = "the 40 training images", "the 360 test images, which nobody trained on"
 FAILS = {"fed_eraser": "fail", "fine_tune_only": "fail", "raw": "fail"}
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuprune import config, results
-from fuprune.audit.evidence import AuditReport
+from fuprune.audit.reading import read as read_audit
 from fuprune.data import cache
 from fuprune.data.dataset import Dataset
 from fuprune.errors import FupruneError
@@ -43,7 +43,7 @@ def test_crafted_records_of_a_run_are_one_error(home, trace, text):
     with nothing_happens_outside(home), pytest.raises(FupruneError):
         Store(home).read("pretrain", TrainedOutcome)
     with nothing_happens_outside(home), pytest.raises(ValueError):
-        AuditReport.from_json(text)
+        read_audit(text)
     (home / "metrics.jsonl").write_text(text + "\n")
     if not text.startswith("{") or text.endswith("{"):
         with nothing_happens_outside(home), pytest.raises(ValueError):

@@ -124,7 +124,7 @@ def test_folders_without_models_and_taken_names_are_refused(saved, tmp_path):
     config.audit.models = f"a={saved.parent}"
     with pytest.raises(ConfigError, match="there is no saved model"):
         check(config, network(), tmp_path)
-    for name in ("raw", "retrained", "retrained_1", "random_init", "class_pruning"):
+    for name in ("raw", "retrained", "retrained_1", "class_pruning"):
         config.audit.models = f"{name}={saved}"
         with pytest.raises(ConfigError, match="as the run itself does"):
             check(config, network(), tmp_path)

@@ -10,9 +10,8 @@ import pytest
 from flax import linen as nn
 
 import fuprune
-from fuprune.audit import AuditData, AuditOptions, RelearnOptions, ShadowOptions
+from fuprune.audit import AuditData, AuditOptions
 from fuprune.audit.audit import audit
-from fuprune.audit.options import ProbeOptions
 from fuprune.data.federated import federate
 from fuprune.data.preprocess import to_float
 from fuprune.federated.train import FitResult
@@ -219,11 +218,7 @@ def audited(network, variables, shape, classes, kinds):
         (network, networks.variables_of(network, shape, seed=s)) for s in (1, 2, 3)
     ]
     options = AuditOptions(
-        kinds=kinds,
-        train_batch_size=8,
-        shadow=ShadowOptions(models=2, steps=2, fine_tune_steps=1),
-        relearn=RelearnOptions(images_per_class=(2,), steps=2, every=1),
-        probe=ProbeOptions(classifiers=("linear",), depths=1, draws=1),
+        tests=kinds, batch_size=8, shadows=2, shadow_steps=2, relearn_steps=2
     )
     return audit(
         {"cut": (result.model, result.variables)},
@@ -239,7 +234,7 @@ def audited(network, variables, shape, classes, kinds):
 def test_a_cut_network_of_somebody_else_is_audited():
     network = adapt(Plain())
     variables = networks.variables_of(network, (6, 6, 1))
-    report = audited(network, variables, (6, 6, 1), 4, ("accuracy", "probe"))
+    report = audited(network, variables, (6, 6, 1), 4, "accuracy,probe")
     assert report.candidates == ["cut"]
 
 
@@ -249,7 +244,7 @@ def test_a_cut_network_of_somebody_else_is_audited():
 def test_every_kind_of_audit_takes_every_network(name):
     network = networks.adapted(name, shallow=True)
     variables = networks.variables_of(network)
-    report = audited(network, variables, networks.INPUT_SHAPE, networks.CLASSES, None)
+    report = audited(network, variables, networks.INPUT_SHAPE, networks.CLASSES, "all")
     assert report.candidates == ["cut"]
 
 
