@@ -28,7 +28,6 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/shellcheck .ci/run $(wildcard launch/*.sh launch/*.sbatch benchmarks/*.sh)
 	$(BIN)/python -c 'import sys, yaml; [list(yaml.safe_load_all(open(p))) for p in sys.argv[1:]]' \
 	  CITATION.cff $(wildcard launch/*.yaml)
-	$(BIN)/check-jsonschema --schemafile launch/jobset.schema.json launch/k8s-jobset.yaml
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m sphinx -W -q -b html docs build/site
