@@ -22,7 +22,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import make_preprocessing
 from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.objective import Objective
-from fuprune.federated.train import FitResult, Record, iterate
+from fuprune.federated.train import FitResult, Record
 from fuprune.files import write_whole
 from fuprune.flower import ledger
 from fuprune.flower.node import keep_compiled_programs
@@ -31,8 +31,8 @@ from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.run import build, checkpoint, kept_files
 from fuprune.run.data import Federation
+from fuprune.run.loop import train
 from fuprune.surgery import rebuild
-from fuprune.unlearning.rounds import is_kept, keep_round
 
 _LOGGER = logging.getLogger(__name__)
 _KEPT = ("rows", "lengths", "labels", "members")  # of the data that clients may read
@@ -175,10 +175,12 @@ def fit(
     # After the first checkpoint: `interrupted` counts on one.
     _describe(folder, model, data, key)
     evaluate = session.federation.evaluator(model, session.federation.test)
-    steps = iterate(
+    steps = train(
         algorithm,
         state,
         data,
+        kept=session.workdir / kept_files.KEPT_ROUNDS,
+        interval=interval,
         key=key,
         cohort_size=config.train.cohort,
         rounds=schedule.rounds,
@@ -188,13 +190,8 @@ def fit(
         min_participants=session.settings.min_clients,
     )
     for step in steps:
-        before = step.record.round_number - 1
-        if is_kept(before, interval):
-            # `state` is still the one before the round, from which the clients started.
-            kept = keep_round(before, state.variables, step.info)
-            kept_files.save_round(session.workdir / kept_files.KEPT_ROUNDS, kept)
-        state = step.state
-        checkpoint.save(folder / "checkpoints", before + 1, state, spec={})
+        state, number = step.state, step.record.round_number
+        checkpoint.save(folder / "checkpoints", number, state, spec={})
         history.append(step.record)
         _log_round(folder, step.record, schedule.rounds)
     return FitResult(state, history, None)

@@ -81,12 +81,13 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def save_round(folder: Path, kept: KeptRound) -> None:
-    """Writes one kept round.
+    """Writes one kept round; only process 0 does.
 
     Raises:
       DiskFullError: if there is no room; training stops, and nothing is left out.
     """
-    _write_tree(folder / f"{kept.round_number:08d}.npz", kept)
+    if jax.process_index() == 0:
+        _write_tree(folder / f"{kept.round_number:08d}.npz", kept)
 
 
 class CheckpointFiles(MutableMapping):

@@ -1,14 +1,16 @@
 """Training as a step of a run does it: logged, timed, checkpointed, resumed.
 
 `train_unit` continues from the last checkpoint, bitwise as if never interrupted. An
-`Experiment` is what every step has at hand.
+`Experiment` is what every step has at hand. `train` is also the loop of a federation of
+separate clients.
 """
 
 import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -16,12 +18,13 @@ import numpy as np
 
 from fuprune.config import ConfigError
 from fuprune.data.dataset import Dataset
+from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.objective import Objective
-from fuprune.federated.server import FedAlgorithm
-from fuprune.federated.train import FitResult, Record, iterate, reached
+from fuprune.federated.server import FedAlgorithm, ServerState
+from fuprune.federated.train import FitResult, Record, Step, iterate, reached
 from fuprune.models.layers import loops_are_fast
 from fuprune.results import Provenance, StageRow
 from fuprune.run import (
@@ -224,6 +227,30 @@ def append_row(this: Experiment, unit: str, record: Record) -> None:
             show(row)
 
 
+def train(
+    algorithm: FedAlgorithm,
+    state: ServerState,
+    data: FederatedDataset,
+    *,
+    kept: Path,
+    interval: int,
+    **options: Any,
+) -> Iterator[Step]:
+    """`federated.train.iterate`, with its `options`, keeping rounds as it goes.
+
+    Every `interval` rounds, what server and clients sent goes to the folder `kept`, for
+    methods that replay rounds; 0 keeps none.
+    """
+    for step in iterate(algorithm, state, data, **options):
+        before = step.record.round_number - 1
+        if is_kept(before, interval):
+            # `state` is still the one before the round, from which the clients started.
+            found = keep_round(before, state.variables, step.info)
+            kept_files.save_round(kept, found)
+        state = step.state
+        yield step
+
+
 def train_unit(
     this: Experiment,
     unit: str,
@@ -268,10 +295,12 @@ def train_unit(
     else:
         start, state, first_reached = saved
     is_over = budget.stops and first_reached is not None
-    steps = iterate(
+    steps = train(
         algorithm,
         state,
         data,
+        kept=this.store.workdir / kept_files.KEPT_ROUNDS,
+        interval=interval,
         key=key,
         cohort_size=config.train.cohort,
         rounds=rounds,
@@ -286,13 +315,6 @@ def train_unit(
     with this.progress.phase(unit, rounds, first_round=start) as update:
         for step in steps:
             number = step.record.round_number
-            if is_kept(number - 1, interval):
-                # `state` is still the one before the round, from which the clients
-                # started.
-                kept = keep_round(number - 1, state.variables, step.info)
-                if this.store.writes:
-                    folder = this.store.workdir / kept_files.KEPT_ROUNDS
-                    kept_files.save_round(folder, kept)
             state = step.state
             append_row(this, unit, step.record)
             # From one record to the next, so that no part of a round goes untimed.
