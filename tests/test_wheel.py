@@ -21,6 +21,13 @@ ONE_ROUND = (
     "--config.fine_tune.schedule=constant",
 )
 
+# Runs whose models the source archive has: those that configs and the README load.
+ARCHIVED_MODELS = {
+    "cifar10_resnet20_raw",
+    "cifar10_resnet20_class9",
+    "cifar10_resnet20_class9_retrained",
+}
+
 
 class Installed:
     """A wheel in a folder of its own, and an empty folder to work in."""
@@ -161,9 +168,13 @@ def test_archives_are_fit_for_an_index_and_hold_what_the_tests_need(
         ]
         missing = [name for name in files if name not in names and _is_kept(name)]
         assert files and not missing, missing[:5]
+    models = {name.split("/")[1] for name in names if name.endswith(".safetensors")}
+    assert models == ARCHIVED_MODELS
     assert {"Makefile", "README.md", "LICENSE", ".ci/run", "pyproject.toml"} <= names
 
 
 def _is_kept(name: str) -> bool:
     """Whether it belongs to the project and not to what running it leaves."""
+    if name.endswith(".safetensors"):
+        return name.split("/")[1] in ARCHIVED_MODELS
     return not name.endswith((".so", ".tgz")) and "_build" not in name
