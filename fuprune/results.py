@@ -264,13 +264,22 @@ class PhaseClock(NamedTuple):
         return self.own + sum(s for number, s in self.rounds if number <= last)
 
 
-class PictureArrays(NamedTuple):
+class FeatureMaps(NamedTuple):
     """The arrays of feature_maps.npz: what two channels see in real images."""
 
     images: np.ndarray  # [n, H, W, 1 or 3] uint8
     labels: np.ndarray  # [n] integers
     maps_most: np.ndarray  # [n, h, w] of the most discriminative channel
     maps_least: np.ndarray  # [n, h, w] of the least discriminative one
+
+
+class Pictures(NamedTuple):
+    """The arrays of pictures.npz: forgotten test images and what is answered."""
+
+    images: np.ndarray  # [n, H, W, 1 or 3] uint8
+    labels: np.ndarray  # [n] integers
+    before: np.ndarray  # [n] answers of the raw model
+    after: np.ndarray  # [n] answers of the method under test
 
 
 class Run(NamedTuple):
@@ -280,9 +289,10 @@ class Run(NamedTuple):
     record: RunRecord  # without results.json, what config.json says and no results
     curves: list[CurveRow]
     clocks: dict[str, PhaseClock]  # by unit
-    audit: Any
-    feature_maps: PictureArrays | None
-    notes: tuple[str, ...]  # one sentence for each file that is missing or broken
+    audit: Any = None
+    feature_maps: FeatureMaps | None = None
+    pictures: Pictures | None = None
+    notes: tuple[str, ...] = ()  # a sentence for each file that is missing or broken
 
 
 # Reading and writing.
@@ -426,15 +436,16 @@ def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
     return clocks
 
 
-def read_feature_maps(workdir: str | os.PathLike) -> PictureArrays:
-    """feature_maps.npz of a run.
+def read_arrays(path: str | os.PathLike, kind: Callable[..., Content]) -> Content:
+    """`FeatureMaps` or `Pictures` from their file.
 
     Raises:
       FormatError: the archive is broken or holds something else.
     """
     try:
-        with np.load(Path(workdir) / "feature_maps.npz", allow_pickle=False) as arrays:
-            return PictureArrays(*(arrays[name] for name in PictureArrays._fields))
+        with np.load(path, allow_pickle=False) as arrays:
+            fields = kind._fields  # type: ignore[attr-defined]
+            return kind(*(arrays[name] for name in fields))
     except Exception as error:  # NumPy's reader of headers raises many kinds
         raise FormatError(str(error) or type(error).__name__) from error
 
@@ -468,6 +479,9 @@ def read_run(
             notes.append(f"{name} does not parse: {reason[:300]}.")
         return None
 
+    def arrays(name: str, kind: Callable[..., Content]) -> Content | None:
+        return read(name, lambda at: read_arrays(at / name, kind), needed=False)
+
     found = read("results.json", read_record)
     if found is None:
         found = empty_record(read("config.json", read_provenance) or Provenance())
@@ -483,7 +497,8 @@ def read_run(
         curves,
         clocks,
         audit,
-        read("feature_maps.npz", read_feature_maps, needed=False),
+        arrays("feature_maps.npz", FeatureMaps),
+        arrays("pictures.npz", Pictures),
         tuple(notes),
     )
 
@@ -553,7 +568,7 @@ def setting(record: RunRecord, dotted: str) -> Any:
 
 # Settings that may differ between runs of one experiment: the seed, how a run is
 # watched and judged, and which part it does, as when machines share retraining.
-_IRRELEVANT = ("seed", "phases", "runtime", "report", "audit")
+IRRELEVANT = ("seed", "phases", "runtime", "report", "audit")
 _PARTS = {
     # Where the data is does not matter; what it is does.
     "data": ("dir",),
@@ -565,7 +580,7 @@ _PARTS = {
 def experiment_of(record: RunRecord) -> str:
     """The settings that runs of one experiment share; "" if the run has no config."""
     config = record.provenance.config
-    settings = {k: v for k, v in config.items() if k not in _IRRELEVANT}
+    settings = {k: v for k, v in config.items() if k not in IRRELEVANT}
     for section, keys in _PARTS.items():
         if isinstance(settings.get(section), dict):
             kept = {k: v for k, v in settings[section].items() if k not in keys}

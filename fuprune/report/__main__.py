@@ -1,6 +1,6 @@
 """Builds reports from the files of runs: `python -m fuprune.report runs/a runs/b`.
 
-One run gets its own report made again; several are joined into the paper's tables.
+One run gets its own report made again; several are compared, also with the paper.
 """
 
 import argparse
@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fuprune.errors import FupruneError
-from fuprune.report.joined_report import join
-from fuprune.report.run_report import build
+from fuprune.report.compare import join
+from fuprune.report.page import build
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 2 for what cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m fuprune.report",
-        description="Make the report of a run again, or join several runs into the "
-        "paper's tables with its numbers beside ours.",
+        description="Make the report of a run again, or set several runs side by side.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory")
     parser.add_argument(

@@ -17,11 +17,6 @@ def percent(value: float | None, digits: int = 1) -> str:
     return f"{100 * value:z.{digits}f}%".replace("-", "\N{MINUS SIGN}")
 
 
-def whole_percent(value: float | None) -> str:
-    """Formats a fraction as a percentage without decimals."""
-    return percent(value, 0)
-
-
 def number(value: float, digits: int = 3) -> str:
     """Formats a number with `digits` significant digits, integers in full."""
     if math.isnan(value):
@@ -73,6 +68,12 @@ def times(value: float) -> str:
     return f"{number(value, 3)}\N{MULTIPLICATION SIGN}"
 
 
+def speedup(value: float) -> str:
+    """Formats a speed-up: `10×`, and `3× slower` for a third."""
+    slower = value < 0.995
+    return f"{times(1 / value)} slower" if slower else times(value)
+
+
 def plural(amount: int, noun: str) -> str:
     """Formats `3 tests`, `1 test`."""
     return f"{amount} {noun}{'' if amount == 1 else 's'}"
@@ -96,15 +97,3 @@ def in_words(identifier: str) -> str:
 def capital(words: str) -> str:
     """Starts a sentence."""
     return words[:1].upper() + words[1:]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Formats the smallest and the largest of some shares: `86.1% to 86.9%`."""
-    low, high = percent(min(values)), percent(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def shorten(value: str, limit: int = 160) -> str:
-    """Cuts a long text from a file, saying that it was cut."""
-    short = value[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
-    return value if len(value) <= limit else short

@@ -1,145 +1,244 @@
-"""The page around the evidence: head, contents, sections, figures, and its files.
+"""The page of one run: four questions, each a screen, with what supports them folded.
 
-The page holds everything it shows. A content-security policy forbids scripts and any
-connection, so that even a slip in escaping could not run what a file carries.
+`build` reads what a run wrote and nothing else, so a report can be made again at any
+time, and the same files give the same bytes. The page holds everything it shows; a
+content-security policy forbids scripts and any connection.
 """
 
+import functools
 import importlib.resources
-from collections import Counter
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
+from fuprune.audit import reading
+from fuprune.audit.record import Audit
 from fuprune.errors import InputError
 from fuprune.files import write_whole
-from fuprune.report import charts, marks, table_forms
-from fuprune.report.markup import Child, Markup, element, join, region, text
-from fuprune.report.table_forms import Table
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-
-
-class Section(NamedTuple):
-    """One question of the page and its answer."""
-
-    anchor: str
-    contents: str  # its name in the table of contents
-    body: Markup
+from fuprune.report import figures, roles, tables
+from fuprune.report.figures import Drawing
+from fuprune.report.roles import Subject
+from fuprune.report.summary import as_text, summary
+from fuprune.report.tables import Table, cell, words
+from fuprune.results import Run, RunRecord, read_run
+from fuprune.surgery.plan import PrunePlan
 
 
-def section(anchor: str, contents: str, question: str, lead: str, *body: Child):
-    """Makes a section that opens with a question and explains it in plain words."""
-    heading = element("h2", None, question) if question else None
-    explained = element("p", {"class": "lead"}, lead) if lead else None
-    body = (heading, explained, *body)
-    return Section(anchor, contents, element("section", {"id": anchor}, *body))
+def build(workdir: str | Path) -> Path:
+    """Writes the report of a run into `workdir/report`.
 
+    Args:
+      workdir: the run's directory. Missing files are said in the page, not an error.
 
-def figure(
-    drawing: Child,
-    title: str = "",
-    caption: str = "",
-    *,
-    question: str = "",
-    legend: Child = None,
-    sideways: bool = False,
-    verdict: Child = None,
-) -> Markup:
-    """Frames a drawing with its title above and its explanation below."""
-    heading = element("h3", None, title, " " if verdict else None, verdict)
-    return element(
-        "figure",
-        None,
-        heading if title else None,
-        element("p", {"class": "question"}, question) if question else None,
-        region("sideways", f"Figure: {title}", drawing) if sideways else drawing,
-        legend,
-        element("figcaption", None, caption) if caption else None,
-    )
+    Returns:
+      The path of `report.html`; beside it are `report.md`, one CSV per table, and an
+      SVG, a PDF and a CSV per figure. Files of an earlier report are removed.
 
-
-def line_figure(
-    series: Sequence[charts.Series],
-    horizontal: marks.Axis,
-    vertical: marks.Axis,
-    label: str,
-    title: str,
-    caption: str,
-    guide: tuple[float, float] | None = None,
-    guide_name: str = "",
-) -> Markup:
-    """Frames a `charts.line_chart`; its legend lists lines of one family once."""
-    drawing = charts.line_chart(series, horizontal, vertical, label, guide)
-    families = Counter((line.family or line.label, line.style) for line in series)
-    entries = [
-        (name if amount == 1 else f"{name} ({amount})", "line", style)
-        for (name, style), amount in families.items()
-    ]
-    listed = legend(entries + ([(guide_name, "guide", "")] if guide else []))
-    return figure(drawing, title, caption, legend=listed)
-
-
-def grid(figures: Sequence[Child], style: str = "grid") -> Markup | None:
-    """Sets figures side by side where there is room; a "stack" is a column of them."""
-    kept = [entry for entry in figures if entry]
-    return element("div", {"class": style}, *kept) if kept else None
-
-
-def legend(entries: Sequence[tuple[str, str, str]]) -> Markup:
-    """Lists names beside their sample: name, kind of `marks.swatch`, CSS class."""
-    items = [
-        element("li", None, marks.swatch(kind, style), name)
-        for name, kind, style in entries
-    ]
-    return element("ul", {"class": "legend"}, *items)
-
-
-def details(summary: str, *content: Child) -> Markup:
-    """Folds content under its summary."""
-    return element("details", None, element("summary", None, summary), *content)
-
-
-def missing(*explanation: Child) -> Markup:
-    """Says what is not there, instead of leaving a gap."""
-    return element("p", {"class": "missing"}, *explanation)
-
-
-def note(*content: Child) -> Markup:
-    """Sets a remark in small soft letters."""
-    return element("p", {"class": "note"}, *content)
-
-
-def document(
-    title: str,
-    eyebrow: str,
-    facts: Sequence[tuple[str, str]],
-    sections: Sequence[Section],
-    footer: Child,
-) -> str:
-    """Puts the page together.
-
-    The eyebrow is the small line above the heading, and the facts below it are the name
-    and value of what identifies the run.
+    Raises:
+      InputError: the directory is not a run.
     """
-    items = [
-        element("li", None, element("a", {"href": f"#{part.anchor}"}, part.contents))
-        for part in sections
+    subject = roles.subject_of(read_run(workdir, reading.read))
+    drawn, made = _figures(subject), _tables(subject)
+    html = render("page.html", **_content(subject, drawn, made))
+    return write_report(Path(workdir) / "report", html, _heading(subject), made, drawn)
+
+
+def closing(workdir: str | Path) -> tuple[str, str]:
+    """What a terminal shows when a run has ended: the methods, and the summary."""
+    subject = roles.subject_of(read_run(workdir, reading.read))
+    table = tables.only(tables.methods_table(subject), _IN_TERMINAL)._replace(title="")
+    return tables.to_text(table), as_text(summary(subject))
+
+
+_IN_TERMINAL = (
+    *("Method", "Forgot", "Accuracy U-set", "Accuracy R-set", "Rounds", "Images"),
+    *("Speed-up over retraining time", "Audit"),
+)
+
+
+class Shown(str):
+    """HTML that a notebook renders."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+
+def show(value: Any) -> Shown:
+    """A record, an audit, a plan or a whole run (`read_run`) as HTML.
+
+    Raises:
+      InputError: the value is none of these.
+    """
+    found, made = None, []
+    if isinstance(value, PrunePlan):
+        made = [plan_table(value)]
+    elif isinstance(value, Run | RunRecord | Audit):
+        subject = roles.subject_of(_as_run(value))
+        found = None if isinstance(value, Audit) else summary(subject)
+        made = [
+            tables.methods_table(subject),
+            tables.audit_table(subject, headline=True),
+        ]
+    elif hasattr(value, "to_json"):
+        return show(reading.read(value.to_json()))
+    else:
+        raise InputError(
+            f"a {type(value).__name__} cannot be shown; give a RunRecord, an audit, a "
+            "PrunePlan or a Run."
+        )
+    # A scoped sheet, so that the page's rules do not reach the rest of the notebook.
+    sheet = style_sheet().replace(":root", ":scope")
+    kept = [table for table in made if table.rows]
+    return Shown(render("shown.html", sheet=sheet, summary=found, tables=kept))
+
+
+def _as_run(value: Run | RunRecord | Audit) -> Run:
+    if isinstance(value, Audit):
+        return Run("", RunRecord(classes=value.classes), [], {}, value)
+    return Run("", value, [], {}) if isinstance(value, RunRecord) else value
+
+
+def plan_table(plan: PrunePlan) -> Table:
+    """How many channels a plan keeps in each layer, and which."""
+    rows = [
+        [cell(layer), cell(len(kept)), cell(", ".join(map(str, kept)))]
+        for layer, kept in plan.keep.items()
     ]
-    known = [
-        element("li", None, name, " ", element("b", None, value))
-        for name, value in facts
-        if value
-    ]
-    return _PAGE.format(
-        policy=_POLICY,
-        title=text(title),
-        style=style_sheet(),
-        links=element("ol", None, *items),
-        eyebrow=text(eyebrow),
-        facts=element("ul", {"class": "facts"}, *known),
-        sections=join(part.body for part in sections),
-        footer=join([footer]),
+    columns = [*words("Layer"), tables.Column("Kept"), *words("Channels kept")]
+    return Table("plan", "What a cut keeps", columns, rows)
+
+
+def _figures(subject: Subject) -> list[Drawing]:
+    """Every figure of a run that has content."""
+    drawn = (
+        figures.class_figure(subject),
+        figures.picture_figure(subject),
+        figures.answer_figure(subject),
+        figures.confusion_figure(subject),
+        figures.price_figure(subject),
+        figures.audit_figure(subject),
+        figures.relearn_figure(subject),
+        figures.score_figure(subject),
+        figures.shape_figure(subject),
+        figures.map_figure(subject),
     )
+    return [drawing for drawing in drawn if drawing is not None]
+
+
+def _tables(subject: Subject) -> list[Table]:
+    """Every table of a run that has rows."""
+    record, audit = subject.record, subject.audit
+    unit, cuts = figures.cuts_to_show(subject)
+    provenance = record.provenance
+    made = (
+        tables.methods_table(subject),
+        tables.audit_table(subject, headline=True),
+        tables.audit_table(subject, headline=False),
+        tables.speed_table(subject),
+        tables.seeds_table(subject),
+        tables.stages_table(record),
+        tables.class_table(record),
+        tables.layers_table(record, unit, cuts),
+        tables.units_table(subject.run.clocks),
+        tables.privacy_curve_table(record),
+        tables.key_value_table("privacy", "The privacy accountant", record.privacy),
+        tables.key_value_table("settings", "Every setting", provenance.config),
+        tables.key_value_table("versions", "Versions", provenance.versions),
+        tables.key_value_table(
+            "audit_settings", "Settings of the audit", audit.settings if audit else {}
+        ),
+    )
+    return [table for table in made if table.rows]
+
+
+def _content(
+    subject: Subject, drawn: Sequence[Drawing], made: Sequence[Table]
+) -> dict[str, Any]:
+    """What the template is filled with."""
+    record, provenance = subject.record, subject.record.provenance
+    return dict(
+        title=roles.title(record),
+        facts=_facts(subject),
+        notes=subject.run.notes,
+        summary=summary(subject),
+        figures={one.name: _framed(one) for one in drawn},
+        tables={table.name: table for table in made},
+        of_classes=subject.of_classes,
+        them=roles.forgotten(record),
+        confidence=tables.confidence(subject.audit),
+        command=shlex.join(provenance.command),
+        rebuild=f"python -m fuprune.report {subject.run.name}",
+        commit=provenance.commit,
+        platform=provenance.platform,
+    )
+
+
+def _framed(drawing: Drawing) -> dict[str, Any]:
+    return dict(
+        name=drawing.name,
+        title=drawing.title,
+        caption=drawing.caption,
+        svg=Markup(drawing.svg),
+    )
+
+
+def _facts(subject: Subject) -> list[tuple[str, str]]:
+    """What identifies a run, name and value."""
+    named = {
+        "seed": "seed",
+        "clients": "partition.clients",
+        "per round": "train.cohort",
+        "bias": "partition.bias",
+        "algorithm": "train.algorithm",
+        "rounds": "train.rounds",
+        "pruning rate": "prune.rate",
+        "images per class": "data.limit",
+    }
+    found = {k: roles.setting_in_use(subject.record, v) for k, v in named.items()}
+    facts = [
+        (k, str(v)) for k, v in found.items() if v not in (None, "", 0) or k == "seed"
+    ]
+    return [("run", subject.run.name), *(one for one in facts if one[1] != "None")]
+
+
+def _heading(subject: Subject) -> list[str]:
+    """What `report.md` says before the tables."""
+    text, found = tables.markdown_text, summary(subject)
+    lines = [
+        f"# {text(roles.title(subject.record))}",
+        "",
+        f"**{text(found.headline)}**",
+        "",
+    ]
+    lines += [
+        f"- **{answer.question}** {text(f'{answer.short} {answer.details}')}"
+        for answer in found.answers
+    ]
+    return [*lines, "", *(f"> {text(note)}" for note in subject.run.notes)]
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("fuprune.report", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals.update(style_sheet=lambda: Markup(style_sheet()))
+    made.filters["chosen"] = lambda by_name, names: [
+        by_name[name] for name in names if name in by_name
+    ]
+    return made
+
+
+def render(template: str, **content: Any) -> str:
+    """Fills a template of this folder; text is escaped."""
+    return _templates().get_template(template).render(**content)
 
 
 def style_sheet() -> str:
@@ -149,9 +248,13 @@ def style_sheet() -> str:
 
 
 def write_report(
-    folder: Path, html: str, heading: Iterable[str], tables: Iterable[Table]
+    folder: Path,
+    html: str,
+    heading: Iterable[str],
+    made: Iterable[Table],
+    drawn: Iterable[Drawing],
 ) -> Path:
-    """Writes `report.html`, `report.md` and one CSV per table, each as a whole.
+    """Writes a report's files, each whole, and removes those of an earlier one.
 
     `heading` is the lines of Markdown before the tables. Returns `report.html`'s path.
 
@@ -164,26 +267,26 @@ def write_report(
         raise InputError(
             f"{str(folder)!r} is not a folder; remove it or choose another place."
         ) from error
-    folder, tables = folder.resolve(), list(tables)
-    parts = [*heading, "", *map(table_forms.to_markdown, tables)]
-    write_whole(folder / "report.md", "\n".join(parts))
-    for table in tables:
-        write_whole(folder / f"{table.name}.csv", table_forms.to_csv(table))
+    folder, made = folder.resolve(), list(made)
+    content: dict[str, str | bytes] = {
+        "report.md": "\n".join([*heading, "", *map(tables.to_markdown, made)])
+    }
+    content |= {f"{table.name}.csv": tables.to_csv(table) for table in made}
+    for one in drawn:
+        content[f"{one.name}.svg"] = _standalone(one.svg)
+        content[f"{one.name}.pdf"] = figures.pdf(one)
+        content[f"{one.data.name}.csv"] = tables.to_csv(one.data)
+    # A folder that holds a report is the report's own.
+    if (folder / "report.html").exists():
+        for path in folder.iterdir():
+            if path.suffix in (".csv", ".svg", ".pdf") and path.name not in content:
+                path.unlink()
+    for name, data in content.items():
+        write_whole(folder / name, data)
     write_whole(folder / "report.html", html)
     return folder / "report.html"
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<title>{title}</title><style>{style}</style></head>
-<body><div class="layout">
-<nav class="side" aria-label="Contents"><p class="mark">fuprune</p>{links}</nav>
-<main><header class="top"><p class="eyebrow">{eyebrow}</p><h1>{title}</h1>{facts}
-<details class="contents"><summary>Contents</summary>{links}</details></header>
-{sections}
-<footer>{footer}</footer></main></div></body></html>
-"""
+def _standalone(element: str) -> str:
+    """An SVG file of an element of a page: white paper, and the names it needs."""
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + element

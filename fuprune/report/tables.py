@@ -1,126 +1,179 @@
-"""The tables of one run: methods, speed, stages, classes, layers, settings, verdicts.
+"""The tables of a run, and one table in four forms: terminal, page, Markdown, CSV.
 
-A table has no rows if the record holds nothing for it, and is then left out.
+A cell has the text a person reads and, where it is a number, the full value that goes
+into the CSV. A measured column of the methods is one row of `COLUMNS`.
 """
 
+import csv
+import io
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
 
 from fuprune import results
-from fuprune.audit.evidence import AuditReport, Evidence
-from fuprune.report import formats, judgement, roles
-from fuprune.report.judgement import interval_text, test_title, value_text
-from fuprune.report.roles import Topic
-from fuprune.report.table_forms import Cell, Column, Table, cell, in_words
+from fuprune.audit import record as audits
+from fuprune.audit.record import Audit, Judged, Row
+from fuprune.report import formats, roles
+from fuprune.report.formats import percent
+from fuprune.report.roles import RETRAIN, Subject
 from fuprune.results import CutRow, MethodRow, PhaseClock, RunRecord, StageRow
 
-# What every method reached and spent: column, value of a row, how it is written.
-_COSTS = (
-    (Column("U-set", group="Accuracy"), lambda row: row.u_accuracy, formats.percent),
-    (Column("R-set", group="Accuracy"), lambda row: row.r_accuracy, formats.percent),
-    (Column("Rounds"), lambda row: row.rounds, formats.number),
-    (Column("own work", group="Time"), lambda row: row.times.own, formats.seconds),
-    (Column("training", group="Time"), lambda row: row.times.training, formats.seconds),
-    (Column("Images"), lambda row: row.images, formats.count),
-    (Column("Uploaded"), lambda row: row.upload_bytes, formats.size),
+
+class Cell(NamedTuple):
+    """One value of a table."""
+
+    text: str
+    value: float | str | None  # for the CSV; None is unknown, empty there
+    tone: str = ""  # of a coloured word: "good", "bad" or "unsure"
+
+
+class Column(NamedTuple):
+    """Heading of a column; neighbours with the same `group` share a heading above."""
+
+    title: str
+    numeric: bool = True
+    group: str = ""
+
+    @property
+    def full_title(self) -> str:
+        """The title where no heading stands above."""
+        return f"{self.group} {self.title}".strip()
+
+
+class Table(NamedTuple):
+    """A titled table with a file name of its own."""
+
+    name: str  # file name without its ending
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]  # without any, the table is left out of a report
+    note: str = ""
+    highlight: str = ""  # the first cell's text in rows that are tinted
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Headings above the columns, each with how many it spans; [] without any."""
+        if not any(column.group for column in self.columns):
+            return []
+        grouped = itertools.groupby(self.columns, key=lambda column: column.group)
+        return [(group, len(list(members))) for group, members in grouped]
+
+
+def words(*titles: str) -> list[Column]:
+    """Columns of text."""
+    return [Column(title, numeric=False) for title in titles]
+
+
+def cell(value: Any, text: str | Callable[..., str] = str, tone: str = "") -> Cell:
+    """A cell of a raw value and the text that a person reads, or its writer."""
+    if value is None:
+        return Cell(text if isinstance(text, str) else formats.MISSING, None, tone)
+    exact = value if isinstance(value, int | float) else str(value)
+    return Cell(text(value) if callable(text) else text, exact, tone)
+
+
+def to_text(table: Table, *, width: int = 0) -> str:
+    """A table for a terminal; plain lines that are never broken if width is 0."""
+    drawn = rich.table.Table(title=table.title or None, title_justify="left")
+    if not width:
+        drawn.box, drawn.show_edge, drawn.pad_edge = rich.box.ASCII, False, False
+    for column in table.columns:
+        justify = "right" if column.numeric else "left"
+        # As `Text`, because rich would take [..] in a name for markup.
+        drawn.add_column(rich.text.Text(column.full_title), justify=justify)
+    for row in table.rows:
+        drawn.add_row(*(rich.text.Text(entry.text) for entry in row))
+    stream = io.StringIO()
+    rich.console.Console(file=stream, width=width or 1000).print(drawn)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def to_markdown(table: Table, *, title: bool = True) -> str:
+    """A table as GitHub-flavoured Markdown with its title and note."""
+    lines = [f"## {markdown_text(table.title)}", ""] if title else []
+    titles = (markdown_text(column.full_title) for column in table.columns)
+    lines += [
+        f"| {' | '.join(titles)} |",
+        "|" + "|".join("---:" if c.numeric else "---" for c in table.columns) + "|",
+    ]
+    for row in table.rows:
+        lines.append(f"| {' | '.join(markdown_text(entry.text) for entry in row)} |")
+    if table.note:
+        lines += ["", markdown_text(table.note)]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_text(value: str) -> str:
+    """Escapes text for a line of Markdown."""
+    value = " ".join(value.split())
+    for character in "\\`*_[]|":
+        value = value.replace(character, "\\" + character)
+    return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def to_csv(table: Table) -> str:
+    """A table as CSV with unrounded numbers."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([column.full_title for column in table.columns])
+    writer.writerows([entry.value for entry in row] for row in table.rows)
+    return stream.getvalue()
+
+
+# The methods of a run.
+
+
+class Measured(NamedTuple):
+    """A column of the methods: how one seed's value is read, and how it is written."""
+
+    column: Column
+    value: Callable[[RunRecord, MethodRow], float | None]
+    written: Callable[[float], str]
+
+
+def _size(field: str) -> Callable[[RunRecord, MethodRow], float | None]:
+    def kept(record: RunRecord, row: MethodRow) -> float | None:
+        """The share of a network's parameters or FLOPs that is left after all cuts."""
+        totals = [
+            layer
+            for cut in record.cuts.get(row.name, ())
+            for layer in cut.layers
+            if layer.layer == "total"
+        ]
+        before = getattr(totals[0], f"{field}_before") if totals else 0
+        return getattr(totals[-1], f"{field}_after") / before if before else None
+
+    return kept
+
+
+COLUMNS = (
+    Measured(Column("U-set", group="Accuracy"), lambda _, r: r.u_accuracy, percent),
+    Measured(Column("R-set", group="Accuracy"), lambda _, r: r.r_accuracy, percent),
+    Measured(Column("Rounds"), lambda _, r: r.rounds, formats.number),
+    Measured(Column("Images"), lambda _, r: r.images, formats.count),
+    Measured(Column("Time"), lambda _, r: r.times.total, formats.seconds),
+    Measured(Column("Own work"), lambda _, r: r.times.own, formats.seconds),
+    Measured(Column("Uploaded"), lambda _, r: r.upload_bytes, formats.size),
+    Measured(Column("Parameters"), _size("parameters"), percent),
+    Measured(Column("FLOPs"), _size("flops"), percent),
 )
-COST_COLUMNS = tuple(column for column, _, _ in _COSTS)
-# What a point of the privacy curve says, and its title in tables and legends.
-PRIVACY_FIELDS = {
-    "r_accuracy": "R-set accuracy",
-    "u_accuracy": "U-set accuracy",
-    "overlap": "Same channels cut",
-    "fine_tuned_r_accuracy": "R-set, fine-tuned",
-    "fine_tuned_u_accuracy": "U-set, fine-tuned",
-}
-# The titles of `results.COSTS`, and how each is written.
-_SPENT = {
-    "rounds": formats.number,
-    "time": formats.seconds,
-    "images": formats.count,
-    "upload": formats.size,
-}
 
 
-def methods_table(topic: Topic) -> Table:
-    """Every method and seed: what it reached, and all that it spent."""
-    record, tested = topic.record, topic.tested
-    order = list(dict.fromkeys(row.method for row in record.methods))
-    retrained = results.mean(row.images for row in results.rows_of(record, "retrain"))
-    rows = [
-        (
-            model_cell(row.name, tested),
-            cell(roles.role(row.method, tested)),
-            *cost_cells([row]),
-            cell(_share(row, retrained), formats.times),
-            cell(_remark(row)),
-        )
-        for row in sorted(record.methods, key=lambda row: order.index(row.method))
-    ]
-    remark = Column("Remark", numeric=False, words=True)
-    share = Column("Images of a retraining's")
-    columns = (*in_words("Method", "Role"), *COST_COLUMNS, share, remark)
-    if not any(map(_remark, record.methods)):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return Table(
-        "methods",
-        "Every method, and all that it spent",
-        columns,
-        rows,
-        f"{_sets(record)} Time is the "
-        "method's own work (capture, scoring, surgery, noise) and the federated "
-        "rounds that it ran, evaluation included. Images: forward and backward passes "
-        "by all clients in these rounds and in those of FedEraser and SISA, without "
-        "other passes of a method over data, which its own work covers. Uploaded: by "
-        "one client that takes part in everything.",
-    )
-
-
-def units_table(clocks: Mapping[str, PhaseClock]) -> Table:
-    """Where the time of a run went: every unit that finished, and all of them."""
-    entries: list[tuple[str, float, float | None]] = [
-        (name, clock.unit, clock.programs)
-        for name, clock in clocks.items()
-        if clock.unit is not None
-    ]
-    if len(entries) > 1:
-        parts = [programs for _, _, programs in entries]
-        programs = None if None in parts else sum(results.known(parts))
-        entries.append(("all of them", sum(unit for _, unit, _ in entries), programs))
-    times = (Column("all of it", group="Time"), Column("programs", group="Time"))
-    return Table(
-        "units",
-        "Where the time went",
-        (*in_words("Unit"), *times),
-        [
-            (cell(name), *(cell(time, formats.seconds) for time in seconds))
-            for name, *seconds in entries
-        ],
-        "Each unit in its last start, in seconds of the clock. Programs: tracing, "
-        "compiling or loading what JAX runs, which a second run finds in the "
-        "compilation cache. Loading the data and opening the devices come before.",
-    )
-
-
-def _share(row: MethodRow, retrained: float | None) -> float | None:
-    """The clients' work as a share of retraining's."""
-    return row.images / retrained if retrained and not row.error else None
-
-
-def _sets(record: RunRecord) -> str:
-    """What U-set and R-set are, which depends on the kind of request."""
-    u_set, r_set = roles.u_images(record), roles.r_images(record, every=True)
-    if record.request.kind != "classes":
-        u_set += ", where retraining's accuracy is the one to have"
-    return f"U-set: {u_set}; R-set: {r_set}."
-
-
-def cost_cells(rows: Sequence[MethodRow]) -> list[Cell]:
-    """What seeds of a method reached and spent, in the order of `COST_COLUMNS`."""
+def measured_cells(record: RunRecord, rows: Sequence[MethodRow]) -> list[Cell]:
+    """The cells of `COLUMNS`: means over seeds, of accuracies with their deviation."""
     return [
-        mean_cell(map(value, rows), written, spread=written is formats.percent)
-        for _, value, written in _COSTS
+        mean_cell(
+            [one.value(record, row) for row in rows],
+            one.written,
+            spread=one.column.group == "Accuracy",
+        )
+        for one in COLUMNS
     ]
 
 
@@ -137,59 +190,182 @@ def mean_cell(
     mean = sum(known) / len(known) if len(known) > 1 else known[0]
     if len(known) == 1 or not spread:
         return cell(mean, written)
-    text, deviation = written(mean), statistics.stdev(known)
+    text, deviation = written(mean), written(statistics.stdev(known))
     unit = text[-1] if text[-1] in "%\N{MULTIPLICATION SIGN}" else ""
-    width = written(deviation) if unit == "%" else formats.number(deviation, 2)
-    both = f"{text.removesuffix(unit)} \N{PLUS-MINUS SIGN} {width.removesuffix(unit)}"
-    return cell(mean, f"{both}{unit}")
+    both = f"{text.removesuffix(unit)} \N{PLUS-MINUS SIGN} {deviation}"
+    return cell(mean, both if unit else f"{text} \N{PLUS-MINUS SIGN} {deviation}")
 
 
-def _remark(row: MethodRow) -> str:
-    warning = roles.warning(row.method)
-    return f"did not finish: {row.error}" if row.error else formats.capital(warning)
+TONES = {
+    audits.DIFFERENT: "bad",
+    audits.EQUIVALENT: "good",
+    audits.NO_DIFFERENCE: "unsure",
+    audits.NO_POWER: "unsure",
+}
 
 
-def speed_table(topic: Topic, target: str) -> Table:
-    """When each method came to one of `results.TARGETS`, and how much sooner."""
-    record, tested = topic.record, topic.tested
-    rows, accuracy = [], None
-    retrained = results.reached(results.rows_of(record, roles.RETRAIN), target)
-    for method in dict.fromkeys(row.method for row in record.methods):
-        found = results.reached(results.rows_of(record, method), target)
-        if found is not None:
-            accuracy = found.accuracy
-            # Retraining is not compared with itself.
-            base = None if method == roles.RETRAIN else retrained
-            named = cell(method, roles.method_words, highlight=method == tested)
-            ratios = [cell(r, formats.times) for r in results.speedups(found, base)]
-            rows.append((named, *reached_cells(found), *ratios))
-    return Table(
-        f"speed_{target}",
-        f"Speed to {roles.reworded(record, results.TARGETS[target])}: "
-        f"{formats.percent(accuracy)} on the R-set of the "
-        f"{record.chosen_on or 'test'} split",
-        (
-            *in_words("Method"),
-            *cost_columns("Spent until then"),
-            *cost_columns("Times less than retraining"),
-        ),
-        rows,
-        "Mean over seeds, on one evaluation grid that starts at round 0. Time is own "
-        "work and training together. Learning-rate schedules end with each method's "
-        "budget, so a shorter budget alone brings the crossing forward: retrain short "
-        "is the control for that.",
+def verdict_cell(verdict: str) -> Cell:
+    """A verdict of the audit as a coloured word."""
+    return Cell(verdict or formats.MISSING, verdict or None, TONES.get(verdict, ""))
+
+
+def gone_cell(forgot: bool | None) -> Cell:
+    """Whether the answers forgot."""
+    if forgot is None:
+        return cell(None)
+    return cell("yes" if forgot else "no", tone="good" if forgot else "bad")
+
+
+def speed_cells(subject: Subject, method: str, target: str = "retrained") -> list[Cell]:
+    """Speed-up over retraining in rounds, time and images, of what forgot alone."""
+    if method == RETRAIN:
+        return [cell(None)] * 3
+    if subject.has_forgotten(method) is False:
+        return [cell(None, "did not forget"), cell(None), cell(None)]
+    found = results.reached(subject.rows(method), target)
+    base = results.reached(subject.rows(RETRAIN), target)
+    if found is not None and base is not None and found.late:
+        return [cell(None, "not reached"), cell(None), cell(None)]
+    ratios = results.speedups(found, base)[:3]
+    return [cell(ratio, formats.speedup) for ratio in ratios]
+
+
+_SPEED = [
+    Column(n, group="Speed-up over retraining") for n in ("rounds", "time", "images")
+]
+
+
+def methods_table(subject: Subject) -> Table:
+    """Every method: what it reached, spent and kept, and the audit's verdict."""
+    rows = [
+        [
+            cell(method, method_words),
+            cell(roles.role(method, subject.tested)),
+            gone_cell(subject.has_forgotten(method)),
+            *measured_cells(subject.record, subject.rows(method)),
+            *speed_cells(subject, method),
+            verdict_cell(subject.audit.verdict(method) if subject.audit else ""),
+        ]
+        for method in subject.methods
+    ]
+    request = subject.record.request
+    sets = (
+        f"U-set: test images of {roles.forgotten(subject.record)}; R-set: those of the "
+        "other classes."
+        if subject.of_classes
+        else f"U-set: {request.u_set}; R-set: {request.r_set}."
+    )
+    return without_empty_columns(
+        Table(
+            "methods",
+            "Every method, and what it spent",
+            [
+                *words("Method", "Role", "Forgot"),
+                *(one.column for one in COLUMNS),
+                *_SPEED,
+                *words("Audit"),
+            ],
+            rows,
+            f"{sets} Mean \N{PLUS-MINUS SIGN} standard deviation over seeds. Images: "
+            "forward and backward passes by all clients. Time: with the method's own "
+            "work. Uploaded: by one client. Parameters, FLOPs: what a cut leaves. "
+            "Speed-up: until retraining's own accuracy, for methods that forgot.",
+            highlight=method_words(subject.tested or ""),
+        )
     )
 
 
-def cost_columns(group: str) -> list[Column]:
-    """The columns of `results.COSTS`, under one heading."""
-    return [Column(title, group=group) for title in _SPENT]
+def method_words(method: str) -> str:
+    """A method's name in words, with what must stand beside its numbers."""
+    named, warned = formats.in_words(method), roles.warning(method)
+    return f"{named} ({warned})" if warned else named
+
+
+def without_empty_columns(table: Table) -> Table:
+    """Leaves out the columns in which no row says anything."""
+    used = [
+        any(
+            entry.value is not None or entry.text != formats.MISSING
+            for entry in entries
+        )
+        for entries in zip(*table.rows, strict=True)
+    ]
+    columns = [*itertools.compress(table.columns, used)]
+    rows = [[*itertools.compress(row, used)] for row in table.rows]
+    return table._replace(columns=columns, rows=rows)
+
+
+def only(table: Table, titles: Sequence[str]) -> Table:
+    """The columns of these titles, as far as the table has them."""
+    kept = [n for n, one in enumerate(table.columns) if one.full_title in titles]
+    return table._replace(
+        columns=[table.columns[n] for n in kept],
+        rows=[[row[n] for n in kept] for row in table.rows],
+    )
+
+
+def seeds_table(subject: Subject) -> Table:
+    """Every method and seed, and why one that stopped did."""
+    rows = [
+        [
+            cell(row.name, formats.in_words),
+            *measured_cells(subject.record, [row]),
+            cell(row.error or ""),
+        ]
+        for row in subject.record.methods
+    ]
+    columns = [*words("Unit"), *(one.column for one in COLUMNS), *words("Stopped")]
+    return without_empty_columns(Table("seeds", "Every method and seed", columns, rows))
+
+
+_SPENT = (formats.number, formats.seconds, formats.count, formats.size)
+
+
+def speed_table(subject: Subject) -> Table:
+    """When each method came to each target, and its speed-up over retraining."""
+    rows = []
+    for target, meaning in results.TARGETS.items():
+        for method in subject.methods:
+            found = results.reached(subject.rows(method), target)
+            if found is None:
+                continue
+            rows.append(
+                [
+                    cell(meaning),
+                    cell(found.accuracy, percent),
+                    cell(method, method_words),
+                    *reached_cells(found),
+                    *speed_cells(subject, method, target),
+                ]
+            )
+    spent = [
+        Column(n, group="Spent until then")
+        for n in ("rounds", "time", "images", "upload")
+    ]
+    return Table(
+        "speed",
+        "When each method came to a target",
+        [
+            *words("Target"),
+            Column(f"R-set, {subject.record.chosen_on or 'test'}"),
+            *words("Method"),
+            *spent,
+            *_SPEED,
+        ],
+        rows,
+        "Means over seeds, on one evaluation grid from round 0. Time includes a "
+        "method's own work. A shorter learning-rate schedule alone brings a crossing "
+        "forward; retrain short is the control for that.",
+        highlight=method_words(subject.tested or ""),
+    )
 
 
 def reached_cells(found: results.Reached | None) -> list[Cell]:
     """Rounds, time, images and bytes until a target; seeds that were late are said."""
-    costs = zip(results.COSTS, _SPENT.values(), strict=True)
-    made = [cell(getattr(found, cost, None), written) for cost, written in costs]
+    made = [
+        cell(getattr(found, cost, None), written)
+        for cost, written in zip(results.COSTS, _SPENT, strict=True)
+    ]
     if found is not None and found.rounds is None:
         made[0] = cell(None, "not reached")
     elif found is not None and found.late:
@@ -198,217 +374,234 @@ def reached_cells(found: results.Reached | None) -> list[Cell]:
     return made
 
 
-def paper_table(topic: Topic) -> Table:
-    """The table of the paper's form: raw, after-pruned, fine-tuned, re-trained."""
-    record = topic.record
-    cuts = [
-        (row, stages)
-        for row in record.methods
-        if (stages := results.pruned_stages(record, row.name))
-    ]
-    retrained = next(iter(results.rows_of(record, roles.RETRAIN)), None)
-    longest = max((len(stages) for _, stages in cuts), default=0)
-    headings = [f"After cut {n + 1}" for n in range(longest)]
-    headings = headings if longest > 1 else ["After-pruned"]
-    rows = []
-    for final, stages in cuts:
-        padding = [None] * (longest - len(stages))
-        models = [results.raw_stage(record), *stages, *padding, final, retrained]
-        cells = accuracy_cells([[model] for model in models])
-        rows.append((model_cell(final.name, topic.tested), *cells))
+# The audit.
+
+
+def audit_table(subject: Subject, *, headline: bool) -> Table:
+    """The headline: differences from retraining. Otherwise the rows that describe."""
+    audit = subject.audit
+    name, title, rows = "audit", "Differences from retraining", []
+    if not headline:
+        name, title = "audit_further", "Further measures, which describe"
+    models = judged_models(audit, subject.tested) if audit else []
+    own, others = models[:1], models[1:]
+    for row in audit.rows if audit else ():
+        if row.headline != headline:
+            continue
+        judged = [cell(None), cell(None), cell("")]
+        if own and own[0] in row.models:
+            judged = difference_cells(row, own[0])
+        rows.append(
+            [
+                cell(row.name, measure_words),
+                retrained_cell(row),
+                *(judged if headline else judged[:1]),
+                *(value_cell(row, model, headline) for model in others),
+            ]
+        )
+    ours = words("Verdict") if headline else []
+    difference = [Column("Difference")] if headline else []
     return Table(
-        "paper_form",
-        "In the form of the paper's Tables 2 and 3",
+        name,
+        title,
         [
-            *in_words("Method"),
-            *accuracy_columns("Raw model", *headings, "Fine-tuned", "Re-trained"),
+            *words("Measure"),
+            Column("Retrained"),
+            *(Column(formats.in_words(model)) for model in own),
+            *difference,
+            *ours,
+            *(Column(formats.in_words(model)) for model in others),
         ],
         rows,
-        "Re-trained is the run's own retraining, first seed.",
+        f"Difference: mean minus retraining's mean, with its {confidence(audit)} "
+        "interval. Equivalent: the whole interval lies within the margin."
+        if audit and headline
+        else "",
     )
 
 
-def accuracy_columns(*groups: str) -> list[Column]:
-    """Columns of U-set and R-set accuracy, for each of several models."""
+def confidence(audit: Audit | None) -> str:
+    """The audit's confidence, `95%`."""
+    return percent(audit.confidence, 0) if audit else ""
+
+
+def judged_models(audit: Audit, tested: str | None) -> list[str]:
+    """The models of an audit: under test, other candidates, controls, the raw model."""
+    names = dict.fromkeys(
+        [*audit.candidates, *(n for r in audit.rows for n in r.models)]
+    )
+    order = {"under test": 0, "baseline": 1, "control": 2, "before forgetting": 3}
+    kept = [name for name in names if name != "random_init"]
+    return sorted(kept, key=lambda name: order.get(roles.role(name, tested), 1))
+
+
+def difference_cells(row: Row, model: str) -> list[Cell]:
+    """A model's value, its difference with the interval, and the verdict."""
+    judged = row.models[model]
+    if judged.difference is None:
+        return [cell(judged.mean, value_writer(row)), cell(None), verdict_cell("")]
     return [
-        Column(title, group=group) for group in groups for title in ("U-set", "R-set")
+        cell(judged.mean, value_writer(row)),
+        cell(judged.difference, difference_text(row, judged)),
+        verdict_cell(row.verdict(model)),
     ]
 
 
-def accuracy_cells(
-    models: Iterable[Sequence[StageRow | MethodRow | None]],
-) -> list[Cell]:
-    """The cells of `accuracy_columns`: means over the seeds of each model."""
-    return [
-        mean_cell([getattr(row, field, None) for row in seeds], exact_percent)
-        for seeds in models
-        for field in ("u_accuracy", "r_accuracy")
+def difference_text(row: Row, judged: Judged) -> str:
+    """Writes `+1.2 [−0.4, +2.8]`; of fractions in points."""
+    scale, written = (100, "{:+.1f}") if row.unit == "fraction" else (1, "{:+.3g}")
+    values = (judged.difference, judged.low, judged.high)
+    parts = [written.format(scale * value) for value in values if value is not None]
+    text = f"{parts[0]} [{', '.join(parts[1:])}]" if len(parts) == 3 else parts[0]
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def value_writer(row: Row) -> Callable[[float], str]:
+    """How the values of a row are written."""
+    return percent if row.unit == "fraction" else formats.number
+
+
+def value_cell(row: Row, model: str, judged: bool) -> Cell:
+    """A model's value, coloured by its verdict."""
+    found = row.models.get(model)
+    tone = TONES.get(row.verdict(model), "") if judged else ""
+    return cell(found.mean if found else None, value_writer(row), tone)
+
+
+def retrained_cell(row: Row) -> Cell:
+    """The range of the retrained models."""
+    known = results.known(row.retrained)
+    if not known:
+        return cell(None)
+    low, high = (value_writer(row)(end) for end in (min(known), max(known)))
+    return cell(sum(known) / len(known), low if low == high else f"{low} to {high}")
+
+
+def measure_words(name: str) -> str:
+    """Names a measure in words: `U-set accuracy`."""
+    text = " ".join(_SPELLING.get(part, part) for part in name.split("_"))
+    return text[:1].upper() + text[1:]
+
+
+_SPELLING = {"u": "U-set", "r": "R-set", "auc": "AUC", "tpr": "TPR", "kl": "KL"}
+_SPELLING |= {"cka": "CKA", "jensen": "Jensen", "shannon": "Shannon"}
+
+
+# What is folded away, and in files.
+
+
+def stages_table(record: RunRecord) -> Table:
+    """Every model on the way: the paper's Tables 2 and 3 are made of these."""
+    rows = [
+        [
+            cell(stage.method, formats.in_words),
+            cell(stage.stage, formats.in_words),
+            cell(stage.u_accuracy, percent),
+            cell(stage.r_accuracy, percent),
+        ]
+        for stage in record.stages
     ]
-
-
-def exact_percent(value: float) -> str:
-    """A percentage with the digits of the paper's tables."""
-    return formats.percent(value, 2)
+    columns = [*words("Unit", "Stage"), Column("U-set"), Column("R-set")]
+    return Table("stages", "Accuracy, model by model", columns, rows)
 
 
 def class_table(record: RunRecord) -> Table:
     """The accuracy of each class in each stage."""
     stages = [stage for stage in record.stages if stage.per_class]
-    by_class = zip(*(stage.per_class for stage in stages), strict=False)
     rows = [
-        (
-            cell(results.class_label(record, n), highlight=n in record.classes),
-            *(cell(value, formats.percent) for value in values),
-        )
-        for n, values in enumerate(by_class)
+        [
+            cell(results.class_label(record, n)),
+            *(cell(value, percent) for value in values),
+        ]
+        for n, values in enumerate(zip(*(s.per_class for s in stages), strict=False))
     ]
-    return Table(
-        "classes",
-        "Accuracy of each class, stage by stage",
-        [*in_words("Class"), *(Column(roles.stage_title(stage)) for stage in stages)],
-        rows,
-        "Forgotten classes are tinted." if record.classes else "On the test images.",
-    )
+    titles = [stage_title(stage) for stage in stages]
+    columns = [*words("Class"), *map(Column, titles)]
+    return Table("classes", "Accuracy of each class, model by model", columns, rows)
 
 
-def layer_tables(topic: Topic) -> list[Table]:
+def stage_title(stage: StageRow) -> str:
+    """Names a stage: `raw`, `class pruning, pruned 9`, `retrain`."""
+    method, step = formats.in_words(stage.method), formats.in_words(stage.stage)
+    return f"{method}, {step}" if stage.stage.startswith("pruned") else method
+
+
+def layers_table(record: RunRecord, unit: str, cuts: Sequence[CutRow]) -> Table:
     """Every layer's width, parameters and cost before and after each cut."""
-    return [
-        _layer_table("layers" if n == 1 else f"layers_{n}", title, cut)
-        for n, (title, cut) in enumerate(roles.cuts_to_show(topic), 1)
-    ]
-
-
-def _layer_table(name: str, cut_title: str, cut: CutRow) -> Table:
-    sizes = ("channels", "parameters", "flops")
-    titles = ("Channels", "Parameters", "FLOPs per image")
+    sizes = {"channels": "Channels", "parameters": "Parameters", "flops": "FLOPs"}
     moments = ("before", "after")
-    fields = [f"{size}_{when}" for size in sizes for when in moments]
-    columns = [Column(when, group=title) for title in titles for when in moments]
     rows = [
-        (
-            cell(row.layer, highlight=row.layer == "total"),
-            *(cell(getattr(row, field), formats.number) for field in fields),
+        [
+            cell(results.class_label(record, cut.class_id)),
+            cell(row.layer),
+            *(
+                cell(getattr(row, f"{size}_{when}"), formats.number)
+                for size in sizes
+                for when in moments
+            ),
             cell(row.spared),
-        )
+        ]
+        for cut in cuts
         for row in cut.layers
     ]
+    columns = [Column(w, group=title) for title in sizes.values() for w in moments]
     return Table(
-        name,
-        f"Every layer before and after the cut ({cut_title})",
-        (*in_words("Layer"), *columns, Column("Spared")),
+        "layers",
+        f"Every layer before and after the cut ({formats.in_words(unit)})",
+        [*words("Class", "Layer"), *columns, Column("Spared")],
         rows,
         "Spared channels were due to go but kept so that the layer is not emptied.",
+        highlight="total",
     )
 
 
 def privacy_curve_table(record: RunRecord) -> Table:
     """Accuracy against epsilon."""
+    fields = {
+        "r_accuracy": "R-set accuracy",
+        "u_accuracy": "U-set accuracy",
+        "overlap": "Same channels cut",
+        "fine_tuned_r_accuracy": "R-set, fine-tuned",
+        "fine_tuned_u_accuracy": "U-set, fine-tuned",
+    }
     rows = [
-        (
-            cell(point.epsilon),
-            *(cell(getattr(point, field), formats.percent) for field in PRIVACY_FIELDS),
-        )
-        for point in record.privacy_curve
+        [cell(one.epsilon), *(cell(getattr(one, field), percent) for field in fields)]
+        for one in record.privacy_curve
     ]
-    columns = (Column("Epsilon"), *map(Column, PRIVACY_FIELDS.values()))
+    columns = [Column("Epsilon"), *map(Column, fields.values())]
     return Table("privacy_curve", "Accuracy against epsilon", columns, rows)
 
 
+def units_table(clocks: Mapping[str, PhaseClock]) -> Table:
+    """Where the time of a run went: every unit that finished."""
+    rows = [
+        [cell(name), cell(clock.unit, formats.seconds)]
+        for name, clock in clocks.items()
+        if clock.unit is not None
+    ]
+    note = "Each unit in its last start."
+    columns = [*words("Unit"), Column("Time")]
+    return Table("units", "Where the time went", columns, rows, note)
+
+
 def key_value_table(name: str, title: str, values: Mapping[str, Any]) -> Table:
-    """Lists nested values, one dotted key per row; None if there are none."""
-    columns = (*in_words("Key"), Column("Value", numeric=False, words=True))
-    rows = [(cell(key), _value_cell(value)) for key, value in _flat(values)]
-    return Table(name, title, columns, rows)
+    """Nested values, one dotted key per row."""
+    rows = [[cell(key), _value_cell(value)] for key, value in flat(values)]
+    return Table(name, title, words("Key", "Value"), rows)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by dotted keys."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
 def _value_cell(value: Any) -> Cell:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return cell(value, "{:g}".format if isinstance(value, float) else None)
+        return cell(value, "{:g}".format if isinstance(value, float) else str)
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value)) or "(none)"
-    return cell(formats.shorten("(none)" if value == {} else str(value), 300))
-
-
-def tally_table(audit: AuditReport, tested: str | None) -> Table:
-    """The headline's verdict on every audited model, and the count of all tests."""
-    rows = [
-        (
-            model_cell(name, tested),
-            cell(roles.described(name, tested)),
-            cell("", verdict=judgement.headline(audit, name).verdict),
-            *(cell(amount) for amount in judgement.counts(audit, name)),
-        )
-        for name in _judged_models(audit, tested)
-    ]
-    role = Column("Role", numeric=False, words=True)
-    return Table(
-        "tally",
-        "Verdicts on every model",
-        (*in_words("Model"), role, *in_words("Headline"), *count_columns("All tests")),
-        rows if audit.tests else [],
-        "The raw model was trained on what is to be forgotten and should fail: where "
-        "it does not, the test has no power here and cannot tell.",
-    )
-
-
-def count_columns(group: str) -> list[Column]:
-    """The columns of `judgement.counts`, under one heading."""
-    return [Column(title, group=group) for title in judgement.COUNTED.values()]
-
-
-def _judged_models(audit: AuditReport, tested: str | None) -> list[str]:
-    # The untrained net is a yardstick of the probe, and stands in that table.
-    models = roles.audited_models(audit, tested)
-    return [name for name in models if name != roles.RANDOM]
-
-
-def model_cell(name: str, tested: str | None) -> Cell:
-    """A model's name, tinted if it is the method under test."""
-    return cell(name, formats.in_words, highlight=roles.family(name) == tested)
-
-
-def verdict_table(audit: AuditReport, tested: str | None) -> Table:
-    """The verdict on every model in every test, those that could see first."""
-    names = _judged_models(audit, tested)
-    # A phone shows two columns: the test and the method it is about.
-    first, others = names[:1], names[1:]
-    rows = [
-        (
-            cell(test.name, test_title(test)),
-            *(_judged(test, name) for name in first),
-            cell(interval_text(test)),
-            cell(judgement.difference_text(test)),
-            *(_judged(test, name) for name in others),
-        )
-        for test in judgement.ordered(audit)
-    ]
-    return Table(
-        "verdicts",
-        "What was tested, and what could be seen",
-        (
-            *in_words("Test"),
-            *(Column(formats.in_words(name)) for name in first),
-            Column("Where retrained models lie"),
-            Column("Smallest visible difference"),
-            *(Column(formats.in_words(name)) for name in others),
-        ),
-        rows if names else [],
-        "Tests that tell the raw model from retraining come first. A model fails when "
-        "it lies where a retrained model hardly would; otherwise it is not told apart.",
-    )
-
-
-def _judged(test: Evidence, name: str) -> Cell:
-    if name not in test.values:
-        return cell(None)
-    value = test.values[name]
-    return cell(value, value_text(test, value), verdict=test.verdicts[name])
+    return cell("(none)" if value == {} else str(value)[:300])

@@ -20,9 +20,7 @@ import jax
 from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune import results
-from fuprune.audit.evidence import AuditReport
 from fuprune.files import write_whole
-from fuprune.report import prose
 from fuprune.results import (
     FeatureMapsRow,
     MethodOutcome,
@@ -50,7 +48,7 @@ from fuprune.run.loop import (
     choice_split,
     outcome_of,
 )
-from fuprune.run.progress import Progress, show_record
+from fuprune.run.progress import Progress
 from fuprune.run.store import AuditOutcome, Store, lock_workdir
 from fuprune.surgery import rebuild
 
@@ -265,14 +263,13 @@ def _show(this: Experiment, record: RunRecord | None) -> RunRecord | None:
     workdir = this.store.workdir
     if record is None and (workdir / "results.json").exists():
         record = results.read_run(workdir).record
-    if record is not None:
-        show_record(record)
-    if "report" in configuration.phases(this.config):
-        this.progress.note(f"Report: {reporting.build(workdir)}")
-    this.progress.note(f"Written: {workdir}")
     if record is not None and record.methods:
         # The audit may be of an earlier start of this run.
-        read = results.read_run(workdir, AuditReport.from_json)
-        screen = prose.first_screen(read.record, read.audit)
-        this.progress.prose(f"\n{prose.as_text(screen)}")
+        table, summary = reporting.closing(workdir)
+        this.progress.note(table)
+        this.progress.prose(f"\n{summary}")
+    if "report" in configuration.phases(this.config):
+        this.progress.note(f"Report: {reporting.build(workdir)}")
+    else:
+        this.progress.note(f"Written: {workdir}")
     return record

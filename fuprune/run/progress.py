@@ -1,24 +1,18 @@
-"""What a run shows: where it is while it runs, and its tables at the end.
+"""What a run shows: where it is while it runs.
 
 A live line on a terminal, a plain line now and then elsewhere. Beside it only the
 command lines print: their answers, and the one line of an error.
 """
 
 import contextlib
-import numbers
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import TextIO
 
-import rich.box
 import rich.console
 import rich.progress
-import rich.table
 import rich.text
-
-from fuprune.results import MethodRow, RunRecord
-from fuprune.unlearning.request import ForgetRequest, describe_request
 
 DAY = 86_400.0
 
@@ -219,87 +213,3 @@ def _status(
             parts.append(f"{images_per_second:,.0f} images/s")
         parts.append(f"{duration(max(0, left) / speed)} left")
     return "  ".join(parts)
-
-
-def print_table(
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    title: str = "",
-    stream: TextIO | None = None,
-) -> None:
-    """Prints rows with the same keys as a table, those keys as its head.
-
-    Values are shown with `str`, floats with four digits, None as a dash.
-    """
-    console = rich.console.Console(file=stream or sys.stdout, highlight=False)
-    table = rich.table.Table()
-    if not console.is_terminal:
-        console.width = 1000  # no lines are broken
-        table.box, table.show_edge, table.pad_edge = rich.box.ASCII, False, False
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    for place, column in enumerate(columns):
-        numeric = all(_is_number(row.get(column)) for row in rows) and place > 0
-        justify = "right" if numeric else "left"
-        # As `Text`, because rich would take [..] in a name for markup.
-        table.add_column(rich.text.Text(column), justify=justify)
-    for row in rows:
-        table.add_row(*(rich.text.Text(_cell(row.get(column))) for column in columns))
-    console.print(*([rich.text.Text(title)] if title else []), table, sep="\n")
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, numbers.Real)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
-        return f"{float(value):.4g}"
-    return str(value)
-
-
-def show_record(record: RunRecord) -> None:
-    """Print the table of the paper's form, and the comparison of methods."""
-    request = ForgetRequest(**{record.request.kind: tuple(record.request.targets)})
-    print_table(
-        [
-            {
-                "method": row.method,
-                "stage": row.stage,
-                "U-set": _percent(row.u_accuracy),
-                "R-set": _percent(row.r_accuracy),
-            }
-            for row in record.stages
-        ],
-        title=f"Accuracy by stage, forgetting {describe_request(request)}",
-    )
-    if record.methods:
-        print_table(
-            [_method_cells(row) for row in record.methods],
-            title="Methods; rounds until R-set accuracy on the "
-            f"{record.chosen_on} split first reaches each target",
-        )
-
-
-def _method_cells(row: MethodRow) -> dict[str, Any]:
-    reached = {
-        f"to {crossing.target.replace('_', ' ')} {_percent(crossing.accuracy)}": (
-            crossing.rounds
-        )
-        for crossing in row.crossings
-    }
-    return {
-        "method": row.name,
-        "U-set": _percent(row.u_accuracy),
-        "R-set": _percent(row.r_accuracy),
-        **reached,
-        "own seconds": row.times.own,
-        "training seconds": row.times.training,
-        "bytes": row.upload_bytes,
-        "error": row.error,
-    }
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.2f}%"

@@ -1,12 +1,13 @@
-"""A small run by the record's own constructors: made-up numbers, real types."""
+"""A small run by the records' own constructors: made-up numbers, real types."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 
 from fuprune import results
-from fuprune.audit.evidence import HEADLINE, AuditReport, Evidence, Headline
+from fuprune.audit.record import Audit, Curve, Judged, Row
 from fuprune.results import (
     Crossing,
     CurveRow,
@@ -14,7 +15,6 @@ from fuprune.results import (
     FeatureMapsRow,
     LayerRow,
     MethodRow,
-    PrivacyPoint,
     Provenance,
     RequestRow,
     Run,
@@ -38,12 +38,22 @@ OUTCOMES = {
 
 def method_row(name, u=0.0, r=0.86, rounds=20, reached=12, error=None) -> MethodRow:
     method, _, seed = name.partition("_seed")
-    costs = (10.0 + reached, 100 * reached, 1000 * reached) if reached else [None] * 3
+    costs = (10.0 + reached, 100 * reached, 1000 * reached) if reached else ()
     crossing = Crossing("retrained", 0.855, reached, *costs)
     return MethodRow(
-        name, method, int(seed or 1) - 1, u, r, rounds, 100 * rounds,
-        Times(2.0, float(rounds)), 50, 1000, [crossing], error, {},
-    )  # fmt: skip
+        name,
+        method,
+        int(seed or 1) - 1,
+        u,
+        r,
+        rounds,
+        100 * rounds,
+        Times(2.0, float(rounds)),
+        50,
+        1000,
+        [crossing],
+        error,
+    )
 
 
 def stage_row(method, stage, u, r, classes=(3,), num_classes=4) -> StageRow:
@@ -63,6 +73,7 @@ def cut_row(class_id=3) -> CutRow:
 
 def make_record(
     *,
+    outcomes=None,
     methods=tuple(OUTCOMES),
     classes=(3,),
     class_names=NAMES,
@@ -71,6 +82,7 @@ def make_record(
     bias=0.25,
     algorithm="fed_sgd",
     model="resnet20",
+    rate=0.1,
     shift=0.0,
 ) -> RunRecord:
     """A record; `shift` is added to every R-set accuracy."""
@@ -80,13 +92,14 @@ def make_record(
         "partition": {"kind": "bias", "clients": 10, "bias": bias},
         "train": {"algorithm": algorithm, "cohort": 5, "rounds": 200},
         "unlearn": {"methods": list(methods), "classes": list(classes)},
+        "prune": {"rate": rate},
     }
     command = ["python", "-m", "fuprune.main", f"--config.seed={seed}"]
     size = len(class_names)
     stages = [stage_row("raw", "raw", 0.9, 0.85, classes, size)]
     rows = []
     for name in methods:
-        u, r, rounds, reached = OUTCOMES[name]
+        u, r, rounds, reached = ((outcomes or {}) | OUTCOMES | (outcomes or {}))[name]
         rows.append(method_row(name, u, r + shift, rounds, reached))
         if name == "class_pruning":
             for n, class_id in enumerate(classes):
@@ -99,101 +112,77 @@ def make_record(
         model={"name": model},
         classes=list(classes),
         class_names=list(class_names),
-        chosen_on="test",
+        chosen_on="validation",
         stages=stages,
         methods=rows,
         cuts={"class_pruning": [cut_row(class_id) for class_id in classes]},
         privacy={"epsilon": 2.0, "delta": 1e-5},
-        privacy_curve=[
-            PrivacyPoint(e, 0.1, 0.8, 0.5, 1.0, 1.0, None, None)
-            for e in (0.1, 1.0, 9.0)
-        ],
         feature_maps=FeatureMapsRow("conv1", 1, 0),
         request=RequestRow("classes", list(classes), "test images", "the others"),
     )
 
 
-def evidence(name, verdicts, *, kind="probe", interval=(0.1, 0.2), value=0.5):
-    values = dict.fromkeys(verdicts, value)
-    bounds = list(interval) if interval else None
-    question, retrained = f"Is {name} as retraining has it?", [0.14, 0.16, 0.15]
-    return Evidence(
-        name, kind, question, "fraction", "two_sided", values, retrained, bounds,
-        verdicts, [], HEADLINE,
-    )  # fmt: skip
-
-
-def make_audit(*tests, classes=(3,), detail=None) -> AuditReport:
-    """An audit of class pruning and a control, or of the tests that are given."""
-    fails = {"class_pruning": "fail", "mask_logit": "fail", "raw": "fail"}
-    passes = {"class_pruning": "pass", "mask_logit": "fail", "raw": "fail"}
-    unable = dict.fromkeys(fails, "cannot tell")
-    found = list(tests) or [
-        evidence("threshold_loss_auc", unable, kind="membership"),
-        evidence("shadow_success_rate", unable, kind="shadow"),
-        evidence("u_accuracy", passes, kind="accuracy"),
-        evidence("probe_auc", passes),
-        evidence("relearn_area", fails, kind="relearn", interval=(None, 0.2)),
-        evidence("jensen_shannon", passes, kind="distance"),
-    ]
-    candidates = [name for name in found[0].values if name != "raw"]
-    models = [*candidates, "raw", "retrained_0", "retrained_1"]
-    drawn = {
-        "roc": {
-            "threshold_loss": {
-                name: {
-                    "false_positives": [0.0, 0.5, 1.0],
-                    "true_positives": [0, 0.5, 1],
-                }
-                for name in models
-            }
-        },
-        "relearn": {
-            "level": 0.8,
-            "curves": {m: {"steps": [0, 5], "accuracy": [0.0, 0.9]} for m in models},
-            "runs": [],
-        },
-        "cka": {name: {"stem": 0.9, "conv1": 0.7} for name in models},
+def audit_row(name, differing=(), *, headline=True, powerless=False, kind="probe"):
+    models = {
+        model: Judged([0.5], 0.35, 0.25, 0.45, 0.001, True, False)
+        if model in differing
+        else Judged([0.15], 0.0, -0.1, 0.1, 0.9, False, False)
+        for model in ("class_pruning", "fine_tune_only", "mask_logit", "raw")
     }
-    settings = {"confidence": 0.95, "forgotten_test_images": 100}
-    headlines = {name: make_headline(found, name) for name in (*candidates, "raw")}
-    shown = drawn if detail is None else detail
-    return AuditReport(list(classes), candidates, found, shown, settings, headlines)
+    if not headline:
+        models = {model: Judged(judged.values) for model, judged in models.items()}
+    return Row(
+        name,
+        kind,
+        f"How is {name}?",
+        "fraction",
+        headline,
+        "either",
+        [0.14, 0.16, 0.15],
+        models,
+        0.05,
+        powerless,
+    )
 
 
-def make_headline(tests, name) -> Headline:
-    """The headline as the audit would make it, all tests being of its family."""
-    verdicts = {t.name: t.verdicts[name] for t in tests if name in t.verdicts}
-    failed = [test for test, verdict in verdicts.items() if verdict == "fail"]
-    decided = [verdict for verdict in verdicts.values() if verdict != "cannot tell"]
-    other = decided[0] if decided else "cannot tell"
-    return Headline("fail" if failed else other, len(verdicts), failed, None)
+def make_audit(*rows, classes=(3,)) -> Audit:
+    """An audit which tells controls and the raw model apart, or of the given rows."""
+    known = ("mask_logit", "fine_tune_only", "raw")
+    found = list(rows) or [
+        audit_row("u_accuracy", ("fine_tune_only", "raw"), kind="accuracy"),
+        audit_row("probe_auc", known),
+        audit_row("relearn_area", powerless=True, kind="relearn"),
+        audit_row("threshold_auc", headline=False, kind="membership"),
+    ]
+    models = ("class_pruning", "mask_logit", "fine_tune_only", "raw", "retrained")
+    return Audit(
+        request="classes",
+        classes=list(classes),
+        candidates=["class_pruning", "mask_logit", "fine_tune_only"],
+        retrained=3,
+        confidence=0.95,
+        rows=found,
+        curves={model: Curve([0, 5], [0.0, 0.9]) for model in models},
+        class_accuracies={},
+        left_out={},
+        settings={"key": 0},
+    )
 
 
 def make_curves(record: RunRecord) -> list[CurveRow]:
     return [
-        CurveRow(f"unlearn/{row.name}", n, {"r_accuracy": 0.5 + 0.003 * n})
+        CurveRow(
+            f"unlearn/{row.name}", n, {"r_accuracy": 0.5 + 0.003 * n, "images": 1000.0}
+        )
         for row in record.methods
         for n in range(0, row.rounds + 1, 10)
     ]
 
 
-def with_later_seed(record: RunRecord) -> RunRecord:
-    """A record whose class pruning failed with its first seed and not with its second.
-
-    The second seed's rows and stages are those that the first one had.
-    """
-    (pruning, *others), later = record.methods, "class_pruning_seed2"
-    units = {pruning.name: later}
-    stages = [replace(s, method=units.get(s.method, s.method)) for s in record.stages]
-    failed, second = replace(pruning, error="no memory"), replace(pruning, name=later)
-    return replace(record, methods=[failed, second, *others], stages=stages)
-
-
 def make_run(record=None, audit=None, *, name="a", curves=()) -> Run:
     """A run as it is read."""
     record = make_record() if record is None else record
-    return Run(name, record, list(curves), {}, audit, None, ())
+    return Run(name, record, list(curves), {}, audit)
 
 
 def write_run(directory: Path, record=None, audit=None) -> Path:
@@ -204,27 +193,17 @@ def write_run(directory: Path, record=None, audit=None) -> Path:
     (directory / "results.json").write_text(results.dumps(record))
     (directory / "audit.json").write_text((audit or make_audit()).to_json())
     lines = [
-        results.dumps({"phase": row.phase, "round": row.round_number, **row.values})
+        json.dumps({"phase": row.phase, "round": row.round_number, **row.values}) + "\n"
         for row in make_curves(record)
     ]
-    compact = "".join(" ".join(line.split()) + "\n" for line in lines)
-    (directory / "metrics.jsonl").write_text(compact)
-    write_maps(directory)
+    (directory / "metrics.jsonl").write_text("".join(lines))
+    images = np.arange(3 * 48, dtype=np.uint8).reshape(3, 4, 4, 3)
+    labels = np.array([3, 0, 1])
+    maps = {"maps_most": np.ones((3, 2, 2)), "maps_least": np.zeros((3, 2, 2))}
+    np.savez(directory / "feature_maps.npz", images=images, labels=labels, **maps)
+    answers = {"before": np.array([3, 3, 3]), "after": np.array([0, 1, 3])}
+    np.savez(directory / "pictures.npz", images=images, labels=labels, **answers)
     return directory
 
 
-def write_maps(directory: Path, **changed) -> None:
-    arrays = {
-        "images": np.arange(3 * 48, dtype=np.uint8).reshape(3, 4, 4, 3),
-        "labels": np.array([3, 0, 1]),
-        "maps_most": np.ones((3, 2, 2)),
-        "maps_least": np.zeros((3, 2, 2)),
-    }
-    np.savez(directory / "feature_maps.npz", **(arrays | changed))
-
-
-def replace(value, **fields):
-    """A record or a NamedTuple with other fields."""
-    if dataclasses.is_dataclass(value):
-        return dataclasses.replace(value, **fields)
-    return value._replace(**fields)
+replace = dataclasses.replace

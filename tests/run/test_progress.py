@@ -2,9 +2,7 @@ import io
 
 import pytest
 
-from fuprune.results import Provenance, RequestRow, empty_record
 from fuprune.run import progress
-from tests.report.fixture import replace
 
 
 class Clock:
@@ -127,41 +125,3 @@ def test_days_on_a_cpu_name_the_reduced_config(platform, seconds, named):
 )
 def test_duration_is_said_in_two_units(seconds, text):
     assert progress.duration(seconds) == text
-
-
-def test_plain_table_lines_up_and_shows_markup_as_it_is():
-    stream = io.StringIO()
-    rows = [{"method": "[red]a", "U": 0.123456}, {"method": "b", "U": None, "n": 3}]
-    progress.print_table(rows, title="Table", stream=stream)
-    assert stream.getvalue().splitlines() == [
-        "Table",
-        "method |      U | n",
-        "-------+--------+--",
-        "[red]a | 0.1235 | -",
-        "b      |      - | 3",
-    ]
-
-
-def test_terminal_table_shows_markup_as_it_is():
-    stream = Terminal()
-    progress.print_table([{"method": "[red]a[/red]", "U": 0.5}], stream=stream)
-    assert "[red]a[/red]" in stream.getvalue()
-
-
-def test_empty_table_is_harmless():
-    progress.print_table([], stream=io.StringIO())
-
-
-@pytest.mark.parametrize(
-    ("kind", "targets", "words"),
-    [
-        ("classes", [9], "class 9"),
-        ("classes", [0, 9], "classes 0, 9"),
-        ("clients", [1, 4], "clients 1, 4"),
-        ("examples", list(range(40)), "40 examples"),
-    ],
-)
-def test_tables_at_the_end_name_what_was_forgotten(kind, targets, words, capsys):
-    record = empty_record(Provenance({}, {}, "", [], ""))
-    progress.show_record(replace(record, request=RequestRow(kind, targets, "", "")))
-    assert f"Accuracy by stage, forgetting {words}\n" in capsys.readouterr().out
