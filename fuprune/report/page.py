@@ -56,7 +56,7 @@ def closing(workdir: str | Path) -> tuple[str, str]:
 
 _IN_TERMINAL = (
     *("Method", "Forgot", "Accuracy U-set", "Accuracy R-set", "Rounds", "Images"),
-    *("Speed-up over retraining time", "Audit"),
+    *("Speed-up over retraining images", "Audit"),
 )
 
 

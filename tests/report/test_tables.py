@@ -66,7 +66,7 @@ def test_methods_are_means_over_seeds_with_controls_and_verdicts():
     assert column(table, "Forgot")["fine tune only"] == ("no", "no", "bad")
     speed = column(table, "Speed-up over retraining images")
     assert speed["class pruning"].value == pytest.approx(130 / 12)
-    assert column(table, "Speed-up over retraining rounds")["fine tune only"].text == (
+    assert column(table, "Speed-up over retraining images")["fine tune only"].text == (
         "did not forget"
     )
     assert column(table, "Audit")["class pruning"].text == "no difference found"
