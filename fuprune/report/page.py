@@ -83,8 +83,6 @@ def show(value: Any) -> Shown:
             tables.methods_table(subject),
             tables.audit_table(subject, headline=True),
         ]
-    elif hasattr(value, "to_json"):
-        return show(reading.read(value.to_json()))
     else:
         raise InputError(
             f"a {type(value).__name__} cannot be shown; give a RunRecord, an audit, a "
