@@ -143,7 +143,7 @@ def _open(
     made_by = provenance.of_run(config, store, command)
     if store.writes:
         write_whole(store.workdir / "config.json", results.dumps(made_by))
-    store.drop_unfinished_lines()
+    store.open_logs()
     stop = threading.Event()
     with (
         _stopping_on_sigterm(stop),

@@ -129,7 +129,7 @@ class Store(NamedTuple):
     def drop_rows(self, unit: str, *, after: int) -> None:
         """Drops the rows of a unit's rounds after one, which it will train again."""
         path = self.workdir / "metrics.jsonl"
-        if not self.writes or not path.exists():
+        if not self.writes:
             return
         lines = path.read_text("utf-8").split("\n")[:-1]
         rows = zip(lines, map(json.loads, lines), strict=True)
@@ -137,13 +137,13 @@ class Store(NamedTuple):
         if kept != lines:
             write_whole(path, "".join(f"{line}\n" for line in kept))
 
-    def drop_unfinished_lines(self) -> None:
-        """Drops a last line that a kill left without its end."""
+    def open_logs(self) -> None:
+        """Makes the logs, or drops a last line that a kill left without its end."""
         for name in ("metrics.jsonl", "timings.jsonl"):
-            path = self.workdir / name
-            if self.writes and path.exists():
-                content = path.read_bytes()
-                os.truncate(path, content.rfind(b"\n") + 1)
+            if self.writes:
+                path = self.workdir / name
+                path.touch()
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:

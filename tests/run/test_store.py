@@ -52,7 +52,8 @@ def test_row_that_json_cannot_hold_writes_nothing(tmp_path):
 
 def test_a_unit_drops_the_rows_it_will_write_again_and_no_others(tmp_path):
     files = Store(tmp_path)
-    files.drop_rows("pretrain", after=0)  # nothing is there yet
+    files.open_logs()
+    files.drop_rows("pretrain", after=0)
     for unit, number in [("a", 0), ("a", 1), ("b", 0), ("a", 2), ("b", 1)]:
         files.log(unit, Record(number, {}))
     files.drop_rows("a", after=1)
@@ -66,7 +67,7 @@ def test_partial_last_line_is_not_read_and_is_dropped_at_the_start(tmp_path, tai
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"round": 1}\n' + tail)
     assert results.read_rows(path) == [{"round": 1}]
-    Store(tmp_path).drop_unfinished_lines()
+    Store(tmp_path).open_logs()
     append_row(path, {"round": 2})
     assert results.read_rows(path) == [{"round": 1}, {"round": 2}]
 

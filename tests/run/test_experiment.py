@@ -1,0 +1,63 @@
+"""A run from a program: what it adopts, records, and writes nothing of."""
+
+import json
+
+import pytest
+
+from fuprune import results
+from fuprune.errors import FupruneError
+from fuprune.run.experiment import run
+from fuprune.run.store import Store
+from tests.settings import quickstart
+
+
+def tiny(phases, **model):
+    """Nothing is trained: what a step takes and leaves does not depend on it."""
+    config = quickstart()
+    config.phases, config.unlearn.methods = phases, "mask_logit"
+    config.data.limit = config.data.test_limit = 2
+    config.partition.kind = "iid"
+    config.partition.clients = config.train.cohort = 2
+    config.train.rounds = config.fine_tune.rounds = 0
+    config.runtime.progress, config.runtime.conv = "off", "xla"
+    for name, value in model.items():
+        setattr(config.model, name, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The workdir of a run that stopped after its training."""
+    workdir = tmp_path_factory.mktemp("trained")
+    run(tiny("pretrain"), workdir)
+    return workdir
+
+
+def test_a_run_from_a_program_records_no_command_and_every_start(trained):
+    run(tiny("pretrain"), trained, command=["a", "later", "start"])
+    found = results.read_provenance(trained)
+    assert found.command == []
+    assert [start.command for start in found.starts] == [[], ["a", "later", "start"]]
+
+
+def test_a_model_that_is_adopted_is_trained_already(trained, tmp_path):
+    raw = Store(trained).model("raw")
+    record = run(tiny("unlearn", load=str(raw)), tmp_path)
+    assert [row.method for row in record.stages] == ["raw", "mask_logit"]
+    adopted = Store(tmp_path).model("raw") / "model.safetensors"
+    assert adopted.read_bytes() == (raw / "model.safetensors").read_bytes()
+    # The first row of metrics is that of the method: nothing was trained before it.
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert (row["phase"], row["round"]) == ("unlearn/mask_logit", 0)
+
+
+def test_a_model_that_cannot_be_adopted_leaves_nothing_behind(trained, tmp_path):
+    with pytest.raises(FupruneError, match="there is no saved model"):
+        run(tiny("unlearn", load=str(tmp_path / "missing")), tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    run(tiny("unlearn", load=str(Store(trained).model("raw"))), tmp_path)
+
+
+def test_a_step_without_the_one_before_it_names_it(tmp_path):
+    with pytest.raises(FupruneError, match="pretrain has not been run"):
+        run(tiny("unlearn"), tmp_path)
