@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from fuprune.errors import InputError, TooFewClientsError, from_extra
+from fuprune.unlearning.secure_summation import secure_sum
+from fuprune.unlearning.summation_keys import check_threshold
 
 COUNT_SHARE = 0.1  # of the squared ratio of sensitivity to noise, for class counts
 ROUNDING = 1e-9  # a part more than was found is above what rounding can have taken off
@@ -216,8 +218,7 @@ def make_protect(
     """
     if secure:
         with from_extra("privacy", "a secure sum"):
-            from fuprune.unlearning.secure_summation import secure_sum
-            from fuprune.unlearning.summation_keys import check_threshold
+            import cryptography  # noqa: F401
 
     def protect(collected, key):
         uploads = list(collected.uploads)

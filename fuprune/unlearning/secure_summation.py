@@ -26,7 +26,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fuprune.errors import InputError, TooFewClientsError
 from fuprune.unlearning.summation_keys import (
@@ -268,6 +267,8 @@ def _pair_mask(client, peer, private_key, public_keys, size) -> np.ndarray:
 
 def _mask(secret: bytes, label: bytes, size: int) -> np.ndarray:
     """[size] uint64 from a ChaCha20 stream under the key that HKDF derives."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
     cipher = Cipher(
         algorithms.ChaCha20(derive_key(secret, label), bytes(16)), mode=None
     )

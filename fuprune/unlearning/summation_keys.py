@@ -3,23 +3,15 @@
 Keys are X25519 keys, fresh for every sum, because those of clients that drop out are
 opened. A client's two secrets are shared by Shamir's scheme: n parts of which any t
 recover the secret and fewer say nothing. Shares travel through the server sealed by
-ChaCha20-Poly1305, so that only their holders read them.
+ChaCha20-Poly1305, so that only their holders read them. The package cryptography, of
+the extra "privacy", is imported where it is used: this module is imported without it.
 """
 
 import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PrivateKey,
-    X25519PublicKey,
-)
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import Any, NamedTuple
 
 from fuprune.errors import InputError, TooFewClientsError
 
@@ -170,6 +162,8 @@ def open_shares(party: Party, sealed: Mapping[int, bytes]) -> dict[int, HeldShar
     Raises:
         InputError: something was not sealed by its owner to this client in this sum.
     """
+    from cryptography.exceptions import InvalidTag
+
     client, held = party.client, {}
     for owner, box in sealed.items():
         cipher = _sealing_cipher(party, owner, client)
@@ -235,8 +229,10 @@ def recover_secret(shares: Mapping[int, int], *, threshold: int) -> int:
     return secret % PRIME
 
 
-def _sealing_cipher(party: Party, owner: int, holder: int) -> ChaCha20Poly1305:
+def _sealing_cipher(party: Party, owner: int, holder: int) -> Any:
     """Of the shares from `owner` to `holder`, one of which is the party."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
     client, keys, directory = party
     peer = holder if client == owner else owner
     agreed = agree_secret(keys.sealing_key, directory.public_keys[peer].sealing)
@@ -248,15 +244,20 @@ def _sealing_cipher(party: Party, owner: int, holder: int) -> ChaCha20Poly1305:
 
 def derive_key(secret: bytes, label: bytes) -> bytes:
     """32 bytes for one purpose, by HKDF."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     label = b"fuprune secure sum: " + label
-    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=label).derive(secret)
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=label).derive(secret)
 
 
 def agree_secret(private_key: bytes, public_key: bytes) -> bytes:
     """What a pair has in common: one's private and the other's public key give it."""
+    from cryptography.hazmat.primitives.asymmetric import x25519
+
     try:
-        peer = X25519PublicKey.from_public_bytes(public_key)
-        return X25519PrivateKey.from_private_bytes(private_key).exchange(peer)
+        peer = x25519.X25519PublicKey.from_public_bytes(public_key)
+        return x25519.X25519PrivateKey.from_private_bytes(private_key).exchange(peer)
     except ValueError:
         raise InputError(
             f"{public_key.hex()[:80]} is no usable X25519 public key; leave the client "
@@ -266,5 +267,7 @@ def agree_secret(private_key: bytes, public_key: bytes) -> bytes:
 
 def public_key(private_key: bytes) -> bytes:
     """The public half of an X25519 key."""
-    key = X25519PrivateKey.from_private_bytes(private_key)
+    from cryptography.hazmat.primitives.asymmetric import x25519
+
+    key = x25519.X25519PrivateKey.from_private_bytes(private_key)
     return key.public_key().public_bytes_raw()
