@@ -1,6 +1,5 @@
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from fuprune.data.normalisation import (
@@ -62,12 +61,6 @@ def test_a_class_left_out_leaves_no_trace():
     images[labels == 2] = 255
     assert statistics() == before
     assert channel_statistics(images) != before
-
-
-def test_leaving_classes_out_needs_labels():
-    images, _ = draw(0)
-    with pytest.raises(ValueError, match="needs the labels"):
-        channel_sums(images, [np.arange(3)], without_classes=(1,))
 
 
 def test_without_any_pixel_images_pass_unscaled():

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError, from_arrays
 from fuprune.data.sources import class_names, column, load, num_classes
-from fuprune.errors import FupruneError, InputError
 from tests.data.tiny_sets import arrays, assert_one_line
 
 pytestmark = pytest.mark.usefixtures("nothing_remembered")
@@ -42,39 +41,6 @@ def test_without_a_test_split_every_fifth_of_a_class_tests(number, classes):
     kept = own.columns["client"]
     np.testing.assert_array_equal(own.train.images, images[kept])
     np.testing.assert_array_equal(own.train.labels, labels[kept])
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (dict(images=np.zeros((30, 5, 4, 3), np.float32)), ["float32", "uint8"]),
-        (dict(images=np.zeros((30, 60), np.uint8)), ["(30, 60)", "[N, H, W, 3]"]),
-        (dict(images=np.zeros((30, 5, 4, 7), np.uint8)), ["(30, 5, 4, 7)"]),
-        (dict(images=np.zeros((30, 0, 4, 3), np.uint8)), ["no pixel"]),
-        (dict(labels=np.arange(29)), ["(29,)", "[30]"]),
-        (dict(labels=np.arange(30) / 2), ["float64", "integers"]),
-        (dict(labels=np.arange(30) - 1), ["from -1 to 28"]),
-        (dict(labels=np.arange(30) % 3 * 2), ["up to 4", "class 1 has no image"]),
-        (dict(labels=np.arange(30) % 2 * 10**9), ["class 1 has no image"]),
-        (dict(labels=np.zeros(30, int)), ["one class"]),
-        (dict(labels=np.arange(30)), ["no class has five examples"]),
-        (dict(class_names=["a", "b"]), ["2 class names", "up to 2"]),
-        (dict(class_names=["a", "b", "a"]), ["two classes", "'a'"]),
-        (dict(test_images=np.zeros((1, 5, 4, 3), np.uint8)), ["no test labels"]),
-        (dict(test_labels=np.zeros(1, int)), ["no test images"]),
-        (
-            dict(test_images=np.zeros((1, 9, 4, 3), np.uint8), test_labels=[0]),
-            ["(9, 4, 3)", "one shape"],
-        ),
-        (dict(columns={"client": np.arange(3)}), ["'client'", "(3,)", "[30]"]),
-    ],
-)
-def test_arrays_that_cannot_be_are_refused_in_one_line(changes, words):
-    images, labels = arrays()
-    with pytest.raises(DamagedDataError) as error:
-        from_arrays(**{"images": images, "labels": labels, **changes})
-    assert isinstance(error.value, FupruneError)
-    assert_one_line(error, "from_arrays", *words)
 
 
 def test_class_names_in_bytes_are_text(tmp_path):
@@ -193,12 +159,3 @@ def test_a_path_that_is_not_there_is_named(name, tmp_path):
     with pytest.raises(DataUnavailableError) as error:
         load(name, split="train", data_dir=tmp_path)
     assert_one_line(error, "unavailable", tmp_path / name.partition(":")[2])
-
-
-@pytest.mark.parametrize(
-    ("name", "word"), [("npz:", "colon"), ("folder:x?size=0", "'0'"), ("hf:", "colon")]
-)
-def test_senseless_names_are_refused(name, word):
-    with pytest.raises(InputError) as error:
-        load(name, split="train")
-    assert_one_line(error, word)

@@ -65,11 +65,6 @@ def test_vmapped_batches_equal_batches_one_by_one():
         np.testing.assert_array_equal(crop_and_flip(key, batch), result)
 
 
-def test_negative_padding_is_refused():
-    with pytest.raises(ValueError, match="padding is -1"):
-        crop_and_flip(jax.random.key(0), draw_images(), padding=-1)
-
-
 def test_normalise_scales_each_channel():
     images = draw_images()
     mean, std = np.array([0.4, 0.5, 0.6]), np.array([0.1, 0.2, 0.3])

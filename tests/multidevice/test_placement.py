@@ -1,5 +1,8 @@
 """Which host holds whose images."""
 
+import types
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -52,29 +55,24 @@ def test_neighbours_live_together():
 def test_a_pool_over_hosts_gives_every_client_its_own_images():
     """What a client reads through the pool of two hosts is what it was dealt."""
     dataset, parts = rounds.train_set(), rounds.parts()
-    sizes = np.array([len(part) for part in parts])
-    owners = np.array([0, 1, 1, 0])
-    pool = run_data.deal_to_hosts(sizes, owners)
-    share = pool.size // len(owners)
-    images = np.zeros((pool.size, *dataset.images.shape[1:]), np.uint8)
-    for host in (0, 1):
-        rows = np.concatenate(
-            [
-                np.arange(d * share, (d + 1) * share)
-                for d in np.flatnonzero(owners == host)
-            ]
+    on_host = federate(dataset, parts, place=np.asarray)
+    devices = [types.SimpleNamespace(process_index=host) for host in (0, 1, 1, 0)]
+    mesh: Any = types.SimpleNamespace(devices=np.array(devices))
+    (first, places), (second, same) = (
+        run_data.split_over_hosts(
+            on_host, runtime.Runtime(mesh, "auto", "xla", host, 2)
         )
-        own = [
-            part
-            for part, h in zip(parts, pool.host_of_client, strict=True)
-            if h == host
-        ]
-        own = np.concatenate(own) if own else np.zeros(0, int)
-        images[rows[: len(own)]] = dataset.images[own]
+        for host in (0, 1)
+    )
+    np.testing.assert_array_equal(places, same)
+    np.testing.assert_array_equal(first.rows, second.rows)
+    # What one host has is zero at the other.
+    images = first.images + second.images
     for client, part in enumerate(parts):
-        np.testing.assert_array_equal(
-            images[pool.places[client, : len(part)]], dataset.images[part]
-        )
+        rows = first.rows[client, : len(part)]
+        np.testing.assert_array_equal(rows, places[part])
+        np.testing.assert_array_equal(images[rows], dataset.images[part])
+        np.testing.assert_array_equal(first.labels[rows], dataset.labels[part])
 
 
 @pytest.mark.parametrize("number", (1, 4))

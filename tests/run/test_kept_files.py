@@ -1,0 +1,53 @@
+"""What forgetting keeps on disk: rounds of a training, and slices of SISA."""
+
+import numpy as np
+import pytest
+
+from fuprune.config import ConfigError
+from fuprune.run import kept_files
+from fuprune.unlearning.rounds import KeptRound
+from fuprune.unlearning.sisa import Checkpoint
+from tests.settings import quickstart
+
+TREE = {"params": {"a": np.ones((2, 3), np.float32)}, "batch_stats": {"m": np.ones(2)}}
+
+
+def test_kept_rounds_come_back_in_their_order(tmp_path):
+    rounds = [
+        KeptRound(t, TREE, np.array([t, 1]), np.ones(2), {"a": np.full((2, 2, 3), t)})
+        for t in (0, 10, 2)
+    ]
+    for kept in rounds:
+        kept_files.save_round(tmp_path / "kept", kept)
+    found = kept_files.RoundFiles(tmp_path / "kept", TREE)
+    assert [kept.round_number for kept in found] == [0, 2, 10]
+    np.testing.assert_array_equal(found[1].updates["a"], rounds[2].updates["a"])
+    assert [kept.round_number for kept in found[1:]] == [2, 10]
+    assert len(kept_files.RoundFiles(tmp_path / "none", TREE)) == 0
+    with pytest.raises(ConfigError, match="of another model"):
+        kept_files.RoundFiles(tmp_path / "kept", {"params": TREE["params"]})[0]
+
+
+def test_slices_are_files_by_hash(tmp_path):
+    files = kept_files.CheckpointFiles(tmp_path / "sisa", TREE)
+    assert "ab" not in files and len(files) == 0
+    files["ab"] = Checkpoint(TREE, 7)
+    assert files["ab"].images == 7 and list(files) == ["ab"]
+    np.testing.assert_array_equal(files["ab"].variables["params"]["a"], 1)
+    del files["ab"]
+    with pytest.raises(KeyError):
+        files["ab"]
+
+
+def test_rounds_that_do_not_fit_are_refused_before_training(tmp_path):
+    config = quickstart()
+    config.train.rounds, config.train.history_interval = 450, 1
+    params = {"params": {"a": np.zeros(275_000, np.float32)}}  # 1.1 MB, as ResNet20
+    config.train.cohort = 25
+    needed = kept_files.check_room(config, params, tmp_path)
+    assert needed == 450 * 26 * 1_100_000
+    config.train.history_interval = 2
+    assert kept_files.check_room(config, params, tmp_path) == needed // 2
+    config.train.rounds = 2**31 - 1
+    with pytest.raises(ConfigError, match=r"bytes, but .* has .* left; raise it"):
+        kept_files.check_room(config, params, tmp_path)
