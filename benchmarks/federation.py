@@ -195,7 +195,7 @@ def simulate():
     from fuprune.run.data import load_data
     from fuprune.run.machine import Runtime
 
-    config, runtime = read_config(CONFIG), Runtime(None, "loop", "xla", 0, 1)
+    config, runtime = read_config(CONFIG), Runtime(backend="loop")
     federation = load_data(config, runtime)
     setup = build.Setup(config, federation, "loop")
     model = build.make_model(setup)

@@ -160,7 +160,7 @@ def test_the_guides_own_data_is_made_read_and_dealt(repository, tmp_path, monkey
     programs, commands = own_data_section(repository)
     for program in programs:
         exec(program, {})
-    runtime = machine.Runtime(None, "map", "xla", 0, 1)
+    runtime = machine.Runtime(backend="map")
     for command in commands:
         assert command[:3] == ["python", "-m", "fuprune.main"]
         config = main.parse(["fuprune", *command[3:]]).config

@@ -117,7 +117,7 @@ def _rehearsed_data(text: str, client: int):
     from fuprune.run.machine import Runtime
 
     config = read_config(text)
-    federation = load_data(config, Runtime(None, "auto", "xla", 0, 1))
+    federation = load_data(config, Runtime())
     if client >= federation.data.num_clients:
         raise InputError(
             f"client-id is {client}, but the rehearsal has "

@@ -25,11 +25,11 @@ from fuprune.run.processes import RuntimeSetupError
 class Runtime(NamedTuple):
     """What a run computes on."""
 
-    mesh: Mesh | None  # over all devices, None when there is one
-    backend: str  # loop, map, vmap, shard_map or auto
-    conv: str  # xla or onednn
-    process_index: int
-    process_count: int
+    mesh: Mesh | None = None  # over all devices, None when there is one
+    backend: str = "auto"  # or loop, map, vmap, shard_map
+    conv: str = "xla"  # or onednn
+    process_index: int = 0
+    process_count: int = 1
 
     @property
     def is_main(self) -> bool:

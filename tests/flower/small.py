@@ -74,7 +74,7 @@ class FakeGrid:
 
 def federation(config):
     """What the simulator has: the same parts as the nodes take."""
-    return load_data(config, Runtime(None, "loop", "xla", 0, 1))
+    return load_data(config, Runtime(backend="loop"))
 
 
 def remote(grid, config, *, num_clients=3, **terms):

@@ -21,7 +21,7 @@ from fuprune.run.data import describe_sets, load_data
 from fuprune.unlearning.request import ForgetRequest
 from tests.tiny import TinyNet, tiny_variables
 
-RUNTIME = machine.Runtime(None, "map", "xla", 0, 1)
+RUNTIME = machine.Runtime(backend="map")
 NUMBER, CLASSES = 60, 3
 
 

@@ -9,7 +9,7 @@ from fuprune.run.data import load_data
 from fuprune.run.machine import Runtime
 from tests.settings import quickstart
 
-RUNTIME = Runtime(None, "loop", "xla", 0, 1)
+RUNTIME = Runtime(backend="loop")
 
 
 @pytest.fixture
