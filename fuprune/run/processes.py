@@ -6,7 +6,6 @@ is out of reach, JAX ends the others after `runtime.heartbeat_seconds`.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -24,6 +23,9 @@ from jax.experimental import multihost_utils
 from fuprune import config as configuration
 from fuprune.errors import FupruneError
 
+# Where launchers say how many processes they started.
+_COUNTS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+
 
 class RuntimeSetupError(FupruneError):
     """Processes or devices that do not fit together."""
@@ -37,7 +39,7 @@ def join(
     heartbeat_seconds: int = 100,
     timeout: int = 60,
 ) -> bool:
-    """Meet the other processes of the run; whether a launcher or flags name any.
+    """Meet the other processes of the run; whether there are any.
 
     Call it before any array exists. Without a coordinator, the `host:port` of process
     0, JAX asks the launcher how many processes there are and which one this is.
@@ -46,6 +48,8 @@ def join(
       RuntimeSetupError: if the flags are wrong or the processes do not meet.
     """
     check_flags(coordinator, num_processes, process_id)
+    if not coordinator and any(os.environ.get(name) == "1" for name in _COUNTS):
+        return False
     given: dict[str, Any] = {}
     if coordinator:
         given = dict(
@@ -80,7 +84,7 @@ def join(
             f"{' '.join(str(error).split())[:200]}; give --coordinator, "
             "--num_processes and --process_id, all three."
         ) from None
-    return True
+    return num_processes != 1
 
 
 def open_devices(timeout: int = 60) -> None:
@@ -163,13 +167,11 @@ def any_process(flag: bool) -> bool:
 
 def check_same_config(config: Mapping[str, Any]) -> None:
     """Raise on every process if they were started with different configs."""
-    digests = {
-        key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-        for key, value in configuration.flatten(config).items()
-    }
-    configs = [json.loads(text) for text in gather(json.dumps(digests))]
+    own = configuration.flatten(config)
+    configs = [json.loads(text) for text in gather(json.dumps(own))]
     keys = sorted(set().union(*configs))
-    different = [k for k in keys if len({other.get(k) for other in configs}) > 1]
+    first = configs[0]
+    different = [k for k in keys if any(c.get(k) != first.get(k) for c in configs)]
     if different:
         raise RuntimeSetupError(
             f"the {len(configs)} processes have different configs: they differ in "

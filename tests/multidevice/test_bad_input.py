@@ -1,5 +1,6 @@
 """Processes that do not fit together: one clear line on each, and no hang."""
 
+import jax
 import pytest
 
 from fuprune.run import processes
@@ -47,8 +48,20 @@ def test_one_process_needs_nothing(tmp_path):
     processes.leave(2)
 
 
-def test_without_launcher_or_flags_a_process_is_alone():
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {},
+        {"SLURM_NTASKS": "4"},  # inside sbatch, but not under srun
+        {"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1:1"},
+    ],
+)
+def test_a_process_that_nobody_started_with_others_is_alone(monkeypatch, launcher):
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
     assert not processes.join()
+    assert not jax.distributed.is_initialized()
 
 
 def test_nobody_comes(tmp_path):
