@@ -78,6 +78,23 @@ def test_network_of_the_example_is_cut_and_stays_the_same_function(
     )
 
 
+def test_data_set_of_the_example_is_read_and_named(repository, tmp_path, monkeypatch):
+    import fuprune
+    from fuprune.data.known_sets import KNOWN_SETS
+    from fuprune.data.normalisation import constant_statistics
+    from tests.data import tiny_sets
+
+    # Put there and taken away: the row is gone when the test is over.
+    monkeypatch.setitem(KNOWN_SETS, "kannada_mnist", None)
+    example(repository, tmp_path, "kannada.py")
+    expected = tiny_sets.draw(5, (28, 28, 1))
+    tiny_sets.write_idx(tmp_path / "Kannada_MNIST", "train", expected)
+    found = fuprune.load_dataset("kannada_mnist", split="train", data_dir=tmp_path)
+    tiny_sets.assert_same(found, expected)
+    assert fuprune.class_names("kannada_mnist")[9] == "ombattu"
+    assert constant_statistics("kannada_mnist", 1) == ((0.5,), (0.25,))
+
+
 def test_continuous_integration_is_the_script_of_the_repository(repository):
     text = (repository / ".github" / "workflows" / "ci.yml").read_text()
     job = yaml.safe_load(text)["jobs"]["test"]
