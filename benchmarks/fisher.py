@@ -48,7 +48,7 @@ def main(arguments=None):
     parser.add_argument("--images", type=int, default=1000, help="over all clients")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--chunks", type=int, nargs="+", default=[8])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     options = parser.parse_args(arguments)

@@ -309,7 +309,8 @@ class Fisher:
     max_examples: Count = option(0,
         "retained images used, over all clients; 0 uses all")
     damping: Positive = option(1.0, "for paper: added to F before it is inverted")
-    chunk: Batch = option(8, "images whose gradients are in memory at once")
+    chunk: Batch = option(1,
+        "images whose gradients are in memory at once; more of them suit a GPU")
 
 
 @options

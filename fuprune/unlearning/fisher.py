@@ -87,7 +87,7 @@ def diagonal_fisher(model, variables: Variables, images, mask=None):
     """Sum over images of E_{y ~ p(y|x)} (d log p(y|x) / d w)^2, in evaluation mode.
 
     A tree like the parameters, of images [B, H, W, C] with a mask [B] that is 0 for
-    padding. Convolutions, dense layers and norms are the fast case.
+    padding.
     """
     return sum_of_squared_gradients(model, variables, images, label_factors, mask)
 
@@ -130,7 +130,7 @@ def fisher(
     *,
     noise: Noise = GOLATKAR,
     max_examples: int = 0,
-    chunk: int = 8,
+    chunk: int = 1,
     reading: Reading = READ_ALL,
 ) -> UnlearnResult:
     """Add noise where the remaining data allow it, then fine-tune.

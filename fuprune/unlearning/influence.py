@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from scipy.sparse import linalg
 
 from fuprune.errors import check_choice
 from fuprune.federated.client import split_params
@@ -54,33 +55,44 @@ def conjugate_gradients(
     # Float64 on the host: in float32 the search directions soon lose their conjugacy
     # where the system is badly conditioned.
     b = np.asarray(b, np.float64)
-    x, residual = np.zeros_like(b), b.copy()
-    direction, square, start = residual, residual @ residual, np.linalg.norm(b)
-    done = 0
-    while done < iterations and np.sqrt(square) > tolerance * start:
-        product = np.asarray(multiply(direction), np.float64)
-        curvature = direction @ product
+    start = np.linalg.norm(b)
+    at, residual, done = np.zeros_like(b), b.copy(), 0
+    direction = product = b
+
+    def multiplied(v):
+        nonlocal direction, product
+        # The solver may go on in the same array.
+        direction, product = v.copy(), np.asarray(multiply(v), np.float64)
+        curvature = v @ product
         if not np.isfinite(curvature):
             raise UnlearnError(
                 f"conjugate gradients met a value that is not finite in iteration "
                 f"{done + 1}; look for a diverged model."
             )
         if curvature <= 0:
-            length = np.linalg.norm(direction)
             raise UnlearnError(
                 "conjugate gradients diverged: the damped Hessian has curvature "
-                f"{curvature / length**2:.3g} along direction {done + 1} and is not "
+                f"{curvature / (v @ v):.3g} along direction {done + 1} and is not "
                 "positive definite; raise influence.damping or use "
                 "curvature='gauss_newton'."
             )
-        step = square / curvature
-        x = x + step * direction
-        # By recurrence, because b - A x would cost the clients one more product.
-        residual = residual - step * product
-        previous, square = square, residual @ residual
-        direction = residual + (square / previous) * direction
-        done += 1
-    relative = float(np.sqrt(square) / start) if start else 0.0
+        return product
+
+    def arrived(x):
+        nonlocal at, residual, done
+        # By the step along the direction, because b - A x would cost the clients one
+        # more product.
+        step = (x - at) @ direction / (direction @ direction)
+        at, residual, done = x.copy(), residual - step * product, done + 1
+
+    linalg.cg(
+        linalg.LinearOperator((len(b), len(b)), multiplied, dtype=np.float64),
+        b,
+        rtol=tolerance,
+        maxiter=iterations,
+        callback=arrived,
+    )
+    relative = float(np.linalg.norm(residual) / start) if start else 0.0
     # Negated, so that NaN is refused too.
     if not relative <= 1:
         raise UnlearnError(
@@ -88,7 +100,7 @@ def conjugate_gradients(
             f"{relative:.3g} times what it was; raise influence.damping or "
             "influence.iterations."
         )
-    return Solution(x, done, relative)
+    return Solution(at, done, relative)
 
 
 def hessian_product(model) -> BatchSum:
