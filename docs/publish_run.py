@@ -28,6 +28,7 @@ KEPT = (
     "results.json",
     "audit.json",
     "feature_maps.npz",
+    "pictures.npz",
 )
 
 

@@ -174,6 +174,13 @@ class FeatureMapsRow:
 
 
 @dataclass(frozen=True)
+class PicturesRow:
+    """Whose answers pictures.npz shows beside the raw model's."""
+
+    unit: str = ""
+
+
+@dataclass(frozen=True)
 class PrivacyPoint:
     """One noise level of accuracy against epsilon."""
 
@@ -490,7 +497,11 @@ def read_run(
     audit = None
     if read_audit is not None:
         parse = read_audit
-        audit = read("audit.json", lambda at: parse(read_text(at / "audit.json")))
+        audit = read(
+            "audit.json",
+            lambda at: parse(read_text(at / "audit.json")),
+            needed=False,
+        )
     return Run(
         directory.resolve().name,
         with_costs(found, curves, clocks),

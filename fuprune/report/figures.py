@@ -380,38 +380,6 @@ def _bare(axes: Axes) -> None:
         spine.set_visible(False)
 
 
-@_styled
-def confusion_figure(subject: Subject) -> Drawing | None:
-    """Confusion matrices of the raw, final and retrained model."""
-    stages = [
-        (n, s) for n, s in compared_stages(subject) if 0 < len(s.confusion) <= 100
-    ]
-    if not stages:
-        return None
-    down = math.ceil(len(stages) / 2)
-    figure = Figure(figsize=(WIDTH, 2.5 * down), layout="constrained")
-    rows = []
-    for place, (name, stage) in enumerate(stages):
-        counts = np.asarray(stage.confusion, float)
-        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        axes = figure.add_subplot(down, 2, place + 1)
-        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(name)
-        axes.grid(visible=False)
-        axes.tick_params(labelsize=7)
-        for index, row in enumerate(stage.confusion):
-            rows.append((name, results.class_name(subject.record, index), *row))
-    answers = range(len(stages[0][1].confusion))
-    header = ["model", "class", *(f"answered {n}" for n in answers)]
-    return Drawing(
-        "confusion",
-        "Confusion matrices",
-        "Rows are true classes, columns answers.",
-        figure,
-        _data("confusion", "Counts of answers", header, rows),
-    )
-
-
 # At what price?
 
 
@@ -463,6 +431,28 @@ def price_figure(subject: Subject) -> Drawing | None:
     )
 
 
+def main_figure(subject: Subject, only: Sequence[str]) -> Figure:
+    """Price and effect side by side, with the method under test and `only` others."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(2 * WIDTH, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        curves = accuracy_by_images(subject.run.curves)
+        shown = (*only, subject.tested or "")
+        draw_price(left, subject, curves, shown)
+        left.legend(loc="lower right")
+        stages = [(n, s) for n, s in compared_stages(subject) if s.per_class]
+        classes = subject.record.classes
+        order = sorted(
+            range(len(stages[0][1].per_class)), key=lambda i: i not in classes
+        )
+        labels = [results.class_name(subject.record, i) for i in order]
+        by_class = dict(zip(order, labels, strict=True))
+        _draw_classes(right, stages, order, classes, by_class)
+        right.set_xlabel("accuracy of each class")
+        right.legend(loc="lower center", bbox_to_anchor=(0.45, -0.3), ncols=2)
+        return figure
+
+
 def draw_price(axes: Axes, subject: Subject, curves, only: Sequence[str] = ()) -> None:
     """Draws the lines of every method; of retraining all seeds."""
     record = subject.record
@@ -481,7 +471,7 @@ def draw_price(axes: Axes, subject: Subject, curves, only: Sequence[str] = ()) -
             marker="o" if len(points) == 1 else "",
             linewidth=2.2 if row.method == subject.tested else 1.5,
             alpha=1.0 if first else 0.45,
-            label=formats.in_words(row.method),
+            label=formats.in_words(row.method) if first else None,
             zorder=3 if row.method == subject.tested else 2,
         )
     target = results.reached(subject.rows(RETRAIN), "retrained")

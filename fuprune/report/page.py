@@ -54,6 +54,11 @@ def closing(workdir: str | Path) -> tuple[str, str]:
     return tables.to_text(table), as_text(summary(subject))
 
 
+_MAIN = (
+    *("Method", "Role", "Forgot", "Accuracy U-set", "Accuracy R-set", "Images"),
+    *("Time", "Uploaded", "Parameters", "Speed-up over retraining images"),
+    *("Speed-up over retraining time", "Audit"),
+)
 _IN_TERMINAL = (
     *("Method", "Forgot", "Accuracy U-set", "Accuracy R-set", "Rounds", "Images"),
     *("Speed-up over retraining images", "Audit"),
@@ -116,7 +121,6 @@ def _figures(subject: Subject) -> list[Drawing]:
         figures.class_figure(subject),
         figures.picture_figure(subject),
         figures.answer_figure(subject),
-        figures.confusion_figure(subject),
         figures.price_figure(subject),
         figures.audit_figure(subject),
         figures.relearn_figure(subject),
@@ -165,6 +169,7 @@ def _content(
         summary=summary(subject),
         figures={one.name: _framed(one) for one in drawn},
         tables={table.name: table for table in made},
+        main_columns=_MAIN,
         of_classes=subject.of_classes,
         them=roles.forgotten(record),
         confidence=tables.confidence(subject.audit),
@@ -228,6 +233,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals.update(style_sheet=lambda: Markup(style_sheet()))
+    made.filters["only"] = tables.only
     made.filters["chosen"] = lambda by_name, names: [
         by_name[name] for name in names if name in by_name
     ]

@@ -24,6 +24,7 @@ from fuprune.files import write_whole
 from fuprune.results import (
     FeatureMapsRow,
     MethodOutcome,
+    PicturesRow,
     PrivacyPoint,
     RunRecord,
     TrainedOutcome,
@@ -195,6 +196,8 @@ def _run_steps(this: Experiment) -> RunRecord | None:
         if (outcome := steps.cut_of_channels(this)) is not None:
             work = functools.partial(steps.feature_maps, this, outcome)
             store.do("feature_maps", FeatureMapsRow, work)
+        work = functools.partial(steps.pictures, this)
+        store.do("pictures", PicturesRow, work)
         record = _write_record(this)
         store.finish("unlearn", {"names": [unit.name for unit in this.units]})
     if "audit" in wanted:

@@ -16,12 +16,15 @@ from fuprune import results
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record
 from fuprune.files import write_whole
+from fuprune.report.roles import tested_among
 from fuprune.results import (
     CutRow,
     FeatureMapsRow,
     LayerRow,
     MethodOutcome,
     MethodRow,
+    Pictures,
+    PicturesRow,
     PrivacyPoint,
     TrainedOutcome,
 )
@@ -290,6 +293,42 @@ def feature_maps(this: Experiment, cut: CutRow) -> FeatureMapsRow:
             lambda file: np.savez(file, allow_pickle=False, **chosen.arrays),
         )
     return FeatureMapsRow(chosen.layer, chosen.most, chosen.least)
+
+
+_PICTURES = 12
+
+
+def pictures(this: Experiment) -> PicturesRow:
+    """Images of what was forgotten, with the answers before and after.
+
+    They are test images of the classes, or training images that a request for clients
+    or examples names; the answers after are those of the method under test.
+    """
+    outcomes = [outcome_of(this, unit.phase, MethodOutcome) for unit in this.units]
+    done = [outcome.row for outcome in outcomes if outcome.row.error is None]
+    tested = tested_among(row.method for row in done)
+    if tested is None:
+        return PicturesRow()
+    unit = next(row.name for row in done if row.method == tested)
+    federation = this.federation
+    shown = federation.test if this.classes else federation.forgotten
+    labels = np.asarray(shown.labels)
+    asked = np.isin(labels, this.classes) if this.classes else labels >= 0
+    chosen = np.flatnonzero(asked)[:_PICTURES]
+    images = np.asarray(shown.images)[chosen]
+    if this.store.writes and len(images):
+        before, after = (
+            np.asarray(
+                model.apply(variables, federation.prepare(None, images), train=False)
+            ).argmax(axis=-1)
+            for model, variables in (this.raw, this.load(unit))
+        )
+        arrays = Pictures(images, labels[chosen], before, after)._asdict()
+        write_whole(
+            this.store.workdir / "pictures.npz",
+            lambda file: np.savez(file, allow_pickle=False, **arrays),
+        )
+    return PicturesRow(unit)
 
 
 def privacy_point(this: Experiment, name: str, epsilon: float) -> PrivacyPoint:
