@@ -31,9 +31,9 @@ from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.run import data as run_data  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
-from fuprune.unlearning.client_sums import make_client_sum  # noqa: E402
 from fuprune.unlearning.fisher import diagonal_fisher, fisher_sum  # noqa: E402
-from fuprune.unlearning.reading import Reading  # noqa: E402
+from fuprune.unlearning.job import Job  # noqa: E402
+from fuprune.unlearning.request import ForgetRequest  # noqa: E402
 
 RESULTS = HERE / "results" / "fisher.json"
 TARGET = 12.0
@@ -100,7 +100,9 @@ def measure(conv, runtime, options):
 
     rows = []
     for chunk in options.chunks:
-        run = make_client_sum(model, fisher_sum, chunk=chunk, reading=Reading(**where))
+        request, key = ForgetRequest(classes=(0,)), jax.random.key(0)
+        job = Job(model, variables, data, request, key, None, **where)
+        run = job.sum(fisher_sum, chunk=chunk)
         row = compare(epoch, lambda run=run: run(variables, data), options.repeats)
         row = {"conv": conv, "chunk": chunk} | row
         row["temporary_megabytes"] = temporary_megabytes(model, variables, chunk, shape)

@@ -81,15 +81,14 @@ from .unlearning.activations import ClassActivations as ClassActivations
 from .unlearning.activations import class_activations as class_activations
 from .unlearning.activations import collect as collect
 from .unlearning.activations import merge_activations as merge_activations
-from .unlearning.class_pruning import Cut as Cut
-from .unlearning.class_pruning import Protection as Protection
 from .unlearning.class_pruning import class_pruning as class_pruning
 from .unlearning.class_pruning import server_proc as server_proc
 from .unlearning.fed_eraser import Replay as Replay
+from .unlearning.job import Job as Job
+from .unlearning.method import Method as Method
+from .unlearning.method import method as method
 from .unlearning.methods import METHODS as METHODS
-from .unlearning.protocol import UnlearnFn as UnlearnFn
 from .unlearning.protocol import UnlearnResult as UnlearnResult
-from .unlearning.reading import Reading as Reading
 from .unlearning.request import ForgetRequest as ForgetRequest
 from .unlearning.rounds import keep_round as keep_round
 from .unlearning.tfidf import (

@@ -29,7 +29,6 @@ from fuprune.errors import (
 )
 from fuprune.options import (
     matching,
-    numbers,
     option,
     options,
     quoted,
@@ -88,10 +87,6 @@ Target = Annotated[
 Numbers = int | tuple[int, ...] | str  # one, several, or "" for none
 _CLASSES = whole_numbers("class numbers, each once, such as 9 or 0,9")
 _CLIENTS = whole_numbers("client numbers, each once, such as 3 or 3,17, or nothing")
-_EPSILONS = numbers(
-    lambda value: 1e-6 <= value <= 1e6,
-    "numbers from 1e-06 to 1e+06, each once, such as 0.5,1,2,4,8, or nothing",
-)
 
 
 # A table reads better by row than by argument.
@@ -222,58 +217,6 @@ class Unlearn:
 
 
 @options
-class Prune:
-    """Class_pruning, the paper's method."""
-
-    rate: BelowOne | Literal["auto"] = option(0.05,
-        "R, the share of channels to cut for each class; auto tries up to eight for "
-        "the smallest that forgets")
-    score: Literal["tf_idf", "contrast"] = option("tf_idf",
-        "the paper's TF-IDF, or how much more the class activates a channel than the "
-        "others do")
-    then: Literal["remove", "reset"] = option("remove",
-        "remove the cut channels, as in the paper, or let them start afresh")
-    scope: Literal["global", "layer", "balanced"] = option("global",
-        "cut R of all channels, R of each layer, or R of all channels with scores "
-        "scaled by the width of their layer")
-    order: Literal["highest", "lowest", "random"] = option("highest",
-        "which TF-IDF scores are cut first; the paper cuts the highest")
-    min_channels: int = option(1, "fewest channels that a layer keeps", ge=1, le=4096)
-    idf: Literal["paper", "released"] = option("paper",
-        "Eq. 7, or as in the authors' code")
-    weighting: Literal["examples", "clients"] = option("examples",
-        "how clients' statistics are weighted")
-    surgery: Literal["compact", "mask"] = option("compact",
-        "compact removes channels; mask zeroes them")
-    dense: bool = option(False,
-        "also cut hidden units of dense layers, in networks of your own")
-    recapture: bool = option(True, "collect statistics again after each class's cut")
-    capture_clients: ClientsOrNone = option(0,
-        "number of clients that send statistics; 0 means unlearn.participants")
-    auto_images: int = option(6,
-        "for rate=auto: images of the class, and others, that each of these clients "
-        "answers on per try", ge=1, le=10_000)
-    auto_level: BelowOne = option(0.02,
-        "for rate=auto: share of right answers at which the class counts as unknown")
-
-
-@options
-class Privacy:
-    """Privacy of the class statistics that clients send."""
-
-    secure_sum: bool = option(False, "send the statistics under pairwise masks")
-    epsilon: NotNegative = option(0.0,
-        "epsilon of differential privacy; 0 adds no noise")
-    delta: InsideOne = option(1e-05, "delta of differential privacy")
-    clip: Positive = option(1.0,
-        "L2 bound on one example's activations, used if epsilon is set")
-    min_count: Count = option(0, "classes with fewer examples are suppressed")
-    curve: Annotated[str, _EPSILONS] = option("",
-        "epsilons to cut with and compare, such as '0.5,1,2,4,8'")
-    curve_fine_tune: bool = option(False, "also fine-tune after each of these cuts")
-
-
-@options
 class FineTune:
     """Training on what remains, for the methods that need it."""
 
@@ -294,65 +237,6 @@ class FineTune:
         "share of the trained model's own answers in the loss, its forgotten classes "
         "left out; 0 learns from the labels alone")
     distill_temperature: Positive = option(1.0, "temperature of these answers")
-
-
-@options
-class Fisher:
-    """Options of fisher."""
-
-    variant: Literal["golatkar", "paper"] = option("golatkar", "noise F^-1/2, or Eq. 1")
-    alpha: Positive = option(1e-06, "scale of the noise")
-    max_variance: Positive = option(0.001,
-        "upper bound on the noise variance of a weight")
-    reset_row: bool = option(True,
-        "for golatkar: reset the forgotten classes' rows of the head")
-    max_examples: Count = option(0,
-        "retained images used, over all clients; 0 uses all")
-    damping: Positive = option(1.0, "for paper: added to F before it is inverted")
-    chunk: Batch = option(1,
-        "images whose gradients are in memory at once; more of them suit a GPU")
-
-
-@options
-class Influence:
-    """Options of influence."""
-
-    damping: Positive = option(0.03, "added to the Hessian's diagonal")
-    iterations: int = option(20,
-        "maximum number of conjugate gradient steps", ge=1, le=100000)
-    tolerance: InsideOne = option(0.001, "relative residual at which these steps end")
-    max_examples: Count = option(0,
-        "retained images used, over all clients; 0 uses all")
-
-
-@options
-class Ascent:
-    """Options of ascent."""
-
-    rounds: Count = option(10,
-        "maximum number of rounds of ascent on the forgotten images")
-    learning_rate: Rate = option(0.1, "learning rate of the ascent")
-    loss_cap: Positive = option(5.0, "loss on the forgotten images at which it stops")
-
-
-@options
-class FedEraser:
-    """Options of fed_eraser."""
-
-    rate: float = option(0.5,
-        "r: the share of local epochs, or of fed_sgd's images, in a replayed round",
-        gt=0, le=1)
-    variant: Literal["paper", "released"] = option("paper",
-        "step lengths from the model of round t, or of t + 1 as in the released code")
-
-
-@options
-class Relabel:
-    """Options of relabel and prune_relabel."""
-
-    answer: Literal["nearest", "random"] = option("nearest",
-        "new label of a forgotten image: the most likely other class by the trained "
-        "model, or a random one")
 
 
 @options
@@ -402,8 +286,6 @@ class Runtime:
 def _with_methods(cls: type[_Class]) -> type[_Class]:
     """Adds the sections of the methods, each made of a method's own options."""
     for method in METHODS.values():
-        if not isinstance(method.sections, Mapping):
-            continue
         for name, kind in method.sections.items():
             if name not in cls.__annotations__:
                 cls.__annotations__[name] = kind
@@ -424,14 +306,7 @@ class Config:
     model: Model = Field(default_factory=Model)
     train: Train = Field(default_factory=Train)
     unlearn: Unlearn = Field(default_factory=Unlearn)
-    prune: Prune = Field(default_factory=Prune)
-    privacy: Privacy = Field(default_factory=Privacy)
     fine_tune: FineTune = Field(default_factory=FineTune)
-    fisher: Fisher = Field(default_factory=Fisher)
-    influence: Influence = Field(default_factory=Influence)
-    ascent: Ascent = Field(default_factory=Ascent)
-    fed_eraser: FedEraser = Field(default_factory=FedEraser)
-    relabel: Relabel = Field(default_factory=Relabel)
     audit: Audit = Field(default_factory=Audit)
     runtime: Runtime = Field(default_factory=Runtime)
 
@@ -467,11 +342,9 @@ KEYS: dict[str, Any] = {
     for name, section in sections(default()).items()
     for leaf, field in options_lib.fields(type(section)).items()
 }
-# What cannot change a result that is there; the points of a privacy curve stand beside
-# the others.
+# What cannot change a result that is there.
 _MAY_DIFFER = {
     *("phases", "data.dir", "train.checkpoint_every", "train.checkpoint_keep"),
-    *("privacy.curve", "privacy.curve_fine_tune"),
     *(name for name in KEYS if name.startswith("runtime.") and name != "runtime.dtype"),
 }
 
@@ -633,7 +506,7 @@ def validate(config: Config) -> None:
         )
     train, tuning, privacy = config.train, config.fine_tune, config.privacy
     kind, averages = request_kind(config), train.algorithm == "fed_avg"
-    private = privacy.secure_sum or privacy.epsilon or privacy.curve
+    private = privacy.secure_sum or privacy.epsilon
     for wrong, name, rest in (
         (
             train.min_participants > train.cohort,
@@ -664,11 +537,6 @@ def validate(config: Config) -> None:
             kind == "classes" and config.audit.backdoor,
             "audit.backdoor",
             "0 for classes (it is planted in clients' or single images)",
-        ),
-        (
-            kind != "classes" and privacy.curve,
-            "privacy.curve",
-            f"nothing while unlearn.{kind} is given, because only classes are cut",
         ),
         (
             config.prune.weighting == "clients" and private,

@@ -217,24 +217,6 @@ def whole_numbers(text: str) -> Kind:
     return Kind(read, text, keep=keep)
 
 
-def numbers(holds: Callable[[float], bool], text: str) -> Kind:
-    """A string of numbers such as "0.003,0.01", none of them twice in six digits."""
-
-    def read(value):
-        if not value.strip():
-            return ()
-        try:
-            found = tuple(map(float, value.split(","))) if value.isascii() else ()
-        except ValueError:
-            found = ()
-        once = {f"{number:g}" for number in found}
-        if not found or len(once) < len(found) or not all(map(holds, found)):
-            raise ValueError
-        return found
-
-    return Kind(read, text)
-
-
 def pieces(value: Any) -> tuple[str, ...]:
     """Splits "a,b", ("a", "b") or 9 into strings."""
     if isinstance(value, str):

@@ -181,20 +181,6 @@ class PicturesRow:
 
 
 @dataclass(frozen=True)
-class PrivacyPoint:
-    """One noise level of accuracy against epsilon."""
-
-    epsilon: float = 0.0
-    u_accuracy: float | None = None
-    r_accuracy: float | None = None
-    overlap: float = 0.0  # share of the noiseless cut that is kept
-    sigma_total: float = 0.0
-    sigma_count: float = 0.0
-    fine_tuned_u_accuracy: float | None = None
-    fine_tuned_r_accuracy: float | None = None
-
-
-@dataclass(frozen=True)
 class RunRecord:
     """All of a run's results: results.json."""
 
@@ -210,7 +196,6 @@ class RunRecord:
     cuts: dict[str, list[CutRow]] = field(default_factory=dict)
     # The accountant's statement; empty without noise.
     privacy: dict[str, Any] = field(default_factory=dict)
-    privacy_curve: list[PrivacyPoint] = field(default_factory=list)
     feature_maps: FeatureMapsRow | None = None
     request: RequestRow = RequestRow()
     # R-set accuracies to reach, by their names in `TARGETS`, as far as no curve has

@@ -202,11 +202,13 @@ def test_what_an_extra_brings_is_asked_for_before_any_training(
 def test_names_known_here_are_those_of_the_library():
     from fuprune.federated import aggregate
     from fuprune.models import zoo
-    from fuprune.unlearning import class_pruning
+    from fuprune.surgery import ORDERS, SCOPES
+    from fuprune.unlearning.scores import SCORES
 
     assert config_lib.MODELS == zoo.MODELS
     assert options.choices(KEYS["train.aggregation"]) == tuple(aggregate.RULES)
-    assert options.choices(KEYS["prune.surgery"]) == tuple(class_pruning.SURGERIES)
+    for key, names in (("score", SCORES), ("scope", SCOPES), ("order", ORDERS)):
+        assert options.choices(KEYS[f"prune.{key}"]) == tuple(names)
 
 
 @pytest.mark.parametrize(
@@ -266,21 +268,6 @@ def test_any_values_are_accepted_or_refused_in_one_printable_line(values):
     assert config_lib.from_json(stored) == config
     assert config_lib.difference(stored, config_lib.to_json(config)) == []
     assert config_lib.phases(config) and config_lib.methods(config)
-
-
-@pytest.mark.parametrize(
-    "text", ["0", "-1", "a", "1,1.0", "1,,2", "nan", "inf", "1e7", "\u0661", "1;2"]
-)
-def test_lists_of_numbers_that_cannot_be_are_refused(text):
-    with pytest.raises(ConfigError, match="curve is .*allowed: num"):
-        changed(privacy__curve=text)
-
-
-def test_lists_of_numbers_are_read_in_their_order():
-    config = changed(privacy__curve="8, 0.5,1e2")
-    assert config_lib.read(config, "privacy.curve") == (8.0, 0.5, 100.0)
-    config = changed(privacy__curve="")
-    assert config_lib.read(config, "privacy.curve") == ()
 
 
 @pytest.mark.parametrize(
@@ -403,21 +390,3 @@ def test_all_methods_are_those_that_serve_and_have_their_record():
     of_clients = all_of(unlearn__clients="3,17")
     assert {"retrain", "sisa", "fisher"} <= set(of_clients)
     assert all("clients" in METHODS[name].serves for name in of_clients)
-
-
-def test_every_key_of_a_methods_sections_is_an_option_of_the_method():
-    """A key that the function does not take would be dropped in silence."""
-    fed_otherwise = {
-        "prune.capture_clients",  # chooses the participants
-        "fed_eraser.rate",  # is in the replay's algorithm
-    }
-    for name, method in METHODS.items():
-        for section in method.sections:
-            keys = {key for key in KEYS if key.startswith(f"{section}.")}
-            assert keys, (name, section)
-            if section == "privacy":  # becomes clip, protect and a statement
-                assert {"clip", "protect", "privacy"} <= method.options, name
-                continue
-            fixed = getattr(method, "fixes", ())
-            names = {f"{section}.{x}" for x in {*method.options, *fixed}}
-            assert keys - fed_otherwise <= names, (name, keys - names)

@@ -36,7 +36,8 @@ from fuprune.run import build, checkpoint, kept_files
 from fuprune.run.build import make_budget
 from fuprune.run.store import lock_workdir, seed_of
 from fuprune.surgery import rebuild
-from fuprune.unlearning.methods import METHODS, check_served, select
+from fuprune.unlearning.method import check_served
+from fuprune.unlearning.methods import METHODS, select
 from fuprune.unlearning.request import ForgetRequest
 
 _LOGGER = logging.getLogger(__name__)
@@ -193,10 +194,10 @@ def _run_method(session: Session, method, model, variables):
         return (resumed[0], fit.state.variables), {"resumed": True}
     options = build.method_options(session.setup, session.settings.method)
     if method.needs:
-        found = _records(session, model, variables)
-        options |= {n: x for n, x in found.items() if n in method.options}
-    for handled_by_clients in ("protect", "privacy", "clip"):
-        options.pop(handled_by_clients, None)
+        options |= _records(session, model, variables)
+    if "privacy" in method.sections:
+        for handled_by_clients in method.names("privacy"):
+            del options[handled_by_clients]
 
     result = method(
         model,
@@ -227,7 +228,7 @@ def _records(session: Session, model, variables) -> dict[str, Any]:
     """Kept rounds, how the server stepped in them, and how clients train again."""
     session = session.at_rate(session.config.train.learning_rate)
     return {
-        "rounds": kept_files.RoundFiles(
+        "kept_rounds": kept_files.RoundFiles(
             session.workdir / kept_files.KEPT_ROUNDS, variables
         ),
         "replay": build.make_replay(session.setup, model),

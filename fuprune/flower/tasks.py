@@ -5,6 +5,7 @@ makes the same `ClientProgram` as a simulation would. Names and arguments are lo
 and checked here: a request cannot bring code.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
@@ -14,9 +15,11 @@ from fuprune.federated.batch_norm import local_statistics
 from fuprune.federated.client import TrainContext, local_gradient, local_sgd
 from fuprune.federated.objective import Objective
 from fuprune.federated.program import ClientProgram
+from fuprune.options import make
 from fuprune.run.optimizers import optimizer
 from fuprune.unlearning.activations import activations_program
-from fuprune.unlearning.ascent import Ascent, local_ascent
+from fuprune.unlearning.ascent import Options as Ascent
+from fuprune.unlearning.ascent import local_ascent
 from fuprune.unlearning.auto_rate import answers_program as count_program
 from fuprune.unlearning.client_sums import gradient_sum, loss_sum, sum_program
 from fuprune.unlearning.fisher import fisher_sum
@@ -82,10 +85,10 @@ def _sum(make_function, setting: Setting, *, chunk) -> ClientProgram:
     return sum_program(function, chunk=chunk, preprocess=setting.prepare)
 
 
-def _ascent(setting: Setting, **climb) -> ClientProgram:
+def _ascent(setting: Setting, **options) -> ClientProgram:
     return local_ascent(
         setting.model,
-        Ascent(**climb),
+        make(Ascent, options),
         max_length=setting.max_length,
         preprocess=setting.prepare,
     )
@@ -120,7 +123,9 @@ MAKERS: Mapping[str, Maker] = {
     "gradient_sum": Maker(
         functools.partial(_sum, gradient_sum), "query.sums", {"chunk"}
     ),
-    "ascent": Maker(_ascent, "train", set(Ascent._fields)),
+    "ascent": Maker(
+        _ascent, "train", {field.name for field in dataclasses.fields(Ascent)}
+    ),
     "relabel": Maker(_relabel, "query.relabel", {"others", "batch_size"}),
 }
 
@@ -154,6 +159,6 @@ def make_program(name: str, setting: Setting, arguments: Any) -> ClientProgram:
 
 def as_context(name: str, tree: Any) -> Any:
     """The context that a program expects, from the tree that travelled."""
-    if name in ("local_sgd", "local_gradient", "local_statistics"):
+    if name in ("local_sgd", "local_gradient", "local_statistics", "ascent"):
         return TrainContext(*tree)
     return tree

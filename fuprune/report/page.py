@@ -146,7 +146,6 @@ def _tables(subject: Subject) -> list[Table]:
         tables.class_table(record),
         tables.layers_table(record, unit, cuts),
         tables.units_table(subject.run.clocks),
-        tables.privacy_curve_table(record),
         tables.key_value_table("privacy", "The privacy accountant", record.privacy),
         tables.key_value_table("settings", "Every setting", provenance.config),
         tables.key_value_table("versions", "Versions", provenance.versions),

@@ -555,23 +555,6 @@ def layers_table(record: RunRecord, unit: str, cuts: Sequence[CutRow]) -> Table:
     )
 
 
-def privacy_curve_table(record: RunRecord) -> Table:
-    """Accuracy against epsilon."""
-    fields = {
-        "r_accuracy": "R-set accuracy",
-        "u_accuracy": "U-set accuracy",
-        "overlap": "Same channels cut",
-        "fine_tuned_r_accuracy": "R-set, fine-tuned",
-        "fine_tuned_u_accuracy": "U-set, fine-tuned",
-    }
-    rows = [
-        [cell(one.epsilon), *(cell(getattr(one, field), percent) for field in fields)]
-        for one in record.privacy_curve
-    ]
-    columns = [Column("Epsilon"), *map(Column, fields.values())]
-    return Table("privacy_curve", "Accuracy against epsilon", columns, rows)
-
-
 def units_table(clocks: Mapping[str, PhaseClock]) -> Table:
     """Where the time of a run went: every unit that finished."""
     rows = [

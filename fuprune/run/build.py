@@ -34,7 +34,6 @@ from fuprune.run.store import Store
 from fuprune.unlearning.fed_eraser import Moves, Replay, calibration_epochs
 from fuprune.unlearning.head import head_name
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.privacy import describe_privacy, make_protect, noise_scales
 from fuprune.unlearning.protocol import TrainRounds
 from fuprune.unlearning.reading import choose_participants, missing_classes
 from fuprune.unlearning.request import remaining, warn_of
@@ -328,14 +327,12 @@ def _server_optimizer(train, schedule: Schedule) -> optax.GradientTransformation
     )
 
 
-def participants(config, method: str, federation: Federation) -> tuple[int, ...] | None:
-    """The clients that a method reads, drawn from the seed alone; None if it has none.
+def participants(config, method: str, federation: Federation) -> tuple[int, ...]:
+    """The clients that a method reads, drawn from the seed alone.
 
     Methods that cut may have a number of participants of their own.
     """
     wanted = METHODS[method]
-    if "participants" not in wanted.options:
-        return None
     number = config.unlearn.participants or config.train.cohort
     if "prune" in wanted.sections:
         number = config.prune.capture_clients or number
@@ -350,66 +347,21 @@ def participants(config, method: str, federation: Federation) -> tuple[int, ...]
 
 
 def method_options(setup: Setup, method: str) -> dict[str, Any]:
-    """Keyword options of an unlearning method: its sections of the config, and more."""
+    """What a method is called with: its sections of the config, and the run's parts."""
     config, federation = setup.config, setup.federation
-    wanted = METHODS[method]
-    options: dict[str, Any] = dict(
+    given: dict[str, Any] = dict(
         num_classes=federation.num_classes,
+        participants=participants(config, method, federation),
         preprocess=federation.prepare,
         backend=setup.backend,
         mesh=setup.mesh,
         train=make_slice_training(setup),
         train_rounds=config.train.rounds,
     )
+    wanted = METHODS[method]
     for section in wanted.sections:
-        if section == "privacy":
-            options |= _privacy_options(config, federation.request.classes)
-        else:
-            options |= dataclasses.asdict(getattr(config, section))
-    options["participants"] = participants(config, method, federation)
-    options.pop("capture_clients", None)
-    return {name: x for name, x in options.items() if name in wanted.options}
-
-
-def _privacy_options(config, classes) -> dict[str, Any]:
-    """Clipping, and what stands between uploads and server, if any of it is on."""
-    privacy = config.privacy
-    if not (privacy.secure_sum or privacy.epsilon or privacy.min_count):
-        return {}
-    # With recapture, the same examples' statistics are released for each class.
-    releases = len(classes) if config.prune.recapture else 1
-    scales, statement = None, None
-    if privacy.epsilon:
-        # Without min_count: where there is noise, rows are suppressed after it.
-        terms = dict(clip=privacy.clip, releases=releases)
-        scales = noise_scales(privacy.epsilon, privacy.delta, **terms)
-        statement = describe_privacy(scales, privacy.delta, **terms)
-    return {
-        # Clipping only bounds what the noise has to cover; without noise the statistics
-        # stay those of Eqs. 4-5.
-        "clip": privacy.clip if privacy.epsilon else None,
-        "protect": make_protect(
-            secure=privacy.secure_sum, scales=scales, min_count=privacy.min_count
-        ),
-        "privacy": statement,
-    }
-
-
-def privacy_curve_options(setup: Setup) -> dict[str, Any]:
-    """Keyword options of `private_cut`, epsilon aside, from the config."""
-    privacy = setup.config.privacy
-    options = method_options(setup, "prune_random")
-    options |= dict(
-        order=setup.config.prune.order,
-        delta=privacy.delta,
-        clip=privacy.clip,
-        secure=privacy.secure_sum,
-        min_count=privacy.min_count,
-    )
-    if len(setup.federation.request.classes) == 1:
-        # The same function as the compacted net, and one program for every epsilon.
-        options["surgery"] = "mask"
-    return options
+        given |= dataclasses.asdict(getattr(config, section))
+    return given
 
 
 def load_model(setup: Setup, path) -> tuple[Any, Any]:
@@ -476,17 +428,6 @@ def _seeds(config, method: str) -> range:
     return range(config.fine_tune.seeds if seeded else 1)
 
 
-def privacy_units(config) -> list[tuple[str, float]]:
-    """The units that make the points of accuracy against epsilon, and their epsilons.
-
-    A fine-tuned point is another unit, so that it can be asked for later.
-    """
-    suffix = "_fine_tuned" if config.privacy.curve_fine_tune else ""
-    # Six digits name a point in the files of the run.
-    epsilons = [f"{x:g}" for x in sorted(configuration.read(config, "privacy.curve"))]
-    return [(f"privacy_curve/{text}{suffix}", float(text)) for text in epsilons]
-
-
 def make_budget(config, name: str, target: float | None = None) -> Budget:
     """How methods train: `fine_tune`, `training` from scratch, or `short`.
 
@@ -545,9 +486,6 @@ def rounds_left(config, units: Sequence[UnlearnUnit], store: Store) -> int:
             if method.fine_tunes:
                 budget = make_budget(config, method.budget)
                 rounds[unit.phase] = budget.schedule.rounds
-        if config.privacy.curve_fine_tune:
-            for name, _ in privacy_units(config):
-                rounds[name] = config.fine_tune.rounds
     return sum(number for unit, number in rounds.items() if not store.is_finished(unit))
 
 

@@ -25,7 +25,6 @@ from fuprune.results import (
     FeatureMapsRow,
     MethodOutcome,
     PicturesRow,
-    PrivacyPoint,
     RunRecord,
     TrainedOutcome,
 )
@@ -178,7 +177,7 @@ def _stopping_on_sigterm(stop: threading.Event):
 
 
 def _run_steps(this: Experiment) -> RunRecord | None:
-    config, store, wanted = this.config, this.store, build.steps_wanted(this.config)
+    store, wanted = this.store, build.steps_wanted(this.config)
     _announce(this)
     record = None
     if "pretrain" in wanted:
@@ -190,9 +189,6 @@ def _run_steps(this: Experiment) -> RunRecord | None:
             work = functools.partial(steps.unlearn, this, unit)
             store.do(unit.phase, MethodOutcome, work)
             _write_record(this)
-        for name, epsilon in build.privacy_units(config):
-            work = functools.partial(steps.privacy_point, this, name, epsilon)
-            store.do(name, PrivacyPoint, work)
         if (outcome := steps.cut_of_channels(this)) is not None:
             work = functools.partial(steps.feature_maps, this, outcome)
             store.do("feature_maps", FeatureMapsRow, work)
@@ -232,7 +228,6 @@ def _write_record(this: Experiment) -> RunRecord | None:
     trained = outcome_of(this, "pretrain", TrainedOutcome)
     found = [store.read(unit.phase, MethodOutcome) for unit in this.units]
     outcomes = [one for one in found if one is not None]
-    points = [store.read(name, PrivacyPoint) for name, _ in build.privacy_units(config)]
     record = RunRecord(
         provenance=this.provenance,
         dataset=config.data.name,
@@ -247,7 +242,6 @@ def _write_record(this: Experiment) -> RunRecord | None:
         methods=[one.row for one in outcomes],
         cuts={one.row.name: one.cuts for one in outcomes if one.cuts},
         privacy=next((one.privacy for one in outcomes if one.privacy), {}),
-        privacy_curve=[point for point in points if point is not None],
         feature_maps=store.read("feature_maps", FeatureMapsRow),
         targets={
             "raw_masked": trained.masked_r_accuracy,

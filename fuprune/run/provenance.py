@@ -48,10 +48,8 @@ def of_run(config, store: Store, command: Sequence[str]) -> Provenance:
     begun = configuration.from_json(first.config)
     before, now = (set(configuration.phases(c)) for c in (begun, config))
     # What would change a result that is there was refused; these parts may differ.
-    added = ("privacy",) if "unlearn" in now else ()
     repeats = before <= now
-    if repeats:
-        added += ("audit", "phases")
+    added = ("audit", "phases") if repeats else ()
     stored = first.config | {name: present.config[name] for name in added}
     if stored == first.config:
         return first

@@ -25,7 +25,6 @@ from fuprune.results import (
     MethodRow,
     Pictures,
     PicturesRow,
-    PrivacyPoint,
     TrainedOutcome,
 )
 from fuprune.run import build, checkpoint, kept_files
@@ -44,9 +43,7 @@ from fuprune.run.loop import (
 from fuprune.surgery import layer_names
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from fuprune.unlearning.head import MASKED_LOGIT, set_rows
-from fuprune.unlearning.job import recovery_key
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.privacy_curve import private_cut
 from fuprune.unlearning.protocol import (
     FineTune,
     Stage,
@@ -54,7 +51,6 @@ from fuprune.unlearning.protocol import (
     UnlearnResult,
     tree_bytes,
 )
-from fuprune.unlearning.request import remaining
 
 
 def target_accuracy(this: Experiment) -> float | None:
@@ -164,19 +160,16 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> MethodOutcome:
     name, method, budget = unit.phase, unit.method, METHODS[unit.method].budget
     model, variables = this.raw
     options = build.method_options(this.setup, method)
-    if "head" in METHODS[method].options:
-        options |= build.head_option(model, variables)
-    if "rounds" in METHODS[method].options:
+    options |= build.head_option(model, variables)
+    if METHODS[method].needs:
         kept = this.store.workdir / kept_files.KEPT_ROUNDS
-        options["rounds"] = kept_files.RoundFiles(kept, variables)
-    if "server" in METHODS[method].options:
-        options["server"] = build.make_server(this.config.train)
-    if "replay" in METHODS[method].options:
-        options["replay"] = build.make_replay(this.setup, model)
-        # Several processes could find different files when they start again.
-        if jax.process_count() == 1:
-            options["kept"] = _checkpoints(this, unit.name, variables)
-    if "checkpoints" in METHODS[method].options:
+        options |= {
+            "kept_rounds": kept_files.RoundFiles(kept, variables),
+            "server": build.make_server(this.config.train),
+            "replay": build.make_replay(this.setup, model),
+        }
+    # Several processes could find different files when they start a replay again.
+    if jax.process_count() == 1 or not METHODS[method].needs:
         options["checkpoints"] = _checkpoints(this, unit.name, variables)
     how = make_budget(this.config, budget, target_accuracy(this))
     watch = _Stopwatch(this, name)
@@ -329,41 +322,3 @@ def pictures(this: Experiment) -> PicturesRow:
             lambda file: np.savez(file, allow_pickle=False, **arrays),
         )
     return PicturesRow(unit)
-
-
-def privacy_point(this: Experiment, name: str, epsilon: float) -> PrivacyPoint:
-    """One epsilon of the curve: the cut from noised statistics, and what it does."""
-    config = this.config
-    model, variables = this.raw
-    watch = _Stopwatch(this, name)
-    cut = private_cut(
-        model,
-        variables,
-        this.federation.data,
-        this.classes,
-        key=_method_key(this, 0),
-        epsilon=epsilon,
-        **build.privacy_curve_options(this.setup),
-    )
-    after = measure(this, name, Stage("pruned", cut.model, cut.variables))
-    tuned = None
-    if config.privacy.curve_fine_tune:
-        left = remaining(this.federation.data, this.request)
-        budget = make_budget(config, "fine_tune", target_accuracy(this))
-        taught = build.fine_tune_objective(config, model, variables, this.classes)
-        tune = _fine_tune(this, name, budget, watch, taught)
-        # The cohorts and batches of every method's first seed, so that the curve
-        # differs from the run's own cut by the noise alone.
-        key = recovery_key(_method_key(this, 0))
-        fit = tune(cut.model, cut.variables, left, key)
-        tuned = measure(this, name, Stage("tuned", cut.model, fit.state.variables))
-    return PrivacyPoint(
-        epsilon,
-        after.u_accuracy,
-        after.r_accuracy,
-        cut.overlap,
-        cut.statement["sigma_total"],
-        cut.statement["sigma_count"],
-        tuned.u_accuracy if tuned else None,
-        tuned.r_accuracy if tuned else None,
-    )

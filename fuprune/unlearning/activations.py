@@ -17,15 +17,21 @@ from flax import traverse_util
 from fuprune.data.preprocess import to_float
 from fuprune.errors import InputError, check_choice
 from fuprune.federated.client import Preprocess
-from fuprune.federated.cohort import ClientProgram, Shared, clients_of, keep_compiled
+from fuprune.federated.cohort import (
+    ClientProgram,
+    Shared,
+    clients_of,
+    for_each_client,
+    keep_compiled,
+)
 from fuprune.federated.program import Task, Transport
 from fuprune.federated.uploads import check_tree, leaf_name
+from fuprune.models.layers import loops_are_fast
 from fuprune.surgery import capture
 from fuprune.surgery.cutting import layer_name
 from fuprune.unlearning.client_sums import sum_program
 from fuprune.unlearning.privacy import clip_scale
 from fuprune.unlearning.protocol import UnlearnError, tree_bytes
-from fuprune.unlearning.reading import Reading
 
 WEIGHTINGS = ("examples", "clients")
 
@@ -200,8 +206,9 @@ def collect(
       dense: see `pooled_convolutions`.
       tamper: simulated misbehaviour, `(client id, upload) -> upload`.
     """
-    reading = Reading(None, preprocess, backend, mesh)
-    run = _make_capture(model, reading, num_classes, batch_size, clip, dense)
+    run = _make_capture(
+        model, preprocess, backend, mesh, num_classes, batch_size, clip, dense
+    )
     shared = Shared(cohort.images, cohort.labels, variables)
     answers = run(shared, clients_of(cohort))
     return receive(answers, cohort, backend, clip=clip, tamper=tamper)
@@ -242,16 +249,20 @@ def receive(
 
 
 @keep_compiled
-def _make_capture(model, reading: Reading, num_classes, batch_size, clip, dense):
+def _make_capture(
+    model, preprocess, backend, mesh, num_classes, batch_size, clip, dense
+):
     program = activations_program(
         model,
         num_classes=num_classes,
         batch_size=batch_size,
-        preprocess=reading.preprocess,
+        preprocess=preprocess,
         clip=clip,
         dense=dense,
     )
-    return reading.for_each_client(model, program)
+    return for_each_client(
+        program, backend=backend, mesh=mesh, loops_are_fast=loops_are_fast(model)
+    )
 
 
 def merge_activations(

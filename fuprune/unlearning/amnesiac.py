@@ -8,34 +8,45 @@ through momentum and weight decay. The other updates were themselves computed on
 that knew the forgotten data; fine-tuning has to repair the rest.
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.options import option, options
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult
 from fuprune.unlearning.request import holders
 from fuprune.unlearning.rounds import PLAIN_SERVER, KeptRound, Server, check_kept
 
 
-@unlearn_fn
-def amnesiac(
-    job: Job,
-    *,
-    rounds: Sequence[KeptRound] | None = None,
-    server: Server = PLAIN_SERVER,
-    renormalise: bool = False,
-) -> UnlearnResult:
+@options
+class Options:
+    """Options of amnesiac."""
+
+    renormalise: bool = option(
+        False,
+        "average each round over the other clients alone; otherwise the updates left "
+        "out count as zeros, as published",
+    )
+
+
+@method(
+    "amnesiac",
+    serves=ALL_KINDS,
+    options=Options,
+    needs="history_interval",
+    needs_every_round=True,
+)
+def amnesiac(job: Job, o: Options) -> UnlearnResult:
     """Leave out the recorded updates of clients that hold what is named; fine-tune.
 
     No client is asked for anything: the server has kept the rounds. BatchNorm
     statistics stay as they are until the fine-tuning. With an example goes what its
-    client learned of all others. `renormalise` takes such clients out of a round's
-    aggregation, as if the others had been alone in it; without it their updates are
-    zeros, which under a mean is plain subtraction, as published.
+    client learned of all others. Updates that are left out are zeros, which under a
+    mean is plain subtraction, unless a round is renormalised: then it is as if the
+    others had been alone in it.
 
     The stage `subtracted` is the model before the fine-tuning. Notes say how much of
     the training was undone: where every client holds the class, all of it.
@@ -43,6 +54,7 @@ def amnesiac(
     Raises:
       UnlearnError: not every round was kept.
     """
+    rounds, server = job.kept_rounds, job.server or PLAIN_SERVER
     if rounds is None or not len(rounds):
         raise UnlearnError(
             "amnesiac needs all rounds of the training and none was kept; train with "
@@ -53,7 +65,7 @@ def amnesiac(
     recorded, affected = 0, []
     params = rounds[0].variables["params"]
     opt_state = server.optimizer.init(params)
-    take_step = _make_step(server, renormalise)
+    take_step = _make_step(server, o.renormalise)
     for number, kept in enumerate(rounds):
         if kept.round_number != number:
             raise UnlearnError(

@@ -17,11 +17,16 @@ import numpy as np
 
 from fuprune.data.preprocess import to_float
 from fuprune.federated.client import Preprocess, gather_batch
-from fuprune.federated.cohort import Shared, clients_of, keep_compiled
-from fuprune.federated.program import Client, ClientProgram, Task
+from fuprune.federated.cohort import (
+    Shared,
+    clients_of,
+    for_each_client,
+    keep_compiled,
+)
+from fuprune.federated.program import Client, ClientProgram, Task, Transport
+from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.activations import ClassActivations, Collected, receive
 from fuprune.unlearning.protocol import UnlearnError
-from fuprune.unlearning.reading import Reading
 
 # Geometric from 0.005 to 0.6: neighbours differ by 4%, and seven halvings find one.
 RATES = tuple(float(rate) for rate in np.round(np.geomspace(0.005, 0.6, 127), 4))
@@ -121,27 +126,31 @@ def count_answers(
     classes: tuple[int, ...],
     leaving: tuple[int, ...],
     images: int,
-    reading: Reading,
+    preprocess: Preprocess = to_float,
+    backend: str | Transport = "auto",
+    mesh=None,
 ) -> Collected:
     """The counts of every participant in the cohort, checked as class statistics are.
 
     A client cannot say that it is right more often than it says it looked.
     """
-    run = _make_count(model, classes, leaving, images, reading)
+    run = _make_count(model, classes, leaving, images, preprocess, backend, mesh)
     answers = run(Shared(cohort.images, cohort.labels, variables), clients_of(cohort))
-    return receive(answers, cohort, reading.backend, clip=1.0)
+    return receive(answers, cohort, backend, clip=1.0)
 
 
 @keep_compiled
-def _make_count(model, classes, leaving, images: int, reading: Reading):
+def _make_count(model, classes, leaving, images: int, preprocess, backend, mesh):
     program = answers_program(
         model,
         classes=classes,
         leaving=leaving,
         images=images,
-        preprocess=reading.preprocess,
+        preprocess=preprocess,
     )
-    return reading.for_each_client(model, program)
+    return for_each_client(
+        program, backend=backend, mesh=mesh, loops_are_fast=loops_are_fast(model)
+    )
 
 
 def judged(rate: float, seen: Any) -> Tried:

@@ -4,19 +4,21 @@ Algorithm 1: participants run local_proc, the server merges what they send, scor
 channel for the class, cuts the most discriminative ones (server_proc, Algorithm 3), and
 the federation fine-tunes what is left without the class. Several classes are removed
 one after another (section 5.2). The paper scores by TF-IDF, removes what it cuts and is
-told how much to cut; here these are options (`scores`, `Cut.then`, `auto_rate`).
+told how much to cut; here these are options (`scores`, `then`, `auto_rate`).
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
+from pydantic import Field
 
-from fuprune.data.federated import FederatedDataset, take_clients
-from fuprune.errors import InputError, check_choice, check_classes
+from fuprune.data.federated import take_clients
+from fuprune.errors import InputError, check_choice
 from fuprune.models.adapt import adapt
+from fuprune.options import option, options
 from fuprune.surgery import (
     PrunePlan,
     compact,
@@ -31,69 +33,83 @@ from fuprune.surgery import (
 )
 from fuprune.surgery.arrays import names
 from fuprune.surgery.cutting import layer_name
-from fuprune.unlearning.activations import (
-    ClassActivations,
-    Collected,
-    collect,
-    merge_activations,
-)
+from fuprune.unlearning import privacy
+from fuprune.unlearning.activations import Collected, collect, merge_activations
 from fuprune.unlearning.auto_rate import count_answers, judged, smallest_rate
-from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import method
+from fuprune.unlearning.privacy import Protection
 from fuprune.unlearning.protocol import (
-    FineTune,
     Stage,
     UnlearnError,
     UnlearnResult,
-    Variables,
     tree_bytes,
 )
-from fuprune.unlearning.reading import (
-    READ_ALL,
-    Reading,
-    check_participants,
-    choose_participants,
-)
-from fuprune.unlearning.request import ForgetRequest, check_request
+from fuprune.unlearning.reading import check_participants, choose_participants
 from fuprune.unlearning.scores import SCORES, noise_floor
 
-SURGERIES = ("compact", "mask")
-THEN = ("remove", "reset")
-Protect = Callable[[Collected, jax.Array], ClassActivations | list[ClassActivations]]
 
+@options
+class Options:
+    """How channels are scored and cut."""
 
-class Cut(NamedTuple):
-    """How channels are scored and cut; the keys of the config's section `prune`."""
+    section: ClassVar[str] = "prune"
 
-    score: str = "tf_idf"  # (the paper) or `contrast`; see `scores`
-    then: str = "remove"  # what is cut (the paper), or `reset` it: it starts afresh
-    scope: str = "global"  # of R: `global` (the paper), `layer` or `balanced`
-    order: str = "highest"  # (the paper), `lowest` (the released code) or `random`
-    min_channels: int = 1  # left in every layer, whatever R says
-    idf: str = "paper"  # or `released` (Eq. 7)
-    weighting: str = "examples"  # of A*, or `clients`; see `merge_activations`
-    recapture: bool = True  # statistics after each cut, or reuse the first ones
-    capture_clients: int | None = None  # how many to draw, without participants
-    batch_size: int = 64  # images at a time in local_proc
-    surgery: str = "compact"  # really removes channels, `mask` zeroes them
-    # Cut hidden units of dense layers, too, of a network that is not of the zoo.
-    dense: bool = False
-    # For the rate `auto`: images of each kind that a participant answers on for each
-    # cut that is tried, and the share of right answers at which the class is unknown.
-    auto_images: int = 6
-    auto_level: float = 0.02
-
-
-class Protection(NamedTuple):
-    """What stands between the clients' statistics and the server."""
-
-    clip: float | None = None  # see `class_activations`
-    # Turns the uploads into what the server sees (secure summation, noise).
-    protect: Protect | None = None
-    privacy: Mapping[str, Any] | None = None  # the accountant's statement, for notes
-
-
-PAPER_CUT, UNPROTECTED = Cut(), Protection()
+    rate: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = option(
+        0.05,
+        "R, the share of channels to cut for each class; auto tries up to eight for "
+        "the smallest that forgets",
+    )
+    score: Literal["tf_idf", "contrast"] = option(
+        "tf_idf",
+        "the paper's TF-IDF, or how much more the class activates a channel than the "
+        "others do",
+    )
+    then: Literal["remove", "reset"] = option(
+        "remove",
+        "remove the cut channels, as in the paper, or let them start afresh",
+    )
+    scope: Literal["global", "layer", "balanced"] = option(
+        "global",
+        "cut R of all channels, R of each layer, or R of all channels with scores "
+        "scaled by the width of their layer",
+    )
+    order: Literal["highest", "lowest", "random"] = option(
+        "highest", "which TF-IDF scores are cut first; the paper cuts the highest"
+    )
+    min_channels: int = option(1, "fewest channels that a layer keeps", ge=1, le=4096)
+    idf: Literal["paper", "released"] = option(
+        "paper", "Eq. 7, or as in the authors' code"
+    )
+    weighting: Literal["examples", "clients"] = option(
+        "examples", "how clients' statistics are weighted"
+    )
+    surgery: Literal["compact", "mask"] = option(
+        "compact", "compact removes channels; mask zeroes them"
+    )
+    dense: bool = option(
+        False, "also cut hidden units of dense layers, in networks of your own"
+    )
+    recapture: bool = option(True, "collect statistics again after each class's cut")
+    capture_clients: int = option(
+        0,
+        "number of clients that send statistics; 0 means unlearn.participants",
+        ge=0,
+        le=10_000_000,
+    )
+    auto_images: int = option(
+        6,
+        "for rate=auto: images of the class, and others, that each of these clients "
+        "answers on per try",
+        ge=1,
+        le=10_000,
+    )
+    auto_level: float = option(
+        0.02,
+        "for rate=auto: share of right answers at which the class counts as unknown",
+        ge=0,
+        lt=1,
+    )
 
 
 class ServerDecision(NamedTuple):
@@ -207,82 +223,48 @@ def _score_layers(activations, target, floor, score, idf):
     }
 
 
+@method("class_pruning", options=(Options, privacy.Options), reads_forgotten=True)
 def class_pruning(
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    request: ForgetRequest | tuple[int, ...],
-    *,
-    key: jax.Array,
-    fine_tune: FineTune,
-    rate: float | str,
-    num_classes: int | None = None,
-    cut: Cut = PAPER_CUT,
-    reading: Reading = READ_ALL,
-    protection: Protection = UNPROTECTED,
-    head: str = "head",
+    job: Job, o: Options, p: privacy.Options = privacy.NOTHING
 ) -> UnlearnResult:
     """Forget classes by cutting their channels, then fine-tune without them.
 
-    Args:
-      model: any network that `surgery.compact` takes, cut before or not.
-      variables: its trained variables.
-      data: every client's data, the forgotten classes included: their statistics are
-        what the method needs. Fine-tuning sees none of them.
-      request: U', the classes, removed one after another; a request or a tuple.
-      key: chooses the participants and seeds the fine-tuning.
-      fine_tune: see `protocol.FineTune`.
-      rate: R, the share of channels cut for each class, or "auto" for the smallest at
-        which the participants' answers say that the class is unknown; see `auto_rate`.
-      num_classes: how many classes there are, U; as many as the head has by default.
-      cut: how channels are scored and cut.
-      reading: how clients' data are read; its participants send statistics.
-      protection: what stands between their statistics and the server.
-      head: name of the last layer, where `num_classes` is not given.
-
-    Returns:
-      The fine-tuned model, with a stage per class cut.
+    The network is any that `surgery.compact` takes, cut before or not. The classes of
+    the request are removed one after another, and there is a stage for each. Statistics
+    are of all images of the participants, the forgotten classes included, which is what
+    the method needs; fine-tuning sees none of them.
     """
-    check_choice("surgery", cut.surgery, SURGERIES)
-    check_choice("then", cut.then, THEN)
-    if rate == "auto" and protection.privacy is not None:
+    if o.rate == "auto" and p.epsilon:
         raise InputError(
             "rate is 'auto', but the answers to the cuts that it tries are not covered "
             "by privacy.epsilon; set prune.rate to a number, or leave out the noise."
         )
-    request = check_request(request, data)
-    job = Job(model, variables, data, request, key, fine_tune, head)
-    num_classes = num_classes or head_classes(variables, head)
-    check_classes(job.classes, num_classes)
+    # With recapture, the same examples' statistics are released for each class.
+    releases = len(job.classes) if o.recapture else 1
+    protection = privacy.protect_statistics(p, releases=releases)
+    model, variables, data = job.model, job.variables, job.data
     # The last of the four is the fine-tuning's: see `recovery_key`.
-    capture_key, protect_key, plan_key, _ = jax.random.split(key, 4)
-    participants = reading.participants
+    capture_key, protect_key, plan_key, _ = jax.random.split(job.key, 4)
+    participants = job.participants
     if participants is None:
-        number = cut.capture_clients or data.num_clients
+        number = o.capture_clients or data.num_clients
         participants = choose_participants(capture_key, data, number)
     # Only its shape is looked at, by networks that are cut by tracing.
     example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
-    participants = check_participants(participants, data)
-    cohort = take_clients(data, participants)
-    collect_from = functools.partial(
-        collect,
-        cohort=cohort,
-        num_classes=num_classes,
-        batch_size=cut.batch_size,
-        preprocess=reading.preprocess,
-        backend=reading.backend,
-        mesh=reading.mesh,
-        clip=protection.clip,
-        dense=cut.dense,
+    reading: dict[str, Any] = dict(
+        cohort=take_clients(data, check_participants(participants, data)),
+        preprocess=job.preprocess,
+        backend=job.backend,
+        mesh=job.mesh,
     )
     stages: list[Stage] = []
     notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(variables)}
-    if protection.privacy is not None:
-        notes["privacy"] = dict(protection.privacy)
+    if protection.statement:
+        notes["privacy"] = dict(protection.statement)
     upload_bytes = 0
     activations: dict[str, Any] = {}
     for number, target in enumerate(job.classes):
-        kernels = _kernels(model, variables, example, cut.dense)
+        kernels = _kernels(model, variables, example, o.dense)
         if not kernels:
             raise UnlearnError(
                 "the network has no convolution whose channels could be cut; set "
@@ -290,12 +272,19 @@ def class_pruning(
             )
         seed_key = jax.random.fold_in(plan_key, number)
         noise_key = jax.random.fold_in(protect_key, number)
-        if cut.recapture or not stages:
-            collected = collect_from(model, variables)
+        if o.recapture or not stages:
+            collected = collect(
+                model,
+                variables,
+                num_classes=job.num_classes,
+                clip=protection.clip,
+                dense=o.dense,
+                **reading,
+            )
             upload_bytes += collected.upload_bytes
-            seen = _seen(collected, protection, noise_key)
+            seen = protection.show(collected, noise_key)
             activations, facts = _merged(
-                collected, seen, tuple(kernels), cut, protection
+                collected, seen, tuple(kernels), o.weighting, protection
             )
             notes |= facts
         live = _live_channels(kernels, activations)
@@ -303,29 +292,28 @@ def class_pruning(
             server_proc,
             {layer: a[:, live[layer]] for layer, a in activations.items()},
             target,
-            score=cut.score,
-            scope=cut.scope,
-            order=cut.order,
-            min_channels=cut.min_channels,
-            idf=cut.idf,
+            score=o.score,
+            scope=o.scope,
+            order=o.order,
+            min_channels=o.min_channels,
+            idf=o.idf,
             leaving=job.classes,
             noise=_noise_of_means(seen, target, protection),
             # NumPy's generator ranks channels on the host, and takes a number.
             seed=int(jax.random.randint(seed_key, (), 0, 2**30)),
         )
         carry_out = functools.partial(
-            _cut, model, variables, activations, live, cut=cut, key=seed_key
+            _cut, model, variables, activations, live, then=o.then, key=seed_key
         )
-        chosen = rate
-        if rate == "auto":
+        chosen = o.rate
+        if chosen == "auto":
             ask = functools.partial(
                 count_answers,
                 adapt(model),
-                cohort=cohort,
                 classes=(target,),
-                images=cut.auto_images,
+                images=o.auto_images,
                 leaving=job.classes,
-                reading=reading._replace(participants=None),
+                **reading,
             )
 
             def try_cut(
@@ -334,16 +322,16 @@ def class_pruning(
                 plan = decide(rate).plan
                 _, tried, _ = carry_out(plan, example, surgery="mask")
                 answers = ask(variables=tried)
-                return judged(rate, _seen(answers, protection, key))
+                return judged(rate, protection.show(answers, key))
 
-            tried = smallest_rate(try_cut, cut.auto_level)
+            tried = smallest_rate(try_cut, o.auto_level)
             chosen = tried[-1].rate
             rows = [row._asdict() for row in tried]
             notes.setdefault("auto_rate", {})[str(target)] = rows
         decision = decide(chosen)
         described = _describe(model, variables, live, decision, example)
         model, variables, activations = carry_out(
-            decision.plan, example, surgery=cut.surgery
+            decision.plan, example, surgery=o.surgery
         )
         notes["cuts"].append({"class": target, **described})
         stages.append(Stage(f"pruned_{target}", model, variables))
@@ -353,25 +341,19 @@ def class_pruning(
     return result._replace(stages=tuple(stages))
 
 
-def _seen(collected: Collected, protection: Protection, key) -> Any:
-    """What the server sees of uploads: them, or a sum behind the protection."""
-    protect = protection.protect
-    return collected.uploads if protect is None else protect(collected, key)
-
-
 def _noise_of_means(seen: Any, target: int, protection: Protection) -> float:
     """Deviation of the privacy noise on the target's mean activation."""
-    if protection.privacy is None:
+    if not protection.statement:
         return 0.0
     examples = float(np.asarray(seen.num_examples)[target])
-    return float(protection.privacy["sigma_total"]) / max(examples, 1.0)
+    return float(protection.statement["sigma_total"]) / max(examples, 1.0)
 
 
 def _merged(
-    collected: Collected, seen, layers, cut: Cut, protection: Protection
+    collected: Collected, seen, layers, weighting: str, protection: Protection
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A*, in the order of `layers`, of what the server saw; and notes."""
-    merged = merge_activations(seen, weighting=cut.weighting)
+    merged = merge_activations(seen, weighting=weighting)
     activations = {layer: merged[layer] for layer in layers}
     notes: dict[str, Any] = {
         "participants": len(collected.clients),
@@ -380,7 +362,7 @@ def _merged(
     absent = np.isnan(activations[layers[0]]).any(axis=1)
     if absent.any():
         # Behind a protection the server cannot tell the two apart.
-        why = "absent" if protection.protect is None else "suppressed"
+        why = "suppressed" if protection.hides else "absent"
         notes[why] = np.flatnonzero(absent).tolist()
     return activations, notes
 
@@ -415,13 +397,13 @@ def _live_channels(kernels, activations) -> dict[str, np.ndarray]:
     return live
 
 
-def _cut(model, variables, activations, live, plan, example, *, cut, surgery, key):
+def _cut(model, variables, activations, live, plan, example, *, then, surgery, key):
     """One cut of live channels: `(model, variables, activations of what is left)`."""
     # Of the whole network: what earlier cuts killed is not among the live channels.
     plan = PrunePlan(
         {layer: live[layer][kept] for layer, kept in plan.keep.items()}, plan.spared
     )
-    if cut.then == "reset":
+    if then == "reset":
         afresh = reset(model, variables, plan, key=key, example=example)
         # What was measured of these channels is no longer true of them.
         left = {

@@ -14,48 +14,14 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import to_float
-from fuprune.errors import InputError
 from fuprune.federated.client import Batch, Preprocess, gather_batch, split_params
 from fuprune.federated.local_work import count_batches
 from fuprune.federated.objective import cross_entropy
-from fuprune.federated.program import Client, ClientProgram, Shared, Task
-from fuprune.unlearning.reading import READ_ALL, Reading
+from fuprune.federated.program import Client, ClientProgram, Shared
 
 # (context, batch) -> tree of sums over the real examples of the batch.
 BatchSum = Callable[[Any, Batch], Any]
 MakeSum = Callable[[Any], BatchSum]  # of a network
-
-
-def make_client_sum(
-    model,
-    make_sum: MakeSum,
-    *,
-    chunk: int,
-    reading: Reading = READ_ALL,
-) -> Callable[[Any, FederatedDataset], tuple[Any, int]]:
-    """`run(context, data) -> (total, number of examples)` over every client.
-
-    The total is a tree of NumPy arrays: it has arrived on the server.
-
-    Args:
-      model: the network.
-      make_sum: what to sum, by a function whose name a `Transport` can send.
-      chunk: images at a time.
-      reading: how clients' data are read; `data` says whose.
-    """
-    if chunk < 1:
-        raise InputError(f"chunk is {chunk}, but must be 1 or more.")
-    function, preprocess = make_sum(model), reading.preprocess
-    program = sum_program(function, chunk=chunk, preprocess=preprocess)
-    # A node rebuilds the program from its name and arguments.
-    task = Task(make_sum.__name__, model, {"chunk": chunk})
-    run_program = reading.make_run(model, program._replace(task=task))
-
-    def run(context, data: FederatedDataset):
-        (total, examples), _ = run_program(context, data)
-        return jax.device_get(total), int(examples)
-
-    return run
 
 
 def sum_program(
@@ -129,8 +95,6 @@ def limit_examples(data: FederatedDataset, max_examples: int) -> FederatedDatase
     Every client gives the same share of its images, spread evenly over its row, so
     that an order by class does no harm.
     """
-    if max_examples < 0:
-        raise InputError(f"max_examples is {max_examples}, but must be 0 or more.")
     lengths = np.asarray(data.lengths)
     total = int(lengths.sum())
     if not max_examples or total <= max_examples:

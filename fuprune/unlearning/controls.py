@@ -5,9 +5,12 @@ fine-tuning alone, or by cutting other channels. What a method does better than 
 and only that, is its own merit.
 """
 
-from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
+import dataclasses
+
+from fuprune.unlearning import privacy
+from fuprune.unlearning.class_pruning import Options, class_pruning
 from fuprune.unlearning.head import MASKED_LOGIT, head_classes, layer_of, set_rows
-from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import Stage, UnlearnResult
 
@@ -58,22 +61,37 @@ def fine_tune_only(job: Job) -> UnlearnResult:
     return job.recover(job.variables)
 
 
-@unlearn_fn
-def prune_random(job: Job, *, cut: Cut = PAPER_CUT, **pruning) -> UnlearnResult:
+@method(
+    "prune_random",
+    options=Options,
+    reads_forgotten=True,
+    control="cuts channels at random",
+)
+def prune_random(job: Job, o: Options) -> UnlearnResult:
     """Cut as many channels as the paper's method, at random."""
-    cut = cut._replace(order="random")
-    return job.pass_on(class_pruning, cut=cut, **pruning)
+    return class_pruning.function(job, dataclasses.replace(o, order="random"))
 
 
-@unlearn_fn
-def prune_lowest(job: Job, *, cut: Cut = PAPER_CUT, **pruning) -> UnlearnResult:
+@method(
+    "prune_lowest",
+    options=Options,
+    reads_forgotten=True,
+    control="cuts the channels that matter least",
+)
+def prune_lowest(job: Job, o: Options) -> UnlearnResult:
     """Cut the channels with the lowest TF-IDF, as the authors' released code does."""
-    cut = cut._replace(order="lowest")
-    return job.pass_on(class_pruning, cut=cut, **pruning)
+    return class_pruning.function(job, dataclasses.replace(o, order="lowest"))
 
 
-@unlearn_fn
-def prune_then_drop_row(job: Job, **pruning) -> UnlearnResult:
+@method(
+    "prune_then_drop_row",
+    options=(Options, privacy.Options),
+    reads_forgotten=True,
+    control="also clears weights of the last layer",
+)
+def prune_then_drop_row(
+    job: Job, o: Options, p: privacy.Options = privacy.NOTHING
+) -> UnlearnResult:
     """The paper's method, with the head's rows dropped before the fine-tuning.
 
     A dropped row has a zero kernel and a bias of -1000: the softmax is over the other
@@ -93,6 +111,5 @@ def prune_then_drop_row(job: Job, **pruning) -> UnlearnResult:
 
     # Without such a layer it ends here, and not after the cut.
     head_classes(job.variables, job.head)
-    cut_first = job._replace(fine_tune=drop_then_tune)
-    result = cut_first.pass_on(class_pruning, **pruning)
+    result = class_pruning.function(job._replace(fine_tune=drop_then_tune), o, p)
     return result._replace(stages=(*result.stages, *dropped))

@@ -19,19 +19,20 @@ their length only, never their direction: in the first kept round only the clien
 held nothing of it count, and if there is none that round is replayed like the others.
 """
 
-import functools
 import math
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import take_clients
-from fuprune.errors import InputError, check_choice
+from fuprune.errors import InputError
 from fuprune.federated.server import FedAlgorithm
-from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.options import option, options
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import (
     Checkpoint,
     UnlearnError,
@@ -42,7 +43,23 @@ from fuprune.unlearning.protocol import (
 from fuprune.unlearning.request import holders, remaining
 from fuprune.unlearning.rounds import KeptRound, check_kept, keep_round
 
-VARIANTS = ("paper", "released")
+
+@options
+class Options:
+    """Options of fed_eraser."""
+
+    section: ClassVar[str] = "fed_eraser"
+
+    rate: float = option(
+        0.5,
+        "r: the share of local epochs, or of fed_sgd's images, in a replayed round",
+        gt=0,
+        le=1,
+    )
+    variant: Literal["paper", "released"] = option(
+        "paper",
+        "step lengths from the model of round t, or of t + 1 as in the released code",
+    )
 
 
 class Moves(NamedTuple):
@@ -91,24 +108,21 @@ def calibration_epochs(rate: float, local_epochs: int) -> int:
     return max(1, math.ceil(rate * local_epochs - 1e-9))
 
 
-@unlearn_fn
-def fed_eraser(
-    job: Job,
-    *,
-    rounds: Sequence[KeptRound] | None = None,
-    replay: Replay | None = None,
-    variant: str = "paper",
-    calibrate: bool = True,
-    kept: MutableMapping[str, Checkpoint] | None = None,
-) -> UnlearnResult:
+@method(
+    "fed_eraser",
+    serves=ALL_KINDS,
+    options=Options,
+    fine_tunes=False,
+    needs="history_interval",
+)
+def fed_eraser(job: Job, o: Options) -> UnlearnResult:
     """Replay the kept rounds on what remains; nothing is fine-tuned afterwards.
 
-    The variant `released` has a slip of the code that others uploaded again: lengths
-    are measured from the next kept model GM_{t+1}, the final one for the last round.
-    `calibrate=False` adds up the recorded mean updates of those who stay and trains
-    nothing, with the trained model's BatchNorm statistics: the control that shows what
-    the calibration is worth. `kept` holds the model after the last replayed round, by
-    the round's place, and a replay goes on from what is in it.
+    How much clients train in a replayed round is in `job.replay`. The variant
+    `released` has a slip of the code that others uploaded again: lengths are measured
+    from the next kept model GM_{t+1}, the final one for the last round. The job's
+    checkpoints hold the model after the last replayed round, by the round's place, and
+    a replay goes on from it.
 
     Notes count the images that clients trained on, and those of a retraining with the
     same cohorts.
@@ -116,7 +130,28 @@ def fed_eraser(
     Raises:
       UnlearnError: without kept rounds, or if the replay diverges.
     """
-    check_choice("variant", variant, VARIANTS)
+    return _erase(job, o.variant)
+
+
+@method(
+    "fed_eraser_uncalibrated",
+    serves=ALL_KINDS,
+    options=Options,
+    fine_tunes=False,
+    needs="history_interval",
+    control="adds up recorded updates and trains nothing",
+)
+def fed_eraser_uncalibrated(job: Job, o: Options) -> UnlearnResult:
+    """Add up the recorded mean updates of those who stay, and train nothing.
+
+    BatchNorm statistics are the trained model's. It shows what the calibration is
+    worth.
+    """
+    return _erase(job, o.variant, calibrate=False)
+
+
+def _erase(job: Job, variant: str, *, calibrate: bool = True) -> UnlearnResult:
+    rounds, replay, kept = job.kept_rounds, job.replay, job.checkpoints
     if rounds is None or not len(rounds):
         raise UnlearnError(
             "fed_eraser needs the kept rounds of the training and there are none; "
@@ -182,10 +217,6 @@ def fed_eraser(
     }
     upload_bytes = tree_bytes(variables) if calibrate else 0
     return UnlearnResult(job.model, made, upload_bytes=upload_bytes, notes=notes)
-
-
-# The control: what those who stay had sent, added up, and nothing trained.
-fed_eraser_uncalibrated = functools.partial(fed_eraser, calibrate=False)
 
 
 def _from_the_next(recorded, rounds, number: int, old: KeptRound, final: Variables):

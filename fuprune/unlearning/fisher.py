@@ -6,36 +6,28 @@ remaining data do not care. `variant="paper"` is Eq. 1 with its Newton step;
 `variant="golatkar"` is what Golatkar et al. (2020) released.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fuprune.data.federated import FederatedDataset
-from fuprune.errors import InputError, check_choice
 from fuprune.federated.client import split_params
+from fuprune.options import option, options
 from fuprune.surgery.trace import names
 from fuprune.unlearning.client_sums import (
     BatchSum,
     MakeSum,
     gradient_sum,
     limit_examples,
-    make_client_sum,
     on_server,
 )
-from fuprune.unlearning.head import fill_rows
-from fuprune.unlearning.job import Job, unlearn_fn
-from fuprune.unlearning.protocol import (
-    UnlearnError,
-    UnlearnResult,
-    Variables,
-    tree_bytes,
-)
-from fuprune.unlearning.reading import READ_ALL, Reading
+from fuprune.unlearning.head import fill_rows, head_classes
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import ALL_KINDS, method
+from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.squared_gradients import sum_of_squared_gradients
 
-VARIANTS = ("golatkar", "paper")
 EPSILON = 1e-8  # keeps 1 / F finite, as in the released code
 # Of the released code: noise of the norms and of the head is ten times larger, that of
 # the head clamped ten times lower before; a reset row gets noise of this variance.
@@ -43,25 +35,36 @@ LOUDER = 10.0
 ROW_VARIANCE = 1e-3
 
 
-class Noise(NamedTuple):
-    """How much noise which weights get; the keys of the config's section `fisher`.
+@options
+class Options:
+    """Options of fisher."""
 
-    `golatkar` draws noise of variance alpha / F, averaged over the inputs of each unit
-    as in the released code; `paper` is Eq. 1, w - F^-1 Delta + sigma F^-1/4 b, with
-    sigma^2 = alpha.
-    """
-
-    variant: str = "golatkar"  # one of `VARIANTS`
-    alpha: float = 1e-6  # scale of the variance
-    # Of the noise on one weight; `golatkar` lets norms have ten times this, as the
-    # released code does.
-    max_variance: float = 1e-3
-    # `golatkar`, for classes: their row of the head starts from zero.
-    reset_row: bool = True
-    damping: float = 1.0  # `paper`: added to F in the Newton step
-
-
-GOLATKAR = Noise()
+    variant: Literal["golatkar", "paper"] = option("golatkar", "noise F^-1/2, or Eq. 1")
+    alpha: float = option(1e-6, "scale of the noise", gt=0, allow_inf_nan=False)
+    max_variance: float = option(
+        1e-3,
+        "upper bound on the noise variance of a weight",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    reset_row: bool = option(
+        True, "for golatkar: reset the forgotten classes' rows of the head"
+    )
+    max_examples: int = option(
+        0,
+        "retained images used, over all clients; 0 uses all",
+        ge=0,
+        le=2**31 - 1,
+    )
+    damping: float = option(
+        1.0, "for paper: added to F before it is inverted", gt=0, allow_inf_nan=False
+    )
+    chunk: int = option(
+        1,
+        "images whose gradients are in memory at once; more of them suit a GPU",
+        ge=1,
+        le=65_536,
+    )
 
 
 def label_factors(logits):
@@ -83,7 +86,7 @@ def label_factors(logits):
     return weight[:, :, None] * (jnp.eye(logits.shape[1])[:-1] - others)
 
 
-def diagonal_fisher(model, variables: Variables, images, mask=None):
+def diagonal_fisher(model, variables, images, mask=None):
     """Sum over images of E_{y ~ p(y|x)} (d log p(y|x) / d w)^2, in evaluation mode.
 
     A tree like the parameters, of images [B, H, W, C] with a mask [B] that is 0 for
@@ -97,22 +100,66 @@ def fisher_sum(model) -> BatchSum:
     return lambda w, batch: diagonal_fisher(model, w, batch.images, batch.mask)
 
 
+@method("fisher", serves=ALL_KINDS, options=Options)
+def fisher(job: Job, o: Options) -> UnlearnResult:
+    """Add noise where the remaining data allow it, then fine-tune.
+
+    The variant `golatkar` draws noise of variance alpha / F, averaged over the inputs
+    of each unit as in the released code; norms may have ten times `max_variance` there.
+    `paper` is Eq. 1, w - F^-1 Delta + sigma F^-1/4 b, with sigma^2 = alpha.
+
+    The forgotten examples are not used at all. The stage `scrubbed` is the model before
+    the fine-tuning.
+    """
+    if o.reset_row and job.request.kind == "classes":
+        head_classes(job.variables, job.head)  # there is a row to reset
+    remaining = limit_examples(job.remaining, o.max_examples)
+    diagonal, num_examples = mean_over_clients(
+        job, fisher_sum, "the Fisher information", remaining, o.chunk
+    )
+    upload_bytes = tree_bytes(diagonal)
+    params, rest = split_params(on_server(job.variables))
+    if o.variant == "paper":
+        # Delta: the gradient of the mean loss on what remains.
+        what = "the gradient on the remaining data"
+        gradient, _ = mean_over_clients(job, gradient_sum, what, remaining, o.chunk)
+        upload_bytes += tree_bytes(gradient)
+        # The damping bounds the Newton step where F is nearly zero; Eq. 1 has none.
+        mean = jax.tree.map(
+            lambda w, f, g: w - g / (f + o.damping), params, diagonal, gradient
+        )
+        # The variance of sigma F^-1/4 b, with b ~ N(0, 1), is sigma^2 F^-1/2.
+        variance = jax.tree.map(
+            lambda f: jnp.minimum(o.alpha * (f + EPSILON) ** -0.5, o.max_variance),
+            diagonal,
+        )
+    else:
+        mean, variance = released_noise(
+            params, diagonal, job.request.classes, o, job.head
+        )
+    noised = _add_noise(job.own_key, params, diagonal, mean, variance)
+    _check_finite(noised, "the noised model")
+    scrubbed = {**rest, "params": noised}
+    notes = {
+        "variant": o.variant,
+        "examples": num_examples,
+        "mean_fisher": _mean_entry(diagonal),
+        "mean_noise_variance": _mean_entry(variance),
+    }
+    return job.recover(
+        scrubbed, stage="scrubbed", notes=notes, upload_bytes=upload_bytes
+    )
+
+
 def mean_over_clients(
-    make_sum: MakeSum,
-    what: str,
-    model,
-    variables: Variables,
-    data: FederatedDataset,
-    chunk: int,
-    reading: Reading,
+    job: Job, make_sum: MakeSum, what: str, data: FederatedDataset, chunk: int
 ) -> tuple[Any, int]:
     """The mean of a sum over all examples of `data`, params-shaped; their number.
 
     Raises:
-      UnlearnError: if there are no examples, or `what` it is is not finite.
+      UnlearnError: there are no examples, or the mean, which is `what`, is not finite.
     """
-    run = make_client_sum(model, make_sum, chunk=chunk, reading=reading)
-    total, num_examples = run(variables, data)
+    total, num_examples = job.sum(make_sum, chunk=chunk)(job.variables, data)
     if not num_examples:
         raise UnlearnError(
             "no participant holds an example that remains, so there is no Fisher "
@@ -124,78 +171,13 @@ def mean_over_clients(
     return mean, num_examples
 
 
-@unlearn_fn
-def fisher(
-    job: Job,
-    *,
-    noise: Noise = GOLATKAR,
-    max_examples: int = 0,
-    chunk: int = 1,
-    reading: Reading = READ_ALL,
-) -> UnlearnResult:
-    """Add noise where the remaining data allow it, then fine-tune.
-
-    The forgotten examples are not used at all. Of the others at most `max_examples` are
-    used, over all participants (0 for all), `chunk` images at a time, which bounds the
-    memory. The stage `scrubbed` is the model before the fine-tuning.
-    """
-    _check_noise(noise)
-    remaining = limit_examples(reading.remaining(job.data, job.request), max_examples)
-    where = (job.model, job.variables, remaining, chunk, reading)
-    diagonal, num_examples = mean_over_clients(
-        fisher_sum, "the Fisher information", *where
-    )
-    upload_bytes = tree_bytes(diagonal)
-    params, rest = split_params(on_server(job.variables))
-    if noise.variant == "paper":
-        # Delta: the gradient of the mean loss on what remains.
-        what = "the gradient on the remaining data"
-        gradient, _ = mean_over_clients(gradient_sum, what, *where)
-        upload_bytes += tree_bytes(gradient)
-        # The damping bounds the Newton step where F is nearly zero; Eq. 1 has none.
-        mean = jax.tree.map(
-            lambda w, f, g: w - g / (f + noise.damping), params, diagonal, gradient
-        )
-        # The variance of sigma F^-1/4 b, with b ~ N(0, 1), is sigma^2 F^-1/2.
-        variance = jax.tree.map(
-            lambda f: jnp.minimum(
-                noise.alpha * (f + EPSILON) ** -0.5, noise.max_variance
-            ),
-            diagonal,
-        )
-    else:
-        mean, variance = released_noise(
-            params, diagonal, job.request.classes, noise, job.head
-        )
-    noised = _add_noise(job.own_key, params, diagonal, mean, variance)
-    _check_finite(noised, "the noised model")
-    scrubbed = {**rest, "params": noised}
-    notes = {
-        "variant": noise.variant,
-        "examples": num_examples,
-        "mean_fisher": _mean_entry(diagonal),
-        "mean_noise_variance": _mean_entry(variance),
-    }
-    return job.recover(
-        scrubbed, stage="scrubbed", notes=notes, upload_bytes=upload_bytes
-    )
-
-
-def _check_noise(noise: Noise) -> None:
-    check_choice("variant", noise.variant, VARIANTS)
-    for name in ("alpha", "max_variance"):
-        value = getattr(noise, name)
-        if not (np.isfinite(value) and value > 0):
-            raise InputError(f"{name} is {value}, but must be positive.")
-
-
 def released_noise(
-    params, diagonal, classes: tuple[int, ...], noise: Noise, head: str = "head"
+    params, diagonal, classes: tuple[int, ...], o: Options, head: str = "head"
 ):
     """`(mean, variance)` of each weight's noise in Golatkar et al.'s code.
 
     Both are like the parameters, and like the `diagonal` of the mean Fisher
-    information. `noise.max_variance` is alpha times the released code's clamp of 1000
+    information. `max_variance` is alpha times the released code's clamp of 1000
     on 1 / F. A request without classes leaves every row of the head as it is.
     """
     place = tuple(head.split("/"))
@@ -204,8 +186,8 @@ def released_noise(
         in_head = names(path)[:-1] == place
         # The clamp comes before the factor, so a weight of the head ends at most at
         # `max_variance`, and one of a norm at ten times that.
-        limit = noise.max_variance / LOUDER if in_head else noise.max_variance
-        variance = jnp.minimum(noise.alpha / (fisher + EPSILON), limit)
+        limit = o.max_variance / LOUDER if in_head else o.max_variance
+        variance = jnp.minimum(o.alpha / (fisher + EPSILON), limit)
         if fisher.ndim > 1:
             # One variance for all weights that read the same place for a unit.
             variance = jnp.mean(variance, axis=-2, keepdims=True)
@@ -213,7 +195,7 @@ def released_noise(
         return variance * LOUDER if in_head or fisher.ndim == 1 else variance
 
     variance = jax.tree_util.tree_map_with_path(variance_of, diagonal)
-    if not (noise.reset_row and classes):
+    if not (o.reset_row and classes):
         return params, variance
     return tuple(
         fill_rows(tree, place, classes, kernel=value, bias=value)

@@ -1,13 +1,14 @@
 """Forgetting by influence functions: one Newton step away from the data (Eq. 2).
 
 w' = w + I^-1 grad, where grad is the gradient of the loss summed over the forgotten
-examples and I the second derivative summed over those that remain. The system is
-solved by conjugate gradients on the server; a client only ever uploads one gradient
-and, for each iteration, one Hessian-vector product.
+examples and I the second derivative summed over those that remain: its Gauss-Newton
+part, which no network makes negative. The system is solved by conjugate gradients on
+the server; a client only ever uploads one gradient and, for each iteration, one product
+of the matrix with a vector.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +16,19 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.sparse import linalg
 
-from fuprune.errors import check_choice
 from fuprune.federated.client import split_params
+from fuprune.options import option, options
 from fuprune.unlearning.client_sums import (
     BatchSum,
     gradient_sum,
     limit_examples,
-    make_client_sum,
     on_server,
 )
-from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
-from fuprune.unlearning.reading import READ_ALL, Reading
+
+CHUNK = 64  # images at a time
 
 
 class Solution(NamedTuple):
@@ -73,8 +75,7 @@ def conjugate_gradients(
             raise UnlearnError(
                 "conjugate gradients diverged: the damped Hessian has curvature "
                 f"{curvature / (v @ v):.3g} along direction {done + 1} and is not "
-                "positive definite; raise influence.damping or use "
-                "curvature='gauss_newton'."
+                "positive definite; raise influence.damping."
             )
         return product
 
@@ -103,27 +104,13 @@ def conjugate_gradients(
     return Solution(at, done, relative)
 
 
-def hessian_product(model) -> BatchSum:
-    """`((params, state, v), batch) -> H v` summed over the batch.
-
-    Reverse mode twice: some layers define their own reverse rule, which forward mode
-    cannot pass.
-    """
-    gradient = gradient_sum(model)
-
-    def product(context, batch):
-        params, state, vector = context
-        _, backward = jax.vjp(
-            lambda params: gradient({"params": params, **state}, batch), params
-        )
-        # H is symmetric, so its transpose does as well.
-        return backward(vector)[0]
-
-    return product
-
-
 def gauss_newton_product(model) -> BatchSum:
-    """`hessian_product` with the Gauss-Newton matrix in place of the Hessian."""
+    """`((params, state, v), batch) -> G v` summed over the batch.
+
+    G is the Gauss-Newton matrix: the part of the loss's Hessian that is positive
+    semidefinite for every network, and all of it for a linear one. Reverse mode twice:
+    some layers define their own reverse rule, which forward mode cannot pass.
+    """
 
     def product(context, batch):
         params, state, vector = context
@@ -147,39 +134,40 @@ def gauss_newton_product(model) -> BatchSum:
     return product
 
 
-CURVATURES = {"hessian": hessian_product, "gauss_newton": gauss_newton_product}
+@options
+class Options:
+    """Options of influence."""
+
+    damping: float = option(
+        0.03, "added to the Hessian's diagonal", gt=0, allow_inf_nan=False
+    )
+    iterations: int = option(
+        20, "maximum number of conjugate gradient steps", ge=1, le=100_000
+    )
+    tolerance: float = option(
+        1e-3, "relative residual at which these steps end", gt=0, lt=1
+    )
+    max_examples: int = option(
+        0,
+        "retained images used, over all clients; 0 uses all",
+        ge=0,
+        le=2**31 - 1,
+    )
 
 
-@unlearn_fn
-def influence(
-    job: Job,
-    *,
-    damping: float = 0.03,
-    iterations: int = 20,
-    tolerance: float = 1e-3,
-    curvature: str = "gauss_newton",
-    max_examples: int = 0,
-    chunk: int = 64,
-    reading: Reading = READ_ALL,
-) -> UnlearnResult:
+@method("influence", serves=ALL_KINDS, options=Options, reads_forgotten=True)
+def influence(job: Job, o: Options) -> UnlearnResult:
     """Take the forgotten examples out by one Newton step, then fine-tune.
 
-    With N_r examples remaining it solves (I / N_r + damping) x = grad / N_r; for a
-    quadratic loss and no damping w + x is the minimum without the forgotten examples.
-    The damping is thus in units of the mean loss's Hessian. At most `iterations` of
-    conjugate gradients are made, down to a relative residual of `tolerance`. The
-    `curvature` is `hessian`, the second derivative itself, which a deep network need
-    not have positive definite, or `gauss_newton`, its part that always is (and all of
-    it for a linear model).
+    With N_r examples remaining it solves (I / N_r + damping) x = grad / N_r, with the
+    Gauss-Newton matrix for I; for a quadratic loss and no damping w + x is the minimum
+    without the forgotten examples. The damping is thus in units of the mean loss's
+    Hessian.
 
-    BatchNorm uses its running statistics throughout. At most `max_examples` remaining
-    images, over all participants (0 for all), are used for I, `chunk` at a time. The
-    stage `stepped` is the model before the fine-tuning.
+    BatchNorm uses its running statistics throughout. The stage `stepped` is the model
+    before the fine-tuning.
     """
-    check_choice("curvature", curvature, CURVATURES)
-    model = job.model
-    sums: dict[str, Any] = dict(chunk=chunk, reading=reading)
-    remaining = reading.remaining(job.data, job.request)
+    remaining = job.remaining
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
     if not num_remaining:
         raise UnlearnError(
@@ -190,9 +178,8 @@ def influence(
     variables = on_server(job.variables)
     params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)
-    run_gradient = make_client_sum(model, gradient_sum, **sums)
-    forgotten = reading.forgotten(job.data, job.request)
-    total, num_forgotten = run_gradient(variables, forgotten)
+    run_gradient = job.sum(gradient_sum, chunk=CHUNK)
+    total, num_forgotten = run_gradient(variables, job.forgotten)
     # By the examples that remain, not by those forgotten: both sides of the system are
     # then in units of the mean loss over what remains.
     b = np.asarray(ravel_pytree(total)[0], np.float64) / num_remaining
@@ -200,25 +187,24 @@ def influence(
         raise UnlearnError(
             "the gradient on the forgotten data is not finite: the model diverged."
         )
-    run_product = make_client_sum(model, CURVATURES[curvature], **sums)
+    run_product = job.sum(gauss_newton_product, chunk=CHUNK)
     # Products are divided by the size of this sample, so they estimate I / N_r also
     # where it is only a part of what remains.
-    sample = limit_examples(remaining, max_examples)
+    sample = limit_examples(remaining, o.max_examples)
 
     def multiply(v):
         # The vector travels in the context: one compiled program serves all iterations.
         vector = unravel(jnp.asarray(v, flat.dtype))
         total, num_examples = run_product((params, rest, vector), sample)
         product = np.asarray(ravel_pytree(total)[0], np.float64) / num_examples
-        return product + damping * v
+        return product + o.damping * v
 
     solution = conjugate_gradients(
-        multiply, b, iterations=iterations, tolerance=tolerance
+        multiply, b, iterations=o.iterations, tolerance=o.tolerance
     )
     step = unravel(jnp.asarray(solution.x, flat.dtype))
     stepped = {**rest, "params": jax.tree.map(jnp.add, params, step)}
     notes = {
-        "curvature": curvature,
         "iterations": solution.iterations,
         "relative_residual": solution.residual,
         "step_norm": float(np.linalg.norm(solution.x)),

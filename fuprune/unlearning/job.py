@@ -8,8 +8,6 @@ with a key derived in the same way, so that methods started with one key see the
 cohorts and the same batches.
 """
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,24 +15,22 @@ import jax
 
 from fuprune.data.federated import FederatedDataset, whole_cohort
 from fuprune.data.preprocess import Preprocess, to_float
-from fuprune.errors import InputError, check_classes
+from fuprune.errors import InputError
 from fuprune.federated.cohort import clients_of, for_each_client
 from fuprune.federated.program import ClientProgram, Shared, Task, Transport
 from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning import request as requests
 from fuprune.unlearning.client_sums import MakeSum, sum_program
-from fuprune.unlearning.head import head_classes
 from fuprune.unlearning.protocol import (
     Checkpoint,
     FineTune,
     Stage,
     TrainRounds,
-    UnlearnFn,
     UnlearnResult,
     Variables,
 )
-from fuprune.unlearning.reading import Reading, participating
-from fuprune.unlearning.request import ForgetRequest, check_request, describe_request
+from fuprune.unlearning.reading import participating
+from fuprune.unlearning.request import ForgetRequest, describe_request
 
 # (context, data) -> what all clients of `data` give.
 RunClients = Callable[[Any, FederatedDataset], tuple[Any, Any]]
@@ -56,6 +52,11 @@ class Job(NamedTuple):
     # How clients are iterated, one of `cohort.BACKENDS`, or by a transport.
     backend: str | Transport = "auto"
     mesh: Any = None  # devices for `shard_map`; all by default
+    # For a method that needs the rounds which the training kept (`rounds.KeptRound`):
+    # them, how its server stepped, and how clients train in them again.
+    kept_rounds: Sequence[Any] | None = None
+    server: Any = None
+    replay: Any = None
     # For a method that trains a model of its own: how, and for how many rounds a first
     # training would go on.
     train: TrainRounds | None = None
@@ -161,51 +162,7 @@ class Job(NamedTuple):
             notes or {},
         )
 
-    def pass_on(
-        self, method: Callable[..., UnlearnResult], **options: Any
-    ) -> UnlearnResult:
-        """The job done by another method."""
-        return method(
-            self.model,
-            self.variables,
-            self.data,
-            self.request,
-            key=self.key,
-            fine_tune=self.fine_tune,
-            head=self.head,
-            **options,
-        )
-
-    @property
-    def reading(self) -> Reading:
-        """How clients' data are read, for functions that take it as one value."""
-        return Reading(self.participants, self.preprocess, self.backend, self.mesh)
-
 
 def recovery_key(key: jax.Array) -> jax.Array:
     """The fine-tuning's share of a method's key: the last of four, as class pruning."""
     return jax.random.split(key, 4)[3]
-
-
-def unlearn_fn(method: Callable[..., UnlearnResult]) -> UnlearnFn:
-    """The `UnlearnFn` of a method that is written as `(job, *, options)`.
-
-    Its signature lists the options. If `num_classes` is one of them and given, it says
-    which classes there are; otherwise the last layer does.
-    """
-
-    @functools.wraps(method)
-    def forget(
-        model, variables, data, request, *, key, fine_tune, head="head", **options
-    ) -> UnlearnResult:
-        request = check_request(request, data)
-        if request.kind == "classes":
-            number = options.get("num_classes") or head_classes(variables, head)
-            check_classes(request.classes, number)
-        job = Job(model, variables, data, request, key, fine_tune, head)
-        return method(job, **options)
-
-    *given, _ = inspect.signature(forget, follow_wrapped=False).parameters.values()
-    _, *own = inspect.signature(method).parameters.values()
-    forget.__dict__["__signature__"] = inspect.Signature([*given, *own])
-    return forget

@@ -48,6 +48,7 @@ class Method:
     # training, or fine-tuning's rounds with a schedule that starts from scratch.
     budget: str
     needs: str  # the key of `train` that keeps the record which it reads
+    needs_every_round: bool  # with that key at 1
     control: str  # controls only: what it does, in one phrase
 
     def __call__(
@@ -123,6 +124,7 @@ def method(
     fine_tunes: bool = True,
     budget: str = "fine_tune",
     needs: str = "",
+    needs_every_round: bool = False,
     control: str = "",
 ) -> Callable[[Callable[..., UnlearnResult]], Method]:
     """Makes a method of a function `(job, *options) -> UnlearnResult`.
@@ -138,6 +140,7 @@ def method(
       fine_tunes: it calls the job's `fine_tune`.
       budget: one of `BUDGETS`.
       needs: the key of `train` that keeps the record which it reads.
+      needs_every_round: that key must be 1.
       control: for a control, what it does.
 
     Raises:
@@ -164,6 +167,7 @@ def method(
             fine_tunes,
             budget,
             needs,
+            needs_every_round,
             control,
         )
         functools.update_wrapper(declared, function)

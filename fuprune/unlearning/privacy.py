@@ -14,17 +14,57 @@ rounding of floating-point and fixed-point numbers gives away.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fuprune.errors import InputError, TooFewClientsError, from_extra
+from fuprune.options import make, option, options
 from fuprune.unlearning.secure_summation import secure_sum
 from fuprune.unlearning.summation_keys import check_threshold
 
 COUNT_SHARE = 0.1  # of the squared ratio of sensitivity to noise, for class counts
 ROUNDING = 1e-9  # a part more than was found is above what rounding can have taken off
+
+
+@options
+class Options:
+    """Privacy of the class statistics that clients send."""
+
+    section: ClassVar[str] = "privacy"
+
+    secure_sum: bool = option(False, "send the statistics under pairwise masks")
+    epsilon: float = option(
+        0.0,
+        "epsilon of differential privacy; 0 adds no noise",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    delta: float = option(1e-5, "delta of differential privacy", gt=0, lt=1)
+    clip: float = option(
+        1.0,
+        "L2 bound on one example's activations, used if epsilon is set",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    min_count: int = option(
+        0, "classes with fewer examples are suppressed", ge=0, le=2**31 - 1
+    )
+
+
+NOTHING = make(Options, {})
+
+
+class Protection(NamedTuple):
+    """What stands between the clients' statistics and the server."""
+
+    clip: float | None = None  # L2 bound of one example's activations
+    # (collected, key) -> what the server sees: the uploads, or one sum of them.
+    show: Callable[[Any, jax.Array], Any] = lambda collected, key: collected.uploads
+    hides: bool = False  # the server cannot tell a suppressed class from an absent one
+    statement: Mapping[str, Any] = {}  # the accountant's, if there is noise
 
 
 class NoiseScales(NamedTuple):
@@ -190,6 +230,25 @@ def suppress_small(statistics, min_count: float):
         },
         num_examples=jnp.where(kept, counts, 0),
     )
+
+
+def protect_statistics(o: Options, *, releases: int = 1) -> Protection:
+    """The protection that the options ask for.
+
+    `releases` is how often statistics of the same examples are released.
+    """
+    if not (o.secure_sum or o.epsilon or o.min_count):
+        return Protection()
+    scales, statement = None, {}
+    if o.epsilon:
+        # Without min_count: where there is noise, rows are suppressed after it.
+        terms: dict[str, Any] = dict(clip=o.clip, releases=releases)
+        scales = noise_scales(o.epsilon, o.delta, **terms)
+        statement = describe_privacy(scales, o.delta, **terms)
+    show = make_protect(secure=o.secure_sum, scales=scales, min_count=o.min_count)
+    # Clipping only bounds what the noise has to cover; without noise the statistics
+    # stay those of Eqs. 4-5.
+    return Protection(o.clip if o.epsilon else None, show, True, statement)
 
 
 def make_protect(

@@ -79,38 +79,6 @@ class UnlearnResult(NamedTuple):
     notes: Mapping[str, Any] = {}  # JSON-able facts for the report
 
 
-class UnlearnFn(Protocol):
-    """The signature of every method in this package."""
-
-    def __call__(
-        self,
-        model: nn.Module,
-        variables: Variables,
-        data: FederatedDataset,
-        request: Any,
-        *,
-        key: jax.Array,
-        fine_tune: FineTune,
-        **options: Any,
-    ) -> UnlearnResult:
-        """Forget what the request names.
-
-        A method's own docstring says what is special about it.
-
-        Args:
-          model: a Flax module, or any other network that `models.adapt` takes.
-          variables: its trained variables.
-          data: every client's data.
-          request: a `ForgetRequest`, or a tuple of ints for classes.
-          key: of all that the method draws, and of the fine-tuning's cohorts and
-            batches.
-          fine_tune: federated training on what remains.
-          **options: of the method. Two are common to several: `reading`, how clients'
-            data are read, and `head`, the name of the last layer.
-        """
-        ...
-
-
 def tree_bytes(tree) -> int:
     """Bytes of all arrays of a tree, as they would travel."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

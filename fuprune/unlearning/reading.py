@@ -6,79 +6,17 @@ more evidence than another. Fine-tuning is federated training and draws its own 
 from all clients.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.federated import FederatedDataset, sample_cohort, whole_cohort
-from fuprune.data.preprocess import to_float
+from fuprune.data.federated import FederatedDataset, sample_cohort
 from fuprune.errors import InputError
-from fuprune.federated.client import Preprocess
-from fuprune.federated.cohort import ClientProgram, Shared, clients_of, for_each_client
-from fuprune.federated.program import CohortFn, Transport
-from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.request import (
-    ForgetRequest,
-    forgotten,
     held_classes,
-    remaining,
 )
-
-
-class Reading(NamedTuple):
-    """How clients' data are read."""
-
-    participants: Sequence[int] | None = None  # ids of those that are read; None: all
-    preprocess: Preprocess = to_float  # as in training, without augmentation
-    # How clients are iterated, one of `cohort.BACKENDS`, or by a transport.
-    backend: str | Transport = "auto"
-    mesh: Any = None  # devices for `shard_map`; all by default
-
-    def for_each_client(self, model, program: ClientProgram) -> CohortFn:
-        """The program, which calls `model`, on every client of a cohort."""
-        return for_each_client(
-            program,
-            backend=self.backend,
-            mesh=self.mesh,
-            loops_are_fast=loops_are_fast(model),
-        )
-
-    def make_run(
-        self, model, program: ClientProgram
-    ) -> Callable[[Any, FederatedDataset], tuple[Any, Any]]:
-        """`run(context, data) -> (total, each)`: the program on all clients."""
-        run_cohort = self.for_each_client(model, program)
-
-        def run(context, data: FederatedDataset):
-            cohort = whole_cohort(data)
-            shared = Shared(cohort.images, cohort.labels, context)
-            return run_cohort(shared, clients_of(cohort))
-
-        return run
-
-    def forgotten(
-        self, data: FederatedDataset, request: ForgetRequest
-    ) -> FederatedDataset:
-        """What the request names, as far as participants hold it.
-
-        Clients and examples are named one by one, so their holders are read whether
-        or not they are participants.
-        """
-        if request.kind == "classes":
-            data = participating(data, self.participants)
-        return forgotten(data, request)
-
-    def remaining(
-        self, data: FederatedDataset, request: ForgetRequest
-    ) -> FederatedDataset:
-        """What remains with the participants."""
-        return participating(remaining(data, request), self.participants)
-
-
-READ_ALL = Reading()
 
 
 def choose_participants(

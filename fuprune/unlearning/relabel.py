@@ -14,64 +14,64 @@ where this takes the second-best logit; random labels are older still (Graves et
 this, for the whole fine-tuning.
 """
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset, drop_classes
-from fuprune.errors import check_choice
 from fuprune.federated.client import gather_batch
 from fuprune.federated.local_work import count_batches
 from fuprune.federated.program import ClientProgram, Task
-from fuprune.unlearning.class_pruning import PAPER_CUT, Cut, class_pruning
-from fuprune.unlearning.head import head_classes
-from fuprune.unlearning.job import Job, unlearn_fn
+from fuprune.options import option, options
+from fuprune.unlearning import class_pruning, privacy
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import method
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.reading import READ_ALL, Reading
 
-ANSWERS = ("nearest", "random")
+BATCH_SIZE = 64  # images that are asked about at a time
 
 
-@unlearn_fn
-def relabel(
-    job: Job,
-    *,
-    answer: str = "nearest",
-    batch_size: int = 64,
-    reading: Reading = READ_ALL,
-) -> UnlearnResult:
+@options
+class Options:
+    """Options of relabel and prune_relabel."""
+
+    section: ClassVar[str] = "relabel"
+
+    answer: Literal["nearest", "random"] = option(
+        "nearest",
+        "new label of a forgotten image: the most likely other class by the trained "
+        "model, or a random one",
+    )
+
+
+@method("relabel", options=Options, reads_forgotten=True, trains_on_forgotten=True)
+def relabel(job: Job, o: Options) -> UnlearnResult:
     """Fine-tune with the forgotten images under the labels of other classes.
 
     The participants' forgotten images are trained on for the whole fine-tuning; those
-    of other clients are left out. The `answer` is `nearest`, the trained model's best
-    among the other classes, for which it is asked `batch_size` images at a time, or
-    `random`, any of them.
+    of other clients are left out.
     """
-    num_classes = head_classes(job.variables, job.head)
-    data, notes = _relabelled(job, num_classes, answer, batch_size, reading)
+    data, notes = _relabelled(job, o.answer)
     # What still has its label belongs to clients that do not take part.
     return job._replace(data=data).recover(job.variables, notes=notes)
 
 
-@unlearn_fn
+@method(
+    "prune_relabel",
+    options=(class_pruning.Options, privacy.Options, Options),
+    reads_forgotten=True,
+    trains_on_forgotten=True,
+)
 def prune_relabel(
-    job: Job,
-    *,
-    num_classes: int | None = None,
-    answer: str = "nearest",
-    cut: Cut = PAPER_CUT,
-    reading: Reading = READ_ALL,
-    **pruning,
+    job: Job, cut: class_pruning.Options, p: privacy.Options, o: Options
 ) -> UnlearnResult:
     """The paper's cut, fine-tuned with the forgotten images under other labels.
 
-    Labels are the answers of the network before the cut. Options are those of
-    `relabel`, and in `pruning` the others of `class_pruning`.
+    Labels are the answers of the network before the cut.
     """
-    num_classes = num_classes or head_classes(job.variables, job.head)
-    data, notes = _relabelled(job, num_classes, answer, cut.batch_size, reading)
+    data, notes = _relabelled(job, o.answer)
     taught = drop_classes(data, job.classes)
 
     def tune_on_everything(model, variables, data, key, objective=None):
@@ -80,29 +80,25 @@ def prune_relabel(
         del data, objective
         return job.fine_tune(model, variables, taught, key)
 
-    result = job._replace(fine_tune=tune_on_everything).pass_on(
-        class_pruning, num_classes=num_classes, cut=cut, reading=reading, **pruning
-    )
+    taught_job = job._replace(fine_tune=tune_on_everything)
+    result = class_pruning.class_pruning.function(taught_job, cut, p)
     return result._replace(notes={**result.notes, **notes})
 
 
-def _relabelled(
-    job: Job, num_classes: int, answer: str, batch_size: int, reading: Reading
-) -> tuple[FederatedDataset, dict[str, Any]]:
+def _relabelled(job: Job, answer: str) -> tuple[FederatedDataset, dict[str, Any]]:
     """The data with new labels for the classes, and how often each was given."""
-    check_choice("answer", answer, ANSWERS)
-    forgotten = reading.forgotten(job.data, job.request)
-    others = np.setdiff1d(np.arange(num_classes), job.classes)
+    forgotten = job.forgotten
+    others = np.setdiff1d(np.arange(job.num_classes), job.classes)
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
     if answer == "nearest":
         program = answers_program(
             job.model,
             others,
             rows.shape[1],
-            batch_size=batch_size,
-            preprocess=reading.preprocess,
+            batch_size=BATCH_SIZE,
+            preprocess=job.preprocess,
         )
-        _, answers = reading.make_run(job.model, program)(job.variables, forgotten)
+        _, answers = job.run(program)(job.variables, forgotten)
     else:
         answers = jax.random.choice(job.own_key, others, rows.shape)
     answers = jax.device_get(answers)
@@ -112,7 +108,7 @@ def _relabelled(
     real = np.arange(rows.shape[1]) < lengths[:, None]
     labels[rows[real]] = answers[real]
     placed = jax.device_put(labels, job.data.labels.sharding)
-    counts = np.bincount(answers[real], minlength=num_classes)
+    counts = np.bincount(answers[real], minlength=job.num_classes)
     return job.data._replace(labels=placed), {"new_labels": counts.tolist()}
 
 

@@ -253,12 +253,9 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
     options = build.method_options(setup, method)
     if METHODS[method].needs:
         kept = place / "server" / "kept_rounds"
-        found = {
-            "rounds": kept_files.RoundFiles(kept, variables),
-            "replay": build.make_replay(setup, model),
-            "server": build.make_server(config.train),
-        }
-        options |= {n: x for n, x in found.items() if n in METHODS[method].options}
+        options["kept_rounds"] = kept_files.RoundFiles(kept, variables)
+        options["replay"] = build.make_replay(setup, model)
+        options["server"] = build.make_server(config.train)
     budget = loop.make_budget(config, METHODS[method].budget)
     taught = None
     if METHODS[method].budget == "fine_tune":

@@ -1,4 +1,4 @@
-"""Privacy through a whole run: masks, noise, the accountant's numbers, the curve."""
+"""Privacy through a whole run: masks, noise and the accountant's numbers."""
 
 import json
 
@@ -45,7 +45,7 @@ def plain(tmp_path_factory):
 
 def test_a_run_that_keeps_nothing_private_says_nothing_of_it(plain):
     workdir, results = plain
-    assert results["privacy"] == {} and results["privacy_curve"] == []
+    assert results["privacy"] == {}
     assert "accountant" not in (workdir / "report" / "report.html").read_text()
 
 
@@ -80,42 +80,3 @@ def test_the_accountants_numbers_are_in_results_and_report(plain, tmp_path):
     page = (workdir / "report" / "report.html").read_text()
     assert "The privacy accountant's numbers" in page.replace("&#x27;", "'")
     assert "analytic Gaussian mechanism" in page
-
-
-def test_a_curve_can_be_added_to_a_finished_run(plain):
-    """More noise, less of the exact cut; else only the config says more than before."""
-    workdir, before = plain
-    metrics = (workdir / "metrics.jsonl").read_bytes()
-    after = run(workdir, "--config.privacy.curve=1e6,0.01", "--config.privacy.clip=1.0")
-    noisy, clear = after.pop("privacy_curve")
-    before.pop("privacy_curve")
-    assert (noisy["epsilon"], clear["epsilon"]) == (0.01, 1e6)
-    assert noisy["sigma_total"] > 1000 * clear["sigma_total"]
-    assert 0 <= noisy["overlap"] < clear["overlap"] <= 1
-    for point in (noisy, clear):
-        assert 0 <= point["u_accuracy"] <= 1 and 0 <= point["r_accuracy"] <= 1
-    assert after["provenance"]["config"]["privacy"].pop("curve") == "1e6,0.01"
-    assert before["provenance"]["config"]["privacy"].pop("curve") == ""
-    assert after == before
-    assert (workdir / "metrics.jsonl").read_bytes() == metrics
-    assert "What privacy costs" in (workdir / "report" / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_each_point_can_be_fine_tuned(tmp_path):
-    """Its rounds are logged under its own name, and its accuracies stand beside."""
-    results = run(
-        tmp_path / "run",
-        "--config.train.rounds=1",
-        "--config.fine_tune.rounds=1",
-        "--config.privacy.curve=8",
-        "--config.privacy.curve_fine_tune=True",
-    )
-    (point,) = results["privacy_curve"]
-    assert 0 <= point["fine_tuned_u_accuracy"] <= 1
-    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    units = ["pretrain", "unlearn/class_pruning", "privacy_curve/8_fine_tuned"]
-    found = [(row["phase"], row["round"]) for row in map(json.loads, rows)]
-    assert found == [(unit, number) for unit in units for number in (0, 1)]
-    stage = [s for s in results["stages"] if s["stage"] == "pruned_9"]
-    assert len(stage) == 1 and any(removed(results).values())

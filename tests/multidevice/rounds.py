@@ -13,8 +13,8 @@ from fuprune.federated.evaluate import make_evaluator
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.fisher import fisher_sum, mean_over_clients
-from fuprune.unlearning.reading import Reading
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
+from tests.unlearning.small import make_job
 
 MODEL = TinyNet()
 COHORT = 5
@@ -73,10 +73,8 @@ def statistics(data, **options):
 
 def fisher(data, **options):
     """The diagonal Fisher information over all clients."""
-    reading = Reading(**options)
-    found, _ = mean_over_clients(
-        fisher_sum, "the Fisher information", MODEL, tiny_variables(), data, 8, reading
-    )
+    job = make_job(MODEL, tiny_variables(), data, **options)
+    found, _ = mean_over_clients(job, fisher_sum, "the Fisher information", data, 8)
     return jax.device_get(found)
 
 

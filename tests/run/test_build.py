@@ -60,13 +60,6 @@ def test_what_is_finished_counts_no_more(tmp_path):
     assert planned(tmp_path, "retrain", **{"unlearn.retrain_seeds": 1}) == 0
 
 
-def test_points_of_the_privacy_curve_count_if_they_are_tuned(tmp_path):
-    curve = {"privacy.curve": "1,8", "privacy.curve_fine_tune": True}
-    assert planned(tmp_path, "class_pruning", **curve) == 100 + 3 * 7
-    Store(tmp_path).finish("privacy_curve/8_fine_tuned", AuditOutcome(0))
-    assert planned(tmp_path, "class_pruning", **curve) == 100 + 2 * 7
-
-
 @pytest.mark.parametrize(("training", "short"), [(0, 5), (3, 3), (40, 5)])
 def test_a_short_retraining_warms_up_in_a_tenth_of_its_rounds(training, short):
     config = config_lib.default()

@@ -58,7 +58,6 @@ def test_options_are_those_of_the_methods_sections():
     config = make_config(**{"prune.order": "lowest", "fisher.alpha": 3e-6})
     assert options(config, "fisher")["alpha"] == 3e-6
     assert options(config, "class_pruning")["order"] == "lowest"
-    assert "order" not in options(config, "prune_random")
     assert options(config, "prune_relabel")["answer"] == config.relabel.answer
     for name, method in METHODS.items():
         assert set(options(config, name)) <= method.options, name

@@ -88,14 +88,3 @@ def test_phases_that_a_later_start_adds_are_recorded_with_its_command(begun):
     assert found.command == provenance.of_this_start(config, COMMAND).command
     config.phases = "unlearn,audit"  # would not repeat the run
     assert without_starts(provenance.of_run(config, begun, COMMAND)) == first
-
-
-@pytest.mark.parametrize("phases", ["all", "unlearn"])
-def test_points_of_the_privacy_curve_that_come_later_are_recorded(begun, phases):
-    config = quickstart()
-    config.phases, config.privacy.curve = phases, "1,4"
-    provenance.refuse_other_config(begun, config)
-    assert provenance.of_run(config, begun, COMMAND).config["privacy"]["curve"] == "1,4"
-    config.phases = "report"  # makes no points
-    found = provenance.of_run(config, begun, COMMAND)
-    assert without_starts(found) == results.read_provenance(begun.workdir)

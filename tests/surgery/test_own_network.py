@@ -71,7 +71,6 @@ def run(name, model, variables, data, num_classes, **more):
     given = {
         "num_classes": num_classes,
         "rate": 0.3,
-        "batch_size": 8,
         "head": head_name(model, variables, image),
         "preprocess": to_float,
         **more,
@@ -80,7 +79,7 @@ def run(name, model, variables, data, num_classes, **more):
         trainer = keeping_trainer(model)
         state = trainer.init(variables)
         after, info = trainer.round(state, fuprune.whole_cohort(data), KEY)
-        given["rounds"] = [keep_round(0, variables, info)]
+        given["kept_rounds"] = [keep_round(0, variables, info)]
         given["replay"] = Replay(trainer)
         variables = after.variables
     if name == "sisa":

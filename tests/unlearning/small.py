@@ -13,7 +13,9 @@ from fuprune.federated.server import ServerState, fed_avg
 from fuprune.federated.train import FitResult, fit
 from fuprune.models.fresh import init_variables
 from fuprune.models.layers import ConvNorm, Wiring, wire
+from fuprune.unlearning.job import Job
 from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.request import ForgetRequest
 from tests.tiny import tiny_dataset
 
 
@@ -100,6 +102,13 @@ def remembering(seen):
         return FitResult(ServerState(variables, (), jnp.zeros((), jnp.int32)), [], None)
 
     return fine_tune
+
+
+def make_job(model, variables, data, request=(), **facts) -> Job:
+    """A job without a fine-tuning."""
+    request = ForgetRequest(classes=tuple(request))
+    key = jax.random.key(0)
+    return Job(model, variables, data, request, key, remembering([]), **facts)
 
 
 def forget_by(

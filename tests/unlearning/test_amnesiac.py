@@ -52,7 +52,7 @@ def train(data, variables, keys, server_optimizer=None, aggregate=weighted_mean)
         state, info = algorithm.round(state, whole_cohort(data), key)
         rounds.append(keep_round(number, before, info))
     server = Server(follow(server_optimizer), aggregate)
-    return state.variables, dict(rounds=rounds, server=server)
+    return state.variables, dict(kept_rounds=rounds, server=server)
 
 
 def forget(variables, data, kept, **options):
@@ -95,7 +95,7 @@ def test_a_robust_rule_sees_the_other_clients_alone(federation):
     result = forget(trained, data, kept, renormalise=True)
     (weights,) = jax.tree.leaves(start)
     trace = 0.0
-    for one in kept["rounds"]:
+    for one in kept["kept_rounds"]:
         (updates,) = jax.tree.leaves(one.updates)
         trace = np.median(updates[:2], axis=0) + 0.9 * trace
         weights = weights + trace
@@ -128,13 +128,13 @@ def test_a_class_that_everybody_holds_takes_the_model_back_to_its_start(federati
 def test_a_training_that_nothing_was_taken_from_stays_bitwise(federation):
     data, start = federation
     trained, kept = train(data, start, KEYS[:2])
-    kept["rounds"] = [
+    kept["kept_rounds"] = [
         one._replace(
             clients=one.clients[:2],
             weights=one.weights[:2],
             updates=jax.tree.map(lambda x: x[:2], one.updates),
         )
-        for one in kept["rounds"]
+        for one in kept["kept_rounds"]
     ]
     result = forget(trained, data, kept)
     chex.assert_trees_all_equal(result.variables, trained)
@@ -199,7 +199,7 @@ def test_what_is_left_is_what_the_server_makes_of_the_others(
     expected = reference.replay_server(
         begin, uploads, without=(2,), renormalise=renormalise, **options
     )
-    kept = dict(rounds=rounds, server=Server(optimizer, rule))
+    kept = dict(kept_rounds=rounds, server=Server(optimizer, rule))
     result = forget(state.variables, data, kept, renormalise=renormalise)
     (left,) = jax.tree.leaves(result.variables)
     np.testing.assert_allclose(left, expected, atol=1e-5)
@@ -212,6 +212,6 @@ def test_what_is_left_is_what_the_server_makes_of_the_others(
 def test_without_all_rounds_the_method_stops(federation, which, said):
     data, start = federation
     trained, kept = train(data, start, KEYS[:3])
-    kept["rounds"] = [kept["rounds"][number] for number in which]
+    kept["kept_rounds"] = [kept["kept_rounds"][number] for number in which]
     with pytest.raises(UnlearnError, match=f"{said}; .*train.history_interval=1"):
         forget(trained, data, kept)

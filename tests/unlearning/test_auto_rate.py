@@ -17,9 +17,7 @@ from fuprune.unlearning.auto_rate import (
     judged,
     smallest_rate,
 )
-from fuprune.unlearning.privacy import make_protect
 from fuprune.unlearning.protocol import UnlearnError
-from fuprune.unlearning.reading import READ_ALL
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import forget_by
 
@@ -57,7 +55,6 @@ def test_counts_are_those_of_the_clients_own_images(trained):
         classes=(3,),
         leaving=(3, 1),
         images=10,
-        reading=READ_ALL,
     )
     images = np.asarray(data.images, np.float32) / 255
     right = np.argmax(MODEL.apply(variables, images, train=False), -1)
@@ -81,7 +78,6 @@ def test_a_client_answers_on_no_more_images_than_asked(trained):
         classes=(3,),
         leaving=(3,),
         images=1,
-        reading=READ_ALL,
     )
     assert all(np.all(u.num_examples <= 1) for u in seen.uploads)
 
@@ -108,7 +104,7 @@ def test_the_secure_sum_finds_the_same_rate(trained):
     data, variables = trained
     options = dict(rate="auto", num_classes=4, score="contrast")
     plain = forget_by("class_pruning", MODEL, variables, data, (3,), **options)
-    options["protect"] = make_protect(secure=True)
+    options["secure_sum"] = True
     secure = forget_by("class_pruning", MODEL, variables, data, (3,), **options)
     for left, right in zip(
         plain.notes["auto_rate"]["3"], secure.notes["auto_rate"]["3"], strict=True
@@ -126,7 +122,7 @@ def test_auto_under_noise_is_refused_before_anything_is_read(trained):
             data,
             (3,),
             rate="auto",
-            privacy={"sigma_total": 1.0},
+            epsilon=1.0,
         )
 
 

@@ -10,7 +10,6 @@ import pytest
 from fuprune.data.federated import (
     FederatedDataset,
     federate,
-    sample_cohort,
     take_clients,
 )
 from fuprune.models import zoo
@@ -20,7 +19,6 @@ from fuprune.models.resnet import ResNet
 from fuprune.surgery import compact
 from fuprune.unlearning.activations import ClassActivations, collect, merge_activations
 from fuprune.unlearning.class_pruning import server_proc
-from fuprune.unlearning.privacy import NoiseScales, make_protect
 from fuprune.unlearning.protocol import UnlearnError
 from tests.compilations import counted
 from tests.tiny import tiny_dataset
@@ -249,9 +247,9 @@ def test_classes_that_no_participant_holds_are_left_out(trained):
 
 
 def test_weighting_by_clients_is_refused_where_only_a_sum_arrives(trained):
-    for options in (dict(secure=True), dict(scales=NoiseScales(1.0, 1.0))):
+    for options in (dict(secure_sum=True), dict(epsilon=1.0)):
         with pytest.raises(UnlearnError, match="weighting is 'clients'"):
-            forget(trained, (3,), weighting="clients", protect=make_protect(**options))
+            forget(trained, (3,), weighting="clients", **options)
 
 
 def test_the_method_is_deterministic_under_its_key(trained):
@@ -276,9 +274,8 @@ def test_orders_and_variants_choose_different_channels(trained):
         ((4,), {}, "names class 4; allowed: 0 to 3"),
         ((), {}, "no class to forget"),
         ((0, 1, 2, 3), {}, "names all 4 classes"),
-        ((0,), {"rate": 1.0}, "rate is 1.0"),
-        ((0,), {"rate": -0.1}, "rate is -0.1"),
-        ((0,), {"surgery": "zero"}, "surgery is 'zero'"),
+        ((0,), {"rate": 1.0}, "prune.rate is 1.0"),
+        ((0,), {"surgery": "zero"}, "prune.surgery is 'zero'"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(trained, classes, options, message):
@@ -329,33 +326,23 @@ def test_scoring_and_surgery_compile_one_program_for_each_network(trained):
 
 def test_suppressed_classes_are_left_out_of_the_scores(trained):
     """As if there were no such class; a target that is suppressed is an error."""
-
-    def without(*classes):
-        def protect(collected, key):
-            del key
-            kept = np.array([u not in classes for u in range(4)])
-            return [
-                upload._replace(
-                    total={k: v * kept[:, None] for k, v in upload.total.items()},
-                    num_examples=upload.num_examples * kept,
-                )
-                for upload in collected.uploads
-            ]
-
-        return protect
-
-    data, variables = trained
+    _, variables = trained
+    labels = tiny_dataset(40).labels
+    # Every client has two or three images of a class, and one of class 0.
+    rest = [*np.flatnonzero(labels != 0)]
+    parts = [[*rest[i::4], np.flatnonzero(labels == 0)[i]] for i in range(4)]
+    data = federate(tiny_dataset(40), parts)
     uploads = collect(
-        MODEL, variables, sample_cohort(jax.random.key(0), data, 4), num_classes=4
+        MODEL, variables, take_clients(data, range(4)), num_classes=4
     ).uploads
     activations = merge_activations(uploads)
     expected = server_proc({k: a[1:] for k, a in activations.items()}, 2, 0.1)
-    result = forget(trained, (3,), protect=without(0))
+    result = forget((data, variables), (3,), min_count=2)
     assert result.notes["suppressed"] == [0]
     for layer, scores in result.notes["cuts"][0]["scores"].items():
         np.testing.assert_allclose(scores, expected.scores[layer], rtol=1e-4, atol=1e-6)
     with pytest.raises(UnlearnError, match="class 3 arrived.*min_count"):
-        forget(trained, (3,), protect=without(3))
+        forget((data, variables), (3,), min_count=9)
 
 
 def test_layers_are_scored_in_forward_order_so_that_ties_fall_that_way():

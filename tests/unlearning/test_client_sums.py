@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import federate
-from fuprune.unlearning.client_sums import limit_examples, make_client_sum
-from fuprune.unlearning.reading import Reading
+from fuprune.unlearning.client_sums import limit_examples
 from tests.tiny import tiny_dataset
+from tests.unlearning.small import make_job
 
 PARTS = [np.arange(0, 7), np.arange(7, 7), np.arange(7, 20)]
 
@@ -29,19 +29,12 @@ def count_and_add(model):
 def test_every_example_is_summed_once(backend, chunk):
     dataset = tiny_dataset(24)
     data = federate(dataset, PARTS)
-    run = make_client_sum(
-        None, count_and_add, chunk=chunk, reading=Reading(backend=backend)
-    )
+    run = make_job(None, None, data, backend=backend).sum(count_and_add, chunk=chunk)
     total, number = run(jnp.float32(2.0), data)
     assert number == 20 and total["examples"] == 20
     assert total["labels"] == dataset.labels[:20].sum()
     pixels = 2.0 * dataset.images[:20].astype(np.float64).sum()
     np.testing.assert_allclose(total["pixels"], pixels, rtol=1e-5)
-
-
-def test_chunk_must_be_positive():
-    with pytest.raises(ValueError, match="chunk is 0"):
-        make_client_sum(None, count_and_add, chunk=0)
 
 
 def test_limit_takes_the_same_share_of_every_client_spread_over_its_row():
@@ -71,8 +64,3 @@ def test_limit_is_met_exactly(limit):
         for index in row[:n]
     ]
     assert len(set(held)) == limit
-
-
-def test_negative_limit_is_refused():
-    with pytest.raises(ValueError, match="max_examples is -1"):
-        limit_examples(federate(tiny_dataset(4), [np.arange(4)]), -1)

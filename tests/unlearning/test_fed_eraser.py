@@ -84,7 +84,7 @@ def erase(trained, data, request, name="fed_eraser", rate=0.5, **options):
     variables, kept = trained
     epochs = calibration_epochs(rate, EPOCHS)
     replay = Replay(averaging(LINEAR, epochs), training_images=four_epochs)
-    options = {"rounds": kept, "replay": replay, **options}
+    options = {"kept_rounds": kept, "replay": replay, **options}
     return forget_by(name, LINEAR, variables, data, request, **options)
 
 
@@ -149,9 +149,9 @@ def test_a_killed_replay_goes_on_where_it_was(federation, trained, writes):
     request = ForgetRequest(clients=(1,))
     kept = Dying(writes)
     with pytest.raises(Killed):
-        erase(trained, data, request, kept=kept)
+        erase(trained, data, request, checkpoints=kept)
     kept.writes = 0
-    resumed = erase(trained, data, request, kept=kept)
+    resumed = erase(trained, data, request, checkpoints=kept)
     whole = erase(trained, data, request)
     chex.assert_trees_all_equal(resumed.variables, whole.variables)
     assert resumed.notes == whole.notes
@@ -283,7 +283,7 @@ def test_fed_sgd_keeps_gradients_as_the_steps_that_they_make():
         variables,
         data,
         ForgetRequest(clients=(1,)),
-        rounds=kept,
+        kept_rounds=kept,
         replay=Replay(algorithm, moves),
     )
     chex.assert_tree_all_finite(result.variables)
@@ -318,6 +318,4 @@ def test_epochs_are_rounded_up():
 def test_without_kept_rounds_it_says_how_to_get_them(federation, trained):
     _, data = federation
     with pytest.raises(UnlearnError, match="train.history_interval"):
-        erase(trained, data, ForgetRequest(clients=(1,)), rounds=[])
-    with pytest.raises(ValueError, match="variant is 'uploaded'"):
-        erase(trained, data, ForgetRequest(clients=(1,)), variant="uploaded")
+        erase(trained, data, ForgetRequest(clients=(1,)), kept_rounds=[])

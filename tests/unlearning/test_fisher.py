@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from fuprune.data.federated import drop_classes, federate
+from fuprune.options import make
 from fuprune.surgery import PrunePlan, mask
 from fuprune.unlearning.fisher import (
-    Noise,
+    Options,
     diagonal_fisher,
     fisher_sum,
     label_factors,
@@ -17,7 +18,6 @@ from fuprune.unlearning.fisher import (
     released_noise,
 )
 from fuprune.unlearning.protocol import UnlearnError
-from fuprune.unlearning.reading import Reading
 from tests import reference_baselines as reference
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
@@ -25,6 +25,7 @@ from tests.unlearning.small import (
     SoftmaxRegression,
     forget_by,
     initial,
+    make_job,
     small_data,
 )
 
@@ -68,14 +69,9 @@ def test_label_factors_are_the_covariance_of_the_score(logits):
 @pytest.mark.parametrize("chunk", [1, 8])
 def test_information_of_softmax_regression_is_numpys(regression, backend, chunk):
     dataset, data, variables = regression
+    job = make_job(REGRESSION, variables, data, backend=backend)
     diagonal, num_examples = mean_over_clients(
-        fisher_sum,
-        "the Fisher information",
-        REGRESSION,
-        variables,
-        drop_classes(data, (1,)),
-        chunk,
-        Reading(backend=backend),
+        job, fisher_sum, "the Fisher information", drop_classes(data, (1,)), chunk
     )
     images, _ = flat(dataset, (0, 2))
     kernel, bias = reference.diagonal_fisher(*parameters(variables), images)
@@ -168,7 +164,7 @@ def test_released_noise_is_that_of_the_released_code(reset_row):
         to_jax(params),
         to_jax(diagonal),
         (2,),
-        Noise(alpha=3e-6, max_variance=3e-3, reset_row=reset_row),
+        make(Options, dict(alpha=3e-6, max_variance=3e-3, reset_row=reset_row)),
     )
     for path, _ in jax.tree_util.tree_leaves_with_path(params):
         names = [key.key for key in path]

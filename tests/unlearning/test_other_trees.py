@@ -116,7 +116,7 @@ def test_replaying_the_rounds_of_a_network_of_lists(variant):
         state.variables,
         small_data(),
         ForgetRequest(clients=(2,)),
-        rounds=kept,
+        kept_rounds=kept,
         replay=Replay(algorithm),
         variant=variant,
     )

@@ -19,10 +19,12 @@ def do_nothing(job, o):
 """
 USE = """
 import json, jax
+from fuprune.config import KEYS
 from fuprune.unlearning.methods import METHODS, select
 from tests.unlearning.small import SmallNet, forget_by, initial, small_data
 
 select("do_nothing")
+assert "do_nothing.times" in KEYS
 model = SmallNet()
 result = forget_by("do_nothing", model, initial(model), small_data(), (1,), times=3)
 try:
@@ -54,5 +56,5 @@ def test_an_installed_package_brings_a_method(repository, tmp_path):
     assert done.returncode == 0, done.stderr
     notes, refusal, names = json.loads(done.stdout)
     assert notes == {"times": 3} and "do_nothing" in names and "retrain" in names
-    assert refusal.startswith("do_nothing.times is 0: input should be greater")
+    assert refusal.startswith("do_nothing.times is 0; allowed: 1 or more")
     assert "broken_methods cannot be used: ModuleNotFoundError" in done.stderr

@@ -70,9 +70,9 @@ def updates(trained):
         cohort, before = whole_cohort(data), state.variables
         state, info = algorithm.round(state, cohort, jax.random.key(number))
         kept.append(keep_round(number, before, info))
-    replayed = dict(rounds=kept, replay=Replay(algorithm))
+    replayed = dict(kept_rounds=kept, replay=Replay(algorithm))
     return {
-        "amnesiac": dict(rounds=kept),
+        "amnesiac": dict(kept_rounds=kept),
         "fed_eraser": replayed,
         "fed_eraser_uncalibrated": replayed,
     }
@@ -253,10 +253,9 @@ def test_names_expand_and_unknown_ones_are_refused():
 def test_options_say_what_a_method_can_be_told():
     fisher = {"variant", "alpha", "chunk", "preprocess"}
     assert fisher <= METHODS["fisher"].options
-    assert {"rate", "scope", "idf"} <= METHODS["prune_random"].options
-    assert "order" in METHODS["prune_then_drop_row"].options
-    assert "order" not in METHODS["prune_lowest"].options
-    assert "order" in METHODS["class_pruning"].options
+    pruning = {"rate", "scope", "idf", "order"}
+    assert pruning <= METHODS["prune_random"].options
+    assert pruning | {"epsilon", "answer"} <= METHODS["prune_relabel"].options
     assert not METHODS["mask_logit"].sections
     assert not any(
         {"key", "fine_tune", "data"} & METHODS[name].options for name in METHODS

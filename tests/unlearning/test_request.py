@@ -10,7 +10,6 @@ import pytest
 
 from fuprune.data.federated import federate, sample_cohort
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.reading import Reading
 from fuprune.unlearning.request import (
     ForgetRequest,
     as_request,
@@ -22,7 +21,13 @@ from fuprune.unlearning.request import (
     warn_of,
 )
 from tests.tiny import tiny_dataset
-from tests.unlearning.small import SoftmaxRegression, forget_by, initial, remembering
+from tests.unlearning.small import (
+    SoftmaxRegression,
+    forget_by,
+    initial,
+    make_job,
+    remembering,
+)
 
 LINEAR = SoftmaxRegression(num_classes=4)
 DATASET = tiny_dataset(40)
@@ -118,13 +123,11 @@ def test_the_only_holder_of_a_class_is_warned_about():
 
 
 def test_holders_are_read_though_they_are_no_participants():
-    reading = Reading(participants=(0, 1))
     request = ForgetRequest(clients=(3,))
+    job = make_job(LINEAR, {}, DATA, participants=(0, 1))._replace(request=request)
     assert holders(DATA, request) == (3,)
-    gone = reading.forgotten(DATA, request)
-    np.testing.assert_array_equal(gone.lengths, [0, 0, 0, 8, 0])
-    left = reading.remaining(DATA, request)
-    np.testing.assert_array_equal(left.lengths, [8, 8, 0, 0, 0])
+    np.testing.assert_array_equal(job.forgotten.lengths, [0, 0, 0, 8, 0])
+    np.testing.assert_array_equal(job.remaining.lengths, [8, 8, 0, 0, 0])
 
 
 REQUESTS = (ForgetRequest(clients=(1,)), ForgetRequest(examples=(9, 10, 22)))
@@ -132,7 +135,7 @@ REQUESTS = (ForgetRequest(clients=(1,)), ForgetRequest(examples=(9, 10, 22)))
 ALONE = {
     name: method
     for name, method in METHODS.items()
-    if not {"rounds", "train"} & method.options or name == "ascent"
+    if not method.needs and name != "sisa"
 }
 
 
