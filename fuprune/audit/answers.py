@@ -144,10 +144,14 @@ def accuracy_divergence(own, other, counts) -> float:
 
 def distance_measures(subject: Subject) -> list[Measure]:
     """Distance of answers on the forgotten class in the headline; others described."""
-    rows = subject.unseen if subject.classes else None
-    logits = subject.each(lambda one: one.forgotten if rows is None else one.test[rows])
-    images = "forgotten images" if rows is None else "test images of the class"
     learned = subject.each(lambda one: one.forgotten)
+    logits, images = learned, "the forgotten images"
+    if subject.classes:
+        # No retrained model saw either; together they are more.
+        rows, images = subject.unseen, "training and test images of the class"
+        logits = subject.each(
+            lambda one: np.concatenate([one.forgotten, one.test[rows]])
+        )
     rest = ~subject.is_forgotten
     labels = subject.forgotten.labels
     return [

@@ -90,6 +90,31 @@ def audit(
     Raises:
       InputError: an argument is not allowed.
     """
+    subject = measured(
+        candidates,
+        retrained,
+        raw,
+        data,
+        classes,
+        key,
+        options=options,
+        on_step=on_step,
+    )
+    return _conclude(candidates, subject, key)
+
+
+def measured(
+    candidates: Mapping[str, Model],
+    retrained: Sequence[Model],
+    raw: Model,
+    data: AuditData,
+    classes: Sequence[int],
+    key: jax.Array,
+    *,
+    options: AuditOptions = DEFAULTS,
+    on_step: Notify | None = None,
+) -> Subject:
+    """All models with their answers, which measures are taken from; see `audit`."""
     classes = _checked_classes(classes, data)
     generator = generator_of(key)
     most = options.max_examples
@@ -118,9 +143,7 @@ def audit(
             notify=on_step or (lambda text: None),
         ),
     )
-    if len(subject.test.labels) and HIDDEN not in subject.answers:
-        subject = _with_hidden_logits(subject)
-    return _conclude(candidates, subject, key)
+    return subject if HIDDEN in subject.answers else _with_hidden_logits(subject)
 
 
 def audit_request(

@@ -29,7 +29,7 @@ class AuditOptions:
         ge=2, le=2**31 - 1)
     batch_size: int = option(32,
         "images per step of relearning and of shadow training", ge=1, le=65536)
-    relearn_steps: int = option(40,
+    relearn_steps: int = option(20,
         "training steps of relearning", ge=1, le=1000000)
     relearn_learning_rate: float = option(0.01,
         "learning rate of relearning", gt=0, le=1000)

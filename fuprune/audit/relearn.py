@@ -4,7 +4,7 @@ The class's rows of the last layer are set to the mean of the others first. With
 that, relearning measures the row: what a mask or a penalty has put there, not what the
 layers below still know. Lessons are test images, because the training images of the
 class are those that some methods teach wrongly; half of the test set teaches and the
-other half is asked.
+other half is asked, and in every second draw the halves change places.
 """
 
 import jax
@@ -26,20 +26,24 @@ def relearn_measures(
 ) -> tuple[list[Measure], dict[str, Curve]]:
     """Mean accuracy on the class while it is taught again, and its course."""
     options = subject.options
-    teaching, asked = halves(subject.test.labels, subject.classes, generator)
-    asked = asked[:BATCH]
-    if not len(asked):
-        return [], {}
-    # Drawn once for all models, so that they differ by what they know alone.
-    lessons = [
-        batch_rows(generator, teaching, options.relearn_steps, options.batch_size)
-        for _ in range(options.relearn_draws)
-    ]
+    sides = halves(subject.test.labels, generator)
     steps = looks(options.relearn_steps)
+    # Drawn once for all models, so that they differ by what they know alone.
+    draws: list[tuple[np.ndarray, np.ndarray]] = []
+    for draw in range(options.relearn_draws):
+        teaching, asked = sides[draw % 2], sides[1 - draw % 2]
+        asked = asked[subject.is_forgotten[asked]][:BATCH]
+        if len(asked):
+            size = options.batch_size
+            lesson = batch_rows(generator, teaching, options.relearn_steps, size)
+            draws.append((lesson, asked))
+    if not draws:
+        return [], {}
     taught = {}
     for name, model in subject.models.items():
         subject.notify(f"relearning, {name}")
-        taught[name] = np.mean(
+        # [L, M] of all draws, one beside the other.
+        taught[name] = np.concatenate(
             [
                 relearn(
                     model,
@@ -50,9 +54,9 @@ def relearn_measures(
                     options.relearn_learning_rate,
                     steps,
                 )
-                for lesson in lessons
+                for lesson, asked in draws
             ],
-            axis=0,
+            axis=1,
         )
     taught = with_hidden(subject, taught)
     measure = of_images(
@@ -78,19 +82,18 @@ def relearn_measures(
 
 
 def halves(
-    labels: np.ndarray, classes: tuple[int, ...], generator: np.random.Generator
+    labels: np.ndarray, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that teach, and rows of the classes that are asked; half of each class."""
-    teaching, asked = [], []
+    """Rows of two halves of a set, with half of each class in either, mixed."""
+    first, second = [], []
     for c in np.unique(labels):
         rows = generator.permutation(np.flatnonzero(labels == c))
         half = -(-len(rows) // 2)
-        teaching.append(rows[:half])
-        if c in classes:
-            asked.append(rows[half:])
-    # One image of each class after the other: a cut leaves all classes in.
-    mixed = generator.permutation(np.concatenate(asked))
-    return np.concatenate(teaching), mixed
+        first.append(rows[:half])
+        second.append(rows[half:])
+    # Mixed: a cut leaves all classes in.
+    one, other = (generator.permutation(np.concatenate(x)) for x in (first, second))
+    return one, other
 
 
 def looks(steps: int) -> tuple[int, ...]:
