@@ -551,12 +551,8 @@ def validate(config: Config) -> None:
     ):
         if wrong:
             raise _refusal(config, name, rest)
-    for wanted, name, package in (
-        (privacy.secure_sum, "privacy.secure_sum", "cryptography"),
-        (privacy.epsilon > 0, "privacy.epsilon", "dp_accounting"),
-    ):
-        if wanted and importlib.util.find_spec(package) is None:
-            raise MissingPackageError(package, "privacy", name)
+    if privacy.epsilon and importlib.util.find_spec("dp_accounting") is None:
+        raise MissingPackageError("dp_accounting", "privacy", "privacy.epsilon")
     for name in methods(config):
         if not _keeps_enough(config, name):
             more = "" if METHODS[name].needs_every_round else " or more"

@@ -2,8 +2,8 @@
 
 The client's functions read and write JSON headers and keep their secrets in the
 client's folder; `secure_statistics` is the server's side. Both call the functions of
-`unlearning.secure_summation`, as a simulation does. A client masks a sum at most once
-and opens shares at most once per session.
+`masks` and `keys`. A client masks a sum at most once and opens shares at most once per
+session.
 """
 
 import contextlib
@@ -16,16 +16,7 @@ import numpy as np
 
 from fuprune.errors import InputError, TooFewClientsError
 from fuprune.flower import node as nodes
-from fuprune.flower.node import Node
-from fuprune.unlearning.activations import check_statistics
-from fuprune.unlearning.protocol import UnlearnError
-from fuprune.unlearning.secure_summation import (
-    decode,
-    mask_upload,
-    reveal_shares,
-    unmask,
-)
-from fuprune.unlearning.summation_keys import (
+from fuprune.flower.keys import (
     KEY_BYTES,
     Keys,
     Party,
@@ -37,6 +28,11 @@ from fuprune.unlearning.summation_keys import (
     public_keys,
     share_keys,
 )
+from fuprune.flower.masks import mask_upload, reveal_shares, unmask
+from fuprune.flower.node import Node
+from fuprune.unlearning.activations import check_statistics
+from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.secure_sum import decode
 
 # By client, header and arrays: of requests, and of what came back.
 Messages = Mapping[int, tuple[Mapping[str, Any], Any]]

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 
 from fuprune.errors import InputError, TooFewClientsError, from_extra
 from fuprune.options import make, option, options
-from fuprune.unlearning.secure_summation import secure_sum
-from fuprune.unlearning.summation_keys import check_threshold
+from fuprune.unlearning.secure_sum import check_threshold, secure_sum
 
 COUNT_SHARE = 0.1  # of the squared ratio of sensitivity to noise, for class counts
 ROUNDING = 1e-9  # a part more than was found is above what rounding can have taken off
@@ -35,7 +34,9 @@ class Options:
 
     section: ClassVar[str] = "privacy"
 
-    secure_sum: bool = option(False, "send the statistics under pairwise masks")
+    secure_sum: bool = option(
+        False, "the server receives the sum of the statistics over clients only"
+    )
     epsilon: float = option(
         0.0,
         "epsilon of differential privacy; 0 adds no noise",
@@ -266,7 +267,7 @@ def make_protect(
     the server is trusted to add it.
 
     Args:
-        secure: sum under pairwise masks.
+        secure: the server sees the sum over clients and no client's upload.
         scales: noise on the sum, from `noise_scales`; None adds none.
         min_count: see `suppress_small`; 0 suppresses nothing.
 
@@ -275,17 +276,15 @@ def make_protect(
         `ClassActivations`; it gives the sum that the server sees when anything is
         secure or noised, and the list of uploads otherwise.
     """
-    if secure:
-        with from_extra("privacy", "a secure sum"):
-            import cryptography  # noqa: F401
 
     def protect(collected, key):
         uploads = list(collected.uploads)
-        sum_key, noise_key, _ = jax.random.split(key, 3)
+        # One of three keys, so that published noise stays as it was drawn.
+        noise_key = jax.random.split(key, 3)[1]
         if scales is None:
             if min_count:
                 uploads = [suppress_small(upload, min_count) for upload in uploads]
-            return secure_sum(uploads, key=sum_key) if secure else uploads
+            return secure_sum(uploads) if secure else uploads
         if secure:
             # Fewer than this never make a sum, so that every sum carries the promised
             # noise at least.
@@ -299,7 +298,7 @@ def make_protect(
                 )
                 for position, upload in enumerate(uploads)
             ]
-            seen = secure_sum(noised, key=sum_key)
+            seen = secure_sum(noised)
         elif uploads:
             total = jax.tree.map(lambda *x: sum(map(jnp.asarray, x)), *uploads)
             seen = add_noise(total, key=noise_key, scales=scales)

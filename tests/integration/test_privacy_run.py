@@ -1,4 +1,4 @@
-"""Privacy through a whole run: masks, noise and the accountant's numbers."""
+"""Privacy through a whole run: sums, noise and the accountant's numbers."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_a_run_that_keeps_nothing_private_says_nothing_of_it(plain):
 
 @pytest.mark.slow
 def test_the_secure_sum_cuts_what_the_plain_sum_cuts(plain, tmp_path):
-    """The masks cancel: the server sees the sum and nothing else changes."""
+    """The server sees the sum and nothing else changes."""
     results = run(tmp_path / "run", "--config.privacy.secure_sum=True")
     assert removed(results) == removed(plain[1])
     assert any(removed(results).values())
@@ -59,7 +59,7 @@ def test_the_secure_sum_cuts_what_the_plain_sum_cuts(plain, tmp_path):
 
 
 def test_the_accountants_numbers_are_in_results_and_report(plain, tmp_path):
-    """Noise in shares under masks; the statement follows from the noise itself."""
+    """Noise in shares within the sum; the statement follows from the noise itself."""
     workdir = tmp_path / "run"
     results = run(
         workdir,
@@ -78,5 +78,5 @@ def test_the_accountants_numbers_are_in_results_and_report(plain, tmp_path):
     assert epsilon_of(ratio**-0.5, 1e-6) == pytest.approx(10.0, rel=1e-6)
     assert removed(results) != removed(plain[1]), "six images cannot hide the noise"
     page = (workdir / "report" / "report.html").read_text()
-    assert "The privacy accountant's numbers" in page.replace("&#x27;", "'")
+    assert "The accountant's numbers" in page.replace("&#x27;", "'")
     assert "analytic Gaussian mechanism" in page

@@ -3,23 +3,23 @@
 Keys are X25519 keys, fresh for every sum, because those of clients that drop out are
 opened. A client's two secrets are shared by Shamir's scheme: n parts of which any t
 recover the secret and fewer say nothing. Shares travel through the server sealed by
-ChaCha20-Poly1305, so that only their holders read them. The package cryptography, of
-the extra "privacy", is imported where it is used: this module is imported without it.
+ChaCha20-Poly1305, so that only their holders read them. The package cryptography is
+imported where it is used: this module is imported without it.
 """
 
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fuprune.errors import InputError, TooFewClientsError
+from fuprune.unlearning.secure_sum import check_threshold
 
 KEY_BYTES = 32
 # The field of the shares. It holds 64-byte numbers, so that a key is a number in it.
 PRIME = 2**521 - 1
 SHARE_BYTES = 66  # of a number below PRIME
-RandomBytes = Callable[[int], bytes]
 
 
 class Keys(NamedTuple):
@@ -60,30 +60,9 @@ class HeldShares(NamedTuple):
     self_seed: int
 
 
-def check_threshold(num_clients: int, threshold: int | None = None) -> int:
-    """The threshold for n clients, a majority by default.
-
-    Raises:
-        InputError: n is below 2, or the threshold is outside [2, n].
-    """
-    if num_clients < 2:
-        raise InputError(
-            f"secure summation has {num_clients} clients and needs at least 2, since "
-            "a sum of one hides nothing; capture on more clients."
-        )
-    if threshold is None:
-        threshold = num_clients // 2 + 1
-    if not 2 <= threshold <= num_clients:
-        raise InputError(
-            f"threshold is {threshold}, but it must lie in [2, {num_clients}], the "
-            "number of clients."
-        )
-    return threshold
-
-
-def make_keys(random_bytes: RandomBytes = os.urandom) -> Keys:
+def make_keys() -> Keys:
     """A client's keys for one sum; they must not be used for a second one."""
-    return Keys(*(random_bytes(KEY_BYTES) for _ in Keys._fields))
+    return Keys(*(os.urandom(KEY_BYTES) for _ in Keys._fields))
 
 
 def public_keys(keys: Keys) -> PublicKeys:
@@ -123,13 +102,10 @@ def check_directory(party: Party) -> None:
     check_threshold(number, directory.threshold)
 
 
-def share_keys(
-    party: Party, random_bytes: RandomBytes = os.urandom
-) -> tuple[bytes, ...]:
+def share_keys(party: Party) -> tuple[bytes, ...]:
     """A client's second message: shares of its two secrets, sealed to each holder.
 
-    By holder, this client included, what only the holder can open. Coefficients come
-    from `random_bytes`.
+    By holder, this client included, what only the holder can open.
     """
     check_directory(party)
     client, keys, directory = party
@@ -137,7 +113,7 @@ def share_keys(
     def shares_of(secret: bytes):
         coefficients = [
             # Twice as many bytes as needed, so that the remainder is all but uniform.
-            int.from_bytes(random_bytes(2 * SHARE_BYTES)) % PRIME
+            int.from_bytes(os.urandom(2 * SHARE_BYTES)) % PRIME
             for _ in range(directory.threshold - 1)
         ]
         return share_secret(

@@ -8,118 +8,33 @@ after sharing are made up for.
 
 Keys are X25519 keys, fresh for every sum; masks are ChaCha20 streams whose keys HKDF
 derives from what a pair agreed; shares travel through the server sealed by
-ChaCha20-Poly1305. A federation calls the functions on different machines
-(`fuprune.flower`); `secure_sum` calls them all in one process.
+ChaCha20-Poly1305 (`keys.py`).
 
 What it does not cover: the server hands out the public keys, so it has to follow the
 protocol (it may look, and keep what it saw); one that puts keys of its own in the place
 of the clients' could read them. Fewer than `threshold` clients that collude with it
 learn nothing about the rest beyond the sum of the others. The sum itself is not noised:
-that is `privacy.py`. And what cannot be seen cannot be checked: a hostile client can
-spoil a secure sum. In `secure_sum` everything random derives from one JAX key.
+that is `unlearning.privacy`. And what cannot be seen cannot be checked: a hostile
+client can spoil a secure sum.
 """
 
-import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuprune.errors import InputError, TooFewClientsError
-from fuprune.unlearning.summation_keys import (
+from fuprune.flower.keys import (
     KEY_BYTES,
     SHARE_BYTES,
     Directory,
     HeldShares,
     Party,
-    RandomBytes,
     agree_secret,
     derive_key,
-    make_directory,
-    make_keys,
-    open_shares,
     public_key,
-    public_keys,
     recover_secret,
-    share_keys,
 )
-
-SCALE = 2.0**20  # a value is sent to the nearest 2^-20
-
-
-class Setup(NamedTuple):
-    """The state of all parties after keys are agreed and shared."""
-
-    directory: Directory
-    parties: tuple[Party, ...]  # by client
-    held: tuple[dict[int, HeldShares], ...]  # by holder, then owner
-
-
-def secure_sum(
-    uploads: Sequence,
-    *,
-    key: jax.Array,
-    dropped: Collection[int] = (),
-    threshold: int | None = None,
-):
-    """Sums uploads as a server would that may see none of them.
-
-    Args:
-        uploads: one pytree per client, all of one form; values may be negative.
-        key: everything random in the protocol derives from it.
-        dropped: positions of clients that agreed on keys and then sent nothing.
-        threshold: how many clients must stay to the end, at least two; a majority by
-            default. A lower one survives more dropout and fewer colluders.
-
-    Returns:
-        The sum over the clients that did not drop, exact but for each value's rounding
-        to a multiple of 1 / SCALE.
-
-    Raises:
-        TooFewClientsError: fewer than `threshold` clients stay.
-        ValueError: a value is not finite, or too large to be summed without wrapping.
-    """
-    dropped = set(dropped)
-    if not dropped <= set(range(len(uploads))):
-        raise InputError(
-            f"dropped names client {max(dropped, key=abs)}, but there are "
-            f"{len(uploads)} clients; give positions in uploads."
-        )
-    setup = agree_keys(key, len(uploads), threshold)
-    masked = {
-        client: mask_upload(upload, setup.parties[client])
-        for client, upload in enumerate(uploads)
-        if client not in dropped
-    }
-    # Whoever is still there answers for both kinds of clients, never with both kinds
-    # of shares for the same one.
-    revealed = {
-        client: reveal_shares(setup.held[client], setup.directory, sent=masked)
-        for client in masked
-    }
-    words = unmask(masked, setup.directory, revealed)
-    return decode(words, uploads[0])
-
-
-def agree_keys(key: jax.Array, num_clients: int, threshold: int | None = None) -> Setup:
-    """Every client's part of the setup, one after another, from one JAX key.
-
-    Args:
-        key: a JAX key.
-        num_clients: n, at least two: the sum of one upload is the upload.
-        threshold: t of t-of-n, in [2, n]; n // 2 + 1 by default, above which a server
-            cannot ask two halves of the clients for the two kinds of shares.
-    """
-    sources = [_random_from(key, client) for client in range(num_clients)]
-    keys = [make_keys(random_bytes) for random_bytes in sources]
-    directory = make_directory([public_keys(k) for k in keys], threshold)
-    parties = tuple(Party(client, k, directory) for client, k in enumerate(keys))
-    sealed = list(map(share_keys, parties, sources))
-    # What the owners sealed, by holder.
-    boxes = [dict(enumerate(received)) for received in zip(*sealed, strict=True)]
-    return Setup(directory, parties, tuple(map(open_shares, parties, boxes)))
+from fuprune.unlearning.secure_sum import encode
 
 
 def reveal_shares(
@@ -139,43 +54,6 @@ def reveal_shares(
         owner: shares.self_seed if owner in sent else shares.private_key
         for owner, shares in held.items()
     }
-
-
-def encode(upload, *, num_clients: int) -> np.ndarray:
-    """A pytree of D values as whole numbers modulo 2^64: [D] uint64.
-
-    Values are rounded to multiples of 1 / SCALE, and may be at most 2^63 / n / SCALE in
-    size, so that no sum of n clients' wraps around.
-    """
-    values = np.concatenate(
-        [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(upload)]
-    )
-    # Below this, n summands of either sign stay within a signed 64-bit number, and the
-    # sum modulo 2^64 is the sum.
-    limit = (2**63 - 1) // num_clients
-    rounded = np.rint(values * SCALE)
-    fits = np.abs(rounded) <= limit
-    if not np.all(fits):
-        raise InputError(
-            f"an upload holds {values[~fits][0]:.6g}, but {num_clients} clients can "
-            f"sum values of up to {limit / SCALE:.6g} under masks; look for a diverged "
-            "model."
-        )
-    # Two's complement: negative values add up modulo 2^64 as they should.
-    return rounded.astype(np.int64).view(np.uint64)
-
-
-def decode(words: np.ndarray, template):
-    """The pytree, like `template`, that `encode` made numbers of, or their sum."""
-    values = words.view(np.int64).astype(np.float64) / SCALE
-    leaves, start = [], 0
-    for leaf in jax.tree.leaves(template):
-        part = values[start : start + leaf.size].reshape(leaf.shape)
-        if np.issubdtype(leaf.dtype, np.integer):
-            part = np.rint(part)
-        leaves.append(jnp.asarray(part.astype(leaf.dtype)))
-        start += leaf.size
-    return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
 
 def mask_upload(upload, party: Party) -> np.ndarray:
@@ -273,14 +151,3 @@ def _mask(secret: bytes, label: bytes, size: int) -> np.ndarray:
         algorithms.ChaCha20(derive_key(secret, label), bytes(16)), mode=None
     )
     return np.frombuffer(cipher.encryptor().update(bytes(8 * size)), "<u8")
-
-
-def _random_from(key: jax.Array, client: int) -> RandomBytes:
-    """A stand-in for a client's own random source that only this key gives."""
-    seed = np.asarray(jax.random.key_data(key)).tobytes() + client.to_bytes(8)
-    calls = iter(range(2**63))
-
-    def random_bytes(size: int) -> bytes:
-        return hashlib.shake_256(seed + next(calls).to_bytes(8)).digest(size)
-
-    return random_bytes
