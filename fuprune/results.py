@@ -244,7 +244,6 @@ class PhaseClock(NamedTuple):
     own: float
     rounds: list[tuple[int, float]]  # (round, seconds); a repeated round is there twice
     unit: float | None = None  # the last start, all of it; None if it did not finish
-    programs: float | None = None  # of that, making or loading programs
 
     @property
     def training(self) -> float:
@@ -418,11 +417,7 @@ def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
         if _is_number(row.get("own_seconds")):
             clocks[phase] = clock._replace(own=clock.own + row["own_seconds"])
         elif _is_number(row.get("unit_seconds")):
-            known = _is_number(row.get("program_seconds"))
-            clocks[phase] = clock._replace(
-                unit=float(row["unit_seconds"]),
-                programs=float(row["program_seconds"]) if known else None,
-            )
+            clocks[phase] = clock._replace(unit=float(row["unit_seconds"]))
         elif isinstance(row.get("round"), int) and _is_number(row.get("seconds")):
             clock.rounds.append((row["round"], float(row["seconds"])))
     return clocks

@@ -1,15 +1,14 @@
 """Checkpoints of a running phase, by orbax, and saved models.
 
-A checkpoint is one orbax step: the arrays, and a JSON record with their shapes and a
-spec, from which the caller builds the tree (the model's widths among it), so a cut
-model resumes as it was.
+A checkpoint is one orbax step: the arrays by their paths in the tree, and a JSON spec
+from which the caller builds the tree, so that a cut model resumes as it was.
 """
 
+import contextlib
 import errno
 import logging
 import os
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,24 @@ _LOGGER = logging.getLogger(__name__)
 
 class DiskFullError(FupruneError, OSError):
     """A save that the disk had no room for; what was saved before is untouched."""
+
+
+@contextlib.contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Raises `DiskFullError` if the disk is full, also where a library only says so."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+            if full or "No space left on device" in str(cause):
+                raise DiskFullError(
+                    f"no room on the disk for {what}; free some and run the same "
+                    "command again: it continues from the last good checkpoint."
+                ) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
 
 
 def save(
@@ -47,21 +64,16 @@ def save(
         return
     import orbax.checkpoint as ocp  # seconds to import, so only on first use
 
-    arrays = {name: np.asarray(leaf) for name, leaf in _flatten(tree).items()}
-    record = {"spec": dict(spec), "arrays": _shapes(tree), "crc32": _checksum(arrays)}
-    items: dict[str, Any] = {"spec": ocp.args.JsonSave(record)}
-    if arrays:  # orbax refuses an empty tree
-        items["state"] = ocp.args.StandardSave(arrays)
-    try:
+    items: dict[str, Any] = {"spec": ocp.args.JsonSave(dict(spec))}
+    if arrays := {name: np.asarray(x) for name, x in _flatten(tree).items()}:
+        items["state"] = ocp.args.StandardSave(arrays)  # which refuses an empty tree
+    with room_for(f"checkpoint {step} in {directory}"):
         Path(directory).mkdir(parents=True, exist_ok=True)
         with _manager(directory, keep) as manager:
             # Later steps could not be read, or the run would have gone on from them.
             for later in [s for s in manager.all_steps() if s >= step]:
                 manager.delete(later)
             manager.save(step, args=ocp.args.Composite(**items), force=True)
-    except Exception as error:
-        _raise_if_disk_full(error, f"checkpoint {step} in {directory}")
-        raise
 
 
 def restore(
@@ -73,29 +85,18 @@ def restore(
     the structure, shapes and types that were saved. All processes call it.
 
     Raises:
-      InputError: if the target does not fit what was saved: the spec or the code that
-        reads it is wrong, so no older step is tried.
+      InputError: what `make_target` raises for a spec that does not fit.
     """
     from jax.experimental import multihost_utils
 
-    step, saved = -1, None
+    step, found = -1, None
     if jax.process_index() == 0 and Path(directory).is_dir():
-        step, saved = _newest(directory)
+        step, found = _newest(directory, make_target)
     # All processes resume from the same step, whatever each one can see.
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
     if step < 0:
         return None
-    record, arrays = _read(directory, step) if saved is None else saved
-    target = make_target(record["spec"])
-    wanted, found = _shapes(target), record["arrays"]
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise InputError(
-                f"{directory}/{step} holds {found.get(name, 'nothing')} at {name}, but "
-                f"the target built from its spec has {wanted.get(name, 'nothing')}."
-            )
-    leaves = [arrays[name] for name in _flatten(target)]
-    return step, jax.tree.unflatten(jax.tree.structure(target), leaves), record["spec"]
+    return (step, *(found or _read(directory, step, make_target)))
 
 
 def save_model(
@@ -110,13 +111,8 @@ def save_model(
     """
     if jax.process_index() != 0:
         return
-    path = Path(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        export.save_safetensors(path / MODEL_FILE, model, variables, **options)
-    except Exception as error:
-        _raise_if_disk_full(error, f"the model {path}")
-        raise
+    with room_for(f"the model {path}"):
+        export.save_safetensors(Path(path) / MODEL_FILE, model, variables, **options)
 
 
 def model_file(path: str | os.PathLike) -> Path:
@@ -150,43 +146,40 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
     return export.load_safetensors(file, **options)
 
 
-def _newest(directory: str | os.PathLike) -> tuple[int, Any]:
+def _newest(directory: str | os.PathLike, make_target) -> tuple[int, Any]:
     """The newest step that can be read, and what is in it; (-1, None) without one."""
     with _manager(directory) as manager:
         steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
         try:
-            return step, _read(directory, step)
+            return step, _read(directory, step, make_target)
+        except InputError:
+            raise
         # Whatever orbax, its JSON or its arrays say of a file that is cut or missing.
         except Exception as error:
-            _LOGGER.warning(
-                "checkpoint %s/%d cannot be read (%s); trying the one before it.",
-                directory,
-                step,
-                " ".join(str(error).split())[:200],
-            )
-    if steps:
-        _LOGGER.warning(
-            "no usable checkpoint is left in %s; this phase starts from its beginning.",
-            directory,
-        )
+            reason = " ".join(str(error).split())[:200]
+            _LOGGER.warning("%s/%d cannot be read (%s).", directory, step, reason)
     return -1, None
 
 
-def _read(directory: str | os.PathLike, step: int) -> tuple[dict[str, Any], Any]:
-    """The record of a step and its arrays by name."""
+def _read(directory: str | os.PathLike, step: int, make_target) -> tuple[Any, Any]:
+    """The tree of a step and its spec."""
     import orbax.checkpoint as ocp
 
     with _manager(directory) as manager:
         args = ocp.args.Composite(spec=ocp.args.JsonRestore())
-        record, arrays = manager.restore(step, args=args).spec, {}
-        if record["arrays"]:
-            empty = {name: _empty(form) for name, form in record["arrays"].items()}
+        spec = manager.restore(step, args=args).spec
+        target = make_target(spec)
+        wanted, found = _flatten(target), {}
+        if wanted:
+            empty = {name: np.zeros(x.shape, x.dtype) for name, x in wanted.items()}
             args = ocp.args.Composite(state=ocp.args.StandardRestore(empty))
-            arrays = manager.restore(step, args=args).state
-    if record["crc32"] != _checksum(arrays):
-        raise InputError("its arrays are not those that were saved")
-    return record, arrays
+            found = manager.restore(step, args=args).state
+    for name, leaf in wanted.items():
+        if (found[name].shape, found[name].dtype) != (leaf.shape, leaf.dtype):
+            raise ValueError(f"{name} is {found[name].dtype}{list(found[name].shape)}")
+    leaves = [found[name] for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(target), leaves), spec
 
 
 def _manager(directory: str | os.PathLike, keep: int | None = None):
@@ -218,33 +211,3 @@ def _flatten(tree) -> dict[str, Any]:
         jax.tree_util.keystr(path): leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         for path, leaf in pairs
     }
-
-
-def _shapes(tree) -> dict[str, list[Any]]:
-    """Type and shape of each leaf, as in ["float32", 3, 3, 16, 16]."""
-    return {name: [str(x.dtype), *x.shape] for name, x in _flatten(tree).items()}
-
-
-def _empty(form: list[Any]) -> np.ndarray:
-    return np.zeros(form[1:], jax.numpy.dtype(form[0]))
-
-
-def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
-    """Of all arrays: orbax finds files that are cut or missing, but no flipped bits."""
-    total = 0
-    for name in sorted(arrays):
-        total = zlib.crc32(np.asarray(arrays[name]).tobytes(), total)
-    return total
-
-
-def _raise_if_disk_full(error: BaseException, what: str) -> None:
-    """Raise `DiskFullError` if the disk was full, also where a library only says so."""
-    cause: BaseException | None = error
-    while cause is not None:
-        full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        if full or "No space left on device" in str(cause):
-            raise DiskFullError(
-                f"no room on the disk for {what}; free some and run the same command "
-                "again: it continues from the last good checkpoint."
-            ) from error
-        cause = cause.__cause__ or cause.__context__

@@ -12,7 +12,6 @@ audit compares them with.
 """
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,20 +20,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from rich import filesize
 
 from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.data import backdoor, normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset, federate
-from fuprune.data.pictures import free_memory
 from fuprune.data.preprocess import make_preprocessing
 from fuprune.federated.evaluate import make_evaluator
 from fuprune.federated.sharded import AXIS, on_mesh
 from fuprune.results import RequestRow
 from fuprune.run.machine import Runtime
-from fuprune.run.processes import RuntimeSetupError
 from fuprune.unlearning.request import ForgetRequest, check_request, describe_request
 
 NO_IMAGES = Dataset(np.zeros((0, 1, 1, 1), np.uint8), np.zeros(0, np.int32))
@@ -71,7 +67,6 @@ def load_data(config, runtime: Runtime) -> Federation:
 
     Raises:
       InputError: the request cannot be served by this federation.
-      RuntimeSetupError: the images do not fit on the devices.
     """
     name, where = config.data.name, config.data.dir or None
     loaded = sources.load(name, split="train", data_dir=where)
@@ -105,7 +100,6 @@ def load_data(config, runtime: Runtime) -> Federation:
     )
 
     split = runtime.process_count > 1 and config.runtime.pool != "whole"
-    check_memory(on_host, runtime, split=split)
     forgotten = Dataset(train.images[gone], train.labels[gone])
     if split:
         on_host, places = split_over_hosts(on_host, runtime)
@@ -249,40 +243,6 @@ def describe_sets(request: ForgetRequest, images: int, tested: int) -> RequestRo
         if request.kind == "examples":
             u_set = f"the {images} forgotten training images"
     return RequestRow(request.kind, list(request.targets), u_set, r_set)
-
-
-def check_memory(
-    data: FederatedDataset, runtime: Runtime, *, split: bool = False
-) -> None:
-    """Logs what a federation will take on the devices; refuses what cannot fit.
-
-    Counts images, labels and indices, not what a network needs to train.
-
-    Raises:
-      RuntimeSetupError: if it is more than what is free.
-    """
-    devices = 1 if runtime.mesh is None else runtime.mesh.size
-    # Only several processes split the images; every device has all indices.
-    each = -(-data.images.nbytes // (devices if split else 1))
-    each += data.labels.nbytes + data.rows.nbytes + data.lengths.nbytes
-    logging.info(
-        "Images and indices take %s on each of %d devices.",
-        filesize.decimal(each),
-        devices,
-    )
-    # Of CPU devices, each has its copy in the machine's memory; others say themselves
-    # what does not fit, as soon as the images come.
-    if jax.local_devices()[0].platform != "cpu":
-        return
-    free, needed = free_memory(), each * max(1, devices // runtime.process_count)
-    if free is not None and needed > free:
-        raise RuntimeSetupError(
-            f"{len(data.labels)} training images of shape "
-            f"{tuple(data.images.shape[1:])} take {filesize.decimal(needed)} in this "
-            f"machine's memory, but {filesize.decimal(free)} are free; allowed: fewer "
-            "images (data.limit), smaller ones, fewer devices (runtime.devices) or "
-            "more processes."
-        )
 
 
 def place_federation(

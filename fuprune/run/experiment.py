@@ -31,7 +31,6 @@ from fuprune.results import (
 from fuprune.run import (
     auditing,
     build,
-    kept_files,
     models,
     processes,
     provenance,
@@ -97,7 +96,6 @@ def run(
         config=configuration.to_json(config),
     )
     store = Store(Path(workdir), writes=machine.is_main)
-    processes.check_shared(store.workdir)
     with contextlib.ExitStack() as stack:
         if machine.is_main:
             stack.enter_context(lock_workdir(workdir))
@@ -135,14 +133,11 @@ def _open(
     setup = build.Setup(config, federation, machine.backend, machine.mesh, machine.conv)
     model = build.make_model(setup)
     units = tuple(build.unlearn_units(config))
-    if config.train.history_interval:
-        initial = functools.partial(build.initial_variables, model)
-        shapes = jax.eval_shape(initial, jax.random.key(0))
-        kept_files.check_room(config, shapes, store.workdir)
     elsewhere = models.from_elsewhere(setup, model, units, store)
     made_by = provenance.of_run(config, store, command)
     if store.writes:
         write_whole(store.workdir / "config.json", results.dumps(made_by))
+    processes.await_file(store.workdir / "config.json", seconds=20)
     store.open_logs()
     stop = threading.Event()
     with (

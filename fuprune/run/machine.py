@@ -6,7 +6,6 @@ JAX opens its backend. How several processes find each other is in `processes`.
 
 import logging
 import os
-import time
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -163,29 +162,3 @@ def _use_cache(directory: str) -> None:
         directory = str(cache_folder() / "xla")
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-
-
-# What JAX reports of a program when each step of making it, or loading it, ends.
-_STEPS = (
-    "/jax/core/compile/jaxpr_trace_duration",
-    "/jax/core/compile/jaxpr_to_mlir_module_duration",
-    "/jax/core/compile/backend_compile_duration",
-)
-_spans: list[tuple[float, float]] = []  # (start, end), disjoint
-
-
-def _note_step(event: str, duration_secs: float, **_: str | int) -> None:
-    if event in _STEPS:
-        end = time.monotonic()
-        # Steps contain others, which end before them: a function traces what it calls.
-        while _spans and _spans[-1][0] >= end - duration_secs:
-            _spans.pop()
-        _spans.append((end - duration_secs, end))
-
-
-jax.monitoring.register_event_duration_secs_listener(_note_step)
-
-
-def program_seconds() -> float:
-    """Seconds that this process has spent on tracing and compiling programs."""
-    return sum(end - start for start, end in _spans)

@@ -128,25 +128,16 @@ def _deadline(seconds: float, text: str):
 
 def check_flags(coordinator: str, num_processes: int, process_id: int) -> None:
     """Raise unless the three flags are all there and fit, or none is given."""
-    given = [bool(coordinator), num_processes != 0, process_id != -1]
-    if any(given) and not all(given):
-        raise RuntimeSetupError(
-            f"--coordinator={coordinator!r} --num_processes={num_processes} "
-            f"--process_id={process_id} are not complete; give all three, or none."
-        )
-    if not any(given):
+    if (coordinator, num_processes, process_id) == ("", 0, -1):
         return
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    is_address = host and port.isdigit() and 0 < int(port) < 65536
+    if not is_address or not 0 <= process_id < num_processes:
         raise RuntimeSetupError(
-            f"--coordinator={coordinator!r} is not an address; write host:port."
-        )
-    if num_processes < 1:
-        raise RuntimeSetupError(f"--num_processes={num_processes}; allowed: 1 or more.")
-    if not 0 <= process_id < num_processes:
-        raise RuntimeSetupError(
-            f"--process_id={process_id} does not fit --num_processes={num_processes}; "
-            f"allowed: 0 to {num_processes - 1}."
+            f"--coordinator={coordinator!r} --num_processes={num_processes} "
+            f"--process_id={process_id} do not fit; allowed: host:port of process 0, "
+            "the number of processes, and which one this is, from 0 to one less; all "
+            "three, or none."
         )
 
 
@@ -177,20 +168,6 @@ def check_same_config(config: Mapping[str, Any]) -> None:
             f"the {len(configs)} processes have different configs: they differ in "
             f"{', '.join(different)}; start all with the same --config flags."
         )
-
-
-def check_shared(folder: Path) -> None:
-    """Raise on every process unless all see the same folder."""
-    if jax.process_count() == 1:
-        return
-    # A name that no earlier start has left behind.
-    token = folder / f".shared-{gather(f'{os.getpid()}-{time.time_ns()}')[0]}"
-    if jax.process_index() == 0:
-        token.touch()
-    try:
-        await_file(token, seconds=20)
-    finally:
-        token.unlink(missing_ok=True)
 
 
 def await_file(path: Path, *, seconds: int = 60) -> None:

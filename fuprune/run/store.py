@@ -24,7 +24,6 @@ from fuprune.federated.train import Record
 from fuprune.files import write_whole
 from fuprune.results import FormatError
 from fuprune.run import processes
-from fuprune.run.machine import program_seconds
 
 Outcome = TypeVar("Outcome")
 
@@ -60,12 +59,9 @@ class Store(NamedTuple):
         done = self.read(unit, kind)
         if done is not None:
             return done
-        start, programs = time.monotonic(), program_seconds()
+        start = time.monotonic()
         outcome = work()
-        seconds, programs = time.monotonic() - start, program_seconds() - programs
-        self.clock(
-            unit, unit_seconds=round(seconds, 3), program_seconds=round(programs, 3)
-        )
+        self.clock(unit, unit_seconds=round(time.monotonic() - start, 3))
         self.finish(unit, outcome)
         processes.await_file(self.path(unit))
         # Read back, so that this run goes on from the values that a resumed one reads.

@@ -2,9 +2,8 @@
 
 Every `interval` rounds the server keeps its variables before the round and what each
 participant sent. That is one copy of the parameters per participant, far more than a
-model, so `kept_bytes` says beforehand how much it will be. A kept round is a plain tree
-of host arrays: a run writes each to a file and reads it back when it is needed, and
-nothing is ever dropped.
+model. A kept round is a plain tree of host arrays: a run writes each to a file and
+reads it back when it is needed, and nothing is ever dropped.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from jax.experimental import multihost_utils
 from fuprune.errors import InputError
 from fuprune.federated.aggregate import Rule, weighted_mean
 from fuprune.federated.server import RoundInfo, follow
-from fuprune.unlearning.protocol import Variables, tree_bytes
+from fuprune.unlearning.protocol import Variables
 
 
 class KeptRound(NamedTuple):
@@ -44,17 +43,6 @@ PLAIN_SERVER = Server(follow(optax.sgd(1.0)))  # of FedAvg
 def is_kept(round_number: int, interval: int) -> bool:
     """Whether round t, counted from 0, is kept; an interval of 0 keeps none."""
     return interval > 0 and round_number % interval == 0
-
-
-def kept_bytes(variables: Variables, *, rounds: int, interval: int, cohort: int) -> int:
-    """Bytes of all kept rounds of a training, known before it starts.
-
-    `variables` may be shapes; `cohort` is the number of clients per round.
-    """
-    if not interval:
-        return 0
-    number = -(-rounds // interval)
-    return number * (tree_bytes(variables) + cohort * tree_bytes(variables["params"]))
 
 
 def keep_round(round_number: int, variables: Variables, info: RoundInfo) -> KeptRound:

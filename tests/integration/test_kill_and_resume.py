@@ -29,8 +29,8 @@ def test_a_run_shows_its_tables_and_leaves_its_files(uninterrupted):
     """Progress, the table of the paper's form, the path; and every file it promised."""
     workdir, _, text = uninterrupted
     assert "pretrain  round 6/6" in text
-    assert "Accuracy by stage, forgetting class 9" in text
-    assert f"Written: {workdir}" in text
+    assert "| Forgot |" in text
+    assert f"Report: {workdir}/report/report.html" in text
     record = json.loads((workdir / "config.json").read_text())
     assert {"config", "versions", "commit", "command"} <= set(record)
     assert (workdir / "report" / "report.html").stat().st_size > 10_000

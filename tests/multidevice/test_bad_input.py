@@ -17,20 +17,20 @@ def flags(port, number, process_id):
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "given",
     [
-        (("", 2, 0), "--coordinator='' --num_processes=2 .*all three, or none"),
-        (("host:1", 0, 0), "give all three"),
-        (("host:1", 2, -1), "give all three"),
-        (("host", 2, 0), "'host' is not an address; write host:port"),
-        (("host:http", 2, 0), "is not an address"),
-        (("host:70000", 2, 0), "is not an address"),
-        (("host:1", 2, 2), "--process_id=2 does not fit --num_processes=2.*0 to 1"),
-        (("host:1", -3, 0), "--num_processes=-3; allowed: 1 or more"),
+        ("", 2, 0),
+        ("host:1", 0, 0),
+        ("host:1", 2, -1),
+        ("host", 2, 0),
+        ("host:http", 2, 0),
+        ("host:70000", 2, 0),
+        ("host:1", 2, 2),
+        ("host:1", -3, 0),
     ],
 )
-def test_flags_that_do_not_fit(given, message):
-    with pytest.raises(RuntimeSetupError, match=message):
+def test_flags_that_do_not_fit(given):
+    with pytest.raises(RuntimeSetupError, match="allowed: host:port of process 0, the"):
         check_flags(*given)
 
 
@@ -39,12 +39,11 @@ def test_no_flags_and_all_flags_are_fine():
     check_flags("[::1]:1234", 2, 1)
 
 
-def test_one_process_needs_nothing(tmp_path):
+def test_one_process_needs_nothing():
     """Every question about the others has its answer at once."""
     assert processes.gather("text") == ["text"]
     assert processes.any_process(True) and not processes.any_process(False)
     processes.check_same_config({"a": 1})
-    processes.check_shared(tmp_path)
     processes.leave(2)
 
 

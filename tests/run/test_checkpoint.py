@@ -15,6 +15,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
+from fuprune.errors import InputError
 from fuprune.models.fresh import init_variables
 from fuprune.run import checkpoint
 
@@ -84,7 +85,7 @@ def test_oldest_steps_are_dropped(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
 
 
-@pytest.mark.parametrize("harm", ["truncate", "flip", "remove", "spec"])
+@pytest.mark.parametrize("harm", ["truncate", "remove", "spec"])
 def test_damaged_newest_step_is_reported_and_the_one_before_used(
     tmp_path, caplog, harm
 ):
@@ -93,10 +94,6 @@ def test_damaged_newest_step_is_reported_and_the_one_before_used(
     victim = some_file(tmp_path, 2)
     if harm == "truncate":
         victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
-    elif harm == "flip":
-        data = bytearray(victim.read_bytes())
-        data[len(data) // 2] ^= 1
-        victim.write_bytes(data)
     elif harm == "remove":
         victim.unlink()
     else:
@@ -111,22 +108,27 @@ def test_damaged_newest_step_is_reported_and_the_one_before_used(
     assert checkpoint.restore(tmp_path, target)[0] == 2
 
 
-def test_all_steps_damaged_is_said_and_restores_to_none(tmp_path, caplog):
+def test_all_steps_damaged_restores_to_none(tmp_path):
     save(tmp_path, 1)
     some_file(tmp_path, 1).unlink()
     assert checkpoint.restore(tmp_path, target) is None
-    assert "starts from its beginning" in caplog.text
 
 
-def test_target_of_another_shape_is_an_error_and_no_older_step_is_tried(tmp_path):
+def test_a_spec_that_is_refused_is_an_error_and_no_older_step_is_tried(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
-    with pytest.raises(ValueError, match=r"holds \['bfloat16', 3, 4\] at .*stem"):
-        checkpoint.restore(
-            tmp_path, lambda spec: jax.eval_shape(lambda: make_state(5, 0))
-        )
-    with pytest.raises(ValueError, match="holds .* but the target"):
-        checkpoint.restore(tmp_path, lambda spec: {"other": np.zeros(3)})
+
+    def refuse(spec):
+        raise InputError(f"no {spec}")
+
+    with pytest.raises(InputError, match="no {'width': 4}"):
+        checkpoint.restore(tmp_path, refuse)
+
+
+def test_target_of_another_shape_is_not_filled(tmp_path):
+    save(tmp_path, 1)
+    other = jax.eval_shape(lambda: make_state(5, 0))
+    assert checkpoint.restore(tmp_path, lambda spec: other) is None
 
 
 def test_tree_without_arrays_is_saved(tmp_path):

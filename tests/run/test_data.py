@@ -16,7 +16,6 @@ from fuprune.errors import FupruneError
 from fuprune.federated.server import fed_avg
 from fuprune.models import zoo
 from fuprune.run import build, machine
-from fuprune.run import data as run_data
 from fuprune.run.data import describe_sets, load_data
 from fuprune.unlearning.request import ForgetRequest
 from tests.tiny import TinyNet, tiny_variables
@@ -134,15 +133,6 @@ def test_statistics_are_constants_federated_sums_or_central(own):
     mean, std = normalisation.channel_statistics(federation.train.images)
     assert central == pytest.approx((40 / 255 - mean[0]) / std[0], abs=1e-4)
     assert abs(central - federated) > 1e-3
-
-
-def test_images_that_do_not_fit_are_refused_in_one_line(own, monkeypatch):
-    monkeypatch.setattr(run_data, "free_memory", lambda: 1_000)
-    with pytest.raises(FupruneError) as error:
-        load_data(settings(own), RUNTIME)
-    text = str(error.value)
-    assert "\n" not in text and "shape (6, 5, 3) take 6.0 kB in this" in text
-    assert "but 1.0 kB are free" in text
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from fuprune.config import ConfigError
 from fuprune.run import kept_files
 from fuprune.unlearning.rounds import KeptRound
 from fuprune.unlearning.sisa import Checkpoint
-from tests.settings import quickstart
 
 TREE = {"params": {"a": np.ones((2, 3), np.float32)}, "batch_stats": {"m": np.ones(2)}}
 
@@ -37,17 +36,3 @@ def test_slices_are_files_by_hash(tmp_path):
     del files["ab"]
     with pytest.raises(KeyError):
         files["ab"]
-
-
-def test_rounds_that_do_not_fit_are_refused_before_training(tmp_path):
-    config = quickstart()
-    config.train.rounds, config.train.history_interval = 450, 1
-    params = {"params": {"a": np.zeros(275_000, np.float32)}}  # 1.1 MB, as ResNet20
-    config.train.cohort = 25
-    needed = kept_files.check_room(config, params, tmp_path)
-    assert needed == 450 * 26 * 1_100_000
-    config.train.history_interval = 2
-    assert kept_files.check_room(config, params, tmp_path) == needed // 2
-    config.train.rounds = 2**31 - 1
-    with pytest.raises(ConfigError, match=r"bytes, but .* has .* left; raise it"):
-        kept_files.check_room(config, params, tmp_path)

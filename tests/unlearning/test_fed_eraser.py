@@ -18,9 +18,9 @@ from fuprune.unlearning.fed_eraser import (
     calibrated_step,
     calibration_epochs,
 )
-from fuprune.unlearning.protocol import UnlearnError, tree_bytes
+from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.request import ForgetRequest
-from fuprune.unlearning.rounds import is_kept, keep_round, kept_bytes
+from fuprune.unlearning.rounds import is_kept, keep_round
 from tests import reference_requests as reference
 from tests.tiny import tiny_dataset
 from tests.unlearning.small import (
@@ -295,14 +295,6 @@ def test_fed_sgd_keeps_gradients_as_the_steps_that_they_make():
     assert not np.array_equal(
         mean, kept[0].variables["batch_stats"]["conv1"]["norm"]["mean"]
     )
-
-
-def test_bytes_are_known_beforehand(federation, trained):
-    variables, kept = trained
-    size = kept_bytes(variables, rounds=5, interval=1, cohort=3)
-    assert size == sum(tree_bytes((k.variables, k.updates)) for k in kept)
-    assert kept_bytes(variables, rounds=5, interval=0, cohort=3) == 0
-    assert kept_bytes(variables, rounds=5, interval=2, cohort=3) == size * 3 // 5
 
 
 def test_epochs_are_rounded_up():
