@@ -38,7 +38,6 @@ from fuprune.unlearning.activations import Collected, collect, merge_activations
 from fuprune.unlearning.auto_rate import count_answers, judged, smallest_rate
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import method
-from fuprune.unlearning.privacy import Protection
 from fuprune.unlearning.protocol import (
     Stage,
     UnlearnError,
@@ -135,22 +134,7 @@ def server_proc(
 ) -> ServerDecision:
     """Score every channel for the class `target` and choose what to cut (Alg. 3).
 
-    Args:
-      activations: A*, layer -> [U, C_l], from `merge_activations`; the rows of absent
-        classes are NaN.
-      target: u', the class to forget.
-      rate: R.
-      score: one of `scores.SCORES`; `tf_idf` is the paper's.
-      scope: `global` (the paper), `layer` or `balanced`; see `make_plan`.
-      order: `highest` (the paper), `lowest` (the released code) or `random`.
-      min_channels: channels left in every layer, whatever R says.
-      idf: variant of Eq. 7, `paper` or `released`.
-      leaving: see `score_channels`.
-      noise: see `score_channels`.
-      seed: of `order="random"`.
-
-    Raises:
-      UnlearnError: if the target itself is absent.
+    Arguments are those of `score_channels` and of `surgery.make_plan`; `rate` is R.
     """
     scores = score_channels(
         activations, target, score=score, idf=idf, leaving=leaving, noise=noise
@@ -242,34 +226,29 @@ def class_pruning(
     # With recapture, the same examples' statistics are released for each class.
     releases = len(job.classes) if o.recapture else 1
     protection = privacy.protect_statistics(p, releases=releases)
-    model, variables, data = job.model, job.variables, job.data
     # The last of the four is the fine-tuning's: see `recovery_key`.
     capture_key, protect_key, plan_key, _ = jax.random.split(job.key, 4)
     participants = job.participants
     if participants is None:
-        number = o.capture_clients or data.num_clients
-        participants = choose_participants(capture_key, data, number)
-    # Only its shape is looked at, by networks that are cut by tracing.
-    example = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
+        number = o.capture_clients or job.data.num_clients
+        participants = choose_participants(capture_key, job.data, number)
     reading: dict[str, Any] = dict(
-        cohort=take_clients(data, check_participants(participants, data)),
+        cohort=take_clients(job.data, check_participants(participants, job.data)),
         preprocess=job.preprocess,
         backend=job.backend,
         mesh=job.mesh,
     )
+    # Only its shape is looked at, by networks that are cut by tracing.
+    example = jax.ShapeDtypeStruct((2, *job.data.images.shape[1:]), np.float32)
+    model, variables = _without_dead_channels(job, example, o.dense)
+    result = (job.model, job.variables)
     stages: list[Stage] = []
-    notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(variables)}
+    notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(job.variables)}
     if protection.statement:
         notes["privacy"] = dict(protection.statement)
     upload_bytes = 0
     activations: dict[str, Any] = {}
     for number, target in enumerate(job.classes):
-        kernels = _kernels(model, variables, example, o.dense)
-        if not kernels:
-            raise UnlearnError(
-                "the network has no convolution whose channels could be cut; set "
-                "prune.dense to cut the units of its dense layers."
-            )
         seed_key = jax.random.fold_in(plan_key, number)
         noise_key = jax.random.fold_in(protect_key, number)
         if o.recapture or not stages:
@@ -283,30 +262,34 @@ def class_pruning(
             )
             upload_bytes += collected.upload_bytes
             seen = protection.show(collected, noise_key)
+            layers = layer_names(model, variables, example=example, dense=o.dense)
             activations, facts = _merged(
-                collected, seen, tuple(kernels), o.weighting, protection
+                collected, seen, layers, o.weighting, protection.hides
             )
             notes |= facts
-        live = _live_channels(kernels, activations)
-        decide = functools.partial(
-            server_proc,
-            {layer: a[:, live[layer]] for layer, a in activations.items()},
+        scores = score_channels(
+            activations,
             target,
             score=o.score,
+            idf=o.idf,
+            leaving=job.classes,
+            noise=protection.deviation_of_mean(seen, target),
+        )
+        plan_at = functools.partial(
+            make_plan,
+            scores,
             scope=o.scope,
             order=o.order,
             min_channels=o.min_channels,
-            idf=o.idf,
-            leaving=job.classes,
-            noise=_noise_of_means(seen, target, protection),
             # NumPy's generator ranks channels on the host, and takes a number.
             seed=int(jax.random.randint(seed_key, (), 0, 2**30)),
         )
-        carry_out = functools.partial(
-            _cut, model, variables, activations, live, then=o.then, key=seed_key
+        refresh = functools.partial(
+            reset, model, variables, key=seed_key, example=example
         )
-        chosen = o.rate
-        if chosen == "auto":
+        kill = functools.partial(mask, model, variables, example=example)
+        rate = o.rate
+        if rate == "auto":
             ask = functools.partial(
                 count_answers,
                 adapt(model),
@@ -315,42 +298,88 @@ def class_pruning(
                 leaving=job.classes,
                 **reading,
             )
+            apply = refresh if o.then == "reset" else kill
 
-            def try_cut(
-                rate, decide=decide, carry_out=carry_out, ask=ask, key=noise_key
-            ):
-                plan = decide(rate).plan
-                _, tried, _ = carry_out(plan, example, surgery="mask")
-                answers = ask(variables=tried)
+            def try_cut(rate, plan_at=plan_at, apply=apply, ask=ask, key=noise_key):
+                answers = ask(variables=apply(plan_at(rate)))
                 return judged(rate, protection.show(answers, key))
 
             tried = smallest_rate(try_cut, o.auto_level)
-            chosen = tried[-1].rate
+            rate = tried[-1].rate
             rows = [row._asdict() for row in tried]
             notes.setdefault("auto_rate", {})[str(target)] = rows
-        decision = decide(chosen)
-        described = _describe(model, variables, live, decision, example)
-        model, variables, activations = carry_out(
-            decision.plan, example, surgery=o.surgery
-        )
+        plan = plan_at(rate)
+        described = _describe(model, variables, scores, plan, example)
         notes["cuts"].append({"class": target, **described})
-        stages.append(Stage(f"pruned_{target}", model, variables))
+        if o.then == "reset":
+            variables = refresh(plan)
+            # What was measured of these channels is no longer true of them.
+            activations = {
+                layer: np.where(np.isin(np.arange(a.shape[1]), plan.keep[layer]), a, 0)
+                for layer, a in activations.items()
+            }
+        else:
+            held = kept_channels(model, variables, example=example)
+            model, variables = compact(model, variables, plan, example=example)
+            left = kept_channels(model, variables, example=example)
+            # A depthwise layer loses more than its plan says: what nothing writes.
+            activations = {
+                layer: a[:, np.isin(held[layer], left[layer])]
+                for layer, a in activations.items()
+            }
+        result = (model, variables)
+        if o.surgery == "mask" and o.then == "remove":
+            result = _masked(job, model, variables, example)
+        stages.append(Stage(f"pruned_{target}", *result))
+    model, variables = result
     result = job._replace(model=model).recover(
         variables, notes=notes, upload_bytes=upload_bytes
     )
     return result._replace(stages=tuple(stages))
 
 
-def _noise_of_means(seen: Any, target: int, protection: Protection) -> float:
-    """Deviation of the privacy noise on the target's mean activation."""
-    if not protection.statement:
-        return 0.0
-    examples = float(np.asarray(seen.num_examples)[target])
-    return float(protection.statement["sigma_total"]) / max(examples, 1.0)
+def _without_dead_channels(job: Job, example, dense: bool) -> tuple[Any, Any]:
+    """The network without the channels whose filter is zero throughout.
+
+    A channel that an earlier cut zeroed no longer exists. If it were counted, it would
+    take a part of R, of Eq. 7's mean and of min_channels.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(job.variables))
+    at = {names(path): np.asarray(leaf) for path, leaf in leaves}
+    if hasattr(job.model, "wiring"):
+        paths = {layer_name(path): path for path in at if path[-1] == "kernel"}
+        kernels = {layer: at[paths[layer]] for layer in layer_names(job.model)}
+    else:
+        # A network that somebody else wrote may call its kernels anything, and have
+        # the channels on any axis.
+        layers = trace_layers(job.model, job.variables, example, dense=dense)
+        kernels = {n: np.moveaxis(at[x.path], x.axis, -1) for n, x in layers.items()}
+    if not kernels:
+        raise UnlearnError(
+            "the network has no convolution whose channels could be cut; set "
+            "prune.dense to cut the units of its dense layers."
+        )
+    alive = {n: np.any(x.reshape(-1, x.shape[-1]), axis=0) for n, x in kernels.items()}
+    # No layer may be empty, so one that is dead throughout counts as whole.
+    plan = {n: np.flatnonzero(x) for n, x in alive.items() if x.any() and not x.all()}
+    if not plan:
+        return job.model, job.variables
+    return compact(job.model, job.variables, PrunePlan(plan), example=example)
+
+
+def _masked(job: Job, model, variables, example) -> tuple[Any, Any]:
+    """The job's network with those channels masked that the compacted one lacks."""
+    before = kept_channels(job.model, job.variables, example=example)
+    after = kept_channels(model, variables, example=example)
+    kept = {k: np.flatnonzero(np.isin(before[k], ids)) for k, ids in after.items()}
+    plan = PrunePlan(kept)
+    masked = mask(job.model, job.variables, plan, example=example)
+    # Zeros alone would not stay zeros under an optimizer.
+    return pin(job.model, job.variables, plan, example=example), masked
 
 
 def _merged(
-    collected: Collected, seen, layers, weighting: str, protection: Protection
+    collected: Collected, seen, layers, weighting: str, hides: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A*, in the order of `layers`, of what the server saw; and notes."""
     merged = merge_activations(seen, weighting=weighting)
@@ -362,93 +391,21 @@ def _merged(
     absent = np.isnan(activations[layers[0]]).any(axis=1)
     if absent.any():
         # Behind a protection the server cannot tell the two apart.
-        why = "suppressed" if protection.hides else "absent"
+        why = "suppressed" if hides else "absent"
         notes[why] = np.flatnonzero(absent).tolist()
     return activations, notes
 
 
-def _kernels(model, variables, example, dense: bool) -> dict[str, np.ndarray]:
-    """Filters of the layers that can be cut, channels last: layer -> [..., C_l].
-
-    In forward order, by which ties are broken; trees come back in another.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(variables))
-    at = {names(path): leaf for path, leaf in leaves}
-    if hasattr(model, "wiring"):
-        held = {layer_name(path): x for path, x in at.items() if path[-1] == "kernel"}
-        return {layer: held[layer] for layer in layer_names(model)}
-    # A network that somebody else wrote may call its kernels anything, and have the
-    # channels on any axis.
-    layers = trace_layers(model, variables, example, dense=dense)
-    return {n: np.moveaxis(at[x.path], x.axis, -1) for n, x in layers.items()}
-
-
-def _live_channels(kernels, activations) -> dict[str, np.ndarray]:
-    """Positions of the channels whose filter is not zero throughout, by layer.
-
-    A channel that an earlier cut zeroed no longer exists. If it were counted, it would
-    take a part of R, of Eq. 7's mean and of min_channels.
-    """
-    live = {}
-    for layer, a in activations.items():
-        alive = np.any(kernels[layer] != 0, axis=tuple(range(kernels[layer].ndim - 1)))
-        # No layer may be empty, so one that is dead throughout counts as whole.
-        live[layer] = np.flatnonzero(alive) if alive.any() else np.arange(a.shape[1])
-    return live
-
-
-def _cut(model, variables, activations, live, plan, example, *, then, surgery, key):
-    """One cut of live channels: `(model, variables, activations of what is left)`."""
-    # Of the whole network: what earlier cuts killed is not among the live channels.
-    plan = PrunePlan(
-        {layer: live[layer][kept] for layer, kept in plan.keep.items()}, plan.spared
-    )
-    if then == "reset":
-        afresh = reset(model, variables, plan, key=key, example=example)
-        # What was measured of these channels is no longer true of them.
-        left = {
-            layer: np.where(np.isin(np.arange(a.shape[1]), plan.keep[layer]), a, 0.0)
-            for layer, a in activations.items()
-        }
-        return model, afresh, left
-    if surgery == "mask":
-        masked = mask(model, variables, plan, example=example)
-        # Zeros alone would not stay zeros under an optimizer.
-        model = pin(model, variables, plan, example=example)
-        return model, masked, activations
-    held = kept_channels(model, variables, example=example)
-    model, variables = compact(model, variables, plan, example=example)
-    left = kept_channels(model, variables, example=example)
-    # A depthwise layer loses more than its plan says: what nothing writes.
-    activations = {
-        layer: a[:, np.isin(held[layer], left[layer])]
-        for layer, a in activations.items()
-    }
-    return model, variables, activations
-
-
-def _describe(model, variables, live, decision, example) -> dict[str, Any]:
+def _describe(model, variables, scores, plan: PrunePlan, example) -> dict[str, Any]:
     """The cut in JSON form; channels by their ids in the uncut network."""
     channels = kept_channels(model, variables, example=example)
-    if any(len(alive) < len(channels[layer]) for layer, alive in live.items()):
-        # A masked network is described as the smaller one that it stands for.
-        whole = PrunePlan(live)
-        model, variables = compact(model, variables, whole, example=example)
-        channels = kept_channels(model, variables, example=example)
-    scores, cut, ids = {}, {}, {}
-    for layer, keep in decision.plan.keep.items():
-        original = np.asarray(channels[layer])
-        scores[layer] = [float(s) for s in decision.scores[layer]]
-        ids[layer] = original.tolist()
-        cut[layer] = np.delete(original, keep).tolist()
+    rows = plan_report(model, plan, example.shape[1:], variables=variables)
     return {
-        "scores": scores,
-        "channels": ids,
-        "cut": cut,
-        "plan": [
-            row._asdict()
-            for row in plan_report(
-                model, decision.plan, example.shape[1:], variables=variables
-            )
-        ],
+        "scores": {layer: np.asarray(s, float).tolist() for layer, s in scores.items()},
+        "channels": {layer: list(channels[layer]) for layer in plan.keep},
+        "cut": {
+            layer: np.delete(channels[layer], keep).tolist()
+            for layer, keep in plan.keep.items()
+        },
+        "plan": [row._asdict() for row in rows],
     }

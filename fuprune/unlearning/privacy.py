@@ -4,7 +4,7 @@ Gaussian noise makes them (epsilon, delta)-differentially private towards one ex
 `clip_scale` bounds what an example adds, `noise_scales` finds the noise with the
 analytic Gaussian mechanism (Balle & Wang 2018, as `dp_accounting` solves it), and
 `epsilon_of` accounts for several releases. Rows of few examples can be suppressed, and
-`make_protect` puts it together with secure summation into what the server sees.
+`Protection` puts it together with secure summation into what the server sees.
 
 Neighbouring datasets differ by one example added or removed anywhere in the
 federation. For one example replaced by another, count every release twice: activations
@@ -14,7 +14,7 @@ rounding of floating-point and fixed-point numbers gives away.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -56,16 +56,6 @@ class Options:
 
 
 NOTHING = make(Options, {})
-
-
-class Protection(NamedTuple):
-    """What stands between the clients' statistics and the server."""
-
-    clip: float | None = None  # L2 bound of one example's activations
-    # (collected, key) -> what the server sees: the uploads, or one sum of them.
-    show: Callable[[Any, jax.Array], Any] = lambda collected, key: collected.uploads
-    hides: bool = False  # the server cannot tell a suppressed class from an absent one
-    statement: Mapping[str, Any] = {}  # the accountant's, if there is noise
 
 
 class NoiseScales(NamedTuple):
@@ -233,59 +223,46 @@ def suppress_small(statistics, min_count: float):
     )
 
 
-def protect_statistics(o: Options, *, releases: int = 1) -> Protection:
-    """The protection that the options ask for.
-
-    `releases` is how often statistics of the same examples are released.
-    """
-    if not (o.secure_sum or o.epsilon or o.min_count):
-        return Protection()
-    scales, statement = None, {}
-    if o.epsilon:
-        # Without min_count: where there is noise, rows are suppressed after it.
-        terms: dict[str, Any] = dict(clip=o.clip, releases=releases)
-        scales = noise_scales(o.epsilon, o.delta, **terms)
-        statement = describe_privacy(scales, o.delta, **terms)
-    show = make_protect(secure=o.secure_sum, scales=scales, min_count=o.min_count)
-    # Clipping only bounds what the noise has to cover; without noise the statistics
-    # stay those of Eqs. 4-5.
-    return Protection(o.clip if o.epsilon else None, show, True, statement)
-
-
-def make_protect(
-    *,
-    secure: bool = False,
-    scales: NoiseScales | None = None,
-    min_count: int = 0,
-):
-    """What stands between the clients' uploads and the server, as one function.
+class Protection(NamedTuple):
+    """What stands between the clients' uploads and the server.
 
     Without noise, clients suppress their small rows. With noise, the small rows of
     the noised sum are suppressed instead, which costs no privacy. With noise and
     secure summation, the clients add it in shares that suffice when only as many stay
     as the sum takes, so the server never sees an exact sum; without secure summation
     the server is trusted to add it.
-
-    Args:
-        secure: the server sees the sum over clients and no client's upload.
-        scales: noise on the sum, from `noise_scales`; None adds none.
-        min_count: see `suppress_small`; 0 suppresses nothing.
-
-    Returns:
-        A function of (collected, key), where `collected.uploads` is a list of
-        `ClassActivations`; it gives the sum that the server sees when anything is
-        secure or noised, and the list of uploads otherwise.
     """
 
-    def protect(collected, key):
-        uploads = list(collected.uploads)
-        # One of three keys, so that published noise stays as it was drawn.
-        noise_key = jax.random.split(key, 3)[1]
+    secure: bool = False  # the server sees the sum over clients and no client's upload
+    scales: NoiseScales | None = None  # noise on the sum; None adds none
+    min_count: int = 0  # see `suppress_small`; 0 suppresses nothing
+    clip: float | None = None  # L2 bound of one example's activations
+    statement: Mapping[str, Any] = {}  # the accountant's, if there is noise
+
+    @property
+    def hides(self) -> bool:
+        """Whether a suppressed class looks to the server like an absent one."""
+        return bool(self.secure or self.scales or self.min_count)
+
+    def deviation_of_mean(self, seen: Any, target: int) -> float:
+        """Deviation of the noise on the mean activations of a class that was seen."""
+        if self.scales is None:
+            return 0.0
+        return self.scales.total / max(float(seen.num_examples[target]), 1.0)
+
+    def show(self, collected: Any, key: jax.Array) -> Any:
+        """What the server sees of `collected.uploads`, a list of `ClassActivations`.
+
+        It is their sum when anything is secure or noised, and the uploads otherwise.
+        """
+        uploads, scales = list(collected.uploads), self.scales
         if scales is None:
-            if min_count:
-                uploads = [suppress_small(upload, min_count) for upload in uploads]
-            return secure_sum(uploads) if secure else uploads
-        if secure:
+            if self.min_count:
+                uploads = [suppress_small(x, self.min_count) for x in uploads]
+            return secure_sum(uploads) if self.secure else uploads
+        # One of three, so that published noise stays as it was drawn.
+        noise_key = jax.random.split(key, 3)[1]
+        if self.secure:
             # Fewer than this never make a sum, so that every sum carries the promised
             # noise at least.
             fewest = check_threshold(len(uploads))
@@ -307,9 +284,24 @@ def make_protect(
                 "no client's statistics arrived; capture on more clients."
             )
         clamped = clamp_statistics(seen)
-        return suppress_small(clamped, min_count) if min_count else clamped
+        return suppress_small(clamped, self.min_count) if self.min_count else clamped
 
-    return protect
+
+def protect_statistics(o: Options, *, releases: int = 1) -> Protection:
+    """The protection that the options ask for.
+
+    `releases` is how often statistics of the same examples are released.
+    """
+    shown = Protection(o.secure_sum, min_count=o.min_count)
+    if not o.epsilon:
+        # Clipping only bounds what the noise has to cover; without noise the
+        # statistics stay those of Eqs. 4-5.
+        return shown
+    # Without min_count: where there is noise, rows are suppressed after it.
+    terms: dict[str, Any] = dict(clip=o.clip, releases=releases)
+    scales = noise_scales(o.epsilon, o.delta, **terms)
+    statement = describe_privacy(scales, o.delta, **terms)
+    return shown._replace(scales=scales, clip=o.clip, statement=statement)
 
 
 def _check_budget(epsilon, delta):

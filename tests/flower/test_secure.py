@@ -5,7 +5,6 @@ import json
 import chex
 import numpy as np
 import pytest
-from fuprune.unlearning.secure_sum import encode
 
 from fuprune.data.federated import whole_cohort
 from fuprune.errors import InputError, TooFewClientsError
@@ -14,6 +13,7 @@ from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL, unpack
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.protocol import UnlearnError
+from fuprune.unlearning.secure_sum import encode
 from tests.flower.small import FakeGrid, remote
 from tests.flower.test_doors import altered
 

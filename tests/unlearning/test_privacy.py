@@ -17,13 +17,13 @@ from fuprune.errors import TooFewClientsError
 from fuprune.unlearning.activations import ClassActivations, merge_activations
 from fuprune.unlearning.privacy import (
     NoiseScales,
+    Protection,
     add_noise,
     calibrate_gaussian,
     clamp_statistics,
     clip_scale,
     describe_privacy,
     epsilon_of,
-    make_protect,
     noise_scales,
     suppress_small,
 )
@@ -250,7 +250,7 @@ def test_shares_of_noise_add_up_to_the_whole():
 
 def privatise(statistics, key, scales):
     """What a server that is trusted with the sum makes of it."""
-    return make_protect(scales=scales)(Collected([statistics]), key)
+    return Protection(scales=scales).show(Collected([statistics]), key)
 
 
 def test_privatised_statistics_are_possible_ones_and_depend_on_the_key():
@@ -314,20 +314,20 @@ def plain(uploads):
 
 def test_protection_of_nothing_passes_the_uploads_on():
     before = collected()
-    seen = make_protect()(before, jax.random.key(0))
+    seen = Protection().show(before, jax.random.key(0))
     chex.assert_trees_all_equal(seen, before.uploads)
 
 
 def test_secure_protection_shows_only_the_sum():
     before = collected()
-    seen = make_protect(secure=True)(before, jax.random.key(0))
+    seen = Protection(secure=True).show(before, jax.random.key(0))
     chex.assert_trees_all_close(seen, plain(before.uploads), atol=1e-4)
 
 
 @pytest.mark.parametrize("scales", [None, NoiseScales(1e-6, 1e-6)])
 def test_server_scores_the_same_means_from_a_protected_sum(scales):
     before = collected()
-    seen = make_protect(secure=True, scales=scales)(before, jax.random.key(0))
+    seen = Protection(secure=True, scales=scales).show(before, jax.random.key(0))
     chex.assert_trees_all_close(
         merge_activations(seen), merge_activations(before.uploads), atol=1e-5
     )
@@ -335,7 +335,7 @@ def test_server_scores_the_same_means_from_a_protected_sum(scales):
 
 def test_noise_needs_something_to_be_added_to():
     with pytest.raises(TooFewClientsError, match="no client's statistics arrived"):
-        make_protect(scales=NoiseScales(1.0, 1.0))(Collected([]), jax.random.key(0))
+        Protection(scales=NoiseScales(1.0, 1.0)).show(Collected([]), jax.random.key(0))
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -347,8 +347,8 @@ def test_noised_protection_has_at_least_the_noise_it_promises(secure):
         )
     ] * 4
     scales = NoiseScales(3.0, 2.0)
-    protect = make_protect(secure=secure, scales=scales)
-    seen = protect(Collected(uploads), jax.random.key(0))
+    protect = Protection(secure=secure, scales=scales)
+    seen = protect.show(Collected(uploads), jax.random.key(0))
     # All four stayed: a share more than a sum of three, the fewest, takes for granted.
     expected = scales.total * (math.sqrt(4 / 3) if secure else 1.0)
     noise = np.ravel(seen.total["conv1"]) - 4e4
@@ -359,13 +359,13 @@ def test_noised_protection_has_at_least_the_noise_it_promises(secure):
 def test_without_noise_clients_suppress_and_with_noise_the_sum_is_suppressed():
     rare = ClassActivations({"conv1": np.ones((2, 3), np.float32)}, np.float32([2, 50]))
     before = Collected([rare] * 4)
-    seen = make_protect(min_count=5)(before, jax.random.key(0))
+    seen = Protection(min_count=5).show(before, jax.random.key(0))
     assert all(np.array_equal(u.num_examples, [0, 50]) for u in seen)
-    seen = make_protect(min_count=5, scales=NoiseScales(1e-6, 1e-6))(
+    seen = Protection(min_count=5, scales=NoiseScales(1e-6, 1e-6)).show(
         before, jax.random.key(0)
     )
     np.testing.assert_allclose(seen.num_examples, [8, 200], rtol=1e-4)
-    seen = make_protect(min_count=9, scales=NoiseScales(1e-6, 1e-6))(
+    seen = Protection(min_count=9, scales=NoiseScales(1e-6, 1e-6)).show(
         before, jax.random.key(0)
     )
     np.testing.assert_allclose(seen.num_examples, [0, 200], rtol=1e-4)
