@@ -8,7 +8,7 @@ accuracy of each class before and after.
 
 import pathlib
 
-from fuprune.report import figures, roles
+from fuprune.report import figures, subject
 from fuprune.results import read_run
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -18,8 +18,8 @@ PICTURE = HERE / "main_figure.png"
 
 def main():
     """Write docs/main_figure.png."""
-    subject = roles.subject_of(read_run(RUN))
-    figure = figures.main_figure(subject, only=("retrain", "fine_tune_only"))
+    about = subject.subject_of(read_run(RUN))
+    figure = figures.main_figure(about, only=("retrain", "fine_tune_only"))
     figure.savefig(PICTURE, dpi=160, facecolor="white", metadata={"Software": None})
 
 

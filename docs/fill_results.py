@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from fuprune.audit import reading
-from fuprune.report import compare, roles, tables
+from fuprune.report import compare, subject, tables
 from fuprune.results import Run, read_run, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -68,7 +68,7 @@ def methods(runs: list[Run], chosen: Callable[[Run], bool]) -> str:
 
 def audit(run: Run) -> str:
     """The headline of an audit."""
-    table = tables.audit_table(roles.subject_of(run), headline=True)
+    table = tables.audit_table(subject.subject_of(run), headline=True)
     return tables.to_markdown(table._replace(note=""), title=False)
 
 

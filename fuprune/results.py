@@ -250,6 +250,12 @@ class PhaseClock(NamedTuple):
         """All rounds."""
         return sum(seconds for _, seconds in self.rounds)
 
+    @property
+    def apart(self) -> float | None:
+        """The last start without making programs; None if that is not known."""
+        known = self.unit is not None and self.programs is not None
+        return self.unit - self.programs if known else None  # type: ignore
+
     def until(self, last: int) -> float:
         """The unit's own work and its rounds up to `last`."""
         return self.own + sum(s for number, s in self.rounds if number <= last)

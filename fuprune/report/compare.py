@@ -8,18 +8,18 @@ import csv
 import dataclasses
 import functools
 import importlib.resources
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fuprune import results
 from fuprune.audit import reading
 from fuprune.errors import InputError
-from fuprune.report import figures, formats, page, roles, tables
+from fuprune.report import figures, formats, page, subject, tables
 from fuprune.report.figures import Drawing
 from fuprune.report.formats import percent
-from fuprune.report.roles import RETRAIN, Subject
-from fuprune.report.tables import Cell, Column, Table, cell, mean_cell, words
+from fuprune.report.subject import RETRAIN, Subject
+from fuprune.report.tables import Column, Table, cell, mean_cell, words
 from fuprune.results import MethodRow, Run, RunRecord, StageRow, setting
 
 
@@ -28,12 +28,7 @@ class Group(NamedTuple):
 
     title: str  # differs between the groups of a report
     runs: tuple[Run, ...]
-    subject: Subject  # of the first run that has results, with the methods of all
-
-    @property
-    def record(self) -> RunRecord:
-        """The record that describes the group."""
-        return self.subject.record
+    about: Subject  # the first run that has results, with the methods of all
 
 
 def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
@@ -58,18 +53,15 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
     runs = [results.read_run(workdir, reading.read) for workdir in workdirs]
     groups = group_runs(runs)
     drawn = [one for n, group in enumerate(groups, 1) if (one := _recovery(n, group))]
-    compared, of_paper, listed = (
-        comparison_table(groups),
-        paper_tables(groups),
-        runs_table(groups),
-    )
+    compared, listed = comparison_table(groups), runs_table(groups)
+    of_paper = paper_tables(groups)
     title = "Runs side by side"
     html = page.render(
         "compare.html",
         title=title,
         facts=[("runs", len(runs)), ("experiments", len(groups))],
         comparison=compared,
-        figures=[page._framed(one) for one in drawn],
+        figures=[page.framed(one) for one in drawn],
         paper=of_paper,
         runs=listed,
         rebuild="python -m fuprune.report " + " ".join(run.name for run in runs),
@@ -91,21 +83,22 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         next((run for run in one if run.record.class_names), one[0])
         for one in found.values()
     ]
-    titles = _titles(described)
     groups = []
-    for title, first, members in zip(titles, described, found.values(), strict=True):
+    for title, first, members in zip(
+        _titles(described), described, found.values(), strict=True
+    ):
         rows = [row for _, row in _models(members)]
-        tested = roles.tested_among(row.method for row in rows)
-        subject = roles.subject_of(first)
+        cuts = {unit: one for run in members for unit, one in run.record.cuts.items()}
+        whole = dataclasses.replace(first.record, methods=rows, cuts=cuts)
         audited = next((run.audit for run in members if run.audit), None)
-        subject = subject._replace(tested=tested or subject.tested, audit=audited)
-        groups.append(Group(title, tuple(members), subject))
+        about = subject.subject_of(first._replace(record=whole, audit=audited))
+        groups.append(Group(title, tuple(members), about))
     return groups
 
 
 def _titles(runs: Sequence[Run]) -> list[str]:
     """A title per group; equal ones get the settings that tell them apart."""
-    titles = [roles.title(run.record).removeprefix("Forgetting ") for run in runs]
+    titles = [subject.title(run.record).removeprefix("Forgetting ") for run in runs]
     flat = [dict(tables.flat(run.record.provenance.config)) for run in runs]
     for title in {one for one in titles if titles.count(one) > 1}:
         places = [n for n, one in enumerate(titles) if one == title]
@@ -139,16 +132,11 @@ def _models(runs: Sequence[Run]) -> list[tuple[Run, MethodRow]]:
     """
     found: dict[tuple, tuple[Run, MethodRow]] = {}
     for run in runs:
-        seed = str(setting(run.record, "seed") or 0)
+        seed = setting(run.record, "seed") or 0
         for row in run.record.methods:
             if row.error is None:
                 found.setdefault((seed, row.name), (run, row))
     return list(found.values())
-
-
-def method_rows(group: Group, method: str) -> list[MethodRow]:
-    """Every result of a method: over runs, and over seeds inside a run."""
-    return [row for _, row in _models(group.runs) if row.method == method]
 
 
 def raw_stages(group: Group) -> list[StageRow]:
@@ -171,40 +159,33 @@ def verdict(group: Group, method: str) -> str:
 
 def comparison_table(groups: Sequence[Group]) -> Table:
     """Every method of every experiment: reached, spent, speed-up, verdict."""
-    rows = []
-    for group in groups:
-        retrained = method_rows(group, RETRAIN)
-        base = results.reached(retrained, "retrained")
-        for method in dict.fromkeys(row.method for _, row in _models(group.runs)):
-            found = method_rows(group, method)
-            forgot = _has_forgotten(group, method)
-            ratio = results.speedups(results.reached(found, "retrained"), base)[2]
-            judged = verdict(group, method)
-            rows.append(
-                [
-                    cell(group.title),
-                    cell(method, tables.method_words),
-                    cell(len(found)),
-                    tables.gone_cell(forgot),
-                    *tables.measured_cells(group.record, found),
-                    cell(
-                        ratio if forgot and method != RETRAIN else None, formats.speedup
-                    ),
-                    tables.verdict_cell(judged),
-                ]
-            )
+    rows = [
+        [
+            cell(group.title),
+            cell(method, tables.method_words),
+            cell(len(found)),
+            tables.gone_cell(group.about.has_forgotten(method)),
+            *tables.measured_cells(group.about.record, found),
+            tables.speed_cells(group.about, method)[0],
+            tables.verdict_cell(verdict(group, method)),
+        ]
+        for group in groups
+        for method in dict.fromkeys(row.method for row in group.about.record.methods)
+        if (found := group.about.rows(method))
+    ]
+    columns = [
+        *words("Experiment", "Method"),
+        Column("Seeds"),
+        *words("Forgot"),
+        *(one.column for one in tables.COLUMNS),
+        Column("Speed-up over retraining, images"),
+        *words("Audit"),
+    ]
     return tables.without_empty_columns(
         Table(
             "comparison",
             "Every method of every experiment",
-            [
-                *words("Experiment", "Method"),
-                Column("Seeds"),
-                *words("Forgot"),
-                *(one.column for one in tables.COLUMNS),
-                Column("Speed-up over retraining, images"),
-                *words("Audit"),
-            ],
+            columns,
             rows,
             "Mean \N{PLUS-MINUS SIGN} standard deviation over seeds, also those of "
             "several runs. Speed-up: to retraining's own accuracy, of what forgot.",
@@ -212,30 +193,20 @@ def comparison_table(groups: Sequence[Group]) -> Table:
     )
 
 
-def _has_forgotten(group: Group, method: str) -> bool | None:
-    """As `Subject.has_forgotten`, with the rows of all runs."""
-    rows = [row for _, row in _models(group.runs)]
-    whole = dataclasses.replace(group.record, methods=rows)
-    return group.subject._replace(record=whole).has_forgotten(method)
-
-
 def _recovery(number: int, group: Group) -> Drawing | None:
     """Accuracy by round of one group: the paper's Figure 3."""
     curves: dict[str, dict[tuple, list[tuple[float, float]]]] = {}
     for run in group.runs:
-        seed = str(setting(run.record, "seed") or 0)
+        methods = {row.name: row.method for row in run.record.methods}
+        seed = setting(run.record, "seed") or 0
         for unit, points in figures.accuracy_by_images(run.curves).items():
             line = [(float(number), accuracy) for _, accuracy, number in points]
-            models = curves.setdefault(roles.family(unit), {})
+            models = curves.setdefault(methods.get(unit, unit), {})
             # Of what two parts both trained, one may have been stopped on the way.
             models[seed, unit] = max(models.get((seed, unit), []), line, key=len)
-    return figures.recovery_figure(
-        f"recovery_{number}",
-        group.title,
-        "Accuracy on what remains by round; shaded is a standard deviation over seeds.",
-        {method: [*found.values()] for method, found in curves.items()},
-        group.subject.tested,
-    )
+    lines = {method: [*found.values()] for method, found in curves.items()}
+    tested = group.about.tested
+    return figures.recovery_figure(f"recovery_{number}", group.title, lines, tested)
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
@@ -268,91 +239,51 @@ def _scale(record: RunRecord) -> str:
         "prune.scope": "scope {}",
         "data.limit": "{} images per class",
     }
-    found = {words: roles.setting_in_use(record, key) for key, words in parts.items()}
+    found = {words: subject.setting_in_use(record, key) for key, words in parts.items()}
     return ", ".join(words.format(value) for words, value in found.items() if value)
 
 
 # The paper.
 
-
-class PaperTable(NamedTuple):
-    """One table of the paper."""
-
-    number: str  # in the first column of paper.csv
-    title: str
-    columns: dict[str, str]  # of paper.csv -> heading
-    fits: Callable[[Group], bool]  # whether an experiment is of its kind
-    note: str = ""
-
-
-_ACCURACIES = {
-    f"{model}_{letter}": f"{heading} {letter.upper()}"
-    for model, heading in (
-        *(("raw", "raw"), ("cut", "first cut"), ("last_cut", "cut")),
-        *(("tuned", "fine-tuned"), ("retrained", "retrained")),
-    )
-    for letter in "ur"
-}
-_ONE_CUT = {k: v for k, v in _ACCURACIES.items() if not k.startswith("cut")}
-
-
-def _trains(group: Group, algorithm: str) -> bool:
-    return setting(group.record, "train.algorithm") == algorithm
-
-
-def _forgets_last(group: Group) -> bool:
-    number = len(group.record.class_names)
-    return group.record.classes == [number - 1]
-
-
-TABLES = (
-    PaperTable(
-        "1",
+# In the first column of paper.csv -> title and note.
+TABLES = {
+    "1": (
         "Table 1: bias probability q (FedAvg, last class)",
-        {"rounds": "rounds", "tuned_u": "U-set", "tuned_r": "R-set"},
-        lambda group: _trains(group, "fed_avg") and _forgets_last(group),
         "Ours: rounds until retraining's own accuracy.",
     ),
-    PaperTable(
-        "2",
+    "2": (
         "Table 2: information erased (FedSGD, last class)",
-        _ONE_CUT,
-        lambda group: not _trains(group, "fed_avg") and _forgets_last(group),
         "The paper's 11.11% and the like after the cut are a constant answer's.",
     ),
-    PaperTable(
-        "3 and appendix",
+    "3 and appendix": (
         "Table 3 and appendix: several classes",
-        _ACCURACIES | {"speedup": "speed-up"},
-        lambda group: len(group.record.classes) > 1,
         "Ours: speed-up in rounds, until retraining's own accuracy.",
     ),
-    PaperTable(
-        "4",
-        "Table 4: membership attack, difference from retraining",
-        {"attack": "difference"},
-        lambda group: True,
-    ),
-    PaperTable(
-        "5",
-        "Table 5: class-wise accuracy, distance from retraining",
-        {"class_difference": "greatest difference", "class_kl": "KL divergence"},
-        lambda group: True,
-    ),
-    PaperTable(
-        "figure 3",
+    "5": ("Table 5: class-wise accuracy, distance from retraining", ""),
+    "figure 3": (
         "Figure 3: speed-up over retraining",
-        {"speedup": "speed-up", "speedup_to": "to"},
-        _forgets_last,
         "The paper gives ranges over its models.",
     ),
-)
-_WRITTEN = {
-    "rounds": formats.number,
-    "speedup": formats.times,
-    "speedup_to": formats.times,
 }
-_WRITTEN |= {"class_kl": formats.number}
+_TWO_DIGITS = functools.partial(percent, digits=2)
+# A column of paper.csv -> its heading and how it is written.
+_PRINTED = {
+    "rounds": ("rounds", formats.number),
+    **{
+        f"{model}_{letter}": (f"{heading} {letter.upper()}", _TWO_DIGITS)
+        for model, heading in (
+            *(("raw", "raw"), ("cut", "first cut"), ("last_cut", "cut")),
+            *(("tuned", "fine-tuned"), ("retrained", "retrained")),
+        )
+        for letter in "ur"
+    },
+    "speedup": ("speed-up", formats.times),
+    "speedup_to": ("to", formats.times),
+    "class_difference": ("greatest difference", _TWO_DIGITS),
+    "class_kl": ("KL divergence", formats.number),
+}
+_MEASURES = {"class_difference": "class_accuracy_difference"}
+_MEASURES |= {"class_kl": "class_accuracy_kl"}
 
 
 @functools.cache
@@ -365,118 +296,83 @@ def paper_rows() -> list[dict[str, str]]:
 def paper_tables(groups: Sequence[Group]) -> list[Table]:
     """The tables of the paper that runs repeat rows of, ours under the paper's."""
     made = []
-    for table in TABLES:
+    for number, (title, note) in TABLES.items():
+        printed = [row for row in paper_rows() if row["table"] == number]
+        names = [name for name in _PRINTED if any(row[name] for row in printed)]
         rows = []
-        for printed in paper_rows():
-            if printed["table"] != table.number:
-                continue
-            ours = [g for g in groups if table.fits(g) and _repeats(g, printed)]
-            found = [(g, _numbers(g, printed["method"], table.columns)) for g in ours]
-            found = [(g, numbers) for g, numbers in found if any(numbers.values())]
-            if not found:
-                continue
-            rows.append(_paper_row(table, printed))
-            rows += [_our_row(table, printed["method"], *one) for one in found]
-        name = f"paper_{table.number.replace(' ', '_')}"
-        columns = [*words("Experiment", "Method"), *map(Column, table.columns.values())]
-        made.append(Table(name, table.title, columns, rows, table.note))
+        for row in printed:
+            found = [
+                (group.title, _numbers(group, row["method"]))
+                for group in groups
+                if _repeats(group, row) and group.about.rows(row["method"])
+            ]
+            found = [one for one in found if any(one[1].get(name) for name in names)]
+            if found:
+                paper = {name: [float(row[name])] for name in names if row[name]}
+                rows += [
+                    [cell(named), cell(row["method"], formats.in_words)]
+                    + [mean_cell(of.get(n, []), _PRINTED[n][1]) for n in names]
+                    for named, of in ((_named(row), paper), *found)
+                ]
+        columns = [Column(_PRINTED[name][0]) for name in names]
+        columns = [*words("Experiment", "Method"), *columns]
+        name = f"paper_{number.replace(' ', '_')}"
+        made.append(Table(name, title, columns, rows, note))
     return [tables.without_empty_columns(one) for one in made if one.rows]
 
 
-def _paper_row(table: PaperTable, printed: dict[str, str]) -> list[Cell]:
+def _named(printed: dict[str, str]) -> str:
     named = f"paper: {printed['model']} on {printed['dataset']}"
     named += f", class {printed['classes'].replace(' ', '+')}"
-    named += f", q {printed['q']}" if printed["q"] else ""
-    numbers = (
-        cell(float(printed[name]), _writer(name)) if printed[name] else cell(None)
-        for name in table.columns
-    )
-    return [cell(named), cell(printed["method"], formats.in_words), *numbers]
-
-
-def _our_row(table: PaperTable, method: str, group: Group, numbers) -> list[Cell]:
-    cells = (mean_cell(numbers[name], _writer(name)) for name in table.columns)
-    return [cell(group.title), cell(method, formats.in_words), *cells]
-
-
-def _writer(name: str) -> Callable[[float], str]:
-    return _WRITTEN.get(name, functools.partial(percent, digits=2))
+    return named + (f", q {printed['q']}" if printed["q"] else "")
 
 
 def _repeats(group: Group, printed: dict[str, str]) -> bool:
     """Whether an experiment repeats a row of the paper."""
-    record = group.record
+    record = group.about.record
     model = results.model_name(record)
-    same_model = model == printed["model"]
-    if printed["table"] == "figure 3":
-        same_model = model.startswith(printed["model"])
-    classes = sorted(map(int, printed["classes"].split()))
-    if not same_model or record.dataset != printed["dataset"]:
-        return False
-    if record.request.kind != "classes" or sorted(record.classes) != classes:
-        return False
-    bias = roles.setting_in_use(record, "partition.bias")
+    if printed["table"] == "figure 3":  # of all depths of a network
+        model = model.rstrip("0123456789")
+    bias = subject.setting_in_use(record, "partition.bias")
     even = 1 / max(len(record.class_names), 1)
     wanted = float(printed["q"]) if printed["q"] else even
-    return abs((bias if isinstance(bias, int | float) else even) - wanted) < 5e-3
+    algorithm = setting(record, "train.algorithm")
+    return (
+        (model, record.dataset) == (printed["model"], printed["dataset"])
+        and record.request.kind == "classes"
+        and sorted(record.classes) == sorted(map(int, printed["classes"].split()))
+        and printed["algorithm"] in ("", algorithm)
+        and abs((bias if isinstance(bias, int | float) else even) - wanted) < 5e-3
+    )
 
 
-def _numbers(
-    group: Group, method: str, columns: dict[str, str]
-) -> dict[str, list[float | None]]:
-    """Ours for the columns of paper.csv, a value per seed; empty without any."""
-    found = method_rows(group, method)
-    if not found:
-        return dict.fromkeys(columns, [])
-    numbers: dict[str, list[float | None]] = {}
-    models: dict[str, Sequence[StageRow | MethodRow]] = {
-        "raw": raw_stages(group),
-        "cut": _cuts(group, method, 0),
-        "last_cut": _cuts(group, method, -1),
-        "tuned": found,
-        "retrained": method_rows(group, RETRAIN),
-    }
-    for name, rows in models.items():
-        for letter in "ur":
-            numbers[f"{name}_{letter}"] = [
-                getattr(row, f"{letter}_accuracy") for row in rows
-            ]
-    reached = results.reached(found, "retrained")
-    base = results.reached(models["retrained"], "retrained")  # type: ignore[arg-type]
-    numbers["rounds"] = [reached.rounds if reached and not reached.late else None]
-    numbers["speedup"] = results.speedups(reached, base)[:1]
-    measures = {
-        "attack": "shadow_success_rate",
-        "class_difference": "class_accuracy_difference",
-        "class_kl": "class_accuracy_kl",
-    }
-    for column, name in measures.items():
-        numbers[column] = _from_audits(group, method, name, column == "attack")
-    return {name: results.known(numbers.get(name, [])) for name in columns}  # type: ignore
-
-
-def _cuts(group: Group, method: str, position: int) -> list[StageRow]:
-    """The models after one cut (0 is the first class's, -1 the last's), per seed."""
-    return [
-        stages[position]
+def _numbers(group: Group, method: str) -> dict[str, list[float]]:
+    """Ours for the columns of paper.csv, a value per seed."""
+    found, retrained = (group.about.rows(name) for name in (method, RETRAIN))
+    cuts = [
+        stages
         for run, row in _models(group.runs)
         if row.method == method
         and (stages := results.pruned_stages(run.record, row.name))
     ]
-
-
-def _from_audits(group: Group, method: str, name: str, difference: bool):
-    """A method's values in the audits, or their difference from retraining."""
-    found = []
-    for run in group.runs:
-        row = run.audit.row(name) if run.audit is not None else None
-        if row is None or method not in row.models:
-            continue
-        retrained = results.known(row.retrained)
-        for value in results.known(row.models[method].values):
-            # An attacker who gives every model the same answer has not attacked.
-            if difference and (not retrained or {*retrained} == {value}):
-                continue
-            mean = results.mean(retrained) or 0.0
-            found.append(abs(value - mean) if difference else value)
-    return found
+    models: dict[str, Sequence[StageRow | MethodRow]] = {
+        "raw": raw_stages(group),
+        "cut": [stages[0] for stages in cuts],
+        "last_cut": [stages[-1] for stages in cuts],
+        "tuned": found,
+        "retrained": retrained,
+    }
+    numbers = {
+        f"{name}_{letter}": [getattr(row, f"{letter}_accuracy") for row in rows]
+        for name, rows in models.items()
+        for letter in "ur"
+    }
+    reached, base = (results.reached(rows, "retrained") for rows in (found, retrained))
+    numbers["rounds"] = [reached.rounds if reached and not reached.late else None]
+    numbers["speedup"] = results.speedups(reached, base)[:1]
+    audits = [run.audit for run in group.runs if run.audit is not None]
+    for column, measure in _MEASURES.items():
+        rows = [row for audit in audits if (row := audit.row(measure)) is not None]
+        judged = [row.models[method] for row in rows if method in row.models]
+        numbers[column] = [value for one in judged for value in one.values]
+    return {name: results.known(values) for name, values in numbers.items()}

@@ -19,10 +19,10 @@ from fuprune.audit import reading
 from fuprune.audit.record import Audit
 from fuprune.errors import InputError
 from fuprune.files import write_whole
-from fuprune.report import figures, roles, tables
+from fuprune.report import figures, subject, tables
 from fuprune.report.figures import Drawing
-from fuprune.report.roles import Subject
-from fuprune.report.summary import as_text, summary
+from fuprune.report.subject import Subject
+from fuprune.report.summary import closing_lines, summary
 from fuprune.report.tables import Table, cell, words
 from fuprune.results import Run, RunRecord, read_run
 from fuprune.surgery.plan import PrunePlan
@@ -41,27 +41,24 @@ def build(workdir: str | Path) -> Path:
     Raises:
       InputError: the directory is not a run.
     """
-    subject = roles.subject_of(read_run(workdir, reading.read))
-    drawn, made = _figures(subject), _tables(subject)
-    html = render("page.html", **_content(subject, drawn, made))
-    return write_report(Path(workdir) / "report", html, _heading(subject), made, drawn)
+    about = subject.subject_of(read_run(workdir, reading.read))
+    drawn, made = _figures(about), _tables(about)
+    html = render("page.html", **_content(about, drawn, made))
+    return write_report(Path(workdir) / "report", html, _heading(about), made, drawn)
 
 
-def closing(workdir: str | Path) -> tuple[str, str]:
-    """What a terminal shows when a run has ended: the methods, and the summary."""
-    subject = roles.subject_of(read_run(workdir, reading.read))
-    table = tables.only(tables.methods_table(subject), _IN_TERMINAL)._replace(title="")
-    return tables.to_text(table), as_text(summary(subject))
+def closing(workdir: str | Path, written: str | Path) -> tuple[str, str]:
+    """What a terminal shows at the end of a run: its methods, and six lines."""
+    about = subject.subject_of(read_run(workdir, reading.read))
+    table = tables.only(tables.methods_table(about), _IN_TERMINAL)._replace(title="")
+    return tables.to_text(table), closing_lines(summary(about), str(written))
 
 
+_ACCURACY = ("Method", "Forgot", "Accuracy U-set", "Accuracy R-set")
+_IN_TERMINAL = (*_ACCURACY, "Rounds", "Audit")
 _MAIN = (
-    *("Method", "Role", "Forgot", "Accuracy U-set", "Accuracy R-set", "Images"),
-    *("Time", "Uploaded", "Parameters", "Speed-up over retraining images"),
-    *("Speed-up over retraining time", "Audit"),
-)
-_IN_TERMINAL = (
-    *("Method", "Forgot", "Accuracy U-set", "Accuracy R-set", "Rounds", "Images"),
-    *("Speed-up over retraining images", "Audit"),
+    *(*_ACCURACY, "Role", "Images", "Time", "Uploaded", "Parameters"),
+    *("Speed-up over retraining images", "Speed-up over retraining time", "Audit"),
 )
 
 
@@ -82,11 +79,11 @@ def show(value: Any) -> Shown:
     if isinstance(value, PrunePlan):
         made = [plan_table(value)]
     elif isinstance(value, Run | RunRecord | Audit):
-        subject = roles.subject_of(_as_run(value))
-        found = None if isinstance(value, Audit) else summary(subject)
+        about = subject.subject_of(_as_run(value))
+        found = None if isinstance(value, Audit) else summary(about)
         made = [
-            tables.methods_table(subject),
-            tables.audit_table(subject, headline=True),
+            tables.methods_table(about),
+            tables.audit_table(about, headline=True),
         ]
     else:
         raise InputError(
@@ -115,37 +112,26 @@ def plan_table(plan: PrunePlan) -> Table:
     return Table("plan", "What a cut keeps", columns, rows)
 
 
-def _figures(subject: Subject) -> list[Drawing]:
+def _figures(about: Subject) -> list[Drawing]:
     """Every figure of a run that has content."""
-    drawn = (
-        figures.class_figure(subject),
-        figures.picture_figure(subject),
-        figures.answer_figure(subject),
-        figures.price_figure(subject),
-        figures.audit_figure(subject),
-        figures.relearn_figure(subject),
-        figures.score_figure(subject),
-        figures.shape_figure(subject),
-        figures.map_figure(subject),
-    )
+    drawn = (draw(about) for draw in figures.OF_A_RUN)
     return [drawing for drawing in drawn if drawing is not None]
 
 
-def _tables(subject: Subject) -> list[Table]:
+def _tables(about: Subject) -> list[Table]:
     """Every table of a run that has rows."""
-    record, audit = subject.record, subject.audit
-    unit, cuts = figures.cuts_to_show(subject)
+    record, audit = about.record, about.audit
+    unit, cuts = figures.cuts_to_show(about)
     provenance = record.provenance
     made = (
-        tables.methods_table(subject),
-        tables.audit_table(subject, headline=True),
-        tables.audit_table(subject, headline=False),
-        tables.speed_table(subject),
-        tables.seeds_table(subject),
+        tables.methods_table(about),
+        tables.audit_table(about, headline=True),
+        tables.audit_table(about, headline=False),
+        tables.speed_table(about),
+        tables.seeds_table(about),
         tables.stages_table(record),
-        tables.class_table(record),
         tables.layers_table(record, unit, cuts),
-        tables.units_table(subject.run.clocks),
+        tables.units_table(about.run.clocks),
         tables.key_value_table("privacy", "The privacy accountant", record.privacy),
         tables.key_value_table("settings", "Every setting", provenance.config),
         tables.key_value_table("versions", "Versions", provenance.versions),
@@ -157,38 +143,34 @@ def _tables(subject: Subject) -> list[Table]:
 
 
 def _content(
-    subject: Subject, drawn: Sequence[Drawing], made: Sequence[Table]
+    about: Subject, drawn: Sequence[Drawing], made: Sequence[Table]
 ) -> dict[str, Any]:
     """What the template is filled with."""
-    record, provenance = subject.record, subject.record.provenance
+    record, provenance = about.record, about.record.provenance
     return dict(
-        title=roles.title(record),
-        facts=_facts(subject),
-        notes=subject.run.notes,
-        summary=summary(subject),
-        figures={one.name: _framed(one) for one in drawn},
+        title=subject.title(record),
+        facts=_facts(about),
+        notes=about.run.notes,
+        summary=summary(about),
+        figures={one.name: framed(one) for one in drawn},
         tables={table.name: table for table in made},
         main_columns=_MAIN,
-        of_classes=subject.of_classes,
-        them=roles.forgotten(record),
-        confidence=tables.confidence(subject.audit),
+        of_classes=about.of_classes,
+        them=subject.forgotten(record),
+        confidence=tables.confidence(about.audit),
         command=shlex.join(provenance.command),
-        rebuild=f"python -m fuprune.report {subject.run.name}",
+        rebuild=f"python -m fuprune.report {about.run.name}",
         commit=provenance.commit,
         platform=provenance.platform,
     )
 
 
-def _framed(drawing: Drawing) -> dict[str, Any]:
-    return dict(
-        name=drawing.name,
-        title=drawing.title,
-        caption=drawing.caption,
-        svg=Markup(drawing.svg),
-    )
+def framed(drawing: Drawing) -> dict[str, Any]:
+    """A figure as the templates take it."""
+    return dict(vars(drawing), svg=Markup(drawing.svg))
 
 
-def _facts(subject: Subject) -> list[tuple[str, str]]:
+def _facts(about: Subject) -> list[tuple[str, str]]:
     """What identifies a run, name and value."""
     named = {
         "seed": "seed",
@@ -200,27 +182,26 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
         "pruning rate": "prune.rate",
         "images per class": "data.limit",
     }
-    found = {k: roles.setting_in_use(subject.record, v) for k, v in named.items()}
+    found = {k: subject.setting_in_use(about.record, v) for k, v in named.items()}
     facts = [
         (k, str(v)) for k, v in found.items() if v not in (None, "", 0) or k == "seed"
     ]
-    return [("run", subject.run.name), *(one for one in facts if one[1] != "None")]
+    return [("run", about.run.name), *(one for one in facts if one[1] != "None")]
 
 
-def _heading(subject: Subject) -> list[str]:
+def _heading(about: Subject) -> list[str]:
     """What `report.md` says before the tables."""
-    text, found = tables.markdown_text, summary(subject)
+    text, found = tables.markdown_text, summary(about)
     lines = [
-        f"# {text(roles.title(subject.record))}",
+        f"# {text(subject.title(about.record))}",
         "",
         f"**{text(found.headline)}**",
         "",
     ]
     lines += [
-        f"- **{answer.question}** {text(f'{answer.short} {answer.details}')}"
-        for answer in found.answers
+        f"- **{answer.question}** {text(answer.text)}" for answer in found.answers
     ]
-    return [*lines, "", *(f"> {text(note)}" for note in subject.run.notes)]
+    return [*lines, "", *(f"> {text(note)}" for note in about.run.notes)]
 
 
 @functools.cache
@@ -276,8 +257,8 @@ def write_report(
     }
     content |= {f"{table.name}.csv": tables.to_csv(table) for table in made}
     for one in drawn:
-        content[f"{one.name}.svg"] = _standalone(one.svg)
-        content[f"{one.name}.pdf"] = figures.pdf(one)
+        content[f"{one.name}.svg"] = _DECLARED + one.svg
+        content[f"{one.name}.pdf"] = one.pdf
         content[f"{one.data.name}.csv"] = tables.to_csv(one.data)
     # A folder that holds a report is the report's own.
     if (folder / "report.html").exists():
@@ -290,6 +271,4 @@ def write_report(
     return folder / "report.html"
 
 
-def _standalone(element: str) -> str:
-    """An SVG file of an element of a page: white paper, and the names it needs."""
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + element
+_DECLARED = '<?xml version="1.0" encoding="utf-8"?>\n'

@@ -19,10 +19,10 @@ import rich.text
 from fuprune import results
 from fuprune.audit import record as audits
 from fuprune.audit.record import Audit, Judged, Row
-from fuprune.report import formats, roles
+from fuprune.report import formats, subject
 from fuprune.report.formats import percent
-from fuprune.report.roles import RETRAIN, Subject
-from fuprune.results import CutRow, MethodRow, PhaseClock, RunRecord, StageRow
+from fuprune.report.subject import RETRAIN, Subject
+from fuprune.results import CutRow, MethodRow, PhaseClock, RunRecord
 
 
 class Cell(NamedTuple):
@@ -216,16 +216,16 @@ def gone_cell(forgot: bool | None) -> Cell:
     return cell("yes" if forgot else "no", tone="good" if forgot else "bad")
 
 
-def speed_cells(subject: Subject, method: str, target: str = "retrained") -> list[Cell]:
+def speed_cells(about: Subject, method: str, target: str = "retrained") -> list[Cell]:
     """Speed-up over retraining in images, time and rounds, of what forgot alone."""
+    unknown = [cell(None)] * 2
     if method == RETRAIN:
-        return [cell(None)] * 3
-    if subject.has_forgotten(method) is False:
-        return [cell(None, "did not forget"), cell(None), cell(None)]
-    found = results.reached(subject.rows(method), target)
-    base = results.reached(subject.rows(RETRAIN), target)
+        return [cell(None), *unknown]
+    if about.has_forgotten(method) is False:
+        return [cell(None, "did not forget"), *unknown]
+    found, base = (results.reached(about.rows(m), target) for m in (method, RETRAIN))
     if found is not None and base is not None and found.late:
-        return [cell(None, "not reached"), cell(None), cell(None)]
+        return [cell(None, "not reached"), *unknown]
     rounds, time, images, _ = results.speedups(found, base)
     return [cell(ratio, formats.speedup) for ratio in (images, time, rounds)]
 
@@ -235,140 +235,124 @@ _SPEED = [
 ]
 
 
-def methods_table(subject: Subject) -> Table:
+def methods_table(about: Subject) -> Table:
     """Every method: what it reached, spent and kept, and the audit's verdict."""
     rows = [
         [
             cell(method, method_words),
-            cell(roles.role(method, subject.tested)),
-            gone_cell(subject.has_forgotten(method)),
-            *measured_cells(subject.record, subject.rows(method)),
-            *speed_cells(subject, method),
-            verdict_cell(subject.audit.verdict(method) if subject.audit else ""),
+            cell(subject.role(method, about.tested)),
+            gone_cell(about.has_forgotten(method)),
+            *measured_cells(about.record, about.rows(method)),
+            *speed_cells(about, method),
+            verdict_cell(about.audit.verdict(method) if about.audit else ""),
         ]
-        for method in subject.methods
+        for method in about.methods
     ]
-    request = subject.record.request
+    request = about.record.request
     sets = (
-        f"U-set: test images of {roles.forgotten(subject.record)}; R-set: those of the "
+        f"U-set: test images of {subject.forgotten(about.record)}; R-set: those of the "
         "other classes."
-        if subject.of_classes
+        if about.of_classes
         else f"U-set: {request.u_set}; R-set: {request.r_set}."
     )
+    own = [one.column for one in COLUMNS]
     return without_empty_columns(
         Table(
             "methods",
             "Every method, and what it spent",
-            [
-                *words("Method", "Role", "Forgot"),
-                *(one.column for one in COLUMNS),
-                *_SPEED,
-                *words("Audit"),
-            ],
+            [*words("Method", "Role", "Forgot"), *own, *_SPEED, *words("Audit")],
             rows,
             f"{sets} Mean \N{PLUS-MINUS SIGN} standard deviation over seeds. Images: "
             "forward and backward passes by all clients. Time: with the method's own "
             "work. Uploaded: by one client. Parameters, FLOPs: what a cut leaves. "
             "Speed-up: until retraining's own accuracy, for methods that forgot.",
-            highlight=method_words(subject.tested or ""),
+            highlight=method_words(about.tested or ""),
         )
     )
 
 
 def method_words(method: str) -> str:
     """A method's name in words, with what must stand beside its numbers."""
-    named, warned = formats.in_words(method), roles.warning(method)
+    named, warned = formats.in_words(method), subject.warning(method)
     return f"{named} ({warned})" if warned else named
 
 
 def without_empty_columns(table: Table) -> Table:
     """Leaves out the columns in which no row says anything."""
+    empty = (None, formats.MISSING)
     used = [
-        any(
-            entry.value is not None or entry.text != formats.MISSING
-            for entry in entries
-        )
+        any((entry.value, entry.text) != empty for entry in entries)
         for entries in zip(*table.rows, strict=True)
     ]
-    columns = [*itertools.compress(table.columns, used)]
-    rows = [[*itertools.compress(row, used)] for row in table.rows]
-    return table._replace(columns=columns, rows=rows)
+    return _columns(table, used)
 
 
 def only(table: Table, titles: Sequence[str]) -> Table:
     """The columns of these titles, as far as the table has them."""
-    kept = [n for n, one in enumerate(table.columns) if one.full_title in titles]
-    return table._replace(
-        columns=[table.columns[n] for n in kept],
-        rows=[[row[n] for n in kept] for row in table.rows],
-    )
+    return _columns(table, [one.full_title in titles for one in table.columns])
 
 
-def seeds_table(subject: Subject) -> Table:
+def _columns(table: Table, kept: Sequence[bool]) -> Table:
+    rows = [[*itertools.compress(row, kept)] for row in table.rows]
+    columns = [*itertools.compress(table.columns, kept)]
+    return table._replace(columns=columns, rows=rows)
+
+
+def seeds_table(about: Subject) -> Table:
     """Every method and seed, and why one that stopped did."""
     rows = [
         [
             cell(row.name, formats.in_words),
-            *measured_cells(subject.record, [row]),
+            *measured_cells(about.record, [row]),
             cell(row.error or ""),
         ]
-        for row in subject.record.methods
+        for row in about.record.methods
     ]
     columns = [*words("Unit"), *(one.column for one in COLUMNS), *words("Stopped")]
     return without_empty_columns(Table("seeds", "Every method and seed", columns, rows))
 
 
-_SPENT = (formats.number, formats.seconds, formats.count, formats.size)
+_SPENT = {"rounds": formats.number, "time": formats.seconds}
+_SPENT |= {"images": formats.count, "upload": formats.size}
 
 
-def speed_table(subject: Subject) -> Table:
+def speed_table(about: Subject) -> Table:
     """When each method came to each target, and its speed-up over retraining."""
-    rows = []
-    for target, meaning in results.TARGETS.items():
-        for method in subject.methods:
-            found = results.reached(subject.rows(method), target)
-            if found is None:
-                continue
-            rows.append(
-                [
-                    cell(meaning),
-                    cell(found.accuracy, percent),
-                    cell(method, method_words),
-                    *reached_cells(found),
-                    *speed_cells(subject, method, target),
-                ]
-            )
-    spent = [
-        Column(n, group="Spent until then")
-        for n in ("rounds", "time", "images", "upload")
+    rows = [
+        [
+            cell(meaning),
+            cell(found.accuracy, percent),
+            cell(method, method_words),
+            *_reached_cells(found),
+            *speed_cells(about, method, target),
+        ]
+        for target, meaning in results.TARGETS.items()
+        for method in about.methods
+        if (found := results.reached(about.rows(method), target)) is not None
     ]
+    spent = [Column(name, group="Spent until then") for name in _SPENT]
+    accuracy = Column(f"R-set, {about.record.chosen_on or 'test'}")
     return Table(
         "speed",
         "When each method came to a target",
-        [
-            *words("Target"),
-            Column(f"R-set, {subject.record.chosen_on or 'test'}"),
-            *words("Method"),
-            *spent,
-            *_SPEED,
-        ],
+        [*words("Target"), accuracy, *words("Method"), *spent, *_SPEED],
         rows,
         "Means over seeds, on one evaluation grid from round 0. Time includes a "
         "method's own work. A shorter learning-rate schedule alone brings a crossing "
         "forward; retrain short is the control for that.",
-        highlight=method_words(subject.tested or ""),
+        highlight=method_words(about.tested or ""),
     )
 
 
-def reached_cells(found: results.Reached | None) -> list[Cell]:
+def _reached_cells(found: results.Reached) -> list[Cell]:
     """Rounds, time, images and bytes until a target; seeds that were late are said."""
     made = [
-        cell(getattr(found, cost, None), written)
-        for cost, written in zip(results.COSTS, _SPENT, strict=True)
+        cell(getattr(found, cost), written)
+        for cost, written in zip(results.COSTS, _SPENT.values(), strict=True)
     ]
-    if found is not None and found.rounds is None:
+    if found.rounds is None:
         made[0] = cell(None, "not reached")
-    elif found is not None and found.late:
+    elif found.late:
         late = f"{made[0].text} ({found.late} of {found.seeds} not reached)"
         made[0] = made[0]._replace(text=late)
     return made
@@ -377,46 +361,40 @@ def reached_cells(found: results.Reached | None) -> list[Cell]:
 # The audit.
 
 
-def audit_table(subject: Subject, *, headline: bool) -> Table:
+def audit_table(about: Subject, *, headline: bool) -> Table:
     """The headline: differences from retraining. Otherwise the rows that describe."""
-    audit = subject.audit
-    name, title, rows = "audit", "Differences from retraining", []
-    if not headline:
-        name, title = "audit_further", "Further measures, which describe"
-    models = judged_models(audit, subject.tested) if audit else []
+    audit, rows = about.audit, []
+    models = judged_models(audit, about.tested) if audit else []
     own, others = models[:1], models[1:]
     for row in audit.rows if audit else ():
-        if row.headline != headline:
-            continue
-        judged = [cell(None), cell(None), cell("")]
-        if own and own[0] in row.models:
-            judged = difference_cells(row, own[0])
-        rows.append(
-            [
-                cell(row.name, measure_words),
-                retrained_cell(row),
-                *(judged if headline else judged[:1]),
-                *(value_cell(row, model, headline) for model in others),
-            ]
-        )
-    ours = words("Verdict") if headline else []
-    difference = [Column("Difference")] if headline else []
+        if row.headline == headline:
+            judged = [cell for model in own for cell in difference_cells(row, model)]
+            rows.append(
+                [
+                    cell(row.name, measure_words),
+                    retrained_cell(row),
+                    *(judged if headline else judged[:1]),
+                    *(value_cell(row, model, headline) for model in others),
+                ]
+            )
+    difference = [Column("Difference"), *words("Verdict")] if own and headline else []
+    columns = [Column(formats.in_words(model)) for model in models]
+    note = (
+        f"Difference: mean minus retraining's mean, with its {confidence(audit)} "
+        "interval. Equivalent: the whole interval lies within the margin."
+    )
     return Table(
-        name,
-        title,
+        "audit" if headline else "audit_further",
+        "Differences from retraining" if headline else "Measures that describe",
         [
             *words("Measure"),
             Column("Retrained"),
-            *(Column(formats.in_words(model)) for model in own),
+            *columns[:1],
             *difference,
-            *ours,
-            *(Column(formats.in_words(model)) for model in others),
+            *columns[1:],
         ],
         rows,
-        f"Difference: mean minus retraining's mean, with its {confidence(audit)} "
-        "interval. Equivalent: the whole interval lies within the margin."
-        if audit and headline
-        else "",
+        note if headline else "",
     )
 
 
@@ -430,19 +408,17 @@ def judged_models(audit: Audit, tested: str | None) -> list[str]:
     names = dict.fromkeys(
         [*audit.candidates, *(n for r in audit.rows for n in r.models)]
     )
-    order = {"under test": 0, "baseline": 1, "control": 2, "before forgetting": 3}
+    order = ["under test", "baseline", "gold standard", "control", "before forgetting"]
     kept = [name for name in names if name != "random_init"]
-    return sorted(kept, key=lambda name: order.get(roles.role(name, tested), 1))
+    return sorted(kept, key=lambda name: order.index(subject.role(name, tested)))
 
 
 def difference_cells(row: Row, model: str) -> list[Cell]:
     """A model's value, its difference with the interval, and the verdict."""
-    judged = row.models[model]
-    if judged.difference is None:
-        return [cell(judged.mean, value_writer(row)), cell(None), verdict_cell("")]
+    judged = row.models.get(model, Judged([]))
     return [
         cell(judged.mean, value_writer(row)),
-        cell(judged.difference, difference_text(row, judged)),
+        cell(judged.difference, lambda _: difference_text(row, judged)),
         verdict_cell(row.verdict(model)),
     ]
 
@@ -450,8 +426,8 @@ def difference_cells(row: Row, model: str) -> list[Cell]:
 def difference_text(row: Row, judged: Judged) -> str:
     """Writes `+1.2 [−0.4, +2.8]`; of fractions in points."""
     scale, written = (100, "{:+.1f}") if row.unit == "fraction" else (1, "{:+.3g}")
-    values = (judged.difference, judged.low, judged.high)
-    parts = [written.format(scale * value) for value in values if value is not None]
+    values = results.known((judged.difference, judged.low, judged.high))
+    parts = [written.format(scale * value) for value in values]
     text = f"{parts[0]} [{', '.join(parts[1:])}]" if len(parts) == 3 else parts[0]
     return text.replace("-", "\N{MINUS SIGN}")
 
@@ -479,8 +455,7 @@ def retrained_cell(row: Row) -> Cell:
 
 def measure_words(name: str) -> str:
     """Names a measure in words: `U-set accuracy`."""
-    text = " ".join(_SPELLING.get(part, part) for part in name.split("_"))
-    return text[:1].upper() + text[1:]
+    return formats.capital(" ".join(_SPELLING.get(p, p) for p in name.split("_")))
 
 
 _SPELLING = {"u": "U-set", "r": "R-set", "auc": "AUC", "tpr": "TPR", "kl": "KL"}
@@ -491,60 +466,44 @@ _SPELLING |= {"cka": "CKA", "jensen": "Jensen", "shannon": "Shannon"}
 
 
 def stages_table(record: RunRecord) -> Table:
-    """Every model on the way: the paper's Tables 2 and 3 are made of these."""
+    """Every model on the way, and its accuracy on each class."""
+    number = max((len(stage.per_class) for stage in record.stages), default=0)
     rows = [
         [
             cell(stage.method, formats.in_words),
             cell(stage.stage, formats.in_words),
             cell(stage.u_accuracy, percent),
             cell(stage.r_accuracy, percent),
+            *(cell(value, percent) for value in stage.per_class or [None] * number),
         ]
         for stage in record.stages
     ]
-    columns = [*words("Unit", "Stage"), Column("U-set"), Column("R-set")]
-    return Table("stages", "Accuracy, model by model", columns, rows)
-
-
-def class_table(record: RunRecord) -> Table:
-    """The accuracy of each class in each stage."""
-    stages = [stage for stage in record.stages if stage.per_class]
-    rows = [
-        [
-            cell(results.class_label(record, n)),
-            *(cell(value, percent) for value in values),
-        ]
-        for n, values in enumerate(zip(*(s.per_class for s in stages), strict=False))
-    ]
-    titles = [stage_title(stage) for stage in stages]
-    columns = [*words("Class"), *map(Column, titles)]
-    return Table("classes", "Accuracy of each class, model by model", columns, rows)
-
-
-def stage_title(stage: StageRow) -> str:
-    """Names a stage: `raw`, `class pruning, pruned 9`, `retrain`."""
-    method, step = formats.in_words(stage.method), formats.in_words(stage.stage)
-    return f"{method}, {step}" if stage.stage.startswith("pruned") else method
+    classes = [results.class_label(record, n) for n in range(number)]
+    columns = [*words("Unit", "Stage"), *map(Column, ("U-set", "R-set", *classes))]
+    return Table("stages", "Accuracy of every model on every class", columns, rows)
 
 
 def layers_table(record: RunRecord, unit: str, cuts: Sequence[CutRow]) -> Table:
     """Every layer's width, parameters and cost before and after each cut."""
-    sizes = {"channels": "Channels", "parameters": "Parameters", "flops": "FLOPs"}
-    moments = ("before", "after")
+    sizes = [
+        (title, size, when)
+        for title, size in zip(_SIZES, ("channels", "parameters", "flops"), strict=True)
+        for when in ("before", "after")
+    ]
     rows = [
         [
             cell(results.class_label(record, cut.class_id)),
             cell(row.layer),
             *(
-                cell(getattr(row, f"{size}_{when}"), formats.number)
-                for size in sizes
-                for when in moments
+                cell(getattr(row, f"{n}_{when}"), formats.number)
+                for _, n, when in sizes
             ),
             cell(row.spared),
         ]
         for cut in cuts
         for row in cut.layers
     ]
-    columns = [Column(w, group=title) for title in sizes.values() for w in moments]
+    columns = [Column(when, group=title) for title, _, when in sizes]
     return Table(
         "layers",
         f"Every layer before and after the cut ({formats.in_words(unit)})",
@@ -555,6 +514,9 @@ def layers_table(record: RunRecord, unit: str, cuts: Sequence[CutRow]) -> Table:
     )
 
 
+_SIZES = ("Channels", "Parameters", "FLOPs")
+
+
 def units_table(clocks: Mapping[str, PhaseClock]) -> Table:
     """Where the time of a run went: every unit that finished."""
     rows = [
@@ -562,8 +524,8 @@ def units_table(clocks: Mapping[str, PhaseClock]) -> Table:
         for name, clock in clocks.items()
         if clock.unit is not None
     ]
-    note = "Each unit in its last start."
     columns = [*words("Unit"), Column("Time")]
+    note = "Each unit in its last start."
     return Table("units", "Where the time went", columns, rows, note)
 
 
@@ -583,8 +545,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _value_cell(value: Any) -> Cell:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return cell(value, "{:g}".format if isinstance(value, float) else str)
+    if isinstance(value, float):
+        return cell(value, "{:g}".format)
     if isinstance(value, list | tuple):
-        value = ", ".join(map(str, value)) or "(none)"
-    return cell("(none)" if value == {} else str(value)[:300])
+        value = ", ".join(map(str, value))
+    return cell("(none)" if value in ("", {}) else str(value)[:300])

@@ -255,13 +255,13 @@ def _show(this: Experiment, record: RunRecord | None) -> RunRecord | None:
     workdir = this.store.workdir
     if record is None and (workdir / "results.json").exists():
         record = results.read_run(workdir).record
-    if record is not None and record.methods:
-        # The audit may be of an earlier start of this run.
-        table, summary = reporting.closing(workdir)
-        this.progress.note(table)
-        this.progress.prose(f"\n{summary}")
-    if "report" in configuration.phases(this.config):
-        this.progress.note(f"Report: {reporting.build(workdir)}")
-    else:
-        this.progress.note(f"Written: {workdir}")
+    wanted = "report" in configuration.phases(this.config)
+    written = reporting.build(workdir) if wanted else workdir
+    if record is None or not record.methods:
+        this.progress.note(f"Written: {written}")
+        return record
+    # The audit may be of an earlier start of this run.
+    table, lines = reporting.closing(workdir, written)
+    this.progress.note(table)
+    this.progress.note(f"\n{lines}")
     return record

@@ -86,11 +86,6 @@ class Progress:
             # As `Text`, because rich would read square brackets as markup.
             self._console.print(rich.text.Text(text))
 
-    def prose(self, text: str) -> None:
-        """Shows sentences, broken into lines at words."""
-        if not self._off:
-            self._console.print(rich.text.Text(text), soft_wrap=False)
-
     @contextlib.contextmanager
     def phase(
         self, name: str, rounds: int, *, first_round: int = 0

@@ -16,7 +16,7 @@ from fuprune import results
 from fuprune.federated.objective import Objective
 from fuprune.federated.train import FitResult, Record
 from fuprune.files import write_whole
-from fuprune.report.roles import tested_among
+from fuprune.report.subject import tested_among
 from fuprune.results import (
     CutRow,
     FeatureMapsRow,

@@ -9,7 +9,7 @@ import pytest
 from fuprune import results
 from fuprune.audit import reading
 from fuprune.errors import InputError
-from fuprune.report import build, closing, roles, show
+from fuprune.report import build, closing, show, subject
 from fuprune.report import page as page_module
 from fuprune.report.__main__ import main
 from fuprune.surgery.plan import PrunePlan
@@ -23,8 +23,8 @@ QUESTIONS = [
     "What was cut?",
 ]
 FIGURES = {
-    *("class_accuracy", "pictures", "answers", "price", "audit"),
-    *("relearning", "scores", "shape", "feature_maps"),
+    *("class_accuracy", "pictures", "price", "audit_values"),
+    *("scores", "shape", "feature_maps"),
 }
 
 
@@ -44,7 +44,9 @@ def test_the_page_asks_the_four_questions_and_draws_every_figure(html):
     page = Page(html)
     headings = re.findall("<h2>(.*?)</h2>", html)
     assert [one for one in headings if one in QUESTIONS] == QUESTIONS
-    assert html.count("<svg ") == len(FIGURES) and html.count('role="img"') == 9
+    assert html.count("<svg ") == len(FIGURES) and html.count('role="img"') == len(
+        FIGURES
+    )
     assert page.all("script") == [] and "default-src 'none'" in html
     assert all(link["href"].endswith(".pdf") for link in page.all("a"))
 
@@ -57,7 +59,7 @@ def test_closed_it_is_short(html):
 def test_figures_and_tables_are_files_that_can_be_read(run):
     names = {path.name for path in (run / "report").iterdir()}
     assert {f"{n}.{kind}" for n in FIGURES for kind in ("svg", "pdf")} <= names
-    tables = ("methods", "audit", "seeds", "classes", "layers", "settings", "price")
+    tables = ("methods", "audit", "seeds", "stages", "layers", "settings", "price")
     assert {f"{name}.csv" for name in tables} <= names
     for svg in (run / "report").glob("*.svg"):
         Page(svg.read_text().split("?>", 1)[1])
@@ -87,17 +89,16 @@ def test_a_rebuilt_report_leaves_nothing_of_the_one_before(tmp_path):
     (directory / "feature_maps.npz").unlink()
     build(directory)
     names = {path.name for path in (directory / "report").iterdir()}
-    assert (
-        not {"audit.csv", "audit_values.csv", "audit.pdf", "feature_maps.svg"} & names
-    )
+    gone = {"audit.csv", "audit_values.csv", "audit_values.pdf", "feature_maps.svg"}
+    assert not gone & names
     assert {"mine.txt", "methods.csv", "report.md"} <= names
 
 
 def without_figures(directory):
     """The page of a run, quickly."""
-    subject = roles.subject_of(results.read_run(directory, reading.read))
-    made = page_module._tables(subject)
-    return page_module.render("page.html", **page_module._content(subject, [], made))
+    about = subject.subject_of(results.read_run(directory, reading.read))
+    made = page_module._tables(about)
+    return page_module.render("page.html", **page_module._content(about, [], made))
 
 
 @pytest.mark.parametrize("name", ["results.json", "audit.json", "metrics.jsonl"])
@@ -191,10 +192,10 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
 def test_every_published_run_has_a_report_of_its_own(repository):
     for path in sorted((repository / "results").glob("*/results.json")):
         run = results.read_run(path.parent, reading.read)
-        subject = roles.subject_of(run)
-        made = {table.name: table for table in page_module._tables(subject)}
-        assert page_module._heading(subject)
-        assert ("methods" in made) == bool(subject.methods), path
+        about = subject.subject_of(run)
+        made = {table.name: table for table in page_module._tables(about)}
+        assert page_module._heading(about)
+        assert ("methods" in made) == bool(about.methods), path
 
 
 def test_the_command_line_rebuilds_and_refuses_in_one_line(run, tmp_path, capsys):
@@ -204,11 +205,12 @@ def test_the_command_line_rebuilds_and_refuses_in_one_line(run, tmp_path, capsys
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_the_terminal_gets_the_methods_and_one_line_per_question(run):
-    table, said = closing(run)
-    assert "class pruning" in table and "Speed-up" in table
-    assert [line.split("?")[0] for line in said.splitlines()][1:] == [
-        *("Gone", "At what price", "How sure", "What next"),
+def test_the_terminal_gets_the_methods_and_six_lines(run):
+    table, said = closing(run, "runs/mine/report/report.html")
+    assert "class pruning" in table
+    assert max(map(len, table.splitlines())) <= 115
+    assert [line.split()[0] for line in said.splitlines()] == [
+        *("Gone?", "At", "The", "And", "Written:", "What"),
     ]
 
 

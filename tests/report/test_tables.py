@@ -6,7 +6,7 @@ import io
 import pytest
 
 from fuprune import results
-from fuprune.report import formats, roles, tables
+from fuprune.report import formats, subject, tables
 from fuprune.report.page import render
 from fuprune.report.tables import Column, Table, cell, words
 from tests.report.fixture import make_audit, make_record, make_run, method_row, replace
@@ -58,8 +58,8 @@ def column(table, title):
 
 
 def test_methods_are_means_over_seeds_with_controls_and_verdicts():
-    subject = roles.subject_of(make_run(audit=make_audit()))
-    table = tables.methods_table(subject)
+    about = subject.subject_of(make_run(audit=make_audit()))
+    table = tables.methods_table(about)
     assert [row[0].text for row in table.rows][:2] == ["class pruning", "retrain"]
     assert column(table, "Accuracy R-set")["retrain"].text == "86.2 ± 0.4%"
     assert column(table, "Role")["mask logit"].text == "control"
@@ -79,21 +79,21 @@ def test_every_seed_is_listed_with_why_it_stopped():
     record = make_record()
     stopped = method_row("fisher", u=None, r=None, error="it diverged")
     record = replace(record, methods=[*record.methods, stopped])
-    table = tables.seeds_table(roles.subject_of(make_run(record)))
+    table = tables.seeds_table(subject.subject_of(make_run(record)))
     assert len(table.rows) == len(record.methods)
     assert column(table, "Stopped")["fisher"].text == "it diverged"
 
 
 def test_targets_say_who_did_not_come_there():
-    table = tables.speed_table(roles.subject_of(make_run()))
+    table = tables.speed_table(subject.subject_of(make_run()))
     texts = {row[2].text: [one.text for one in row] for row in table.rows}
     assert "not reached" in texts["mask logit"]
     assert texts["retrain"][0] == results.TARGETS["retrained"]
 
 
 def test_the_audit_has_differences_with_intervals():
-    subject = roles.subject_of(make_run(audit=make_audit()))
-    table = tables.audit_table(subject, headline=True)
+    about = subject.subject_of(make_run(audit=make_audit()))
+    table = tables.audit_table(about, headline=True)
     assert [row[0].text for row in table.rows] == [
         "U-set accuracy",
         "Probe AUC",
@@ -102,7 +102,7 @@ def test_the_audit_has_differences_with_intervals():
     assert column(table, "Difference")["Probe AUC"].text == "+0.0 [−10.0, +10.0]"
     assert column(table, "Verdict")["Relearn area"].text == "no power here"
     assert column(table, "mask logit")["Probe AUC"] == ("50.0%", 0.5, "bad")
-    further = tables.audit_table(subject, headline=False)
+    further = tables.audit_table(about, headline=False)
     assert [row[0].text for row in further.rows] == ["Threshold AUC"]
 
 

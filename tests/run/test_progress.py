@@ -69,13 +69,6 @@ def test_steps_are_plain_lines_elsewhere():
     assert stream.getvalue() == "audit: accuracy\n"
 
 
-def test_prose_is_broken_at_words():
-    stream = io.StringIO()
-    progress.Progress(stream=stream).prose("a long word " * 20)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) > 1 and max(map(len, lines)) <= 80
-
-
 def test_first_rounds_give_the_time_of_the_whole_run():
     text = run_phase(io.StringIO(), rounds=10, seconds=36.0, whole_run_rounds=104)
     said = [line for line in text.splitlines() if "take about" in line]

@@ -1,25 +1,24 @@
-"""The part each model plays in a run: under test, gold standard, control, baseline."""
+"""What a report is about: a run, and the part that each of its models plays."""
 
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from fuprune import results
 from fuprune.audit.record import Audit
 from fuprune.report import formats
-from fuprune.results import MethodRow, Run, RunRecord, StageRow
+from fuprune.results import RAW, RETRAIN, MethodRow, Run, RunRecord, StageRow
 from fuprune.unlearning.methods import METHODS
 
-RETRAIN, RAW = results.RETRAIN, results.RAW
 PREFERRED = "class_pruning"
 # A class counts as gone from the answers up to this share above retraining's.
 GONE = 0.02
 # Below this accuracy on what remains, by number of classes, a raw model knows little.
 _WEAK, _WEAK_MANY, _MANY = 0.6, 0.3, 20
+_ORDER = ["before forgetting", "under test", "gold standard", "baseline", "control"]
 
 
 class Subject(NamedTuple):
-    """What a report is about: a run, its audit, and the method under test."""
+    """A run, its audit, and the method under test."""
 
     run: Run
     record: RunRecord
@@ -38,6 +37,12 @@ class Subject(NamedTuple):
     def raw(self) -> StageRow | None:
         """The model before anything was forgotten."""
         return results.raw_stage(self.record)
+
+    def final_stage(self, method: str | None) -> StageRow | None:
+        """The last model of a method's first finished seed."""
+        unit = next((row.name for row in self.rows(method)), "")
+        stages = [stage for stage in self.record.stages if stage.method == unit]
+        return stages[-1] if stages else None
 
     @property
     def methods(self) -> list[str]:
@@ -75,20 +80,18 @@ class Subject(NamedTuple):
 
     def is_undertrained(self) -> bool:
         """Whether the raw model knew too little for forgetting to be seen."""
-        found = self.raw.r_accuracy if self.raw else None
-        if found is None:
+        if self.raw is None or self.raw.r_accuracy is None:
             return False
-        classes = len(self.raw.per_class) if self.raw else 0
-        weak = _WEAK if classes <= _MANY else _WEAK_MANY
-        return found < weak or found < (self.mean(RETRAIN, "r_accuracy") or 0.0) - 0.1
+        weak = _WEAK if len(self.raw.per_class) <= _MANY else _WEAK_MANY
+        retrained = self.mean(RETRAIN, "r_accuracy") or 0.0
+        return self.raw.r_accuracy < max(weak, retrained - 0.1)
 
 
 def subject_of(run: Run) -> Subject:
     """What the report of a run is about."""
-    audit: Audit | None = run.audit
     names = [row.method for row in run.record.methods]
-    tested = tested_among([*(audit.candidates if audit else ()), *names])
-    return Subject(run, run.record, audit, tested)
+    tested = tested_among([*(run.audit.candidates if run.audit else ()), *names])
+    return Subject(run, run.record, run.audit, tested)
 
 
 def tested_among(names: Iterable[str]) -> str | None:
@@ -98,11 +101,6 @@ def tested_among(names: Iterable[str]) -> str | None:
     return next(iter(preferred or others), None)
 
 
-def family(name: str) -> str:
-    """Strips the number of a further seed: `retrain_seed2` is a `retrain`."""
-    return re.sub(r"_seed\d+$", "", name)
-
-
 def control(method: str) -> str:
     """What a control does, in one phrase; "" for a method that is none."""
     return METHODS[method].control if method in METHODS else ""
@@ -110,42 +108,25 @@ def control(method: str) -> str:
 
 def warning(method: str) -> str:
     """What must stand beside the numbers of a method, wherever they stand."""
-    known = METHODS.get(family(method))
-    trains = known is not None and known.trains_on_forgotten
+    trains = method in METHODS and METHODS[method].trains_on_forgotten
     return "trains on the forgotten images" if trains else ""
 
 
 def role(name: str, tested: str | None) -> str:
     """What a model stands for in the comparison, in words."""
-    if name == RAW:
-        return "before forgetting"
-    if name == RETRAIN:
-        return "gold standard"
-    if name == tested:
-        return "under test"
-    return "control" if control(name) else "baseline"
-
-
-_ORDER = ["before forgetting", "under test", "gold standard", "baseline", "control"]
-
-
-def final_stage(record: RunRecord, method: str | None) -> StageRow | None:
-    """The last model of a method's first finished seed."""
-    unit = next((row.name for row in results.rows_of(record, method)), None)
-    stages = [stage for stage in record.stages if stage.method == unit]
-    return stages[-1] if stages and unit else None
+    fixed = {RAW: _ORDER[0], RETRAIN: _ORDER[2], tested: _ORDER[1]}
+    return fixed.get(name) or _ORDER[4 if control(name) else 3]
 
 
 def setting_in_use(record: RunRecord, key: str):
     """A setting of a run; None also if nothing that the run did depends on it."""
-    names = (row.method for row in record.methods)
-    known = [METHODS[name] for name in names if name in METHODS]
+    known = [METHODS[row.method] for row in record.methods if row.method in METHODS]
     unused = {
         "partition.bias": results.setting(record, "partition.kind") != "bias",
         "train.local": results.setting(record, "train.algorithm") != "fed_avg",
         "prune.": known and all("prune" not in one.sections for one in known),
     }
-    if any(key.startswith(start) for start in unused if unused[start]):
+    if any(key.startswith(start) for start, holds in unused.items() if holds):
         return None
     return results.setting(record, key)
 
@@ -164,6 +145,5 @@ def forgotten(record: RunRecord) -> str:
 def title(record: RunRecord) -> str:
     """Names a run: `Forgetting class 9: resnet20 on cifar10`."""
     names = (results.model_name(record), record.dataset)
-    subject = " on ".join(name for name in names if name)
-    named = f"Forgetting {forgotten(record)}"
-    return f"{named}: {subject}" if subject else named
+    where = " on ".join(name for name in names if name)
+    return f"Forgetting {forgotten(record)}" + (f": {where}" if where else "")
