@@ -2,14 +2,14 @@
 
 Both are single files of plain data. A safetensors file carries the spec that rebuilds
 the model, widths included, and is checked against it when read; a StableHLO file is a
-compiled-anywhere function from images to logits with any batch size. A network that
-nothing can rebuild, because its code is not ours and no factory was named, is saved
-with its own programs beside its weights: the spec says which of the two it is.
+compiled-anywhere function from images to logits with any batch size.
 """
 
 import functools
+import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,56 +20,36 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from flax import traverse_util
+from jax import export
 
 from fuprune.errors import InputError, MissingFileError
 from fuprune.files import write_whole
 from fuprune.models.adapt import adapt, own_variables
 from fuprune.models.brought import Factory
-from fuprune.models.exported import (
-    ExportedNetwork,
-    any_images,
-    export_network,
-    read_program,
-    write_program,
-)
 from fuprune.surgery import rebuild
 
 Variables = Mapping[str, Any]
 
 FORMAT = "fuprune-model-1"
-# Where the programs of a network are, among the arrays of its file.
-_PROGRAMS = {"evaluation": "program/evaluation", "training": "program/training"}
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# The check that a batch has the shape it should: the only call in our own exports.
+_KNOWN_CALLS = ("@shape_assertion(",)
 
 
-def save_safetensors(
-    path: str | os.PathLike,
-    model: Any,
-    variables: Variables,
-    *,
-    input_shape: tuple[int, int, int] | None = None,
-) -> None:
+def save_safetensors(path: str | os.PathLike, model: Any, variables: Variables) -> None:
     """Writes a model to one safetensors file.
 
     Args:
       path: the file; it is replaced whole or not at all.
-      model: a model of the zoo or one that `bring` made, compacted or not. Any other
-        network is saved as programs of its evaluation and training
-        (`models.exported`), which needs the extra `export`.
-      variables: its "params" and "batch_stats"; of an NNX module None, for those it
-        holds. Names in the file are their paths, as in `params/stem/conv/kernel`.
-      input_shape: (H, W, C) of one image, for a network that does not say it.
+      model: a model of the zoo or one that `bring` made, compacted or not.
+      variables: its "params" and "batch_stats"; for an NNX module None, meaning those
+        it holds. Names in the file are their paths, as in `params/stem/conv/kernel`.
+
+    Raises:
+      InputError: no factory is known that makes the network again.
     """
     variables = own_variables(model, variables)
-    programs: dict[str, np.ndarray] = {}
-    if rebuild.is_known(model):
-        spec = rebuild.spec(model)
-    else:
-        model = _as_programs(model, variables, input_shape)
-        spec = {"program": _program_spec(model)}
-        for field, name in _PROGRAMS.items():
-            data = getattr(model, field)
-            if data is not None:
-                programs[name] = np.frombuffer(data, np.uint8)
+    spec = rebuild.spec(model)
     # Not `ascontiguousarray`, which makes an array [1] of a single number.
     flat = {
         name: np.asarray(value, order="C")
@@ -77,51 +57,8 @@ def save_safetensors(
     }
     _check_arrays(model, flat, "variables")
     metadata = {"format": FORMAT, "spec": json.dumps(spec)}
-    data = safetensors.numpy.save({**flat, **programs}, metadata=metadata)
+    data = safetensors.numpy.save(flat, metadata=metadata)
     write_whole(path, _with_sorted_header(data))
-
-
-def _as_programs(model, variables, input_shape) -> ExportedNetwork:
-    if isinstance(model, ExportedNetwork):
-        return model
-    network = adapt(model)
-    shape = _image_shape(network, input_shape, "save_safetensors")
-    return export_network(network, variables, shape)
-
-
-def _image_shape(network, given, function) -> tuple[int, ...]:
-    shape = given or getattr(network, "input_shape", None)
-    if shape is None:
-        raise InputError(
-            "the network does not say which images it takes; pass their shape: "
-            f"{function}(..., input_shape=(32, 32, 3))."
-        )
-    return tuple(shape)
-
-
-def _program_spec(network: ExportedNetwork) -> dict[str, Any]:
-    return {
-        "input_shape": list(network.input_shape),
-        "num_classes": network.num_classes,
-        "trains": network.training is not None,
-    }
-
-
-def _from_programs(stored, flat, path) -> ExportedNetwork:
-    """The network of a file with programs, which are taken out of `flat`."""
-    evaluation, training = (flat.pop(name, None) for name in _PROGRAMS.values())
-    if evaluation is None:
-        raise InputError(f"{path} lacks {_PROGRAMS['evaluation']}.")
-    network = ExportedNetwork(
-        evaluation.tobytes(), None if training is None else training.tobytes()
-    )
-    network.check(str(path))
-    if stored != _program_spec(network):
-        raise InputError(
-            f"{path} has the spec {str(stored)[:200]}, but its programs are "
-            f"{_program_spec(network)}."
-        )
-    return network
 
 
 def _with_sorted_header(data: bytes) -> bytes:
@@ -147,8 +84,7 @@ def load_safetensors(
     Every name, shape and type is checked against the spec in the file before use, and
     no Python code in the file is ever executed. A network that a user brought is
     rebuilt by its factory, which the caller gives: the file's word is not enough to
-    import it. Programs of a network can only compute, and are refused if they call
-    anything outside themselves.
+    import it.
 
     Args:
       path: the file.
@@ -177,10 +113,7 @@ def load_safetensors(
         spec = json.loads(metadata.get("spec", ""))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} has a spec that is not JSON: {error}.") from error
-    if isinstance(spec, dict) and "program" in spec:
-        model = _from_programs(spec["program"], flat, path)
-    else:
-        model = rebuild.from_spec(spec, factory=factory, conv=conv, dtype=dtype)
+    model = rebuild.from_spec(spec, factory=factory, conv=conv, dtype=dtype)
     _check_arrays(model, flat, str(path))
     arrays = {name: jnp.asarray(value) for name, value in flat.items()}
     return model, traverse_util.unflatten_dict(arrays, sep="/")
@@ -198,10 +131,7 @@ def _expected_arrays(model) -> dict[str, Any]:
 
 
 def _check_arrays(model, flat, where):
-    if isinstance(model, ExportedNetwork):
-        expected = _flatten(model.shapes())
-    else:
-        expected = _expected_arrays(model)
+    expected = _expected_arrays(model)
     for problem, names in (
         ("lacks", sorted(expected.keys() - flat.keys())),
         ("holds unexpected", sorted(flat.keys() - expected.keys())),
@@ -230,17 +160,25 @@ def export_stablehlo(
 
     The function takes float32 images [B, H, W, C], normalised, for any B, and returns
     float32 logits; it runs on CPU, CUDA, ROCm and TPU. Convolutions are XLA's own.
-    Arguments are those of `save_safetensors`.
+    `input_shape` is (H, W, C) of one image, for a network that does not say it.
     """
     variables, model = own_variables(model, variables), adapt(model)
     if hasattr(model, "wiring"):
         # A oneDNN call would tie the file to machines that have it.
         model = model.clone(conv="xla")
-    shape = _image_shape(model, input_shape, "export_stablehlo")
-    program = write_program(
-        lambda images: model.apply(variables, images), any_images(shape)
-    )
-    write_whole(path, program)
+    shape = input_shape or getattr(model, "input_shape", None)
+    if shape is None:
+        raise InputError(
+            "the network does not say which images it takes; pass their shape: "
+            "export_stablehlo(..., input_shape=(32, 32, 3))."
+        )
+    _require_flatbuffers()
+    (batch,) = export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, *shape), jnp.float32)
+    program = export.export(
+        jax.jit(lambda images: model.apply(variables, images)), platforms=_PLATFORMS
+    )(images)
+    write_whole(path, bytes(program.serialize()))
 
 
 def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
@@ -252,4 +190,26 @@ def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
     path = Path(path)
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}.")
-    return jax.jit(read_program(path.read_bytes(), str(path)).call)
+    _require_flatbuffers()
+    try:
+        program = export.deserialize(bytearray(path.read_bytes()))
+        text = program.mlir_module()
+    except Exception as error:  # The decoder promises no particular one.
+        raise InputError(
+            f"{path} is not a StableHLO export: {type(error).__name__}."
+        ) from error
+    for call in re.findall(r"custom_call\b[ \t]*(\S{0,80})", text):
+        if not call.startswith(_KNOWN_CALLS):
+            raise InputError(
+                f"{path} calls out of itself, to {call!r}; write it with "
+                "fuprune.export."
+            )
+    return jax.jit(program.call)
+
+
+def _require_flatbuffers() -> None:
+    """Refuses to go on without what serialises programs."""
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ImportError(
+            "StableHLO files need the package flatbuffers; install fuprune[export]."
+        )

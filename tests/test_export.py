@@ -3,12 +3,14 @@ import subprocess
 import sys
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
+import fuprune
 from fuprune import export, surgery
 from fuprune.models import zoo
 from fuprune.models.ensemble import Ensemble
@@ -36,7 +38,6 @@ def test_safetensors_gives_back_model_and_variables(tmp_path, name, norm):
 
 
 def test_an_ensemble_is_saved_as_what_it_is_made_of(tmp_path):
-    """Not as programs, which the CPU's own convolutions cannot be exported to."""
     member = zoo.create("resnet8", num_classes=4, input_shape=(6, 6, 1))
     images = np.zeros((1, 6, 6, 1), np.float32)
     ensemble = Ensemble(member, 2, "votes")
@@ -44,6 +45,28 @@ def test_an_ensemble_is_saved_as_what_it_is_made_of(tmp_path):
     export.save_safetensors(tmp_path / "m", ensemble, variables)
     loaded, found = export.load_safetensors(tmp_path / "m")
     assert loaded == ensemble
+    chex.assert_trees_all_equal(found, variables)
+
+
+def make_tempered(num_classes, input_shape):
+    """A network with a parameter that is one number."""
+
+    class Tempered(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool = False):
+            temperature = self.param("temperature", nn.initializers.ones, ())
+            return nn.Dense(num_classes)(x.mean((1, 2))) / temperature
+
+    return Tempered()
+
+
+def test_a_parameter_that_is_one_number_is_saved(tmp_path):
+    network = fuprune.bring(make_tempered, num_classes=4, input_shape=(6, 6, 1))
+    images = jnp.ones((3, 6, 6, 1))
+    variables = network.init(jax.random.key(0), images)
+    path = tmp_path / "model.safetensors"
+    export.save_safetensors(path, network, variables)
+    _, found = export.load_safetensors(path, factory=make_tempered)
     chex.assert_trees_all_equal(found, variables)
 
 

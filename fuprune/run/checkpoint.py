@@ -99,12 +99,10 @@ def restore(
     return (step, *(found or _read(directory, step, make_target)))
 
 
-def save_model(
-    path: str | os.PathLike, model: Any, variables: Any, **options: Any
-) -> None:
+def save_model(path: str | os.PathLike, model: Any, variables: Any) -> None:
     """Saves a model and its weights in the directory `path`, whole or not at all.
 
-    Only process 0 writes. `options` are those of `save_safetensors`.
+    Only process 0 writes.
 
     Raises:
       DiskFullError: if there is no room; a model saved there before stays.
@@ -112,7 +110,7 @@ def save_model(
     if jax.process_index() != 0:
         return
     with room_for(f"the model {path}"):
-        export.save_safetensors(Path(path) / MODEL_FILE, model, variables, **options)
+        export.save_safetensors(Path(path) / MODEL_FILE, model, variables)
 
 
 def model_file(path: str | os.PathLike) -> Path:

@@ -29,13 +29,6 @@ MAX_DEPTH = 8  # of specs inside each other
 MAX_MEMBERS = 1000  # of an ensemble
 
 
-def is_known(model: Any) -> bool:
-    """Whether `spec` can say what makes the model, or what it is cut from."""
-    while isinstance(model, CutNetwork | Ensemble):
-        model = model.member if isinstance(model, Ensemble) else model.base
-    return hasattr(model, "wiring") or isinstance(model, BroughtNetwork)
-
-
 def spec(model: Any) -> dict[str, Any]:
     """Returns what rebuilds a model with `from_spec`, fit for JSON.
 
@@ -67,8 +60,9 @@ def spec(model: Any) -> dict[str, Any]:
         return {"base": spec(model.base), "input_shape": shape, kind: cuts}
     raise InputError(
         f"model is a {type(getattr(model, 'module', model)).__name__}, and nothing "
-        "says how to make it again; make it with fuprune.bring(factory, "
-        "num_classes=..., input_shape=...)."
+        "says how to make it again; write a function of num_classes and input_shape "
+        "that returns it, and give fuprune.bring(that function, num_classes=..., "
+        "input_shape=...)."
     )
 
 

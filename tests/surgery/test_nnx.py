@@ -49,7 +49,7 @@ def test_a_slim_nnx_module_without_statistics_trains():
     np.testing.assert_allclose(small(images), masked(images), atol=1e-6)
 
 
-def test_a_slim_nnx_module_is_captured_cut_again_saved_and_exported(tmp_path):
+def test_a_slim_nnx_module_is_captured_cut_again_and_exported(tmp_path):
     images = jnp.asarray(IMAGES)
     plan = PrunePlan({"stem": np.array([0, 2, 5]), "blocks/0": np.array([1, 2])})
     small, _ = surgery.compact(networks.NNXNet(nnx.Rngs(0)), None, plan, example=images)
@@ -61,9 +61,8 @@ def test_a_slim_nnx_module_is_captured_cut_again_saved_and_exported(tmp_path):
     smaller, _ = surgery.compact(small, None, again, example=images)
     expected = smaller(images)
     np.testing.assert_allclose(expected, masked(images), atol=1e-6)
-    export.save_safetensors(tmp_path / "model.safetensors", smaller, None)
-    model, variables = export.load_safetensors(tmp_path / "model.safetensors")
-    np.testing.assert_allclose(model.apply(variables, images), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="is a SlimModule, and nothing says how"):
+        export.save_safetensors(tmp_path / "model.safetensors", smaller, None)
     export.export_stablehlo(smaller, None, tmp_path / "slim.stablehlo")
     loaded = export.load_stablehlo(tmp_path / "slim.stablehlo")
     np.testing.assert_allclose(loaded(images), expected, atol=1e-6)
