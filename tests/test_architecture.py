@@ -101,7 +101,9 @@ def test_only_flower_needs_flower():
 WITHOUT_EXTRAS = """
 import importlib, pkgutil, sys
 
-EXTRAS = "flwr grpc httpx cryptography dp_accounting datasets tensorboardX".split()
+EXTRAS = '''
+    flwr grpc httpx cryptography dp_accounting datasets tensorflow_datasets tensorboardX
+'''.split()
 
 class Absent:
     def find_spec(self, name, path=None, target=None):

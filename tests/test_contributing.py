@@ -88,7 +88,7 @@ def test_data_set_of_the_example_is_read_and_named(repository, tmp_path, monkeyp
     monkeypatch.setitem(KNOWN_SETS, "kannada_mnist", None)
     example(repository, tmp_path, "kannada.py")
     expected = tiny_sets.draw(5, (28, 28, 1))
-    tiny_sets.write_idx(tmp_path / "Kannada_MNIST", "train", expected)
+    tiny_sets.write_idx(tmp_path / "Kannada_MNIST", expected, expected)
     found = fuprune.load_dataset("kannada_mnist", split="train", data_dir=tmp_path)
     tiny_sets.assert_same(found, expected)
     assert fuprune.class_names("kannada_mnist")[9] == "ombattu"

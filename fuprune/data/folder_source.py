@@ -11,6 +11,7 @@ for pictures of different sizes is in `pictures`.
 
 import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -44,19 +45,12 @@ def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
                 f"{test_root / unknown[0]}: is a class that {train_root} does not have."
             )
         test = _pictures(test_root, names)
-    content = fingerprint(path)
-
-    def labelled(pictures):
-        files = [file for file, _ in pictures]
-        labels = np.array([label for _, label in pictures], np.int32)
-        return Pictures(files, files, labels, content)
-
     return read_pictures(
-        labelled(train),
-        None if test is None else labelled(test),
+        train,
+        test,
         size=size,
         class_names=names,
-        columns=_client_column(train_root, train),
+        columns=_client_column(train_root, train.sources),
         origin=path,
     )
 
@@ -72,7 +66,7 @@ def fingerprint(path: pathlib.Path) -> tuple:
             file = os.path.join(folder, name)
             # A link may lead nowhere; if it is a picture's, reading it says so.
             content = file_fingerprint(file) if os.path.exists(file) else ()
-            found.append((folder, name, *content))
+            found.append((folder, name, *content[1:]))
     # `os.walk` promises no order.
     return tuple(sorted(found))
 
@@ -91,9 +85,10 @@ def _class_directories(root: pathlib.Path) -> list[str]:
     return names
 
 
-def _pictures(root: pathlib.Path, names: list[str]) -> list[tuple[pathlib.Path, int]]:
-    """(file, label) of every picture, class by class, in the order of their paths."""
-    found = []
+def _pictures(root: pathlib.Path, names: list[str]) -> Pictures:
+    """Every picture, class by class, in the order of their paths."""
+    found: list[pathlib.Path] = []
+    labels: list[int] = []
     for label, name in enumerate(names):
         files = [
             file
@@ -101,20 +96,21 @@ def _pictures(root: pathlib.Path, names: list[str]) -> list[tuple[pathlib.Path, 
             for file in (root / name).glob(pattern)
             if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
         ]
-        found += [(file, label) for file in sorted(files)]
+        found += sorted(files)
+        labels += [label] * len(files)
     if not found:
         raise DamagedDataError(
             f"{root}: has no pictures in its classes' directories; known are files "
             f"that end in {', '.join(sorted(_SUFFIXES))}."
         )
-    return found
+    return Pictures(found, found, np.array(labels, np.int32))
 
 
 def _client_column(
-    root: pathlib.Path, pictures: list[tuple[pathlib.Path, int]]
+    root: pathlib.Path, files: Sequence[pathlib.Path]
 ) -> dict[str, np.ndarray]:
     """Whose each picture is, if every one lies in a client's directory."""
-    depths = {len(file.relative_to(root).parts) for file, _ in pictures}
+    depths = {len(file.relative_to(root).parts) for file in files}
     if depths == {2}:
         return {}
     if depths != {3}:
@@ -122,4 +118,4 @@ def _client_column(
             f"{root}: some pictures lie in a class's directory and some one level "
             "below, in a client's; put all at the same level."
         )
-    return {"client": np.array([file.parent.name for file, _ in pictures])}
+    return {"client": np.array([file.parent.name for file in files])}

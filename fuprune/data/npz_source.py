@@ -21,14 +21,13 @@ _NAMES = {
 }
 
 
-def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
-    """Reads and checks a set; its size has to be None, for arrays are not resized.
+def read(path: pathlib.Path) -> LabelledSet:
+    """Reads and checks a set.
 
     The .npz file has `train_images` [N, H, W(, C)] uint8 and `train_labels` [N]; it may
     have `test_images`, `test_labels`, `class_names` [U]; every other array of shape [N]
     is a column, such as `client`.
     """
-    assert size is None
     try:
         # Opened here, because NumPy leaves a damaged file open.
         with open(path, "rb") as file:

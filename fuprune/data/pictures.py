@@ -1,15 +1,9 @@
-"""Picture files of any size and kind as one array, decoded once if they are many.
+"""Picture files of any size and kind as one array.
 
 If all pictures have one size, they are kept as they are. Otherwise each is
 cut to the square in its middle and scaled (bilinearly) to S x S pixels; S is the
 shortest side of any training picture, or what the user asks for. Pictures stay grey if
 all of them are; otherwise all become RGB (transparency is dropped).
-
-A set of a few hundred pictures is decoded at every start. From `MANY` on, the decoded
-arrays are kept in the user's cache (`cache`), under a name made of the set's
-fingerprint and of the rule by which its pictures are fitted: a picture that comes, goes
-or changes makes another copy. A copy is mapped, so that the host holds the images it
-reads.
 """
 
 import contextlib
@@ -21,18 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuprune.data import cache
 from fuprune.data.dataset import (
     DamagedDataError,
-    Dataset,
     LabelledSet,
     checked_labels,
     from_arrays,
 )
 from fuprune.errors import first_line
-from fuprune.files import cache_folder
 
-MANY = 2_000  # pictures of a split
 _GREY = {"1", "L", "LA", "I;16", "I", "F"}
 _LOGGER = logging.getLogger(__name__)
 
@@ -52,7 +42,6 @@ class Pictures(NamedTuple):
     sources: Sequence[Any]  # a path or the bytes of each
     origins: Sequence[object]  # what an error names, for each
     labels: np.ndarray  # [N]
-    fingerprint: object  # changes when the set does; None keeps no copy
 
 
 def read_pictures(
@@ -81,15 +70,11 @@ def read_pictures(
             fit.width,
             fit.height,
         )
-    tested: dict[str, np.ndarray] = {}
-    images = _decode_split("train", train, fit)
-    if test is not None:
-        tested["test_images"] = _decode_split("test", test, fit)
-        tested["test_labels"] = test.labels
     return from_arrays(
-        images,
+        decode_all(train, fit),
         train.labels,
-        **tested,
+        test_images=None if test is None else decode_all(test, fit),
+        test_labels=None if test is None else test.labels,
         class_names=class_names,
         columns=columns,
         origin=origin,
@@ -101,31 +86,26 @@ def _with_checked_labels(pictures: Pictures, origin: str) -> Pictures:
     return pictures._replace(labels=checked_labels(labels, number, None, origin))
 
 
-def _decode_split(split: str, pictures: Pictures, fit: Fit) -> np.ndarray:
-    """All pictures of a split, [N, H, W, C] uint8."""
-    sources, origins, labels, fingerprint = pictures
-    folder = None
-    if len(sources) >= MANY and fingerprint is not None:
-        folder = cache_folder() / "pictures" / cache.digest((fingerprint, fit))
-        copy = cache.read(folder, split)
-        # A copy with other labels is not used.
-        if copy is not None and np.array_equal(copy.labels, labels):
-            return copy.images
-        _LOGGER.info("%d pictures (%s) are decoded, once.", len(sources), split)
-    _check_room(len(sources), fit, origins)
-    images = decode_all(sources, fit, origins)
-    if folder is not None:
-        cache.write(folder, split, Dataset(images, labels))
+def decode_all(pictures: Pictures, fit: Fit) -> np.ndarray:
+    """All pictures of a split as [N, H, W, C] uint8, in order."""
+    number = len(pictures.sources)
+    _check_room(number, fit, pictures.origins[0])
+    channels = 3 if fit.mode == "RGB" else 1
+    images = np.empty((number, fit.height, fit.width, channels), np.uint8)
+    for place, (source, origin) in enumerate(
+        zip(pictures.sources, pictures.origins, strict=True)
+    ):
+        images[place] = decode(source, fit, origin)
     return images
 
 
-def _check_room(number: int, fit: Fit, origins: Sequence[object]) -> None:
+def _check_room(number: int, fit: Fit, first: object) -> None:
     """Refuses what would not fit in memory, before the first picture is decoded."""
     needed = number * fit.height * fit.width * (3 if fit.mode == "RGB" else 1)
     free = free_memory()
     if free is not None and needed > free:
         raise DamagedDataError(
-            f"{origins[0]} and {number - 1} more pictures take {needed / 1e9:.1f} GB as"
+            f"{first} and {number - 1} more pictures take {needed / 1e9:.1f} GB as"
             f" {fit.width} x {fit.height} pixels, but {free / 1e9:.1f} GB are free;"
             " choose smaller ones, as in ?size=64."
         )
@@ -180,15 +160,6 @@ def decode(source: Any, fit: Fit, origin: object) -> np.ndarray:
             square = picture.crop((left, top, left + side, top + side))
             picture = square.resize((fit.width, fit.height), Image.Resampling.BILINEAR)
         return pixels(picture)
-
-
-def decode_all(sources: Sequence[Any], fit: Fit, origins: Sequence[object]):
-    """All pictures as [N, H, W, C] uint8, in order."""
-    channels = 3 if fit.mode == "RGB" else 1
-    images = np.empty((len(sources), fit.height, fit.width, channels), np.uint8)
-    for place, (source, origin) in enumerate(zip(sources, origins, strict=True)):
-        images[place] = decode(source, fit, origin)
-    return images
 
 
 def pixels(picture: Any) -> np.ndarray:

@@ -1,38 +1,49 @@
 """Where images come from: one `load` for every kind of source.
 
-A name without a scheme is one of the sets known by name (`named_sets`); `npz:PATH`,
-`folder:PATH` and `hf:NAME` are what people bring. What they bring is read and checked
-once; both splits, the class names and the columns come from that one reading.
+A name without a scheme is a set known by name: the embedded digits, a row of
+`known_sets`, or any image-classification set of TensorFlow Datasets. The disk is looked
+at first and the network is asked last. `npz:PATH`, `folder:PATH` and `hf:NAME` are what
+people bring. Whatever the source, a set is read and checked as a whole, once: both
+splits, the class names and the columns come from that one reading, and sets of many
+images leave a decoded copy in the user's cache.
 """
 
-import functools
+import difflib
+import hashlib
+import logging
 import os
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuprune.data import folder_source, hf_source, named_sets, npz_source
-from fuprune.data.cache import file_fingerprint
-from fuprune.data.dataset import Dataset, DataUnavailableError, LabelledSet
-from fuprune.errors import InputError
+from fuprune.data import cache, folder_source, hf_source, npz_source, tfds_source
+from fuprune.data import digits as digits_source
+from fuprune.data.dataset import (
+    Dataset,
+    DataUnavailableError,
+    LabelledSet,
+    from_arrays,
+)
+from fuprune.data.known_sets import KNOWN_SETS, KnownSet, find_known
+from fuprune.data.originals import FetchError, fetch, find
+from fuprune.errors import InputError, MissingPackageError
+from fuprune.files import cache_folder
+
+MANY = 2_000  # training images of a set whose decoded copy is kept
+_LOGGER = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_.+-]+)?(:\d+\.\d+\.\d+)?")
 
 
-class Scheme(NamedTuple):
-    """How a set behind `scheme:` is read."""
+class Source(NamedTuple):
+    """A set that was found and can be read."""
 
-    read: Callable[[Any, int | None], LabelledSet]  # (path or name, side or None)
-    fingerprint: Callable[[Any], Any]  # changes when the set does
-    is_path: bool  # what follows the colon must exist on disk
-
-
-SCHEMES = {
-    "npz": Scheme(npz_source.read, file_fingerprint, True),
-    "folder": Scheme(folder_source.read, folder_source.fingerprint, True),
-    # A name has no file whose date could tell: one reading serves the process.
-    "hf": Scheme(hf_source.read, lambda name: None, False),
-}
+    read: Callable[[], LabelledSet]
+    fingerprint: Any  # changes when the set does
+    origin: object
+    decodes: bool = True  # whether a copy is faster to read than the set
 
 
 def load(
@@ -45,8 +56,8 @@ def load(
         "npz:PATH", "folder:PATH" or "hf:NAME" (see `npz_source`, `folder_source` and
         `hf_source`), the last two with "?size=64" behind to set the images' side.
       split: "train" or "test".
-      data_dir: Where prepared sets lie; TFDS_DATA_DIR or ~/tensorflow_datasets if
-        not given. A relative PATH is looked up there, too.
+      data_dir: Where sets lie and are fetched to; TFDS_DATA_DIR or
+        ~/tensorflow_datasets if not given. A relative PATH is looked up there, too.
 
     Returns:
       images [N, H, W, C] uint8 and labels [N] int32.
@@ -54,14 +65,12 @@ def load(
     Raises:
       DamagedDataError: What was found is damaged; the line names it.
       DataUnavailableError: The set is not there; the message names the places looked
-        in and the ways out. It comes within 30 seconds.
+        in and the ways out.
     """
     if split not in ("train", "test"):
         raise InputError(f"split is {split!r}, but it must be 'train' or 'test'.")
-    own = _brought(name, data_dir)
-    if own is None:
-        return named_sets.load(name, split, data_dir)
-    return own.train if split == "train" else own.test
+    whole = read(name, data_dir)
+    return whole.train if split == "train" else whole.test
 
 
 load_dataset = load  # its name at the top level
@@ -71,8 +80,8 @@ def class_names(
     name: str, data_dir: str | os.PathLike | None = None
 ) -> tuple[str, ...]:
     """The names of the classes in label order; "0" to "U-1" where they have none."""
-    own = _brought(name, data_dir)
-    return named_sets.class_names(name, data_dir) if own is None else own.class_names
+    known = find_known(name) if isinstance(name, str) else None
+    return read(name, data_dir).class_names if known is None else known.class_names
 
 
 def num_classes(name: str, data_dir: str | os.PathLike | None = None) -> int:
@@ -94,8 +103,7 @@ def column(
     Returns:
       [N] strings or integers.
     """
-    own = _brought(name, data_dir)
-    columns = {} if own is None else own.columns
+    columns = read(name, data_dir).columns
     if key not in columns:
         raise DataUnavailableError(
             f"{name} has no column {key!r} that says whose an image is; its columns "
@@ -104,53 +112,175 @@ def column(
     return columns[key]
 
 
-def _brought(name: str, data_dir: str | os.PathLike | None) -> LabelledSet | None:
-    """The set behind a scheme, or None if the name has no scheme."""
-    if not isinstance(name, str) or name.partition(":")[0] not in SCHEMES:
-        return None
-    key, _, rest = name.partition(":")
-    scheme = SCHEMES[key]
+# The last two: a run reads one set, and a program may compare it with another.
+_REMEMBERED: dict[str, LabelledSet] = {}
+
+
+def read(name: str, data_dir: str | os.PathLike | None = None) -> LabelledSet:
+    """The whole set: remembered, or its decoded copy, or read where it was found."""
+    source = _find(name, data_dir)
+    content = repr(source.fingerprint).encode()
+    key = hashlib.sha256(content).hexdigest()[:24]
+    if key not in _REMEMBERED:
+        folder = cache_folder() / "decoded" / key
+        found = cache.read(folder) if source.decodes else None
+        if found is None:
+            _LOGGER.info("%s: read from %s.", name, source.origin)
+            found = source.read()
+            if source.decodes and len(found.train.labels) >= MANY:
+                cache.write(folder, found)
+        while len(_REMEMBERED) > 1:
+            _REMEMBERED.pop(next(iter(_REMEMBERED)))
+        _REMEMBERED[key] = found
+    return _REMEMBERED[key]
+
+
+def _find(name: str, data_dir: str | os.PathLike | None) -> Source:
+    scheme, colon, place = name.partition(":") if isinstance(name, str) else ("",) * 3
+    if scheme not in ("npz", "folder", "hf"):
+        return _find_named(name, data_dir)
     # Images in an array have a side already.
-    rest, size = _split_size(rest) if key != "npz" else (rest, None)
-    if not rest:
+    place, size = (place, None) if scheme == "npz" else _split_size(place)
+    if not place:
         raise InputError(f"The dataset is {name!r}, but nothing follows the colon.")
-    if scheme.is_path:
-        rest = _find(key, rest, data_dir)
-    return _read_once(key, rest, size, scheme.fingerprint(rest))
+    if scheme == "hf":
+        splits = hf_source.open_splits(place)
+        return Source(
+            lambda: hf_source.read(place, splits, size),
+            (scheme, place, size, hf_source.fingerprint(splits)),
+            name,
+        )
+    path = _find_path(scheme, place, data_dir)
+    if scheme == "npz":
+        fingerprint = cache.file_fingerprint(path)
+        return Source(lambda: npz_source.read(path), fingerprint, path, decodes=False)
+    return Source(
+        lambda: folder_source.read(path, size),
+        (scheme, str(path), size, folder_source.fingerprint(path)),
+        path,
+    )
 
 
-# Two: a run reads one set, and a program may compare it with another.
-@functools.lru_cache(maxsize=2)
-def _read_once(key: str, place: Any, size: int | None, fingerprint: Any) -> LabelledSet:
-    del fingerprint  # a part of the cache's key
-    return SCHEMES[key].read(place, size)
-
-
-def _split_size(rest: str) -> tuple[str, int | None]:
+def _split_size(place: str) -> tuple[str, int | None]:
     """`PATH?size=64` -> PATH, 64."""
-    place, question, size = rest.partition("?size=")
+    path, question, size = place.partition("?size=")
     if not question:
-        return rest, None
+        return place, None
     if not size.isdecimal() or not 1 <= int(size) <= 4096:
         raise InputError(
             f"The size of images is {size!r}, but ?size= takes a whole number of "
             "pixels from 1 to 4096."
         )
-    return place, int(size)
+    return path, int(size)
 
 
-def _find(key: str, rest: str, data_dir: str | os.PathLike | None) -> pathlib.Path:
+def _find_path(
+    scheme: str, place: str, data_dir: str | os.PathLike | None
+) -> pathlib.Path:
     """The file or directory that is meant, or an error that says where it is not."""
-    wanted = pathlib.Path(rest).expanduser()
-    places = [wanted]
-    if data_dir and not wanted.is_absolute():
-        places.append(pathlib.Path(data_dir).expanduser() / wanted)
-    for place in places:
-        if place.is_dir() if key == "folder" else place.is_file():
+    wanted = pathlib.Path(place).expanduser()
+    # An absolute path stays what it is behind another.
+    places = [wanted, pathlib.Path(data_dir or "").expanduser() / wanted]
+    for path in places:
+        if path.is_dir() if scheme == "folder" else path.is_file():
             # One spelling per file, so that two ways to write a path share a reading.
-            return place.resolve()
-    kind = "directory" if key == "folder" else "file"
-    looked = " or ".join(str(place.absolute()) for place in places)
+            return path.resolve()
+    kind = "directory" if scheme == "folder" else "file"
+    looked = " or ".join(str(path.absolute()) for path in dict.fromkeys(places))
     raise DataUnavailableError(
-        f"{key}:{rest} is unavailable: there is no {kind} {looked}."
+        f"{scheme}:{place} is unavailable: there is no {kind} {looked}."
     )
+
+
+def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
+    """A set known by name, by the first way that leads to it.
+
+    The ways in their order: its own files on disk; a directory prepared by TFDS; its
+    files fetched from their addresses; TFDS's own download and preparation.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(
+            f"The dataset is {name!r}, but a name as TFDS writes it is needed, such as "
+            "'cifar10', or 'digits', or npz:PATH, folder:PATH or hf:NAME."
+        )
+    if name == "digits":
+        return Source(digits_source.read, name, name, decodes=False)
+    # Of a named version only TFDS can say what it is.
+    known = KNOWN_SETS.get(name, KnownSet(()))
+    root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    root = pathlib.Path(os.path.abspath(os.path.expanduser(root)))
+    looked = []
+
+    def originals(route, files):
+        return Source(
+            lambda: from_arrays(
+                **route.read(files), class_names=known.class_names, origin=files[0]
+            ),
+            [cache.file_fingerprint(file) for file in files],
+            files[0],
+        )
+
+    def prepared() -> Source | None:
+        directory = tfds_source.find_prepared(name, root)
+        if directory is None:
+            return None
+        files = sorted(path for path in directory.iterdir() if path.is_file())
+        return Source(
+            lambda: tfds_source.read_prepared(directory),
+            [cache.file_fingerprint(file) for file in files],
+            directory,
+        )
+
+    bases = (root, root / "downloads" / "manual", root / "downloads")
+    for route in known.routes:
+        folders = [base / folder for base in bases for folder in (name, *route.folders)]
+        # Files of several sets have the same names: they are taken from the directory
+        # itself only if it was given for this very set.
+        files = find(route, [*folders, *([root] if data_dir else [])])
+        if files is not None:
+            return originals(route, files)
+        looked.append(f"{root}, for {', '.join(route.files)}")
+    looked.append(f"{root / name.partition(':')[0]} (prepared by TFDS)")
+    if (source := prepared()) is not None:
+        return source
+    for route in known.routes:
+        if not route.address:
+            continue
+        _LOGGER.info("%s: fetched from %s.", name, route.address)
+        try:
+            return originals(route, fetch(route, root / "downloads" / name))
+        except FetchError as error:
+            looked.append(f"{route.address}: {error}")
+    if not known.routes:
+        try:
+            tfds_source.prepare(name, root)
+        except (DataUnavailableError, MissingPackageError) as error:
+            looked.append(str(error))
+        # Another process may have prepared it, which made this one fail.
+        if (source := prepared()) is not None:
+            return source
+    raise DataUnavailableError(_unavailable(name, known, root, looked))
+
+
+def _unavailable(
+    name: str, known: KnownSet, root: pathlib.Path, looked: list[str]
+) -> str:
+    ways = []
+    close = difflib.get_close_matches(name, KNOWN_SETS)
+    if close and not known.class_names:
+        ways.append(f"did you mean {' or '.join(close)}?")
+    if pathlib.Path(name).is_dir():
+        ways.append(f"did you mean folder:{name}, which is a directory here?")
+    ways.append(
+        "where there is a network, load it once with data_dir=DIR (--config.data.dir), "
+        "and copy DIR here"
+    )
+    if known.routes:
+        files = " or ".join(", ".join(route.files) for route in known.routes)
+        ways.append(f"put {files} into {root / name}")
+    ways.append("give a directory with the set prepared by TFDS as data_dir")
+    ways.append("try with the embedded set 'digits', which needs nothing")
+    lines = [f"{name} is unavailable here. Looked in:"]
+    lines += [f"  - {place}" for place in looked]
+    lines += ["Ways out:"] + [f"  - {way}" for way in ways]
+    return "\n".join(lines)

@@ -5,20 +5,21 @@ or TFRecord, and are decoded with Pillow. A set that TFDS has to prepare first i
 to its builder, which may ask for TensorFlow.
 """
 
-import contextlib
-import difflib
 import logging
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from fuprune.data.dataset import DamagedDataError, Dataset, DataUnavailableError
+from fuprune.data.dataset import (
+    DamagedDataError,
+    DataUnavailableError,
+    LabelledSet,
+)
 from fuprune.data.pictures import Pictures, read_pictures
-from fuprune.errors import InputError, first_line
+from fuprune.errors import InputError, MissingPackageError, first_line, from_extra
 
 _LOGGER = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -58,7 +59,7 @@ def _versions(root: pathlib.Path, wanted: str) -> list[pathlib.Path]:
     return sorted(found, key=lambda child: tuple(map(int, child.name.split("."))))
 
 
-def read_prepared(directory: pathlib.Path) -> dict[str, Dataset]:
+def read_prepared(directory: pathlib.Path) -> LabelledSet:
     """Reads both splits of a prepared directory, in the order of ids if it has them.
 
     A set without a "test" split gives its "validation" split instead; one without
@@ -74,7 +75,7 @@ def read_prepared(directory: pathlib.Path) -> dict[str, Dataset]:
         )
     test = next((name for name in ("test", "validation") if name in info.splits), None)
     _LOGGER.info("%s: tested on %s.", directory, test or "every fifth example")
-    own = read_pictures(
+    return read_pictures(
         _pictures(info, "train", *keys),
         None if test is None else _pictures(info, test, *keys),
         size=None,
@@ -82,7 +83,6 @@ def read_prepared(directory: pathlib.Path) -> dict[str, Dataset]:
         columns={},
         origin=directory,
     )
-    return {"train": own.train, "test": own.test}
 
 
 def _pictures(info: Any, split: str, image_key: str, label_key: str) -> Pictures:
@@ -118,92 +118,33 @@ def _pictures(info: Any, split: str, image_key: str, label_key: str) -> Pictures
         [images[place] for place in order],
         [origins[place] for place in order],
         np.array(labels, np.int64)[order],
-        None,
     )
 
 
-def prepared_names(directory: pathlib.Path) -> tuple[str, ...]:
-    """The class names a prepared directory knows."""
-    info = _info(directory)
-    return tuple(info.features[_image_and_label_keys(info, directory)[1]].names)
-
-
-def registered_names(name: str) -> tuple[str, ...]:
-    """The class names, or "0" to "U-1", of a set that TFDS knows, prepared or not."""
-    info = _import_tfds().builder(_registered(name).partition(":")[0]).info
-    return tuple(info.features[_image_and_label_keys(info, name)[1]].names)
-
-
-def addresses(name: str) -> list[str]:
-    """The URLs that TFDS would download a set from."""
-    return sorted(_builder_class(_registered(name)).url_infos)
-
-
-def download(name: str, data_dir: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Downloads the files at a set's addresses, {URL: file}, and checks their sums.
+def prepare(name: str, data_dir: pathlib.Path) -> None:
+    """Downloads and prepares a set as array_record files.
 
     Raises:
       DataUnavailableError: one line saying why it did not succeed.
     """
-    with _one_line():
-        manager = _import_tfds().download.DownloadManager(
-            download_dir=data_dir / "downloads",
-            dataset_name=name,
-            url_infos=_builder_class(name).url_infos,
-            force_checksums_validation=True,
-        )
-        files = manager.download({url: url for url in addresses(name)})
-    return {url: pathlib.Path(file) for url, file in files.items()}
-
-
-def prepare(name: str, data_dir: pathlib.Path) -> None:
-    """Downloads and prepares a set as array_record files; raises as `download` does."""
-    with _one_line():
-        tfds = _import_tfds()
+    tfds = _import_tfds(name)
+    try:
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
         # The stock sets' sums are known to TFDS; one that is not is refused.
         config = tfds.download.DownloadConfig(force_checksums_validation=True)
         builder.download_and_prepare(download_config=config)
-
-
-@contextlib.contextmanager
-def _one_line() -> Iterator[None]:
-    """Whatever TFDS's many parts raise, as DataUnavailableError of one line."""
-    try:
-        yield
-    except ImportError as error:
-        raise DataUnavailableError(
-            f"TFDS needs {error.name or 'another package'} to prepare it"
-        ) from error
+    # Its many parts raise many kinds, ImportError of TensorFlow among them.
     except Exception as error:
         raise DataUnavailableError(
             f"TFDS did not prepare it ({type(error).__name__}: {first_line(error)})"
         ) from error
 
 
-def _builder_class(name: str) -> Any:
-    return _import_tfds().builder_cls(re.split("[/:]", name)[0])
-
-
-def _registered(name: str) -> str:
-    """The name itself, if TFDS knows it."""
-    known = _import_tfds().list_builders(with_community_datasets=False)
-    base = re.split("[/:]", name)[0]
-    if base in known:
-        return name
-    if pathlib.Path(base).is_dir():
-        hint = f"did you mean folder:{base}, which is a directory here?"
-    elif close := difflib.get_close_matches(base, [*known, "digits"], n=3):
-        hint = f"did you mean {' or '.join(close)}?"
-    else:
-        hint = "see its catalogue."
-    raise DataUnavailableError(f"TFDS knows no set {base!r}: {hint}")
-
-
-def _import_tfds() -> Any:
+def _import_tfds(name: str) -> Any:
     """The tensorflow_datasets module, quiet when nobody watches."""
     # Imported where it is used: a second, and most runs read a decoded copy.
-    import tensorflow_datasets as tfds
+    with from_extra("tfds", f"The set {name}"):
+        import tensorflow_datasets as tfds
 
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
@@ -212,9 +153,11 @@ def _import_tfds() -> Any:
 
 def _info(directory: pathlib.Path) -> Any:
     try:
-        info = _import_tfds().builder_from_directory(str(directory)).info
+        info = _import_tfds(directory.name).builder_from_directory(str(directory)).info
         if not info.features:
             raise ValueError("features.json is missing")
+    except MissingPackageError:
+        raise
     # Whatever its JSON and protobuf readers raise, the file is what is wrong.
     except Exception as error:
         raise DamagedDataError(
@@ -225,7 +168,7 @@ def _info(directory: pathlib.Path) -> Any:
 
 def _image_and_label_keys(info: Any, origin: object) -> tuple[str, str]:
     """The features that hold the image and the label."""
-    features = _import_tfds().features
+    features = _import_tfds(str(origin)).features
     top = info.features if isinstance(info.features, features.FeaturesDict) else {}
     images = [key for key in top if isinstance(top[key], features.Image)]
     labels = [key for key in top if isinstance(top[key], features.ClassLabel)]

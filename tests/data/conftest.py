@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from fuprune.data import idx, network, sources
+from fuprune.data import hf_source, sources
 
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch) -> pathlib.Path:
-    """A data directory, with a home of its own, no npm and no network."""
+    """A data directory, with a home of its own, no npm and no network but this host."""
     home = tmp_path / "home"
     commands = tmp_path / "commands"
     data_dir = tmp_path / "data"
@@ -19,17 +19,18 @@ def offline(tmp_path, monkeypatch) -> pathlib.Path:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PATH", str(commands))
     # A port nobody listens on: refused at once.
-    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
-    for variable in ("TFDS_DATA_DIR", "XDG_CACHE_HOME", "NPM_CONFIG_REGISTRY"):
+    for variable in ("npm_config_registry", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9/")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for variable in ("TFDS_DATA_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(
-        network, "why_unreachable", lambda url: "the host cannot be reached"
-    )
-    monkeypatch.setattr(idx, "_DEBIAN", tmp_path / "debian")
+    # Tiny sets leave copies, too.
+    monkeypatch.setattr(sources, "MANY", 1)
     return data_dir
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def nothing_remembered():
     """Sets are read again, and not taken from an earlier test."""
-    sources._read_once.cache_clear()
+    sources._REMEMBERED.clear()
+    hf_source.open_splits.cache_clear()

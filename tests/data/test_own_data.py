@@ -9,8 +9,6 @@ from fuprune.data.dataset import DamagedDataError, DataUnavailableError, from_ar
 from fuprune.data.sources import class_names, column, load, num_classes
 from tests.data.tiny_sets import arrays, assert_one_line
 
-pytestmark = pytest.mark.usefixtures("nothing_remembered")
-
 
 def test_arrays_with_a_test_split_are_kept_as_they_are():
     images, labels = arrays()

