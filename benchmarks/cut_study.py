@@ -1,0 +1,353 @@
+"""What a cut is worth: score x place x R x rounds, with controls, on class 0.
+
+Every start is a change to the published raw ResNet20 for CIFAR-10 (a cut, its control,
+or nothing), fine-tuned without class 0 by the gentle schedule (a warm-up to 0.125, the
+raw model with the class hidden as teacher of weight 0.9). Everything is chosen and
+measured on the validation images, a tenth of the training set that no model trained
+on: accuracy on the class (U) and on the others (R), linear probes at three depths, the
+few-shot probe, and relearning from a fresh row in the head.
+
+    python benchmarks/cut_study.py --rounds 0,9,18,35
+    python benchmarks/cut_study.py --rounds 70,175 --starts no_cut contrast_0.1
+    python benchmarks/cut_study.py --table
+
+Rows are appended to the file as they are measured, and those in it are not run again.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fuprune.audit.outputs import depths_of, logits_of
+from fuprune.audit.probe import few_shot, held_out_scores, placements
+from fuprune.audit.relearn import halves, looks, relearn
+from fuprune.audit.training import batch_rows
+from fuprune.config import load_config
+from fuprune.data.dataset import Dataset
+from fuprune.data.federated import take_clients
+from fuprune.federated.objective import distillation
+from fuprune.federated.train import fit
+from fuprune.run import build, machine
+from fuprune.run.data import load_data
+from fuprune.surgery import PrunePlan, compact, layer_names, make_plan, reset
+from fuprune.unlearning.activations import collect, merge_activations
+from fuprune.unlearning.class_pruning import score_channels
+from fuprune.unlearning.request import ForgetRequest, remaining
+
+RAW = "results/cifar10_resnet20_raw/models/raw.safetensors"
+OUT = Path(__file__).parent / "results" / "cut_study.jsonl"
+FORGOTTEN, LAST_STAGE = 0, "stage3"
+SEED, PEAK, WARMUP, TEACHER = 0, 0.125, 15, 0.9
+RELEARN_STEPS, RELEARN_DRAWS = 60, 4
+STARTS = (
+    "no_cut",
+    "tf_idf_0.05",
+    "tf_idf_balanced_0.05",
+    "tf_idf_layer_0.05",
+    "contrast_0.02",
+    "contrast_0.05",
+    "contrast_0.1",
+    "contrast_0.15",
+    "contrast_balanced_0.05",
+    "contrast_balanced_0.1",
+    "contrast_balanced_0.15",
+    "contrast_layer_0.05",
+    "contrast_last_0.05",
+    "contrast_last_0.1",
+    "contrast_0.05_reset",
+    "contrast_0.1_reset",
+    "contrast_0.15_reset",
+    "contrast_balanced_0.1_reset",
+    "random_0.1",
+    "random_0.1_reset",
+    "lowest_0.1",
+    "lowest_0.1_reset",
+    "noise_0.3",
+    "noise_0.5",
+    "decay_0.005",
+    "projected",
+)
+_COLUMNS = {
+    "u": "U %",
+    "r": "R %",
+    "early": "probe, early",
+    "middle": "middle",
+    "last": "last",
+    "few_shot": "few-shot %",
+    "relearn": "relearned %",
+}
+
+
+class Study:
+    """The federation, the raw model, its statistics, and how to measure and tune."""
+
+    def __init__(self):
+        _, config = load_config("cifar10_resnet_cpu")
+        config.unlearn.classes = str(FORGOTTEN)
+        config.runtime.dtype = "bfloat16"
+        runtime = machine.start(devices=1, backend="map", cohort=config.train.cohort)
+        self.federation = load_data(config, runtime)
+        self.setup = build.Setup(
+            config, self.federation, runtime.backend, runtime.mesh, runtime.conv
+        )
+        self.model, self.variables = build.load_model(self.setup, RAW)
+        data = self.federation.data
+        self.retained = remaining(data, ForgetRequest(classes=(FORGOTTEN,)))
+        self.images = jax.ShapeDtypeStruct((2, *data.images.shape[1:]), np.float32)
+        generator = np.random.default_rng(SEED)
+        held_out = self.federation.validation
+        self.sides = halves(held_out.labels, generator)
+        own = held_out.labels == FORGOTTEN
+        others = generator.permutation(np.flatnonzero(~own))[:1500]
+        self.probed = np.sort(np.concatenate([np.flatnonzero(own), others]))
+
+    def prepare(self, images):
+        """Images as the network takes them."""
+        return self.federation.prepare(jax.random.key(0), images)
+
+    @functools.cached_property
+    def activations(self):
+        """A* of 25 clients: layer -> [U, C]."""
+        data = self.federation.data
+        clients = build.participants(
+            self.setup.config, "class_pruning", self.federation
+        )
+        collected = collect(
+            self.model,
+            self.variables,
+            take_clients(data, np.asarray(clients)),
+            num_classes=self.federation.num_classes,
+            preprocess=self.federation.prepare,
+            backend=self.setup.backend,
+        )
+        return merge_activations(collected.uploads)
+
+    def tune(self, model, variables, rounds: int, decay: float | None):
+        """Fine-tunes on the other classes."""
+        objective = distillation(
+            self.model, self.variables, weight=TEACHER, masked_classes=(FORGOTTEN,)
+        )
+        setup = self.setup
+        if decay is not None:
+            _, config = load_config("cifar10_resnet_cpu")
+            config.train.weight_decay = decay
+            setup = setup._replace(config=config)
+        schedule = build.Schedule(
+            rounds, PEAK, "warmup_cosine", min(WARMUP, rounds // 2)
+        )
+        algorithm = build.make_algorithm(setup, model, schedule, objective=objective)
+        done = fit(
+            algorithm,
+            algorithm.init(variables),
+            self.retained,
+            key=jax.random.key(SEED),
+            cohort_size=setup.config.train.cohort,
+            rounds=rounds,
+        )
+        return done.state.variables
+
+    def measure(self, model, variables) -> dict[str, float]:
+        """Everything in a row's columns, as shares."""
+        pair = (model, variables)
+        images, labels = self.federation.validation
+        right = logits_of(pair, images, self.prepare).argmax(-1) == labels
+        own = labels == FORGOTTEN
+        row = {"u": float(right[own].mean()), "r": float(right[~own].mean())}
+        some = labels[self.probed]
+        features = depths_of(pair, images[self.probed], self.prepare)
+        for depth, found in features.items():
+            scores = held_out_scores(found, some, some == FORGOTTEN, SEED)
+            inside = some == FORGOTTEN
+            row[depth] = float(placements(scores[inside], scores[~inside]).mean())
+        few = few_shot(features["last"], some, (FORGOTTEN,), SEED)
+        row["few_shot"] = float(np.nanmean(few))
+        return row | {"relearn": self.relearned(pair)}
+
+    def relearned(self, pair) -> float:
+        """Mean accuracy on the class while it is taught again, from a fresh row."""
+        images, labels = self.federation.validation
+        generator = np.random.default_rng(SEED)
+        steps, areas = looks(RELEARN_STEPS), []
+        for draw in range(RELEARN_DRAWS):
+            teaching, asked = self.sides[draw % 2], self.sides[1 - draw % 2]
+            asked = asked[labels[asked] == FORGOTTEN]
+            lesson = batch_rows(generator, teaching, RELEARN_STEPS, 64)
+            right = relearn(
+                pair,
+                (FORGOTTEN,),
+                (self.federation.validation, lesson),
+                Dataset(images[asked], labels[asked]),
+                self.prepare,
+                0.01,
+                steps,
+            )
+            areas.append(np.trapezoid(right.mean(axis=1), steps) / steps[-1])
+        return float(np.mean(areas))
+
+
+def start(study: Study, name: str) -> tuple[Any, Any, float | None]:
+    """The network that a start's name describes, and its weight decay if its own."""
+    model, variables = study.model, study.variables
+    kind, _, rest = name.partition("_")
+    if name == "no_cut":
+        return model, variables, None
+    if kind == "decay":
+        return model, variables, float(rest)
+    if kind == "noise":
+        return model, noisy(study, float(rest)), None
+    if kind == "projected":
+        return model, projected(study), None
+    then = "reset" if name.endswith("_reset") else "remove"
+    found = re.fullmatch(
+        r"(tf_idf|contrast|random|lowest)(?:_(balanced|layer|last))?_([\d.]+)",
+        name.removesuffix("_reset"),
+    )
+    assert found is not None, f"the name {name} describes no start"
+    score, place, rate = found[1], found[2] or "global", float(found[3])
+    plan = plan_of(study, score, place, rate)
+    if then == "reset":
+        key = jax.random.key(SEED)
+        return (
+            model,
+            reset(model, variables, plan, key=key, example=study.images),
+            None,
+        )
+    return *compact(model, variables, plan, example=study.images), None
+
+
+def plan_of(study: Study, score: str, place: str, rate: float) -> PrunePlan:
+    """What a score cuts; random and lowest, as many of each layer as contrast cuts."""
+    named = score if score in ("tf_idf", "contrast") else "contrast"
+    scores = score_channels(
+        study.activations, FORGOTTEN, score=named, leaving=(FORGOTTEN,)
+    )
+    if place == "last":
+        # R of the network's channels, all from the last stage.
+        total = sum(map(len, scores.values()))
+        last = {k: v for k, v in scores.items() if LAST_STAGE in k}
+        rate *= total / sum(map(len, last.values()))
+        kept = make_plan(last, rate).keep
+        return PrunePlan({k: kept.get(k, np.arange(len(v))) for k, v in scores.items()})
+    plan = make_plan(scores, rate, scope="global" if place == "global" else place)
+    if score == named:
+        return plan
+    generator, keep = np.random.default_rng(SEED), {}
+    for layer, values in scores.items():
+        order = np.argsort(values)[::-1]
+        if score == "random":
+            order = generator.permutation(len(values))
+        keep[layer] = np.sort(order[: len(plan.keep[layer])])
+    return PrunePlan(keep)
+
+
+def noisy(study: Study, share: float):
+    """Kernels of the last stage mixed with fresh ones: (1 - share) old + share new."""
+    fresh = build.initial_variables(study.model, jax.random.key(SEED + 1))
+
+    def mix(path, old, new):
+        where = jax.tree_util.keystr(path)
+        if LAST_STAGE not in where or "kernel" not in where:
+            return old
+        return (1 - share) * old + share * new
+
+    params = jax.tree_util.tree_map_with_path(
+        mix, study.variables["params"], fresh["params"]
+    )
+    return {**study.variables, "params": params}
+
+
+def projected(study: Study):
+    """The class's own direction taken out of all that the last stage and head read.
+
+    As DAMP does from sums: of the class's mean input to a layer, the part that the
+    other classes' means do not span is projected out of the layer's kernel.
+    """
+    train = study.federation.train
+    rows = np.concatenate([np.flatnonzero(train.labels == c)[:200] for c in range(10)])
+    found = study.model.apply(
+        study.variables,
+        study.prepare(train.images[rows]),
+        train=False,
+        capture_intermediates=lambda module, name: name == "__call__",
+        mutable=["intermediates"],
+    )[1]["intermediates"]
+    params = jax.tree.map(np.array, jax.device_get(study.variables["params"]))
+    layers = [*layer_names(study.model), "head"]
+    for before, layer in itertools.pairwise(layers):
+        if LAST_STAGE not in layer and layer != "head":
+            continue
+        inputs = np.asarray(found[before]["__call__"][0], np.float64).mean(axis=(1, 2))
+        means = np.stack([c.mean(axis=0) for c in np.split(inputs, 10)])
+        own, others = means[FORGOTTEN], np.delete(means, FORGOTTEN, axis=0)
+        basis = np.linalg.svd(others, full_matrices=False)[2]
+        direction = own - basis.T @ (basis @ own)
+        unit = direction / np.linalg.norm(direction)
+        held = params[layer] if layer == "head" else params[layer]["conv"]
+        along = np.einsum("...co,c->...o", held["kernel"], unit)
+        held["kernel"] -= (unit[:, None] * along[..., None, :]).astype(np.float32)
+    return {**study.variables, "params": jax.device_put(params)}
+
+
+def run(names, rounds, out: Path) -> None:
+    """Measures every pair of start and rounds that is not yet in the file."""
+    done = {(row["start"], row["rounds"]) for row in read(out)}
+    missing = [(n, r) for n in names for r in rounds if (n, r) not in done]
+    if not missing:
+        return
+    study = Study()
+    for name, number in missing:
+        model, variables, decay = start(study, name)
+        if number:
+            variables = study.tune(model, variables, number, decay)
+        row = {"start": name, "rounds": number, **study.measure(model, variables)}
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    """The rows of a file, none if there is no file."""
+    return [json.loads(x) for x in out.read_text().splitlines()] if out.exists() else []
+
+
+def table(rows, rounds) -> str:
+    """Rows of the given numbers of rounds in Markdown."""
+    form: dict[str, Callable[[float], str]] = {
+        column: (lambda x: f"{100 * x:.1f}") for column in ("u", "r", "few_shot")
+    }
+    form["relearn"] = form["u"]
+    lines = [
+        "| start | rounds | " + " | ".join(_COLUMNS.values()) + " |",
+        "|" + "---|" * (2 + len(_COLUMNS)),
+    ]
+    for row in sorted(rows, key=lambda r: (r["rounds"], STARTS.index(r["start"]))):
+        if row["rounds"] in rounds:
+            cells = [form.get(c, lambda x: f"{x:.3f}")(row[c]) for c in _COLUMNS]
+            lines.append(f"| {row['start']} | {row['rounds']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--starts", nargs="+", default=STARTS, choices=STARTS)
+    parser.add_argument("--rounds", default="0,9,18,35")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--table", action="store_true", help="print it, run nothing")
+    options = parser.parse_args()
+    rounds = [int(number) for number in options.rounds.split(",")]
+    if not options.table:
+        run(options.starts, rounds, options.out)
+    print(table(read(options.out), rounds))
+
+
+if __name__ == "__main__":
+    main()
