@@ -39,6 +39,7 @@ def test_without_config_the_quickstart_runs(ran, tmp_path):
     ((config, workdir, options),) = ran
     assert config == quickstart()
     assert workdir.samefile(tmp_path / "runs" / "quickstart")
+    assert options.pop("command")[-1] == "fuprune.main"
     assert options == {"coordinator": "", "num_processes": 0, "process_id": -1}
 
 
@@ -86,6 +87,7 @@ def test_config_file_with_argument_and_overrides(ran, repository, tmp_path):
     assert config_lib.classes(config) == (0, 9)
     assert config_lib.methods(config) == ("retrain", "fisher")
     assert workdir.samefile(tmp_path / "runs" / "cifar10_resnet_56")
+    assert "host:1234" in " ".join(options.pop("command"))
     assert options == {
         "coordinator": "host:1234",
         "num_processes": 2,

@@ -91,7 +91,7 @@ def test_version_and_help(installed, module):
 
     assert ask("--version").stdout == f"fuprune {fuprune.__version__}\n"
     text = ask("--help").stdout
-    assert "  train.rounds = 2000 " in text and "prune: class_pruning" in text
+    assert "  train.rounds = 20 " in text and "prune: how channels" in text
 
 
 def test_shipped_configs_are_found_and_checked(installed, repository):
@@ -140,7 +140,7 @@ def test_a_stranger_installs_the_wheel_into_an_empty_environment(tmp_path, repos
 
     run("python", "-m", "pip", "install", "--quiet", str(wheel))
     assert run("fuprune", "--version") == f"fuprune {fuprune.__version__}\n"
-    assert "  train.rounds = 2000 " in run("python", "-m", "fuprune.main", "--help")
+    assert "  train.rounds = 20 " in run("python", "-m", "fuprune.main", "--help")
     for name in ("cifar10_resnet", "cifar10_resnet:56"):
         said = run("fuprune", "--config", name, "--config.train.cohort=999", fails=True)
         assert said.startswith("fuprune: error: train.cohort is 999"), said

@@ -295,7 +295,7 @@ def test_hidden_units_of_a_vision_transformer_are_cut_if_asked_for():
         fine_tune=lambda model, variables, data, key: FitResult(
             trainer_of(model).init(variables), [], None
         ),
-        num_classes=networks.CLASSES, rate=0.3, batch_size=8, scope="layer",
+        num_classes=networks.CLASSES, rate=0.3, scope="layer",
         dense=True,
     )  # fmt: skip
     kernels = result.variables["params"]
