@@ -14,6 +14,7 @@ import json
 import math
 import os
 import reprlib
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -251,10 +252,11 @@ class PhaseClock(NamedTuple):
         return sum(seconds for _, seconds in self.rounds)
 
     @property
-    def apart(self) -> float | None:
-        """The last start without making programs; None if that is not known."""
-        known = self.unit is not None and self.programs is not None
-        return self.unit - self.programs if known else None  # type: ignore
+    def steady(self) -> float:
+        """All rounds at the pace of the median one, which compiles nothing."""
+        return len(self.rounds) * statistics.median(
+            s for _, s in self.rounds or [(0, 0)]
+        )
 
     def until(self, last: int) -> float:
         """The unit's own work and its rounds up to `last`."""

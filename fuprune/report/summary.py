@@ -150,13 +150,11 @@ def _spent(about: Subject, method: str) -> str:
     rounds = results.mean(row.rounds for row in rows) or 0.0
     text = formats.plural(round(rounds), "round")
     clocks = [about.run.clocks.get(f"unlearn/{row.name}") for row in rows]
-    apart = [
-        c.unit - c.programs for c in clocks if c and c.unit and c.programs is not None
-    ]
-    if apart:
-        return f"{text} and {formats.seconds(results.mean(apart))} without compilation"
+    steady = results.mean(clock.steady for clock in clocks if clock)
+    if steady:
+        return f"{text}, {formats.seconds(steady)} without compilation"
     total = results.mean(row.times.total for row in rows)
-    return f"{text} and {formats.seconds(total)}" if total else text
+    return f"{text}, {formats.seconds(total)}" if total else text
 
 
 def _speed(about: Subject, method: str) -> Iterator[str]:
