@@ -10,7 +10,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,9 @@ from jax import export
 
 from fuprune.errors import InputError, MissingFileError
 from fuprune.files import write_whole
-from fuprune.models.adapt import adapt, own_variables
+from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.models.brought import Factory
 from fuprune.surgery import rebuild
-
-Variables = Mapping[str, Any]
 
 FORMAT = "fuprune-model-1"
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -36,10 +36,8 @@ from fuprune.federated.objective import Objective, as_objective, classification
 from fuprune.federated.program import ClientProgram, Shared, Transport
 from fuprune.federated.sharded import make_client_mesh, on_mesh
 from fuprune.federated.uploads import Upload, make_receive
-from fuprune.models.adapt import adapt
+from fuprune.models.adapt import Variables, adapt
 from fuprune.models.layers import loops_are_fast
-
-Variables = Any
 
 
 class ServerState(NamedTuple):

@@ -3,7 +3,7 @@
 from fuprune.audit import AuditData, RequestData
 from fuprune.audit.audit import audit as audit_classes
 from fuprune.audit.audit import audit_request
-from fuprune.data.backdoor import TARGET, triggered
+from fuprune.audit.backdoor import TARGET, triggered
 from fuprune.files import write_whole
 from fuprune.results import MethodOutcome
 from fuprune.run.loop import Experiment, key_for, outcome_of, stop_if_asked

@@ -22,8 +22,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fuprune import config as configuration
+from fuprune.audit import backdoor
 from fuprune.config import ConfigError
-from fuprune.data import backdoor, normalisation, partition, sources
+from fuprune.data import normalisation, partition, sources
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import FederatedDataset, federate
 from fuprune.data.preprocess import make_preprocessing

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from fuprune.data.preprocess import to_float
+from fuprune.data.preprocess import Preprocess, to_float
 from fuprune.errors import InputError, check_choice
-from fuprune.federated.client import Preprocess
 from fuprune.federated.cohort import (
     ClientProgram,
     Shared,

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.data.preprocess import to_float
-from fuprune.federated.client import Preprocess, gather_batch
+from fuprune.data.preprocess import Preprocess, to_float
+from fuprune.federated.client import gather_batch
 from fuprune.federated.cohort import (
     Shared,
     clients_of,

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.federated import FederatedDataset
-from fuprune.data.preprocess import to_float
-from fuprune.federated.client import Batch, Preprocess, gather_batch, split_params
+from fuprune.data.preprocess import Preprocess, to_float
+from fuprune.federated.client import Batch, gather_batch, split_params
 from fuprune.federated.local_work import count_batches
 from fuprune.federated.objective import cross_entropy
 from fuprune.federated.program import Client, ClientProgram, Shared

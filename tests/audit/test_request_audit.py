@@ -8,9 +8,9 @@ import pytest
 
 from fuprune.audit import AuditData, AuditOptions, RequestData, audit_request
 from fuprune.audit.audit import matched
+from fuprune.audit.backdoor import TARGET, plant, stamp, triggered
 from fuprune.audit.reading import read
 from fuprune.audit.record import DIFFERENT
-from fuprune.data.backdoor import TARGET, plant, stamp, triggered
 from fuprune.data.dataset import Dataset
 from fuprune.models.ensemble import Ensemble
 from tests.audit.conftest import (

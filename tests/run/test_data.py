@@ -8,9 +8,9 @@ import optax
 import pytest
 
 from fuprune import config as configuration
+from fuprune.audit.backdoor import TARGET
 from fuprune.config import ConfigError, Dealing
 from fuprune.data import normalisation, sources
-from fuprune.data.backdoor import TARGET
 from fuprune.data.federated import sample_cohort
 from fuprune.errors import FupruneError
 from fuprune.federated.server import fed_avg
