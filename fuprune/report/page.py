@@ -15,7 +15,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fuprune.audit import reading
 from fuprune.audit.record import Audit
 from fuprune.errors import InputError
 from fuprune.files import write_whole
@@ -24,7 +23,7 @@ from fuprune.report.figures import Drawing
 from fuprune.report.subject import Subject
 from fuprune.report.summary import closing_lines, summary
 from fuprune.report.tables import Table, cell, words
-from fuprune.results import Run, RunRecord, read_run
+from fuprune.results import Run, RunRecord
 from fuprune.surgery.plan import PrunePlan
 
 
@@ -41,7 +40,7 @@ def build(workdir: str | Path) -> Path:
     Raises:
       InputError: the directory is not a run.
     """
-    about = subject.subject_of(read_run(workdir, reading.read))
+    about = subject.read_subject(workdir)
     drawn, made = _figures(about), _tables(about)
     html = render("page.html", **_content(about, drawn, made))
     return write_report(Path(workdir) / "report", html, _heading(about), made, drawn)
@@ -49,7 +48,7 @@ def build(workdir: str | Path) -> Path:
 
 def closing(workdir: str | Path, written: str | Path) -> tuple[str, str]:
     """What a terminal shows at the end of a run: its methods, and six lines."""
-    about = subject.subject_of(read_run(workdir, reading.read))
+    about = subject.read_subject(workdir)
     table = tables.only(tables.methods_table(about), _IN_TERMINAL)._replace(title="")
     return tables.to_text(table), closing_lines(summary(about), str(written))
 
@@ -181,6 +180,7 @@ def _facts(about: Subject) -> list[tuple[str, str]]:
         "rounds": "train.rounds",
         "pruning rate": "prune.rate",
         "images per class": "data.limit",
+        "retrained models of": "audit.reference",
     }
     found = {k: subject.setting_in_use(about.record, v) for k, v in named.items()}
     facts = [

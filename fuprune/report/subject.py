@@ -1,12 +1,15 @@
 """What a report is about: a run, and the part that each of its models plays."""
 
+import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from fuprune import results
+from fuprune.audit import reading
 from fuprune.audit.record import Audit
 from fuprune.report import formats
-from fuprune.results import RAW, RETRAIN, MethodRow, Run, RunRecord, StageRow
+from fuprune.results import RAW, RETRAIN, MethodRow, Run, RunRecord, StageRow, Times
 from fuprune.unlearning.methods import METHODS
 
 PREFERRED = "class_pruning"
@@ -85,6 +88,42 @@ class Subject(NamedTuple):
         weak = _WEAK if len(self.raw.per_class) <= _MANY else _WEAK_MANY
         retrained = self.mean(RETRAIN, "r_accuracy") or 0.0
         return self.raw.r_accuracy < max(weak, retrained - 0.1)
+
+
+def read_subject(workdir: str | Path) -> Subject:
+    """Reads a run, and the retrained models of other runs that its audit refers to."""
+    run = results.read_run(workdir, reading.read)
+    names = str(results.setting(run.record, "audit.reference") or "").split(",")
+    if not results.rows_of(run.record, RETRAIN):
+        for name in names:
+            if name and Path(name).is_dir():
+                run = _with_retrained(run, results.read_run(name))
+    return subject_of(run)
+
+
+def _with_retrained(run: Run, other: Run) -> Run:
+    """The run with the retrained models of another one, its costs beside theirs."""
+    rows = results.rows_of(other.record, RETRAIN)
+    units, known = {row.name for row in rows}, {row.name for row in run.record.methods}
+    phases = {f"unlearn/{unit}" for unit in units - known}
+    curves = [*run.curves, *(row for row in other.curves if row.phase in phases)]
+    clocks = run.clocks | {n: c for n, c in other.clocks.items() if n in phases}
+    measured = {row.phase.removeprefix("unlearn/") for row in run.curves}
+    # When a method came to retraining's accuracy follows from the curves.
+    own = [
+        dataclasses.replace(row, times=Times(), crossings=[])
+        if row.name in measured
+        else row
+        for row in run.record.methods
+    ]
+    stages = [stage for stage in other.record.stages if stage.method in units - known]
+    record = dataclasses.replace(
+        run.record,
+        methods=[*own, *(row for row in rows if row.name not in known)],
+        stages=[*run.record.stages, *stages],
+    )
+    record = results.with_costs(record, curves, clocks)
+    return run._replace(record=record, curves=curves, clocks=clocks)
 
 
 def subject_of(run: Run) -> Subject:

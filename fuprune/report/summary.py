@@ -148,7 +148,7 @@ def _spent(about: Subject, method: str) -> str:
     """Rounds and seconds of a method, the mean over seeds."""
     rows = about.rows(method)
     rounds = results.mean(row.rounds for row in rows) or 0.0
-    text = formats.plural(round(rounds), "round")
+    text = f"{formats.number(round(rounds))} rounds"
     clocks = [about.run.clocks.get(f"unlearn/{row.name}") for row in rows]
     steady = results.mean(clock.steady for clock in clocks if clock)
     if steady:
@@ -255,7 +255,10 @@ def _advice(about: Subject) -> tuple[str, dict[str, Any]]:
         return "Repeat it with other seeds:", {"fine_tune.seeds": 3}
     others = [n for n in range(len(record.class_names)) if n not in record.classes]
     if about.of_classes and others:
-        return "Forget another class:", {"unlearn.classes": others[0]}
+        # Models that were retrained elsewhere lack the present class, not that one.
+        again = {} if about.rows(RETRAIN) and RETRAIN in listed else adding(RETRAIN)
+        other = {"unlearn.classes": others[0], "audit.reference": ""}
+        return "Forget another class:", other | again
     return "Repeat it with another seed:", {"seed": 1, "model.load": ""}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fuprune import main
+from fuprune import main, results
 from fuprune.report import subject
 from fuprune.report.summary import closing_lines, summary
 from fuprune.results import PhaseClock
@@ -18,6 +18,7 @@ from tests.report.fixture import (
     method_row,
     replace,
     stage_row,
+    write_run,
 )
 
 
@@ -93,6 +94,20 @@ def test_seconds_are_without_compilation_where_that_is_known():
     run = run._replace(clocks={"unlearn/class_pruning": clock})
     said = spoken(summary(subject.subject_of(run)))
     assert "after 20 rounds, 1.5 s without compilation" in said
+
+
+def test_models_retrained_elsewhere_are_the_price_to_compare_with(tmp_path):
+    elsewhere = write_run(tmp_path / "b", make_record(methods=("retrain",)))
+    record = make_record(methods=("class_pruning",))
+    config = record.provenance.config | {"audit": {"reference": str(elsewhere)}}
+    record = replace(record, provenance=replace(record.provenance, config=config))
+    about = subject.read_subject(write_run(tmp_path / "a", record))
+    said = spoken(summary(about))
+    assert about.rows("retrain") and about.final_stage("retrain") is not None
+    assert "retraining: 86.0% after 200 rounds" in said
+    # By the curves of both: 0.5 + 0.003 per round.
+    reached = results.reached(about.rows("class_pruning"), "retrained")
+    assert reached.accuracy == pytest.approx(1.1) and reached.late == 1
 
 
 def test_an_undertrained_raw_model_is_called_that():
