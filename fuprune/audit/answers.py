@@ -170,7 +170,7 @@ def distance_measures(subject: Subject) -> list[Measure]:
             "jensen_shannon",
             "distance",
             {
-                name: one.mean()
+                name: one.mean() if len(one) else None
                 for name, one in to_retraining(learned, jensen_shannon).items()
             },
             "How far are the answers to forgotten training images from retraining's "

@@ -253,12 +253,12 @@ def _measure(models: Mapping[str, Model], subject: Subject) -> Subject:
                 " class, the forgotten ones included"
             )
         with_probes = "probe" in kinds and len(probed)
+        none = np.zeros((0, width), np.float32)
+        forgotten, retained = subject.forgotten.images, subject.retained.images
         found[name] = Answers(
             test=test,
-            forgotten=logits(subject.forgotten.images),
-            retained=logits(subject.retained.images)
-            if subject.classes
-            else np.zeros((0, width), np.float32),
+            forgotten=logits(forgotten) if len(forgotten) else none,
+            retained=logits(retained) if subject.classes and len(retained) else none,
             depths=depths_of(model, probed, subject.preprocess) if with_probes else {},
         )
         # A logit of minus infinity is a hidden class.
@@ -428,7 +428,9 @@ def _checked_classes(classes: Sequence[int], data: AuditData) -> tuple[int, ...]
     for split, dataset in (("training", data.train), ("test", data.test)):
         present = {int(label) for label in np.unique(dataset.labels)}
         missing = [c for c in classes if c not in present]
-        if not classes or missing or not present - set(classes):
+        # A server of clients elsewhere has no training images.
+        none = split == "training" and not present
+        if not classes or (not none and (missing or not present - set(classes))):
             raise InputError(
                 f"classes is {classes}, but the {split} images are of "
                 f"{sorted(present)}; name one or more of these and leave at least one "

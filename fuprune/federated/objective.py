@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.errors import InputError
+from fuprune.federated.program import Task
 from fuprune.kernels.normalisation import at_least_float32
 from fuprune.models.adapt import adapt
 
@@ -26,6 +27,7 @@ class Objective(NamedTuple):
 
     losses: Callable[[Any, jax.Array, Any], jax.Array]
     context: Any = ()  # pytree of arrays, the same for all clients and rounds
+    task: Task | None = None  # what another process makes a teacher's from
 
 
 def cross_entropy(logits, labels, mask):
@@ -108,7 +110,8 @@ def distillation(
         labelled = _cross_entropies(logits, batch.labels, label_smoothing)
         return (1 - share) * labelled + share * divergence
 
-    return Objective(losses, variables)
+    task = Task("distillation", teacher, {"masked_classes": list(masked)})
+    return Objective(losses, variables, task)
 
 
 def as_objective(objective: Objective | Callable) -> Objective:

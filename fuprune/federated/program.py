@@ -70,3 +70,7 @@ class Transport(Protocol):
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """How many examples clients [M] say they hold, [M]."""
         ...
+
+    def training(self, learning_rate: float, objective: Any) -> "Transport":
+        """The same clients, who train at a rate, its peak, with an objective."""
+        ...

@@ -314,7 +314,7 @@ def demonstrate(folder: Path, given: argparse.Namespace) -> None:
         order = {"order": given.order, "classes": given.forget, "method": given.method}
         federation.run(command="forget", **order, **settings)
         say("ending what was started")
-    (report,) = federation.workdir.glob("orders/*/report.md")
+    (report,) = federation.workdir.glob("orders/*/report/report.md")
     say(f"\n{report.read_text('utf-8')}\nreport: {report}")
 
 

@@ -32,9 +32,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         settings = read_settings(context.run_config)
         # JAX takes seconds to load, in which clients say who they are.
-        threading.Thread(target=_load_loop, daemon=True).start()
+        threading.Thread(target=_load_server, daemon=True).start()
         roster = join_clients(grid, settings)
-        _load_loop()(roster, settings)
+        _load_server()(roster, settings)
         logger.info(FINISHED)
     except FupruneError as error:
         # The app has a key of its own for what a simulation's config calls otherwise.
@@ -46,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
         raise FupruneError(line) from None
 
 
-def _load_loop():
-    from fuprune.flower.loop import run
+def _load_server():
+    from fuprune.flower.server import run
 
     return run

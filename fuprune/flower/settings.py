@@ -72,6 +72,9 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
     check_choice("command", command, COMMANDS)
     config = read_config(str(given["config"]))
     _check_config(config)
+    workdir = Path(str(given["workdir"])).expanduser().absolute()
+    least = _positive(given, "min-clients")
+    configuration.update(config, _of_server(workdir, config, least))
     numbers = "numbers such as 3 or 3,7"
     order = Entry(
         str(given["order"]),
@@ -83,13 +86,24 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
         _check_order(order)
     return Settings(
         command,
-        Path(str(given["workdir"])).expanduser().absolute(),
+        workdir,
         config,
         order if command == "forget" else Entry(""),
         str(given["method"]),
-        _positive(given, "min-clients"),
+        least,
         Timeouts(_positive(given, "reply-seconds"), _positive(given, "join-seconds")),
     )
+
+
+def _of_server(workdir: Path, config, least: int) -> dict[str, Any]:
+    """Keys that the server sets: every round is on disk before the next."""
+    return {
+        "train.checkpoint_every": 1,
+        "train.min_participants": min(least, config.train.cohort),
+        "runtime.devices": 1,
+        "runtime.compilation_cache": str(workdir / "compiled"),
+        "runtime.progress": "plain",
+    }
 
 
 def _check_order(order: Entry) -> None:

@@ -7,8 +7,11 @@ answer counts for nothing in the round, and one that answers nonsense is turned 
 """
 
 import dataclasses
+import hashlib
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,7 +31,8 @@ from fuprune.federated.program import (
     Task,
 )
 from fuprune.federated.uploads import check_tree
-from fuprune.flower.records import plain
+from fuprune.files import write_whole
+from fuprune.flower.records import digest, plain
 from fuprune.flower.roster import Replies, Requests, Roster
 from fuprune.flower.secure import UPLOAD, secure_statistics
 from fuprune.flower.tasks import MAKERS
@@ -55,10 +59,31 @@ class RemoteClients:
     # `spec` and `masked_classes` of fine-tuning's teacher, whose arrays are part of the
     # objective and travel with the model.
     teacher: Mapping[str, Any] | None = None
+    # Where answers are kept that a server which was killed must not ask for again: the
+    # same question to fewer clients would show the others' part in a sum.
+    answers: Path | None = None
 
     def under(self, **terms) -> "RemoteClients":
         """The same clients under other terms."""
         return dataclasses.replace(self, **terms)
+
+    def training(self, learning_rate: float, objective: Any) -> "RemoteClients":
+        """The same clients, who train at a rate, its peak, with an objective.
+
+        Raises:
+          InputError: the objective is none that clients know.
+        """
+        teacher = None
+        if objective is not None:
+            task = objective.task
+            if task is None:
+                raise InputError(
+                    "this objective is a function of its own, and remote clients know "
+                    "no other than a teacher's; use fine_tune.distill_weight."
+                )
+            spec = rebuild.spec(getattr(task.model, "module", task.model))
+            teacher = {"spec": spec, **task.arguments}
+        return self.under(learning_rate=float(learning_rate), teacher=teacher)
 
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """How many images clients [M] say they have, [M]."""
@@ -80,15 +105,26 @@ class RemoteClients:
 
         def run(shared: Shared, clients: Client):
             template = _template(program, shared, clients)
-            present = self.roster.wait_for(self.roster.least)
-            requests = self._requests(task, shared, clients, present)
-            exchange, sizes = self.roster.exchange, self.roster.examples
-            if MAKERS[task.name].kind == UPLOAD and self.secure:
-                return secure_statistics(exchange, requests, template[1], sizes), None
-            replies = exchange(MAKERS[task.name].kind, requests)
-            if task.name == "relabel":
-                return (), self._renamed(shared, clients, replies)
-            return self._receive(door, shared, clients, template, replies)
+            hidden = self.secure and MAKERS[task.name].kind == UPLOAD
+            form = (template[1], None) if hidden else template
+
+            def ask():
+                present = self.roster.wait_for(self.roster.least)
+                requests = self._requests(task, shared, clients, present)
+                exchange, sizes = self.roster.exchange, self.roster.examples
+                if hidden:
+                    return secure_statistics(exchange, requests, form[0], sizes), None
+                replies = exchange(MAKERS[task.name].kind, requests)
+                if task.name == "relabel":
+                    return (), self._renamed(shared, clients, replies)
+                return self._receive(door, shared, clients, template, replies)
+
+            # A round's answers are in its checkpoint.
+            if self.answers is None or MAKERS[task.name].kind == "train":
+                return ask()
+            return _kept(
+                self.answers / f"{_question(task, shared, clients)}.npz", form, ask
+            )
 
         return run
 
@@ -159,11 +195,6 @@ class RemoteClients:
         """What one client gets to see: of statistics kept by client, its own."""
         if not isinstance(context, TrainContext):
             return context
-        if jax.tree.leaves(context.objective) and self.teacher is None:
-            raise InputError(
-                "this objective has arrays of its own, and remote clients know no "
-                "other than a teacher's; use fine_tune.distill_weight."
-            )
         variables = dict(context.variables)
         if context.client_stats is not None:
             variables["batch_stats"] = jax.tree.map(
@@ -201,6 +232,25 @@ class RemoteClients:
                 "raise reply-seconds."
             )
         return np.asarray(shared.labels)[np.asarray(clients.row)] + self.num_classes
+
+
+def _question(task: Task, shared: Shared, clients: Client) -> str:
+    """A name for what clients are asked, the same when a server asks it again."""
+    asked = [task.name, rebuild.spec(getattr(task.model, "module", task.model))]
+    text = json.dumps([*asked, dict(task.arguments)], sort_keys=True)
+    arrays = jax.device_get((shared.labels, tuple(clients)))
+    return hashlib.sha256(
+        f"{text}{digest((arrays, shared.context))}".encode()
+    ).hexdigest()
+
+
+def _kept(file: Path, form: Any, ask: Callable[[], Any]) -> Any:
+    """What was answered to a question: from its file, or asked now and kept there."""
+    if not file.exists():
+        leaves = jax.tree.leaves(ask())
+        write_whole(file, lambda to: np.savez(to, *leaves, allow_pickle=False))
+    with np.load(file, allow_pickle=False) as kept:
+        return jax.tree.unflatten(jax.tree.structure(form), list(kept.values()))
 
 
 def stand_ins(

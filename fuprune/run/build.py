@@ -143,8 +143,11 @@ def make_algorithm(
     """
     config, federation = setup.config, setup.federation
     train, clients = config.train, federation.data.num_clients
+    backend = setup.backend
+    if not isinstance(backend, str):
+        backend = backend.training(schedule.learning_rate, objective)
     common: dict[str, Any] = dict(
-        backend=setup.backend,
+        backend=backend,
         mesh=setup.mesh,
         bn=LocalBatchNorm(clients) if train.bn == "local" else train.bn,
         preprocess=federation.prepare_training,
@@ -360,6 +363,9 @@ def method_options(setup: Setup, method: str) -> dict[str, Any]:
     )
     wanted = METHODS[method]
     for section in wanted.sections:
+        # Clients elsewhere protect what they send before it leaves them.
+        if section == "privacy" and federation.clients is not None:
+            continue
         given |= dataclasses.asdict(getattr(config, section))
     return given
 

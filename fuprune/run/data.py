@@ -14,7 +14,7 @@ audit compares them with.
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -51,6 +51,7 @@ class Federation(NamedTuple):
     request: ForgetRequest = ForgetRequest()  # what the run forgets
     # Training images of the clients or examples that it names; none for classes.
     forgotten: Dataset = NO_IMAGES
+    clients: Any = None  # a `Transport` to clients elsewhere; None: they are `data`
 
     def evaluator(self, model, split: Dataset, mesh: Mesh | None = None):
         """`evaluate(variables)` of a model on one of the splits."""

@@ -12,8 +12,9 @@ import functools
 import shlex
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -38,7 +39,7 @@ from fuprune.run import (
     trackers,
 )
 from fuprune.run import machine as runtime
-from fuprune.run.data import describe_sets, load_data
+from fuprune.run.data import Federation, describe_sets, load_data
 from fuprune.run.loop import (
     Experiment,
     OnRow,
@@ -64,6 +65,7 @@ def run(
     process_id: int = -1,
     on_row: Sequence[OnRow] = (),
     command: Sequence[str] = (),
+    load: Callable[[Any, runtime.Runtime], Federation] = load_data,
 ) -> RunRecord | None:
     """Run, or continue, the experiment of `config` in `workdir`.
 
@@ -76,6 +78,7 @@ def run(
       on_row: functions that get every row of metrics.jsonl as it is written.
       command: the command line that asks for the run, to be recorded; none for a
         program or a notebook.
+      load: gives the data, from the config and the machine; clients may be elsewhere.
 
     Returns:
       results.json; None if SIGTERM ended the run early or no unit has finished.
@@ -99,7 +102,8 @@ def run(
     with contextlib.ExitStack() as stack:
         if machine.is_main:
             stack.enter_context(lock_workdir(workdir))
-        opened = _open(config, store, machine, tuple(on_row), command)
+        federation = functools.partial(load, config, machine)
+        opened = _open(config, store, machine, tuple(on_row), command, federation)
         this = stack.enter_context(opened)
         try:
             return _run_steps(this)
@@ -122,15 +126,21 @@ def run(
 
 @contextlib.contextmanager
 def _open(
-    config, store: Store, machine, on_row: tuple[OnRow, ...], command: Sequence[str]
+    config,
+    store: Store,
+    machine,
+    on_row: tuple[OnRow, ...],
+    command: Sequence[str],
+    load: Callable[[], Federation],
 ) -> Iterator[Experiment]:
     """The run with its data, checked before anything is written."""
     provenance.refuse_other_config(store, config)
-    federation = load_data(config, machine)
+    federation = load()
     configuration.check_counts(
         config, federation.data.num_clients, federation.num_classes
     )
-    setup = build.Setup(config, federation, machine.backend, machine.mesh, machine.conv)
+    backend = federation.clients or machine.backend
+    setup = build.Setup(config, federation, backend, machine.mesh, machine.conv)
     model = build.make_model(setup)
     units = tuple(build.unlearn_units(config))
     elsewhere = models.from_elsewhere(setup, model, units, store)
@@ -200,8 +210,9 @@ def _run_steps(this: Experiment) -> RunRecord | None:
 def _announce(this: Experiment) -> None:
     """Says what the run is, and warns of what its request leaves without data."""
     config, federation = this.config, this.federation
+    images = len(federation.train.labels) if federation.clients is None else "their own"
     this.progress.note(
-        f"{config.data.name}: {len(federation.train.labels)} training images, "
+        f"{config.data.name}: {images} training images, "
         f"{federation.data.num_clients} clients, {config.train.cohort} per round; "
         f"{config.model.name}; {jax.device_count()} {jax.default_backend()} device(s), "
         f"{this.setup.conv} convolutions, {backend_of(this)} over clients; "

@@ -1,8 +1,7 @@
 """Training as a step of a run does it: logged, timed, checkpointed, resumed.
 
 `train_unit` continues from the last checkpoint, bitwise as if never interrupted. An
-`Experiment` is what every step has at hand. `train` is also the loop of a federation of
-separate clients.
+`Experiment` is what every step has at hand.
 """
 
 import dataclasses
@@ -185,10 +184,12 @@ def _make_accuracies(this: Experiment, model):
     if this.request.kind == "classes":
         return lambda evaluation, variables: _accuracies(evaluation, this.classes)
     evaluate = _evaluator(this, model, this.federation.forgotten)
+    held = len(this.federation.forgotten.labels)
 
     def accuracies(evaluation: Evaluation, variables) -> dict[str, float | None]:
         whole = evaluation.accuracy
-        forgotten = evaluate(variables).accuracy
+        # Clients elsewhere keep their images.
+        forgotten = evaluate(variables).accuracy if held else None
         return {"accuracy": whole, "u_accuracy": forgotten, "r_accuracy": whole}
 
     return accuracies
@@ -214,6 +215,8 @@ def _evaluator(this: Experiment, model, split: Dataset):
 
 def backend_of(this: Experiment) -> str:
     """How this run iterates over clients."""
+    if not isinstance(this.setup.backend, str):
+        return "messages"
     return resolve_backend(
         this.setup.backend, loops_are_fast=loops_are_fast(this.setup.conv)
     )[0]

@@ -5,7 +5,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fuprune import config as configuration
 from fuprune.data.normalisation import constant_statistics
-from fuprune.flower import client_app, loop
+from fuprune.flower import client_app, server
 from fuprune.flower.roster import Roster, join_clients
 from fuprune.flower.settings import Timeouts
 from fuprune.flower.transport import RemoteClients, stand_ins
@@ -94,4 +94,4 @@ def small_model():
 
 def run(grid, settings):
     """What the ServerApp does: wait for clients, then one run with them."""
-    loop.run(join_clients(grid, settings), settings)
+    server.run(join_clients(grid, settings), settings)

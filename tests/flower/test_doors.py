@@ -29,7 +29,7 @@ SPEC = rebuild.spec(small_model())
 def one_round(setting, grid, **options):
     """One round over the grid; the state before and after, and its diagnostics."""
     config, local, model, variables = setting
-    clients, data = remote(grid, config, learning_rate=0.1)
+    clients, data = remote(grid, config)
     grid.dead = {100 + k for k in options.pop("asleep", ())}
     algorithm = build.make_algorithm(
         build.Setup(config, local._replace(data=data), clients),

@@ -9,7 +9,7 @@ from fuprune.data.federated import whole_cohort
 from fuprune.errors import InputError
 from fuprune.flower.settings import read_config
 from fuprune.run import build
-from fuprune.surgery import compact, layer_names, make_plan, rebuild
+from fuprune.surgery import compact, layer_names, make_plan
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.class_pruning import server_proc
 from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
@@ -17,14 +17,12 @@ from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
 RATE = 0.1
 
 
-def both(config_text, tmp_path, objective=None, **terms):
+def both(config_text, tmp_path, objective=None):
     """The simulator's algorithm and data, and the same with clients behind a grid."""
     config = read_config(config_text)
     local = federation(config)
     model = small_model()
-    clients, stand_in = remote(
-        FakeGrid(tmp_path, config_text), config, learning_rate=RATE, **terms
-    )
+    clients, stand_in = remote(FakeGrid(tmp_path, config_text), config)
     schedule = build.Schedule(2, RATE)
     made = [
         build.make_algorithm(
@@ -79,15 +77,14 @@ def test_a_teacher_travels_with_the_model(algorithm, tmp_path):
     teacher, variables = compact(whole, fresh, plan)
     masked = (3, 7)
     objective = build.fine_tune_objective(read_config(text), teacher, variables, masked)
-    sent = {"spec": rebuild.spec(teacher), "masked_classes": list(masked)}
-    taught = both(text, tmp_path / "taught", objective, teacher=sent)
+    taught = both(text, tmp_path / "taught", objective)
     ends = two_rounds(*taught[:3])
     chex.assert_trees_all_close(*ends, atol=1e-5)
     alone = two_rounds(*both(text, tmp_path / "alone")[:3])
     with pytest.raises(AssertionError):
         chex.assert_trees_all_close(ends[1], alone[1], atol=1e-3)
     with pytest.raises(InputError, match="no other than a teacher"):
-        two_rounds(*both(text, tmp_path / "untold", objective)[:3])
+        both(text, tmp_path / "untold", objective._replace(task=None))
 
 
 def two_rounds(algorithms, pools, variables):

@@ -1,24 +1,20 @@
-"""The server's loop over the real ClientApp: train, forget, resume, refuse."""
+"""The server's commands over the real ClientApp: train, forget, resume, refuse."""
 
-import functools
 import json
 import shutil
 
 import chex
-import jax
 import numpy as np
 import pytest
 
+from fuprune import results
 from fuprune.errors import InputError
-from fuprune.flower import ledger, loop, training
-from fuprune.flower.audit import verdict
+from fuprune.flower import ledger, server
 from fuprune.flower.records import unpack
-from fuprune.flower.roster import join_clients
 from fuprune.flower.settings import read_config, read_settings
-from fuprune.run import build, checkpoint, kept_files
+from fuprune.run import checkpoint, experiment, kept_files
 from fuprune.run.store import WorkdirBusyError, lock_workdir
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.request import ForgetRequest
 from tests.flower.small import CONFIG, FakeGrid, federation, run
 
 SMALL = (
@@ -51,6 +47,12 @@ def place(trained, tmp_path):
     return tmp_path / "run"
 
 
+def made(place, method):
+    """The model that an order left."""
+    (path,) = (place / "server").glob(f"orders/*/models/{method}")
+    return checkpoint.load(path)[1]
+
+
 def train_requests(grid):
     """What was asked of clients in training, and what they sent."""
     for message, reply in grid.seen:
@@ -61,14 +63,15 @@ def train_requests(grid):
 def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
     grid = FakeGrid(place, SMALL)
     run(grid, order(place / "server", "class_pruning"))
-    printed = capsys.readouterr().out
-    (report,) = (place / "server").glob("orders/*/report.md")
-    assert f"report: {report}" in printed and "| parameters |" in printed
-    content = json.loads(report.with_suffix(".json").read_text())
-    assert content["confirmed_by"] == [0, 1, 2]
-    assert content["after"]["parameters"] < content["before"]["parameters"]
+    (report,) = (place / "server").glob("orders/*/report/report.html")
+    assert f"report: {report}" in capsys.readouterr().out
+    record = results.read_run(report.parent.parent).record
+    (row,), (raw, *_) = record.methods, record.stages
+    assert row.u_accuracy is not None and raw.method == "raw"
+    assert any(cut.removed for cut in record.cuts["class_pruning"])
     (row,) = json.loads((place / "server" / "orders.json").read_text())
     assert row["closed"] and sorted(row["closed_by"]) == ["0", "1", "2"]
+    assert sorted(row["confirmed"]) == ["0", "1", "2"]
     for client in range(3):
         log = (place / str(client) / "orders.jsonl").read_text().splitlines()
         assert [json.loads(line)["closed"] for line in log] == [False, True]
@@ -78,15 +81,22 @@ def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
         assert 3 not in header["classes"] and header["orders"][0]["order"] == "o-1"
         trained_on += update[2]
     assert trained_on == held.sum() - held[3]
-    # Killed when all was done but for the report.
-    for file in report.parent.glob("report.*"):
-        file.unlink()
-    run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
-    again = json.loads(report.with_suffix(".json").read_text())
-    for name in ("before", "after", "untrained_probe", "confirmed_by", "verdict"):
-        assert again[name] == content[name]
     with pytest.raises(InputError, match="o-1' is closed"):
         run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
+
+
+def test_an_order_is_audited_against_a_network_that_clients_retrained(place):
+    text = f"{SMALL} unlearn.retrain_seeds=1 audit.relearn_steps=1"
+    wanted = order(place / "server", "fine_tune_only,retrain", config=text)
+    run(FakeGrid(place, text), wanted)
+    (folder,) = (place / "server").glob("orders/*")
+    audit = json.loads((folder / "audit.json").read_text())
+    assert audit["retrained"] == 1 and audit["candidates"] == ["fine_tune_only"]
+    found = {row["name"] for row in audit["rows"]}
+    assert {"u_accuracy", "r_accuracy", "answer_distance"} <= found
+    assert json.loads((place / "server" / "current.json").read_text()) == {
+        "model": f"orders/{folder.name}/models/fine_tune_only"
+    }
 
 
 TEACHER = "fine_tune.distill_weight=0.9"
@@ -115,15 +125,12 @@ def test_a_killed_server_goes_on_where_it_was(place, more):
     grid = FakeGrid(place, text)
     run(grid, wanted)
     kinds = [m.metadata.message_type for m, _ in grid.seen]
-    assert "query.class_statistics" not in kinds, "the cut was done"
+    assert "query.class_statistics" not in kinds, "they were asked once"
     run(
         FakeGrid(straight, text),
         order(straight / "server", "class_pruning", config=text),
     )
-    ends = [
-        checkpoint.load(next((p / "server").glob("orders/*/model")))[1]
-        for p in (place, straight)
-    ]
+    ends = [made(p, "class_pruning") for p in (place, straight)]
     chex.assert_trees_all_equal(*ends)
 
 
@@ -137,43 +144,33 @@ def test_an_order_that_was_carried_out_is_not_carried_out_again(place, monkeypat
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(ledger, "close_order", die)
         run(FakeGrid(place, SMALL), wanted)
-    monkeypatch.setattr(loop, "_run_method", die)
+    monkeypatch.setattr(server, "_run", die)
     run(FakeGrid(place, SMALL), wanted)
     (row,) = json.loads((place / "server" / "orders.json").read_text())
-    assert row["closed"] and list((place / "server").glob("orders/*/report.md"))
+    assert row["closed"]
 
 
 def test_an_interrupted_order_starts_from_what_another_one_left(place):
     """Its fine-tuning would otherwise end in a model that knows the other's class."""
-    server = place / "server"
-    first = order(server, "fine_tune_only")
+    wanted = order(place / "server", "fine_tune_only")
     with pytest.raises(KilledError):
-        run(FakeGrid(place, SMALL, meddle=killed_in_training), first)
-    run(FakeGrid(place, SMALL), order(server, "mask_logit", "o-2", classes="5"))
-    other = json.loads((server / "current.json").read_text())["model"]
-    run(FakeGrid(place, SMALL), first)
-    (begun,) = server.glob("orders/o-1-*/start.json")
-    assert json.loads(begun.read_text())["model"] == other
-    bias = checkpoint.load(begun.parent / "model")[1]["params"]["head"]["bias"]
+        run(FakeGrid(place, SMALL, meddle=killed_in_training), wanted)
+    run(
+        FakeGrid(place, SMALL),
+        order(place / "server", "mask_logit", "o-2", classes="5"),
+    )
+    run(FakeGrid(place, SMALL), wanted)
+    bias = made(place, "fine_tune_only")["params"]["head"]["bias"]
     assert bias[5] < -500 and np.all(np.delete(bias, 5) > -500)
 
 
 def test_an_order_that_goes_on_with_another_method_starts_again(place):
-    """Else the first one's model would be reported as the second one's."""
-    server = place / "server"
     with pytest.raises(KilledError):
         grid = FakeGrid(place, SMALL, meddle=killed_in_training)
-        run(grid, order(server, "fine_tune_only"))
-    run(FakeGrid(place, SMALL), order(server, "mask_logit"))
-    (report,) = server.glob("orders/*/report.json")
-    assert json.loads(report.read_text())["method"] == "mask_logit"
-    bias = checkpoint.load(report.parent / "model")[1]["params"]["head"]["bias"]
-    assert bias[3] < -500
-    # Killed when all was done but for the report; the next run is for another method.
-    for file in report.parent.glob("report.*"):
-        file.unlink()
-    run(FakeGrid(place, SMALL), order(server, "fine_tune_only"))
-    assert json.loads(report.read_text())["method"] == "mask_logit"
+        run(grid, order(place / "server", "fine_tune_only"))
+    run(FakeGrid(place, SMALL), order(place / "server", "mask_logit"))
+    assert made(place, "mask_logit")["params"]["head"]["bias"][3] < -500
+    assert not list((place / "server").glob("orders/*/models/fine_tune_only"))
 
 
 def test_training_does_not_bring_back_what_an_order_forgot(place):
@@ -190,7 +187,7 @@ def test_two_servers_do_not_share_a_workdir(place):
         run(FakeGrid(place, SMALL), settings(place / "server", "evaluate"))
 
 
-# What an order of each kind names to the app, and to a simulation.
+# What an order of each kind names to the app.
 NAMED = {
     "classes": {"classes": "3"},
     "clients": {"classes": "", "clients": "1"},
@@ -198,15 +195,24 @@ NAMED = {
 }
 
 
-def simulated_request(kind, data):
-    if kind == "examples":
+def simulate(place, wanted):
+    """The run of the same order by a simulation, from the same trained model."""
+    folder = place / "simulated"
+    folder.mkdir()
+    trained = place / "server" / "training"
+    kept = folder / kept_files.KEPT_ROUNDS
+    kept.symlink_to(trained / kept_files.KEPT_ROUNDS)
+    keys = {**server.asked(wanted), "model.load": str(trained / "models" / "raw")}
+    if wanted.order.examples:
+        # Clients count their own images, the simulation all of them.
+        data = federation(wanted.config).data
         rows = np.asarray(data.rows)
-        places = (rows[1, 0], rows[1, 2], rows[2, 5])
-        return ForgetRequest(examples=tuple(int(i) for i in places))
-    return {
-        "classes": ForgetRequest(classes=(3,)),
-        "clients": ForgetRequest(clients=(1,)),
-    }[kind]
+        numbers = [rows[client, place] for client, place in wanted.order.examples]
+        file = folder / "examples.txt"
+        file.write_text(" ".join(map(str, numbers)))
+        keys["unlearn.examples"] = str(file)
+    experiment.run(server.with_keys(wanted.config, keys), folder)
+    return checkpoint.load(folder / "models" / wanted.method)[1]
 
 
 @pytest.mark.slow
@@ -216,7 +222,7 @@ def simulated_request(kind, data):
         *(
             (method, "classes", "")
             for method in METHODS
-            if method not in loop.UNAVAILABLE
+            if method not in server.UNAVAILABLE
         ),
         *(
             (method, "clients", "")
@@ -230,47 +236,13 @@ def simulated_request(kind, data):
         ("retrain_short", "classes", TEACHER),  # which has no teacher all the same
     ],
 )
-def test_methods_end_where_the_simulator_ends(place, method, kind, more):
-    """The same trained model, key and options; clients here, or behind messages."""
+def test_methods_end_where_a_simulation_ends(place, method, kind, more):
+    """The same run; clients here, or behind messages."""
     text = f"{SMALL} {more}"
     wanted = order(place / "server", method, **NAMED[kind], config=text)
     grid = FakeGrid(place, text)
-    session = loop.open_session(join_clients(grid, wanted), wanted)
-    model, variables = loop.current_model(session)
-    report = loop.forget(session)
-    assert json.loads(report.with_suffix(".json").read_text())["verdict"]
-    remote = checkpoint.load(next((place / "server").glob("orders/*/model")))
-    config = wanted.config
-    local = federation(config)
-    request = simulated_request(kind, local.data)
-    local = local._replace(request=request)
-    here = session._replace(
-        federation=session.federation._replace(data=local.data),
-        settings=wanted._replace(workdir=place / "simulated"),
-        clients=Here(),
-    )
-    setup = build.Setup(config, local, "loop")
-    options = build.method_options(setup, method)
-    if METHODS[method].needs:
-        kept = place / "server" / "kept_rounds"
-        options["kept_rounds"] = kept_files.RoundFiles(kept, variables)
-        options["replay"] = build.make_replay(setup, model)
-        options["server"] = build.make_server(config.train)
-    budget = loop.make_budget(config, METHODS[method].budget)
-    taught = None
-    if METHODS[method].budget == "fine_tune":
-        taught = build.fine_tune_objective(config, model, variables, (3,))
-    fit = functools.partial(training.fit, here, "x", budget=budget, objective=taught)
-    result = METHODS[method](
-        model,
-        variables,
-        local.data,
-        request,
-        key=jax.random.fold_in(session.key, loop.seed_of("order o-1")),
-        fine_tune=lambda m, w, d, k: fit(m, w, d, key=k),
-        **options,
-    )
-    chex.assert_trees_all_close(remote[1], result.variables, atol=1e-5)
+    run(grid, wanted)
+    chex.assert_trees_all_close(made(place, method), simulate(place, wanted), atol=1e-5)
     if kind == "clients":
         # Who has left is asked for nothing more, and the others go on.
         before = len(grid.seen)
@@ -280,39 +252,11 @@ def test_methods_end_where_the_simulator_ends(place, method, kind, more):
         assert {grid.nodes[node] for node in nodes} == {0, 2}
 
 
-class Here(str):
-    """A simulator's backend with the one method of a transport that `_fit` calls."""
-
-    def __new__(cls):
-        return super().__new__(cls, "loop")
-
-    def under(self, **terms):
-        return self
-
-
-@pytest.mark.parametrize("method", sorted(METHODS.keys() & loop.UNAVAILABLE.keys()))
+@pytest.mark.parametrize("method", sorted(server.UNAVAILABLE))
 def test_methods_that_need_more_than_uploads_say_so(place, method):
     with pytest.raises(InputError, match=f"{method} cannot run over a federation"):
         run(FakeGrid(place, SMALL), order(place / "server", method))
     assert not (place / "server" / "orders.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("probe", "untrained", "said"),
-    [
-        (0.98, 0.93, "better than by those of an untrained network"),
-        (0.93, 0.93, "class 3 by its features no better than"),
-        (None, None, "(90.0% before)."),
-    ],
-)
-def test_a_report_says_in_one_sentence_what_its_figures_say(probe, untrained, said):
-    content = {"forgotten": "class 3", "classes": [3], "test_images": 355}
-    row = {"answers_forgotten": 40, "remaining_accuracy": 0.9, "probe": 0.99}
-    after = {"answers_forgotten": 0, "remaining_accuracy": 0.85, "probe": probe}
-    content |= {"before": row, "after": after, "untrained_probe": untrained}
-    text = verdict(content)
-    assert text.startswith("The model answers none of 355 test images with class 3 (40")
-    assert said in text and text.count(". ") == 0
 
 
 @pytest.mark.parametrize(
@@ -328,10 +272,11 @@ def test_a_report_says_in_one_sentence_what_its_figures_say(probe, untrained, sa
         ),
         ({"clients": "first"}, "clients is 'first'"),
         ({"examples": "2:"}, "such as 2:14,2:15"),
-        ({"command": "forget", "classes": "x", "order": "a"}, "numbers such as 3"),
         ({"config": "train.roundz=3"}, "train.roundz"),
-        ({"config": "train.rounds=many"}, "train.rounds"),
         ({"config": "train.rounds"}, "write train.rounds=VALUE"),
+        ({"config": "privacy.epsilon=1"}, "privacy.epsilon"),
+        ({"config": "data.normalise=central"}, "data.normalise"),
+        ({"config": "relabel.answer=random"}, "relabel.answer"),
         ({"min-clients": 0}, "min-clients is 0"),
         ({"reply-seconds": "soon"}, "reply-seconds is 'soon'"),
     ],
@@ -339,24 +284,3 @@ def test_a_report_says_in_one_sentence_what_its_figures_say(probe, untrained, sa
 def test_settings_that_make_no_sense_are_refused(given, match):
     with pytest.raises(InputError, match=match):
         read_settings(given)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "privacy.epsilon=1",
-        "data.normalise=central",
-        "relabel.answer=random",
-    ],
-)
-def test_options_that_need_the_data_in_one_place_are_refused(tmp_path, key):
-    text = f"{SMALL} {key}"
-    with pytest.raises(InputError, match=key.partition("=")[0]):
-        run(FakeGrid(tmp_path, text), read_settings({"config": text}))
-
-
-def test_a_report_counts_the_channels_of_every_class():
-    first = {"cut": {"conv1": [0, 4], "conv2": [1]}}
-    second = {"cut": {"conv1": [2], "conv3": []}}
-    lost = loop.channels_cut([first, second])
-    assert lost == {"conv1": 3, "conv2": 1, "conv3": 0}
