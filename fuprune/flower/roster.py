@@ -1,8 +1,7 @@
 """Who takes part, and one exchange of messages with them.
 
 Nodes come and go; a client is known by the id that it says it has. A reply counts only
-if it answers the request that was sent to its node, on the model that was sent. Nothing
-here loads JAX, so that clients are asked before the server itself is ready.
+if it answers the request that was sent to its node, on the model that was sent.
 """
 
 import logging

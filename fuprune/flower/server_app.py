@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import threading
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -20,6 +19,7 @@ def main(grid: Grid, context: Context) -> None:
     """Trains, forgets or evaluates, as the run's config says."""
     # Deferred, so that Flower can look at the app without waiting.
     from fuprune.flower.roster import join_clients
+    from fuprune.flower.server import run
     from fuprune.flower.settings import read_settings
 
     # Only ours: Flower's transport has a line for every request.
@@ -31,10 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     logger.propagate = False
     try:
         settings = read_settings(context.run_config)
-        # JAX takes seconds to load, in which clients say who they are.
-        threading.Thread(target=_load_server, daemon=True).start()
-        roster = join_clients(grid, settings)
-        _load_server()(roster, settings)
+        run(join_clients(grid, settings), settings)
         logger.info(FINISHED)
     except FupruneError as error:
         # The app has a key of its own for what a simulation's config calls otherwise.
@@ -44,9 +41,3 @@ def main(grid: Grid, context: Context) -> None:
         # Raised, so that Flower marks the run as failed and gives this as the reason;
         # an exit would take the process away before its log has been sent.
         raise FupruneError(line) from None
-
-
-def _load_server():
-    from fuprune.flower.server import run
-
-    return run

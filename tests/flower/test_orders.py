@@ -101,10 +101,9 @@ def test_what_is_no_order_is_refused(tmp_path, wrong):
     assert read_orders(tmp_path) == {}
 
 
-def test_neither_side_waits_for_jax_before_it_says_who_it_is():
-    for module in ("client_app", "roster"):
-        source = f"import sys, fuprune.flower.{module}; assert 'jax' not in sys.modules"
-        subprocess.run([sys.executable, "-c", source], check=True)
+def test_a_client_does_not_wait_for_jax_before_it_says_who_it_is():
+    source = "import sys, fuprune.flower.client_app; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", source], check=True)
 
 
 def test_another_version_is_told_so(tmp_path):

@@ -85,6 +85,7 @@ def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
         run(FakeGrid(place, SMALL), order(place / "server", "class_pruning"))
 
 
+@pytest.mark.filterwarnings("ignore:constrained_layout")  # so few images
 def test_an_order_is_audited_against_a_network_that_clients_retrained(place):
     text = f"{SMALL} unlearn.retrain_seeds=1 audit.relearn_steps=1"
     wanted = order(place / "server", "fine_tune_only,retrain", config=text)
