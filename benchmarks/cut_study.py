@@ -46,7 +46,7 @@ RAW = "results/cifar10_resnet20_raw/models/raw.safetensors"
 OUT = Path(__file__).parent / "results" / "cut_study.jsonl"
 FORGOTTEN, LAST_STAGE = 0, "stage3"
 SEED, PEAK, WARMUP, TEACHER = 0, 0.125, 15, 0.9
-RELEARN_STEPS, RELEARN_DRAWS = 60, 4
+RELEARN_STEPS, RELEARN_DRAWS = 60, 2
 STARTS = (
     "no_cut",
     "tf_idf_0.05",
@@ -106,7 +106,7 @@ class Study:
         held_out = self.federation.validation
         self.sides = halves(held_out.labels, generator)
         own = held_out.labels == FORGOTTEN
-        others = generator.permutation(np.flatnonzero(~own))[:1500]
+        others = generator.permutation(np.flatnonzero(~own))[:500]
         self.probed = np.sort(np.concatenate([np.flatnonzero(own), others]))
 
     def prepare(self, images):
