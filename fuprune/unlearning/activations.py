@@ -184,7 +184,6 @@ def collect(
     mesh=None,
     clip: float | None = None,
     dense: bool = False,
-    tamper=None,
 ) -> Collected:
     """Run local_proc on every client of a cohort and check what comes in.
 
@@ -203,18 +202,48 @@ def collect(
       mesh: devices for `shard_map`; all by default.
       clip: see `class_activations`.
       dense: see `pooled_convolutions`.
-      tamper: simulated misbehaviour, `(client id, upload) -> upload`.
     """
-    run = _make_capture(
-        model, preprocess, backend, mesh, num_classes, batch_size, clip, dense
+    run = make_run(
+        activations_program,
+        model,
+        backend,
+        mesh,
+        num_classes=num_classes,
+        batch_size=batch_size,
+        preprocess=preprocess,
+        clip=clip,
+        dense=dense,
     )
-    shared = Shared(cohort.images, cohort.labels, variables)
-    answers = run(shared, clients_of(cohort))
-    return receive(answers, cohort, backend, clip=clip, tamper=tamper)
+    return receive(run(variables, cohort), cohort, backend, clip=clip)
+
+
+def make_run(make_program, model, backend: str | Transport, mesh, **arguments):
+    """`run(variables, cohort) -> (total, stacked)` of a program, compiled once.
+
+    `make_program` is called with the model and the arguments.
+    """
+    named = tuple(sorted(arguments.items()))
+    run = _compiled(make_program, model, backend, mesh, named)
+
+    def answers(variables, cohort):
+        shared = Shared(cohort.images, cohort.labels, variables)
+        return run(shared, clients_of(cohort))
+
+    return answers
+
+
+@keep_compiled
+def _compiled(make_program, model, backend, mesh, arguments):
+    return for_each_client(
+        make_program(model, **dict(arguments)),
+        backend=backend,
+        mesh=mesh,
+        loops_are_fast=loops_are_fast(model),
+    )
 
 
 def receive(
-    answers, cohort, backend: str | Transport, *, clip: float | None, tamper=None
+    answers, cohort, backend: str | Transport, *, clip: float | None
 ) -> Collected:
     """What the server takes of a cohort's `(total, stacked)` class statistics.
 
@@ -231,12 +260,8 @@ def receive(
     template = jax.tree.map(lambda x: x[0], stacked)
     uploads, clients, rejected = [], [], {}
     for i, (client, length) in enumerate(zip(ids, lengths, strict=True)):
-        if not length:
-            continue
         upload = jax.tree.map(lambda x, i=i: x[i], stacked)
-        if tamper is not None:
-            upload = tamper(int(client), upload)
-        if not any(np.any(x) for x in jax.tree.leaves(upload)):
+        if not length or not any(np.any(x) for x in jax.tree.leaves(upload)):
             continue  # it holds nothing of what was asked for, or did not answer
         reason = check_statistics(upload, template, int(length), clip=clip)
         if reason is None:
@@ -245,23 +270,6 @@ def receive(
         else:
             rejected[int(client)] = reason
     return Collected(uploads, clients, rejected, tree_bytes(template))
-
-
-@keep_compiled
-def _make_capture(
-    model, preprocess, backend, mesh, num_classes, batch_size, clip, dense
-):
-    program = activations_program(
-        model,
-        num_classes=num_classes,
-        batch_size=batch_size,
-        preprocess=preprocess,
-        clip=clip,
-        dense=dense,
-    )
-    return for_each_client(
-        program, backend=backend, mesh=mesh, loops_are_fast=loops_are_fast(model)
-    )
 
 
 def merge_activations(
@@ -328,18 +336,12 @@ def _mean(totals, numbers, weighting):
 
 
 def _check_alike(uploads: Sequence[Any]) -> None:
-    first = {layer: np.shape(a) for layer, a in uploads[0].total.items()}
-    classes = sorted({shape[0] for shape in first.values()})
-    for i, upload in enumerate(uploads):
-        if {layer: np.shape(a) for layer, a in upload.total.items()} != first:
+    first, *others = (jax.tree.map(np.shape, upload) for upload in uploads)
+    for i, shapes in enumerate(others, start=1):
+        if shapes != first:
             raise InputError(
                 f"statistics of upload {i} have layers or shapes unlike those of "
                 "upload 0; every client must run the same model."
-            )
-        counted = len(np.asarray(upload.num_examples))
-        if any(number != counted for number in classes):
-            raise InputError(
-                f"upload {i} counts {counted} classes, but its sums have {classes}."
             )
 
 

@@ -17,15 +17,13 @@ import numpy as np
 
 from fuprune.data.preprocess import Preprocess, to_float
 from fuprune.federated.client import gather_batch
-from fuprune.federated.cohort import (
-    Shared,
-    clients_of,
-    for_each_client,
-    keep_compiled,
+from fuprune.federated.program import Client, ClientProgram, Shared, Task, Transport
+from fuprune.unlearning.activations import (
+    ClassActivations,
+    Collected,
+    make_run,
+    receive,
 )
-from fuprune.federated.program import Client, ClientProgram, Task, Transport
-from fuprune.models.layers import loops_are_fast
-from fuprune.unlearning.activations import ClassActivations, Collected, receive
 from fuprune.unlearning.protocol import UnlearnError
 
 # Geometric from 0.005 to 0.6: neighbours differ by 4%, and seven halvings find one.
@@ -134,23 +132,17 @@ def count_answers(
 
     A client cannot say that it is right more often than it says it looked.
     """
-    run = _make_count(model, classes, leaving, images, preprocess, backend, mesh)
-    answers = run(Shared(cohort.images, cohort.labels, variables), clients_of(cohort))
-    return receive(answers, cohort, backend, clip=1.0)
-
-
-@keep_compiled
-def _make_count(model, classes, leaving, images: int, preprocess, backend, mesh):
-    program = answers_program(
+    run = make_run(
+        answers_program,
         model,
+        backend,
+        mesh,
         classes=classes,
         leaving=leaving,
         images=images,
         preprocess=preprocess,
     )
-    return for_each_client(
-        program, backend=backend, mesh=mesh, loops_are_fast=loops_are_fast(model)
-    )
+    return receive(run(variables, cohort), cohort, backend, clip=1.0)
 
 
 def judged(rate: float, seen: Any) -> Tried:

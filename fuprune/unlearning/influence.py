@@ -57,7 +57,6 @@ def conjugate_gradients(
     # Float64 on the host: in float32 the search directions soon lose their conjugacy
     # where the system is badly conditioned.
     b = np.asarray(b, np.float64)
-    start = np.linalg.norm(b)
     at, residual, done = np.zeros_like(b), b.copy(), 0
     direction = product = b
 
@@ -65,16 +64,10 @@ def conjugate_gradients(
         nonlocal direction, product
         # The solver may go on in the same array.
         direction, product = v.copy(), np.asarray(multiply(v), np.float64)
-        curvature = v @ product
-        if not np.isfinite(curvature):
-            raise UnlearnError(
-                f"conjugate gradients met a value that is not finite in iteration "
-                f"{done + 1}; look for a diverged model."
-            )
-        if curvature <= 0:
+        if not v @ product > 0:  # NaN is not either
             raise UnlearnError(
                 "conjugate gradients diverged: the damped Hessian has curvature "
-                f"{curvature / (v @ v):.3g} along direction {done + 1} and is not "
+                f"{v @ product / (v @ v):.3g} along direction {done + 1} and is not "
                 "positive definite; raise influence.damping."
             )
         return product
@@ -93,9 +86,8 @@ def conjugate_gradients(
         maxiter=iterations,
         callback=arrived,
     )
-    relative = float(np.linalg.norm(residual) / start) if start else 0.0
-    # Negated, so that NaN is refused too.
-    if not relative <= 1:
+    relative = float(np.linalg.norm(residual) / max(np.linalg.norm(b), 1e-300))
+    if relative > 1:
         raise UnlearnError(
             f"conjugate gradients diverged: after {done} iterations the residual is "
             f"{relative:.3g} times what it was; raise influence.damping or "

@@ -37,19 +37,19 @@ _FURTHER = tuple(Job._field_defaults)  # of a job; the others are a call's own a
 class Method:
     """A way to forget, callable like every other."""
 
-    name: str
+    name: str  # as a config, a table and the audit call it
     function: Callable[..., UnlearnResult]  # of a job and one value per section
     sections: Mapping[str, type]  # of the config: name -> dataclass of options
-    serves: tuple[str, ...]  # kinds of request, as `ForgetRequest` has
-    reads_forgotten: bool  # looks at the images it is to forget
-    trains_on_forgotten: bool  # fine-tunes on them, under other labels
-    fine_tunes: bool  # calls `fine_tune` at all
-    # What `fine_tune` is made with: fine-tuning's rounds and schedule, those of a first
-    # training, or fine-tuning's rounds with a schedule that starts from scratch.
-    budget: str
-    needs: str  # the key of `train` that keeps the record which it reads
-    needs_every_round: bool  # with that key at 1
-    control: str  # controls only: what it does, in one phrase
+    serves: tuple[str, ...] = ("classes",)  # kinds of request, as `ForgetRequest` has
+    reads_forgotten: bool = False  # looks at the images it is to forget
+    trains_on_forgotten: bool = False  # on them, under other labels or objectives
+    fine_tunes: bool = True  # calls `fine_tune` at all
+    # What `fine_tune` is made with, one of `BUDGETS`: fine-tuning's rounds and
+    # schedule, those of a first training, or fine-tuning's rounds with a fresh one.
+    budget: str = "fine_tune"
+    needs: str = ""  # the key of `train` that keeps the record which it reads
+    needs_every_round: bool = False  # with that key at 1
+    control: str = ""  # controls only: what it does, in one phrase
 
     def __call__(
         self,
@@ -115,33 +115,16 @@ class Method:
 
 
 def method(
-    name: str,
-    *,
-    serves: tuple[str, ...] = ("classes",),
-    options: type | tuple[type, ...] = (),
-    reads_forgotten: bool = False,
-    trains_on_forgotten: bool = False,
-    fine_tunes: bool = True,
-    budget: str = "fine_tune",
-    needs: str = "",
-    needs_every_round: bool = False,
-    control: str = "",
+    name: str, *, options: type | tuple[type, ...] = (), **facts: Any
 ) -> Callable[[Callable[..., UnlearnResult]], Method]:
     """Makes a method of a function `(job, *options) -> UnlearnResult`.
 
     Args:
       name: as a config, a table and the audit call it.
-      serves: kinds of request.
       options: its dataclass of options, or several. One with a `section` is that
         section of the config, which several methods may share; otherwise the section
         has the method's name.
-      reads_forgotten: see `Method`, as for the others.
-      trains_on_forgotten: it fine-tunes on the images that it is to forget.
-      fine_tunes: it calls the job's `fine_tune`.
-      budget: one of `BUDGETS`.
-      needs: the key of `train` that keeps the record which it reads.
-      needs_every_round: that key must be 1.
-      control: for a control, what it does.
+      **facts: the fields of `Method` from `serves` on.
 
     Raises:
       InputError: another module has declared a method of this name.
@@ -157,19 +140,7 @@ def method(
                 f"{function.__module__} declares a method {name!r}, as "
                 f"{there.__module__} does; give it another name."
             )
-        declared = Method(
-            name,
-            function,
-            sections,
-            serves,
-            reads_forgotten,
-            trains_on_forgotten,
-            fine_tunes,
-            budget,
-            needs,
-            needs_every_round,
-            control,
-        )
+        declared = Method(name, function, sections, **facts)
         functools.update_wrapper(declared, function)
         vars(declared)["__signature__"] = _signature(declared)
         METHODS[name] = declared

@@ -13,9 +13,12 @@ from fuprune.federated.cohort import Shared, clients_of, for_each_client
 from fuprune.unlearning.activations import (
     ClassActivations,
     activations_program,
+    check_statistics,
     class_activations,
     collect,
+    make_run,
     merge_activations,
+    receive,
 )
 from fuprune.unlearning.protocol import UnlearnError
 from tests import reference
@@ -122,23 +125,27 @@ def test_an_upload_is_small_and_counted(federation):
         (lambda t, n: (t.astype(np.float64), n), "dtype"),
     ],
 )
-def test_broken_statistics_are_turned_away_by_client(federation, tamper, reason):
+def test_what_is_wrong_with_broken_statistics_is_said(federation, tamper, reason):
+    _, data, variables = federation
+    upload = collect(MODEL, variables, whole_cohort(data), num_classes=4).uploads[1]
+    pairs = {k: tamper(t, upload.num_examples) for k, t in upload.total.items()}
+    broken = ClassActivations({k: t for k, (t, _) in pairs.items()}, pairs["conv1"][1])
+    assert check_statistics(upload, upload, 11) is None
+    assert reason in check_statistics(broken, upload, 11)
+
+
+def test_a_client_whose_statistics_are_broken_is_turned_away_alone(federation):
     """The rest goes on; the log says who and why."""
     _, data, variables = federation
-
-    def spoil(client, upload):
-        if client != 2:
-            return upload
-        pairs = {k: tamper(v, upload.num_examples) for k, v in upload.total.items()}
-        return ClassActivations(
-            {k: pair[0] for k, pair in pairs.items()}, pairs["conv1"][1]
-        )
-
-    collected = collect(
-        MODEL, variables, whole_cohort(data), num_classes=4, tamper=spoil
+    cohort = whole_cohort(data)
+    run = make_run(
+        activations_program, MODEL, "vmap", None, num_classes=4, batch_size=8
     )
+    total, stacked = run(variables, cohort)
+    stacked.total["conv1"] = stacked.total["conv1"].at[2].set(np.nan)
+    collected = receive((total, stacked), cohort, "vmap", clip=None)
     assert collected.clients == [0, 3]
-    assert list(collected.rejected) == [2] and reason in collected.rejected[2]
+    assert list(collected.rejected) == [2] and "NaN" in collected.rejected[2]
 
 
 @pytest.mark.parametrize("weighting", ["examples", "clients"])
