@@ -16,8 +16,9 @@ import statistics
 import subprocess
 import sys
 
+import report as reports
+
 HERE = pathlib.Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "bfloat16_accuracy.json"
 DTYPES = ("float32", "bfloat16")
 
 
@@ -28,9 +29,10 @@ def main(arguments=None):
     parser.add_argument("--types", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--rounds", type=int, default=450)
     parser.add_argument("--runs", type=pathlib.Path, default=HERE.parent / "runs")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    report = read_report(options)
+    report = reports.read("bfloat16_accuracy")
+    if report.get("rounds") != options.rounds:
+        report = {"rounds": options.rounds, "rows": []}
     # Seed by seed, so that a run which is stopped has as many of either type.
     for seed in options.seeds:
         for dtype in options.types:
@@ -39,18 +41,9 @@ def main(arguments=None):
                 r for r in report["rows"] if (r["dtype"], r["seed"]) != (dtype, seed)
             ]
             report["rows"] = [*others, row]
-            options.output.write_text(json.dumps(report, indent=1) + "\n")
+            reports.write("bfloat16_accuracy", report, table(report))
     print(table(report))
     return report
-
-
-def read_report(options) -> dict:
-    """What was measured before with as many rounds."""
-    if options.output.exists():
-        report = json.loads(options.output.read_text())
-        if report["rounds"] == options.rounds:
-            return report
-    return {"rounds": options.rounds, "rows": []}
 
 
 def table(report) -> str:

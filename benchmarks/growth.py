@@ -1,35 +1,39 @@
-"""How cost grows with clients, cohort, image side, classes and depth.
+"""How cost grows with clients, cohort, image side, classes, depth, cut and devices.
 
 Each section lets one number grow and keeps the rest. Its points take turns in every
 repetition, so that a busy minute of the machine hits all of them, and medians are
-compared. Where a cost should be flat or a straight line, `to the line` is the cost per
-unit against the section's median: 1.00 everywhere is a straight line through zero.
+compared. Cost per unit is given relative to the section's median: 1.00 everywhere is a
+straight line through zero, or a flat one.
 
-    python benchmarks/growth.py                      # about 6 minutes on two cores
+    python benchmarks/growth.py                      # about 10 minutes on two cores
     python benchmarks/growth.py --sections clients   # one section; others stay
     python benchmarks/growth.py --smoke              # small, once, nothing written
 """
 
 import argparse
+import contextlib
 import functools
-import json
 import os
 import pathlib
+import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "peers")]
+sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
-import round_throughput  # noqa: E402
-import training_step  # noqa: E402
+import protocol  # noqa: E402
+import report as reports  # noqa: E402
 
+from fuprune import surgery  # noqa: E402
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import federate, sample_cohort, whole_cohort  # noqa: E402
 from fuprune.data.partition import iid_partition  # noqa: E402
@@ -37,10 +41,10 @@ from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 from fuprune.run import data as run_data  # noqa: E402
 from fuprune.run import machine as runtime_module  # noqa: E402
+from fuprune.run import processes  # noqa: E402
 from fuprune.unlearning.activations import collect, merge_activations  # noqa: E402
 from fuprune.unlearning.class_pruning import server_proc  # noqa: E402
 
-RESULTS = HERE / "results" / "growth.json"
 POOL = 1_000  # images that all clients of a section share
 SMALL = (8, 8, 1)
 
@@ -48,14 +52,14 @@ SMALL = (8, 8, 1)
 class Section(NamedTuple):
     """One number that grows."""
 
-    points: tuple[int, ...]
+    points: tuple
     measure: object  # (points, repeats) -> rows
 
 
 class Row(NamedTuple):
     """One cost at one point; `units` is what it should be proportional to."""
 
-    point: int
+    point: object
     what: str
     cost: float
     units: float
@@ -68,60 +72,62 @@ def main(arguments=None) -> int:
     parser.add_argument("--sections", nargs="+", default=tuple(SECTIONS))
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--serve", nargs=3, metavar=("DEVICES", "PROCESSES", "ADDRESS"))
     options = parser.parse_args(arguments)
-    machine = round_throughput.machine()
-    report = {"sections": {}}
-    if options.output.exists() and not options.smoke:
-        report = json.loads(options.output.read_text())
+    if options.serve:
+        devices, count, address = options.serve
+        serve_rounds(int(devices), int(count), address)
+        return 0
+    found = {} if options.smoke else reports.read("growth")
     for name in options.sections:
         points, measure = SECTIONS[name]
-        rows = (
-            measure(points[:2], 1)
-            if options.smoke
-            else measure(points, options.repeats)
+        points, repeats = (
+            (points[:2], 1) if options.smoke else (points, options.repeats)
         )
-        report["sections"][name] = {
-            "date": round_throughput.now(),
-            "machine": machine | {"load_after": os.getloadavg()[0]},
-            "rows": [row._asdict() for row in rows],
-        }
-    print(table(report))
+        found[name] = {"date": reports.now(), "machine": reports.machine()}
+        found[name]["rows"] = [row._asdict() for row in measure(points, repeats)]
+    print(table(found))
     if not options.smoke:
-        round_throughput.write_report(options.output, report)
+        reports.write("growth", found, table(found))
     return 0
 
 
-def table(report) -> str:
-    """Each cost with its cost per unit against the median of its kind."""
+def table(found) -> str:
+    """Each cost from the first point to the last, and its distance from a line."""
     lines = [
-        "| grows | to | what | cost | per unit, to the line | when, load |",
-        "|---|---:|---|---:|---:|---|",
+        "| grows | what | cost | per unit, relative to the median | measured |",
+        "|---|---|---|---:|---|",
     ]
-    for name, section in report["sections"].items():
+    for name, section in found.items():
         rows = [Row(**row) for row in section["rows"]]
-        load = section["machine"]["load_after"]
-        for row in rows:
-            alike = [r.cost / r.units for r in rows if r.what == row.what]
-            ratio = row.cost / row.units / statistics.median(alike)
-            cost = (
-                f"{row.cost:,.0f} B"
-                if row.what.startswith("bytes")
-                else f"{1e3 * row.cost:.3g} ms"
-                if row.cost < 1
-                else f"{row.cost:.3g} s"
-            )
+        for what in dict.fromkeys(row.what for row in rows):
+            mine = [row for row in rows if row.what == what]
+            per_unit = [row.cost / row.units for row in mine]
+            middle = statistics.median(per_unit)
+            least, most = min(per_unit) / middle, max(per_unit) / middle
+            shown = mine if len(mine) < 4 else (mine[0], mine[-1])
+            costs = ", ".join(f"{_point(row)}: {_cost(row)}" for row in shown)
             lines.append(
-                f"| {name} | {row.point:,} | {row.what} | {cost} |"
-                f" {ratio:.2f} ({row.unit}) | {section['date']}, {load:.1f} |"
+                f"| {name} | {what} | {costs} | {least:.2f} to {most:.2f}"
+                f" (per {mine[0].unit}) | {section['date'][:10]}, load"
+                f" {section['machine']['load']:.1f} |"
             )
     return "\n".join(lines)
 
 
+def _point(row: Row) -> str:
+    return f"{row.point:,}" if isinstance(row.point, int) else str(row.point)
+
+
+def _cost(row: Row) -> str:
+    if row.what.startswith("bytes"):
+        return f"{row.cost:,.0f} B"
+    return f"{1e3 * row.cost:.3g} ms" if row.cost < 1 else f"{row.cost:.3g} s"
+
+
 def measure_clients(points, repeats) -> list[Row]:
     """Rounds of ten clients out of ever more; start-up; memory of the indices."""
-    model, state, algorithm = _small_federation(10)
-    del model
+    state, algorithm = _small_federation(10)
     federations, rows = [], []
     for clients in points:
         start = time.perf_counter()
@@ -142,16 +148,13 @@ def measure_clients(points, repeats) -> list[Row]:
 
     for what, run in (("drawing a cohort", draw), ("round of 10 clients", one_round)):
         runs = [functools.partial(run, data) for data in federations]
-        rows += [
-            Row(clients, what, seconds, 1, "flat")
-            for clients, seconds in zip(points, take_turns(runs, repeats), strict=True)
-        ]
+        rows += timed(points, what, runs, repeats, [1] * len(points), "round")
     return rows
 
 
 def measure_cohort(points, repeats) -> list[Row]:
     """Rounds of ever more clients."""
-    _, state, algorithm = _small_federation(max(points))
+    state, algorithm = _small_federation(max(points))
     data = _deal(2 * max(points))
 
     def one_round(cohort_size, repetition):
@@ -159,19 +162,13 @@ def measure_cohort(points, repeats) -> list[Row]:
         return algorithm.round(state, sample_cohort(key, data, cohort_size), key)[0]
 
     runs = [functools.partial(one_round, size) for size in points]
-    return [
-        Row(size, "round", seconds, size, "client")
-        for size, seconds in zip(points, take_turns(runs, repeats), strict=True)
-    ]
+    return timed(points, "round", runs, repeats, points, "client")
 
 
 def measure_side(points, repeats) -> list[Row]:
     """A round of four clients with eight images of ever more pixels."""
-    runs = [_round_of("resnet20", side)[0] for side in points]
-    return [
-        Row(side, "round", seconds, side**2, "pixel")
-        for side, seconds in zip(points, take_turns(runs, repeats), strict=True)
-    ]
+    runs = [_round_of(side=side)[0] for side in points]
+    return timed(points, "round", runs, repeats, [p**2 for p in points], "pixel")
 
 
 def measure_depth(points, repeats) -> list[Row]:
@@ -179,46 +176,106 @@ def measure_depth(points, repeats) -> list[Row]:
     rows, runs = [], []
     for depth in points:
         start = time.perf_counter()
-        run, _ = _round_of("resnet20", 32, depth=depth)
+        run, _ = _round_of(depth=depth)
         jax.block_until_ready(run(0))
         seconds = time.perf_counter() - start
         rows.append(Row(depth, "first round, compiled", seconds, depth, "layer"))
         runs.append(run)
-    return rows + [
-        Row(depth, "round", seconds, depth, "layer")
-        for depth, seconds in zip(points, take_turns(runs, repeats), strict=True)
-    ]
+    return rows + timed(points, "round", runs, repeats, points, "layer")
 
 
 def measure_classes(points, repeats) -> list[Row]:
     """Capture on four clients, the scores of what they sent, and its bytes."""
     captures, scores, rows = [], [], []
     for classes in points:
-        _, (model, variables, data) = _round_of(
-            "resnet20", 32, classes=classes, images=1_000
-        )
+        _, (model, variables, data) = _round_of(classes=classes, images=1_000)
         cohort = whole_cohort(data)
 
         def capture(_, model=model, variables=variables, cohort=cohort, n=classes):
             return collect(model, variables, cohort, num_classes=n).uploads
 
         uploads = jax.device_get(capture(0))
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(uploads)) / len(
-            cohort.clients
-        )
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(uploads)) / 4
         rows.append(Row(classes, "bytes a client sends", size, classes, "class"))
         merged = merge_activations(uploads)
         captures.append(capture)
         scores.append(lambda _, merged=merged: server_proc(merged, 9, 0.05).scores)
-    for what, runs in (
-        ("capture of 1,000 images", captures),
-        ("TF-IDF and plan", scores),
-    ):
-        rows += [
-            Row(classes, what, seconds, 1, "flat")
-            for classes, seconds in zip(points, take_turns(runs, repeats), strict=True)
-        ]
-    return rows
+    flat = [1] * len(points)
+    rows += timed(points, "capture of 1,000 images", captures, repeats, flat, "image")
+    return rows + timed(points, "TF-IDF and plan", scores, repeats, flat, "plan")
+
+
+def measure_cut(points, repeats) -> list[Row]:
+    """A round of networks that lost a share of their channels, by products left."""
+    runs = [_round_of(cut=share)[0] for share in points]
+    kept = [(1 - share) ** 2 for share in points]
+    return timed(points, "round", runs, repeats, kept, "product")
+
+
+def measure_devices(points, repeats) -> list[Row]:
+    """A round of eight clients with 64 images on (devices, processes)."""
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for devices, count in points:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                address = f"127.0.0.1:{probe.getsockname()[1]}"
+            log = pathlib.Path(tempfile.mkdtemp()) / "log"
+            command = [sys.executable, str(HERE / "growth.py"), "--serve"]
+            command += [str(devices), str(count), address]
+            contender = protocol.Contender(f"{devices} devices", command, log)
+            stack.callback(contender.close)
+            contender.answer()
+            runs.append(contender)
+        seconds = [[] for _ in runs]
+        for _ in range(repeats):
+            for contender, taken in zip(runs, seconds, strict=True):
+                taken.append(contender.round()["seconds"])
+    return [
+        Row(
+            f"{devices} in {count} process{'es' * (count > 1)}",
+            "round of 8 clients",
+            statistics.median(taken),
+            1 / devices,
+            "device",
+        )
+        for (devices, count), taken in zip(points, seconds, strict=True)
+    ]
+
+
+def serve_rounds(devices: int, count: int, address: str) -> None:
+    """Answer requests for rounds; the first of several processes starts the second."""
+    follows = "GROWTH_FOLLOWS" in os.environ
+    if count > 1 and not follows:
+        subprocess.Popen(
+            [sys.executable, *sys.argv],
+            env={**os.environ, "GROWTH_FOLLOWS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+        )
+    channel = protocol.claim_output()
+    cores = sorted(os.sched_getaffinity(0))
+    here = devices // count
+    os.sched_setaffinity(0, cores[here * follows :][:here] or cores)
+    joining = {}
+    if count > 1:
+        joining = dict(coordinator=address, num_processes=2, process_id=int(follows))
+    machine = runtime_module.start(devices=here, join_seconds=300, **joining)
+    run, _ = _round_of(images=512, clients=8, batch_size=32, runtime=machine)
+
+    def one_round():
+        if processes.any_process(False):
+            return False
+        jax.block_until_ready(run(0))
+        return True
+
+    if follows:
+        while one_round():
+            pass
+    else:
+        protocol.serve(channel, one_round, warm_up=2)
+        processes.any_process(True)
+    processes.leave(0)
 
 
 SECTIONS = {
@@ -227,11 +284,13 @@ SECTIONS = {
     "image side": Section((32, 64, 128), measure_side),
     "classes": Section((10, 100, 1_000), measure_classes),
     "depth": Section((20, 32, 56, 110), measure_depth),
+    "share cut": Section((0.0, 0.25, 0.5), measure_cut),
+    "devices": Section(((1, 1), (2, 1), (2, 2)), measure_devices),
 }
 
 
-def take_turns(runs, repeats) -> list[float]:
-    """The median seconds of each run; the first repetition compiles and is dropped."""
+def timed(points, what, runs, repeats, units, unit) -> list[Row]:
+    """A row per run, with the median of its seconds; the first repetition compiles."""
     seconds = [[] for _ in runs]
     for repetition in range(repeats + 1):
         for run, taken in zip(runs, seconds, strict=True):
@@ -239,7 +298,10 @@ def take_turns(runs, repeats) -> list[float]:
             jax.block_until_ready(run(repetition))
             if repetition:
                 taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in seconds]
+    return [
+        Row(point, what, statistics.median(taken), number, unit)
+        for point, taken, number in zip(points, seconds, units, strict=True)
+    ]
 
 
 def _small_federation(cohort: int):
@@ -247,41 +309,67 @@ def _small_federation(cohort: int):
     runtime = runtime_module.start(cohort=cohort, compilation_cache="")
     model = zoo.create("resnet8", num_classes=10, input_shape=SMALL)
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *SMALL)))
-    algorithm = fed_avg(
+    algorithm = _fed_avg(model, runtime, 8)
+    return algorithm.init(variables), algorithm
+
+
+def _fed_avg(model, runtime, batch_size):
+    return fed_avg(
         model,
-        client_optimizer=optax.sgd(0.01),
-        batch_size=8,
+        client_optimizer=optax.sgd(0.01, momentum=0.9),
+        batch_size=batch_size,
         backend=runtime.backend,
         mesh=runtime.mesh,
     )
-    return model, algorithm.init(variables), algorithm
 
 
 def _deal(clients: int):
     """Clients of eight examples each, over a pool that is the same for all."""
-    rng = np.random.default_rng(0)
-    dataset = Dataset(
-        rng.integers(256, size=(POOL, *SMALL)).astype(np.uint8),
-        rng.integers(10, size=POOL).astype(np.int32),
-    )
+    dataset = _noise(POOL, SMALL, 10)
     dealt = iid_partition(np.zeros(clients * 8, np.int32), num_clients=clients, seed=0)
     return federate(dataset, [part % POOL for part in dealt])
 
 
-def _round_of(net, side, *, classes=10, depth=None, images=32):
-    """`(run, (model, variables, data))`: four clients that share the images."""
-    runtime = runtime_module.start(cohort=4, compilation_cache="")
-    shape = (side, side, 3)
-    model = zoo.create(net, num_classes=classes, input_shape=shape, conv=runtime.conv)
-    if depth is not None:
-        model = model.clone(depth=depth)
-    rng = np.random.default_rng(0)
+def _noise(images: int, shape, classes: int) -> Dataset:
+    pixels = np.random.default_rng(0).integers(256, size=(images, *shape))
     labels = (np.arange(images) % classes).astype(np.int32)
-    pixels = rng.integers(256, size=(images, *shape)).astype(np.uint8)
-    parts = np.array_split(np.arange(images), 4)
-    held = federate(Dataset(pixels, labels), parts, place=np.asarray)
-    data = run_data.place_federation(held, runtime)
-    algorithm, variables = training_step.make_round(model, runtime, batch_size=8)
+    return Dataset(pixels.astype(np.uint8), labels)
+
+
+def _round_of(
+    *,
+    side=32,
+    classes=10,
+    depth=20,
+    images=32,
+    clients=4,
+    batch_size=8,
+    cut=0.0,
+    runtime=None,
+):
+    """A round of a ResNet, and its model, variables and data."""
+    runtime = runtime or runtime_module.start(cohort=clients, compilation_cache="")
+    shape = (side, side, 3)
+    model = zoo.create(
+        "resnet20", num_classes=classes, input_shape=shape, conv=runtime.conv
+    ).clone(depth=depth)
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
+    if cut:
+        scores = {
+            name: np.zeros(layer["conv"]["kernel"].shape[-1])
+            for name, layer in variables["params"].items()
+            if "conv" in layer
+        }
+        plan = surgery.make_plan(scores, cut, scope="layer", order="random", seed=0)
+        model, variables = surgery.compact(model, variables, plan)
+    parts = np.array_split(np.arange(images), clients)
+    data = federate(_noise(images, shape, classes), parts, place=np.asarray)
+    split = runtime.process_count > 1
+    if split:
+        data, _ = run_data.split_over_hosts(data, runtime)
+    data = run_data.place_federation(data, runtime, split=split)
+    algorithm = _fed_avg(model, runtime, batch_size)
+    variables = run_data.replicate(jax.device_get(variables), runtime.mesh)
     state, cohort = algorithm.init(variables), whole_cohort(data)
 
     def run(repetition):

@@ -1,11 +1,8 @@
-// What one core can do at most: multiply-adds, products of bfloat16, a chain of
-// integer products, memory traffic.
+// What one core can do at most: multiply-adds and products of bfloat16.
 
 #include <chrono>
 #include <csetjmp>
 #include <csignal>
-#include <cstddef>
-#include <vector>
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -22,8 +19,6 @@ double Now() {
   return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 }  // namespace
-
-extern "C" int Lanes() { return kLanes; }
 
 // FLOP/s of independent multiply-adds that stay in registers. Twelve chains hide the
 // latency of four or five cycles on two units.
@@ -77,28 +72,4 @@ extern "C" double Bfloat16Products(long turns) {
 #else
   return 0;
 #endif
-}
-
-// Cycles per second: each product waits for the one before and takes three cycles, on
-// Intel's and AMD's processors alike. (Chains of additions of a constant do not serve:
-// newer processors add several at once before they execute any.)
-extern "C" double Cycles(long turns) {
-  unsigned long product = 3;
-  const double start = Now();
-  for (long turn = 0; turn < turns; ++turn) {
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) asm volatile("imul %0, %0" : "+r"(product));
-  }
-  return 3 * 16.0 * turns / (Now() - start);
-}
-
-// Bytes per second of a[i] = b[i] + c * d[i] on arrays that no cache holds.
-extern "C" double MemoryTraffic(long numbers, long turns) {
-  std::vector<float> a(numbers, 0.f), b(numbers, 1.f), d(numbers, 2.f);
-  const double start = Now();
-  for (long turn = 0; turn < turns; ++turn) {
-    for (long i = 0; i < numbers; ++i) a[i] = b[i] + 0.5f * d[i];
-    asm volatile("" : : "r"(a.data()) : "memory");
-  }
-  return 12.0 * numbers * turns / (Now() - start);
 }

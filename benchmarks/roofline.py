@@ -1,13 +1,11 @@
-"""How far each layer is from what the machine can do at most.
+"""How far training is from what the machine can do at most.
 
-Two ceilings, on one core and on all cores at once: the rate of multiply-adds that stay
-in registers (and what the clock says it should be: cycles per second, from a chain of
-integer products, times two units times the lanes of a vector), and the best rate that
-oneDNN reaches on any convolution measured here. Each convolution of a network, forward
-and both gradients, and each BatchNorm is then timed alone on one core and added up as
-often as the network holds it; what a whole training step takes beyond that sum is
-spent between the kernels. Where the processor multiplies bfloat16, each kernel is timed
-with bfloat16 data as well.
+The limit is the rate of multiply-adds that stay in registers. Each convolution of a
+network (forward and both gradients) and each BatchNorm is timed alone on one core, and
+so are training steps inside one program, as a round runs them. What a step takes beyond
+the sum of its kernels is spent between them. The shortest of several times counts,
+because other work on the machine only adds to it. Where the processor multiplies
+bfloat16, everything is timed in bfloat16 as well.
 
     python benchmarks/roofline.py            # about three minutes
     python benchmarks/roofline.py --smoke    # a few shapes, once, nothing written
@@ -19,26 +17,23 @@ import concurrent.futures
 import ctypes
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "peers")]
+sys.path.insert(0, str(HERE))
 
-import convolution as convolution_benchmark  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
-import round_throughput  # noqa: E402
-import training_step  # noqa: E402
+import report as reports  # noqa: E402
 
-from fuprune.kernels import library, normalisation  # noqa: E402
+from fuprune.kernels import convolution, library, normalisation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
 
-RESULTS = HERE / "results" / "roofline.json"
+STEPS = 8  # in one program
 
 
 def main(arguments=None):
@@ -47,9 +42,7 @@ def main(arguments=None):
     parser.add_argument("--nets", nargs="+", default=["resnet20", "vgg11"])
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     options = parser.parse_args(arguments)
     if options.smoke:
         options.nets, options.repeats, options.batch_size = ["resnet8"], 1, 2
@@ -58,71 +51,57 @@ def main(arguments=None):
     cores = sorted(os.sched_getaffinity(0))
     # Before JAX starts its backend: one core for XLA, too.
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-    machine = round_throughput.machine()
-    peaks = measure_peaks(cores, short=options.smoke)
+    found = {"date": reports.now(), "machine": reports.machine()}
+    found["batch_size"] = options.batch_size
+    found["peaks"] = measure_peaks(cores, short=options.smoke)
     library.set_threads(1)
     os.sched_setaffinity(0, cores[:1])
     try:
-        nets = {net: measure_net(net, options) for net in options.nets}
+        found["nets"] = {net: measure_net(net, options) for net in options.nets}
     finally:
         os.sched_setaffinity(0, cores)
         library.set_threads(len(cores))
-    report = {
-        "date": round_throughput.now(),
-        "machine": machine | {"load_after": os.getloadavg()[0]},
-        "versions": {"jax": jax.__version__},
-        "batch_size": options.batch_size,
-        "peaks": peaks,
-        "nets": nets,
-    }
+    print(layer_table(found), table(found), sep="\n\n")
     if not options.smoke:
-        round_throughput.write_report(options.output, report)
-    print(table(report))
-    return report
+        reports.write("roofline", found, table(found))
+    return found
 
 
 def measure_peaks(cores, *, short=False) -> dict:
-    """Rates of one core alone and of all at once."""
+    """Rates in registers, on one core alone and summed over all at once."""
     with tempfile.TemporaryDirectory() as folder:
-        library = pathlib.Path(folder) / "peak_rates.so"
+        built = pathlib.Path(folder) / "peak_rates.so"
         command = ["g++", "-O3", "-march=native", "-ffp-contract=fast", "-shared"]
-        command += ["-fPIC", "-o", str(library), str(HERE / "peak_rates.cc")]
+        command += ["-fPIC", "-o", str(built), str(HERE / "peak_rates.cc")]
         subprocess.run(command, check=True)
-        native = ctypes.CDLL(str(library))
-    for name in ("MultiplyAdds", "Bfloat16Products", "Cycles", "MemoryTraffic"):
-        getattr(native, name).restype = ctypes.c_double
-    scale = 100 if short else 1
+        native = ctypes.CDLL(str(built))
+    count = ctypes.c_long(10**7)
 
-    def on(core, run, *numbers):
+    def on(core, run):
         os.sched_setaffinity(0, [core])  # of this thread
-        return run(*(ctypes.c_long(number) for number in numbers))
+        return run(count)
 
-    def rates(run, *numbers):
-        """`(one core, sum over all cores at once)`, the best of three."""
+    def rates(run):
+        run.restype = ctypes.c_double
         best = [0.0, 0.0]
-        for _ in range(3):
+        for _ in range(1 if short else 60):
             for i, used in enumerate((cores[:1], cores)):
                 with concurrent.futures.ThreadPoolExecutor(len(used)) as threads:
-                    waiting = [threads.submit(on, c, run, *numbers) for c in used]
+                    waiting = [threads.submit(on, core, run) for core in used]
                     best[i] = max(best[i], sum(w.result() for w in waiting))
         return best
 
-    cycles = rates(native.Cycles, 10**8 // scale)
     return {
-        "multiply_adds": rates(native.MultiplyAdds, 10**8 // scale),
-        "bfloat16_products": rates(native.Bfloat16Products, 10**8 // scale),
-        "cycles": cycles,
-        # Two units of a vector each, a product and a sum in each lane.
-        "multiply_adds_by_clock": [2 * 2 * native.Lanes() * c for c in cycles],
-        "bytes": rates(native.MemoryTraffic, 10**7, max(1, 20 // scale)),
+        "float32": rates(native.MultiplyAdds),
+        "bfloat16": rates(native.Bfloat16Products),
     }
 
 
 def measure_net(net, options) -> dict:
-    """Each kind of layer with its times on one core, and the whole step's."""
+    """Each kind of layer with its times on one core, and a training step's."""
     model = zoo.create(net, num_classes=10, conv="onednn")
     rows = []
-    for shape, number in layer_shapes(model).items():
+    for shape, number in layer_shapes(net, options.batch_size).items():
         rows += convolution_rows(*shape, number, options)
         rows.append(norm_row(shape[0] // shape[3], shape[2], number, options))
     steps = {
@@ -137,21 +116,32 @@ def types() -> list:
     return [jnp.dtype(name) for name in library.DTYPES if fast or name == "float32"]
 
 
-def layer_shapes(model) -> dict:
+def layer_shapes(net: str, batch_size: int = 1) -> dict:
     """`{(side of the input, inputs, outputs, stride): how many convolutions}`."""
-    sizes, wiring = model.output_sizes(), model.wiring()
-    strides = getattr(model, "strides", lambda layer: 1)
-    return dict(
-        collections.Counter(
-            (
-                side * strides(layer),
-                len(wiring[layer].inputs),
-                len(wiring[layer].outputs),
-                strides(layer),
-            )
-            for layer, (side, _) in sizes.items()
-        )
-    )
+    model = zoo.create(net, num_classes=10, conv="xla")
+    images = jax.ShapeDtypeStruct((batch_size, 32, 32, 3), jnp.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    closed = jax.make_jaxpr(lambda v, x: model.apply(v, x))(variables, images)
+    found = collections.Counter()
+    waiting = [closed.jaxpr]
+    while waiting:
+        for equation in waiting.pop().eqns:
+            waiting += [
+                getattr(inner, "jaxpr", inner)
+                for inner in jax.tree.leaves(
+                    list(equation.params.values()), is_leaf=_is_jaxpr
+                )
+                if _is_jaxpr(inner)
+            ]
+            if equation.primitive.name == "conv_general_dilated":
+                data, kernel = (v.aval.shape for v in equation.invars)
+                stride = equation.params["window_strides"][0]
+                found[data[1], kernel[2], kernel[3], stride] += 1
+    return dict(found)
+
+
+def _is_jaxpr(value) -> bool:
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
 
 
 def convolution_rows(side, inputs, outputs, stride, number, options):
@@ -159,16 +149,29 @@ def convolution_rows(side, inputs, outputs, stride, number, options):
     batch = options.batch_size
     data = jax.random.normal(jax.random.key(0), (batch, side, side, inputs))
     kernel = jax.random.normal(jax.random.key(1), (3, 3, inputs, outputs))
-    functions = convolution_benchmark.layer_functions("onednn", stride)
-    result = jax.jit(functions["forward"])(data, kernel)
+
+    def forward(data, kernel):
+        return convolution.implementation("onednn")(
+            data,
+            kernel,
+            (stride, stride),
+            ((1, 1), (1, 1)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    def gradient(which):
+        return lambda d, k, y: jax.vjp(forward, d, k)[1](y)[which]
+
+    functions = {"forward": forward, "gradient of kernel": gradient(1)}
+    if inputs != 3:  # images have no gradient
+        functions["gradient of data"] = gradient(0)
+    result = jax.jit(forward)(data, kernel)
     for what, function in functions.items():
-        if what == "gradient of data" and inputs == 3:
-            continue  # images have no gradient
 
         def taken(dtype, function=function, what=what):
             typed = (data.astype(dtype), kernel, result.astype(dtype))
             operands = typed[:2] if what == "forward" else typed
-            return median_seconds(jax.jit(function), operands, options.repeats)
+            return least_seconds(jax.jit(function), operands, options.repeats)
 
         yield {
             "layer": f"{inputs} to {outputs}, {side}x{side}, stride {stride}",
@@ -176,7 +179,6 @@ def convolution_rows(side, inputs, outputs, stride, number, options):
             "number": number,
             "seconds": {str(dtype): taken(dtype) for dtype in types()},
             "flops": 2 * inputs * outputs * batch * pairs_per_axis(side, stride) ** 2,
-            "bytes": 4 * (data.size + kernel.size + result.size),
         }
 
 
@@ -204,7 +206,7 @@ def norm_row(side, channels, number, options) -> dict:
 
     def taken(dtype):
         operands = (data.astype(dtype), scale, bias)
-        return median_seconds(jax.jit(both), operands, options.repeats)
+        return least_seconds(jax.jit(both), operands, options.repeats)
 
     return {
         "layer": f"{channels}, {side}x{side}",
@@ -212,23 +214,40 @@ def norm_row(side, channels, number, options) -> dict:
         "number": number,
         "seconds": {str(dtype): taken(dtype) for dtype in types()},
         "flops": 0,
-        # Read twice and written forward; three reads and a write on the way back.
-        "bytes": 4 * 7 * data.size,
     }
 
 
 def step_seconds(model, options) -> float:
-    """A whole training step on one core."""
-    images, labels = training_step.random_batch(model, options)
-    optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
-    step = jax.jit(training_step.make_step(model, optimizer, images, labels))
+    """A training step on one core, among several in one program."""
+    shape = (options.batch_size, 32, 32, 3)
+    images = jax.random.normal(jax.random.key(0), shape)
+    labels = jnp.arange(options.batch_size) % 10
+    optimizer = optax.sgd(0.01, momentum=0.9)
+
+    def step(_, state):
+        (params, statistics), momentum = state
+
+        def loss_of(params):
+            variables = {"params": params, "batch_stats": statistics}
+            logits, update = model.apply(
+                variables, images, train=True, mutable=["batch_stats"]
+            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return jnp.mean(losses), update["batch_stats"]
+
+        gradient, statistics = jax.grad(loss_of, has_aux=True)(params)
+        change, momentum = optimizer.update(gradient, momentum, params)
+        return (optax.apply_updates(params, change), statistics), momentum
+
     variables = jax.jit(model.init)(jax.random.key(0), images[:1])
-    state = (variables, optimizer.init(variables["params"]))
-    return median_seconds(step, state, options.repeats)
+    state = (variables["params"], variables["batch_stats"])
+    steps = jax.jit(lambda state: jax.lax.fori_loop(0, STEPS, step, state))
+    operands = ((state, optimizer.init(state[0])),)
+    return least_seconds(steps, operands, options.repeats) / STEPS
 
 
-def median_seconds(run, operands, repeats) -> float:
-    """Of one call; short calls are repeated inside a measurement."""
+def least_seconds(run, operands, repeats) -> float:
+    """The shortest time of a call; short calls are repeated in a measurement."""
     jax.block_until_ready(run(*operands))
     start = time.perf_counter()
     jax.block_until_ready(run(*operands))
@@ -240,87 +259,65 @@ def median_seconds(run, operands, repeats) -> float:
             result = run(*operands)
         jax.block_until_ready(result)
         taken.append((time.perf_counter() - start) / calls)
-    return statistics.median(taken)
+    return min(taken)
 
 
-def table(report) -> str:
-    """Ceilings, then the layers of each network."""
-    machine, peaks = report["machine"], report["peaks"]
-    rates = [
-        row["flops"] / row["seconds"]["float32"]
-        for net in report["nets"].values()
-        for row in net["rows"]
-    ]
-    peak, bandwidth = peaks["multiply_adds"][0], peaks["bytes"][0]
-    images = report["batch_size"]
+def table(found) -> str:
+    """Images per second on one core, against the limit of the products."""
+    peaks = found["peaks"]
     lines = [
-        f"{report['date']}, {machine['cores']} cores of {machine['cpu']}, load"
-        f" {machine['load_before']:.1f} before and {machine['load_after']:.1f} after;"
-        f" batch {report['batch_size']}, one core unless said otherwise.",
-        "",
-        "| ceiling | one core | all cores |",
-        "|---|---:|---:|",
-        _ceiling("multiply-adds in registers, GFLOP/s", peaks["multiply_adds"]),
-        _ceiling("the same by the clock, GFLOP/s", peaks["multiply_adds_by_clock"]),
-        f"| best convolution of oneDNN below, GFLOP/s | {max(rates) / 1e9:.0f} | |",
-        _ceiling("memory, GB/s", peaks["bytes"]),
-    ]
-    if peaks["bfloat16_products"][0]:
-        title = "products of bfloat16 in registers (avx512_bf16), GFLOP/s"
-        lines.append(_ceiling(title, peaks["bfloat16_products"]))
-    for name, net in report["nets"].items():
-        lines += [
-            "",
-            f"| {name} | what | in the net | ms | GFLOP/s | of the peak | GB/s |"
-            " of the step | ms in bfloat16 |",
-            "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        step = net["step_seconds"]["float32"]
-        for row in net["rows"]:
-            seconds = row["seconds"]["float32"]
-            rate = row["flops"] / seconds
-            half = row["seconds"].get("bfloat16")
-            in_half = f"{1e3 * half:.2f}" if half else "-"
-            shown = f"{rate / 1e9:.0f} | {rate / peak:.0%}" if rate else "- | -"
-            lines.append(
-                f"| {row['layer']} | {row['what']} | {row['number']} |"
-                f" {1e3 * seconds:.2f} | {shown} | {row['bytes'] / seconds / 1e9:.1f} |"
-                f" {row['number'] * seconds / step:.1%} | {in_half} |"
-            )
-        kernels = _sum_of_kernels(net, "float32")
-        flops = sum(row["number"] * row["flops"] for row in net["rows"])
-        least = sum(
-            row["number"] * max(row["flops"] / peak, row["bytes"] / bandwidth)
-            for row in net["rows"]
+        f"{reports.described(found)}; one core, batches of {found['batch_size']};"
+        " in registers, one core multiplies and adds at"
+        + " and".join(
+            f" {peaks[dtype][0] / 1e9:.0f} GFLOP/s in {dtype}"
+            f" (all cores: {peaks[dtype][1] / 1e9:.0f})"
+            for dtype in peaks
+            if peaks[dtype][0]
         )
-        lines += [
-            "",
-            f"{name}: a step takes {1e3 * step:.1f} ms, its kernels alone"
-            f" {1e3 * kernels:.1f} ms ({kernels / step:.0%}), the roofline (each kernel"
-            f" at the peak of products or of memory) {1e3 * least:.1f} ms"
-            f" ({least / step:.0%}); convolutions run at"
-            f" {flops / step / peak:.0%} of the peak over the whole step. One core"
-            f" trains {images / step:.0f} images/s so; the network's products alone"
-            f" would allow {images * peak / flops:.0f} at the peak, and"
-            f" {images * max(rates) / flops:.0f} at the rate of oneDNN's best"
-            " convolution.",
-        ]
-        if half_step := net["step_seconds"].get("bfloat16"):
-            half_kernels = _sum_of_kernels(net, "bfloat16")
-            lines[-1] += (
-                f" In bfloat16 a step takes {1e3 * half_step:.1f} ms"
-                f" ({step / half_step:.2f}x as fast), its kernels alone"
-                f" {1e3 * half_kernels:.1f} ms ({kernels / half_kernels:.2f}x)."
+        + ".",
+        "",
+        "| images/s | measured | limit of its products | share | of the step in kernels"
+        " | kernel that loses most time, its share of the peak |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for name, net in found["nets"].items():
+        flops = sum(row["number"] * row["flops"] for row in net["rows"])
+        for dtype, step in net["step_seconds"].items():
+            peak = peaks[dtype][0]
+            kernels = sum(row["number"] * row["seconds"][dtype] for row in net["rows"])
+            products = [row for row in net["rows"] if row["flops"]]
+            worst = max(products, key=lambda row: lost_seconds(row, dtype, peak))
+            reached = worst["flops"] / worst["seconds"][dtype] / peak
+            images = found["batch_size"]
+            lines.append(
+                f"| {name} {dtype} | {images / step:,.0f} |"
+                f" {images * peak / flops:,.0f} | {flops / step / peak:.0%} |"
+                f" {kernels / step:.0%} | {worst['layer']}, {worst['what']}:"
+                f" {reached:.0%} |"
             )
     return "\n".join(lines)
 
 
-def _sum_of_kernels(net, dtype) -> float:
-    return sum(row["number"] * row["seconds"][dtype] for row in net["rows"])
+def lost_seconds(row, dtype, peak) -> float:
+    """The time of a network's kernels of one kind beyond the peak's."""
+    return row["number"] * (row["seconds"][dtype] - row["flops"] / peak)
 
 
-def _ceiling(title, rates) -> str:
-    return f"| {title} | {rates[0] / 1e9:.0f} | {rates[1] / 1e9:.0f} |"
+def layer_table(found) -> str:
+    """Every kernel with its time and its share of the peak."""
+    lines = []
+    for name, net in found["nets"].items():
+        for row in net["rows"]:
+            shown = [
+                f"{dtype} {1e3 * seconds:.2f} ms,"
+                f" {row['flops'] / seconds / found['peaks'][dtype][0]:.0%}"
+                for dtype, seconds in row["seconds"].items()
+            ]
+            lines.append(
+                f"{name} {row['number']} x {row['layer']}, {row['what']}:"
+                f" {'; '.join(shown)}"
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes one virtual environment per peer under .bench/, from the `python` on PATH.
 # An environment that is already complete is left alone; delete .bench/ to start over.
-# Usage: benchmarks/setup.sh [pytorch] [fedjax] [tpu] [cuda]   (default: all but cuda, which is 5 GB)
+# Usage: benchmarks/setup.sh [pytorch] [fedjax]   (default: both)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,7 +20,7 @@ make_environment() {
 }
 
 mkdir -p .bench
-for peer in "${@:-pytorch fedjax tpu}"; do
+for peer in "${@:-pytorch fedjax}"; do
   # The default arrives as one word.
   for name in $peer; do
     case $name in
@@ -32,17 +32,8 @@ for peer in "${@:-pytorch fedjax tpu}"; do
       fedjax)
         make_environment fedjax "fedjax==0.0.17" "jax==0.10.2"
         ;;
-      tpu)
-        make_environment tpu "jax==0.10.2" libtpu "flax>=0.12.8" "optax>=0.2.8" \
-          ml_collections
-        ;;
-      # The compiler and its libraries; no GPU is needed, and none is used.
-      cuda)
-        make_environment cuda "jax[cuda12]==0.10.2" "flax>=0.12.8" "optax>=0.2.8" \
-          ml_collections
-        ;;
       *)
-        echo "peer $name is unknown; choose from pytorch fedjax tpu cuda" >&2
+        echo "peer $name is unknown; choose from pytorch fedjax" >&2
         exit 2
         ;;
     esac

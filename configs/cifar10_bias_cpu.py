@@ -13,7 +13,7 @@ Command: python -m fuprune.main --config configs/cifar10_bias_cpu.py:0.45
   Adam, because SGD with momentum hardly moved this network at a rate of 0.1. All
   hundred clients send statistics, and the Fisher information uses as many images as in
   the other settings. In trials FedAvg learned there, too, with four local steps instead
-  of an epoch and Adam at the server; docs/results_tables.md has the command.
+  of an epoch and Adam at the server.
 Cost: 270,000 images to pre-train and 243,000 to retrain; with q = 1, 280,000 each.
 Expected: docs/results.md says what came out.
 """

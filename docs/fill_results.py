@@ -8,16 +8,43 @@ written by hand. A test fails when pages and runs differ.
 
 import pathlib
 import re
-from collections.abc import Callable
 
 from fuprune.audit import reading
-from fuprune.report import compare, subject, tables
-from fuprune.results import Run, read_run, setting
+from fuprune.report import subject, tables
+from fuprune.results import MethodRow, Run, read_run
+from fuprune.unlearning.methods import METHODS
 
 HERE = pathlib.Path(__file__).resolve().parent
-PAGES = tuple(HERE / f"{n}.md" for n in ("results", "results_tables", "prize"))
+PAGES = tuple(HERE / f"{name}.md" for name in ("results", "prize"))
 RUNS = HERE.parent / "results"
-RAW_MODEL = "results/cifar10_resnet20_raw/models/raw.safetensors"
+RESNET20 = "cifar10_resnet20"
+# A heading per experiment, with the runs that are its parts or seeds.
+EXPERIMENTS = {
+    "class 9": (f"{RESNET20}_class9", f"{RESNET20}_class9_retrained"),
+    "class 9, rate 0.25, teacher": (f"{RESNET20}_class9_distil0.25",),
+    "class 9, rate 0.125, teacher": (f"{RESNET20}_class9_distil0.125",),
+    "class 5": (
+        f"{RESNET20}_class5",
+        f"{RESNET20}_class5_retrained",
+        f"{RESNET20}_class5_retrained2to3",
+        f"{RESNET20}_class5_retrained4to5",
+    ),
+    "class 5, rate 0.25, teacher": (f"{RESNET20}_class5_distil0.25",),
+    "class 5, rate 0.125, teacher": (
+        f"{RESNET20}_class5_distil0.125",
+        f"{RESNET20}_class5_distil0.125_controls",
+    ),
+    "classes 0 and 9": (
+        f"{RESNET20}_classes0_9",
+        f"{RESNET20}_classes0_9_retrained",
+        f"{RESNET20}_classes0_9_retrained4",
+        f"{RESNET20}_classes0_9_retrained5",
+    ),
+    "classes 0 and 9, rate 0.25, teacher": (f"{RESNET20}_classes0_9_distil0.25",),
+    "CIFAR-100, class 99": ("cifar100_resnet20",),
+    "biased clients, q = 0.1": (f"{RESNET20}_bias0.1",),
+    "biased clients, q = 0.45": (f"{RESNET20}_bias0.45",),
+}
 
 
 def main():
@@ -40,30 +67,51 @@ def filled(text: str, made: dict[str, str]) -> str:
 
 def bodies() -> dict[str, str]:
     """Every table by its name."""
-    paths = sorted(path.parent for path in RUNS.glob("*/config.json"))
-    runs = [read_run(path, reading.read) for path in paths]
-    groups = compare.group_runs(runs)
-    made = [compare.runs_table(groups), *compare.paper_tables(groups)]
-    return {
-        **{one.name: tables.to_markdown(one, title=False) for one in made},
-        "methods": methods(runs, lambda run: True),
-        "trials": methods(
-            runs, lambda run: setting(run.record, "model.load") == RAW_MODEL
-        ),
-        **{f"audit_{run.name}": audit(run) for run in runs if run.audit is not None},
+    runs = {
+        path.parent.name: read_run(path.parent, reading.read)
+        for path in sorted(RUNS.glob("*/config.json"))
     }
+    audits = {f"audit_{name}": audit(run) for name, run in runs.items() if run.audit}
+    return {"models": models(runs), **audits}
 
 
-COLUMNS = (
-    *("Experiment", "Method", "Seeds", "Accuracy U-set", "Accuracy R-set", "Rounds"),
-    *("Images", "Speed-up over retraining, images", "Audit"),
-)
+def models(runs: dict[str, Run]) -> str:
+    """Accuracies of every method of the experiments."""
+    lines = [
+        "| experiment | model | seeds | U | R | rounds | trains on forgotten images"
+        " | the audit |",
+        "|---|---|---:|---:|---:|---:|---|---|",
+    ]
+    for title, names in EXPERIMENTS.items():
+        parts = [runs[name] for name in names]
+        before = {
+            stage.stage: stage
+            for stage in parts[0].record.stages
+            if stage.stage.startswith(("raw", "pruned")) and "rate" not in title
+        }
+        for name, stage in before.items():
+            u, r = _span([stage.u_accuracy]), _span([stage.r_accuracy])
+            name = name.replace("pruned_", "after the cut for class ")
+            lines.append(f"| {title} | {name} | 1 | {u} | {r} | | | |")
+        found: dict[str, dict[str, MethodRow]] = {}
+        for row in (row for part in parts for row in part.record.methods):
+            found.setdefault(row.method, {}).setdefault(row.name, row)
+        for method, rows in found.items():
+            u = _span([row.u_accuracy for row in rows.values()])
+            r = _span([row.r_accuracy for row in rows.values()])
+            rounds = max(row.rounds for row in rows.values())
+            on_forgotten = "yes" if METHODS[method].trains_on_forgotten else ""
+            verdicts = dict.fromkeys(p.audit.verdict(method) for p in parts if p.audit)
+            lines.append(
+                f"| {title} | `{method}` | {len(rows)} | {u} | {r} | {rounds:,} |"
+                f" {on_forgotten} | {'; '.join(v for v in verdicts if v)} |"
+            )
+    return "\n".join(lines)
 
 
-def methods(runs: list[Run], chosen: Callable[[Run], bool]) -> str:
-    """Every method of some runs."""
-    table = compare.comparison_table(compare.group_runs([*filter(chosen, runs)]))
-    return tables.to_markdown(tables.only(table, COLUMNS), title=False)
+def _span(values: list[float]) -> str:
+    shown = dict.fromkeys(f"{100 * v:.1f}%" for v in (min(values), max(values)))
+    return " to ".join(shown)
 
 
 def audit(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Credit for ideas of others, and a warning where forgotten images are trained on."""
+"""Credit for ideas of others; methods that train on forgotten images are known."""
 
 import re
 
@@ -8,7 +8,6 @@ from fuprune.unlearning import regrow, relabel
 from fuprune.unlearning.methods import METHODS
 
 CREDITS = [("relabel", relabel, "Boundary Shrink"), ("regrow", regrow, "EU-k")]
-WARNED = r"`?\bprune[ _]relabel\b`?|`?(?<!_)\brelabel\b(?!\.)`?"
 
 
 @pytest.mark.parametrize(("name", "module", "credit"), CREDITS)
@@ -24,19 +23,3 @@ def test_methods_after_others_credit_them(repository, name, module, credit):
 def test_methods_that_train_on_forgotten_images_are_known():
     found = {name for name, method in METHODS.items() if method.trains_on_forgotten}
     assert found == {"relabel", "prune_relabel"}
-
-
-PAGES = (
-    "README.md",
-    *(f"docs/{n}.md" for n in ("methods", "results", "results_tables", "prize")),
-)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_numbers_of_relabel_stand_beside_what_it_trains_on(repository, name):
-    """In the same row of a table, or in the same paragraph."""
-    for paragraph in (repository / name).read_text().split("\n\n"):
-        is_table = paragraph.lstrip().startswith(("|", "<!--"))
-        for part in paragraph.splitlines() if is_table else [paragraph]:
-            if re.search(WARNED, part) and re.search(r"\d%", part):
-                assert "forgotten images" in " ".join(part.split()), part

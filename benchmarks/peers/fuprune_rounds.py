@@ -1,4 +1,4 @@
-"""FedAvg by fuprune, with a chosen backend and convolution or with what `auto` takes.
+"""FedAvg by fuprune, as a run does it by default.
 
 `--norm=none` is the network FedJAX can hold: the same convolutions, with biases, and no
 BatchNorm.
@@ -20,7 +20,6 @@ import workload  # noqa: E402
 
 from fuprune.data.dataset import Dataset  # noqa: E402
 from fuprune.data.federated import federate, whole_cohort  # noqa: E402
-from fuprune.federated import cohort as cohort_module  # noqa: E402
 from fuprune.federated.server import fed_avg  # noqa: E402
 from fuprune.kernels.convolution import implementation  # noqa: E402
 from fuprune.models import zoo  # noqa: E402
@@ -30,19 +29,11 @@ from fuprune.run import machine as runtime_module  # noqa: E402
 
 def main():
     parser = workload.parser(__doc__)
-    parser.add_argument("--backend", default="auto")
-    parser.add_argument("--conv", default="auto")
     parser.add_argument("--norm", default="batch", choices=["batch", "none"])
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     work = workload.of(options)
-    # Only `loop` and `shard_map` can use several CPU devices.
-    devices = 1 if options.backend in ("map", "vmap") else 0
-    runtime = runtime_module.start(
-        backend=options.backend, conv=options.conv, devices=devices
-    )
-    if options.conv == "onednn" and runtime.conv != "onednn":
-        raise SystemExit("the oneDNN kernels are not available here")
+    runtime = runtime_module.start(cohort=work.clients)
     cohort = place(work, runtime)
     model, variables = create(work, options, runtime)
     algorithm = fed_avg(
@@ -63,22 +54,16 @@ def main():
             raise SystemExit(f"a round went wrong: {info}")
         jax.block_until_ready(state)
 
-    backend, _ = cohort_module.resolve_backend(
-        runtime.backend, loops_are_fast=runtime.conv == "onednn"
-    )
     protocol.serve(
         channel,
         run_round,
         warm_up=options.warm_up,
         versions={"jax": jax.__version__},
-        backend=backend,
-        conv=runtime.conv,
-        devices=jax.local_device_count(),
     )
 
 
 def place(work, runtime):
-    """The workload's clients as a cohort on the devices."""
+    """The workload's clients, placed on the devices as a cohort."""
     parts = [workload.client_data(work, k) for k in range(work.clients)]
     dataset = Dataset(*(np.concatenate(x) for x in zip(*parts, strict=True)))
     rows = np.arange(work.images_per_round).reshape(work.clients, work.images)

@@ -123,4 +123,39 @@ def test_setup_names_the_peers_it_knows():
         ["bash", BENCHMARKS / "setup.sh", "caffe"], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "caffe is unknown; choose from pytorch fedjax tpu" in done.stderr
+    assert "caffe is unknown; choose from pytorch fedjax" in done.stderr
+
+
+ECHO = """
+import protocol
+channel = protocol.claim_output()
+print("noise on standard output")
+protocol.serve(channel, lambda: None, warm_up=2, versions={"echo": "1"})
+"""
+
+
+@pytest.fixture
+def protocol(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
+    import protocol
+
+    return protocol
+
+
+def test_contender_answers_rounds_between_noise(protocol, tmp_path):
+    env = {"PYTHONPATH": str(BENCHMARKS / "peers")}
+    command = [sys.executable, "-c", ECHO]
+    contender = protocol.Contender("echo", command, tmp_path / "log", env)
+    assert contender.answer()["versions"] == {"echo": "1"}
+    assert all(0 <= contender.round()["seconds"] < 1 for _ in range(3))
+    contender.close()
+    assert contender.process.poll() is not None
+    assert "noise" in (tmp_path / "log").read_text()
+
+
+def test_contender_that_dies_is_named_with_its_log(protocol, tmp_path):
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    contender = protocol.Contender("mayfly", command, tmp_path / "log")
+    with pytest.raises(protocol.ContenderError, match="mayfly ended with code 3; see"):
+        contender.answer()
+    contender.close()

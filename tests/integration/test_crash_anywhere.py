@@ -1,9 +1,8 @@
 """Twenty kills -9 of a quickstart-sized run, in every phase and in the midst of saves.
 
 Each start dies inside a call that is chosen by phase, after a random part of a second
-(see `dying`), so that no kill misses. The figures of the last full run are in
-docs/reliability.md. Slow: every start pays for imports and for programs read from the
-compilation cache.
+(see `dying`), so that no kill misses. Slow: every start pays for imports and for
+programs read from the compilation cache.
 """
 
 import collections
