@@ -8,6 +8,7 @@ the run goes on.
 """
 
 import contextlib
+import dataclasses
 import functools
 import shlex
 import signal
@@ -98,6 +99,10 @@ def run(
         process_id=process_id,
         config=configuration.to_json(config),
     )
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime))
+    # In the record stands what was computed with, and another machine that would
+    # choose otherwise does not continue the run.
+    config.runtime.dtype = runtime.choose_dtype(config.runtime.dtype, machine.conv)
     store = Store(Path(workdir), writes=machine.is_main)
     with contextlib.ExitStack() as stack:
         if machine.is_main:

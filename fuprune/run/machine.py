@@ -20,6 +20,8 @@ from fuprune.models.layers import loops_are_fast
 from fuprune.run import processes
 from fuprune.run.processes import RuntimeSetupError
 
+_LOGGER = logging.getLogger(__name__)
+
 
 class Runtime(NamedTuple):
     """What a run computes on."""
@@ -122,6 +124,34 @@ def _choose_convolution(conv: str) -> str:
     return conv
 
 
+def choose_dtype(asked: str, conv: str) -> str:
+    """The type of activations: what is asked for, or with "auto" the faster one here.
+
+    `conv` are the convolutions of the run, as in `Runtime`. The answer is the same on
+    every process.
+    """
+    if asked != "auto":
+        return asked
+    platform = jax.default_backend()
+    if platform == "cpu":
+        from fuprune.kernels import library
+
+        fast = conv == "onednn" and library.multiplies_bfloat16()
+    else:
+        # Tensor cores take bfloat16 since compute capability 8.0.
+        capability = getattr(jax.devices()[0], "compute_capability", 0)
+        fast = platform == "tpu" or float(capability) >= 8
+    found = "float32" if processes.any_process(not fast) else "bfloat16"
+    compared = "is multiplied faster" if found == "bfloat16" else "would be no faster"
+    _LOGGER.info(
+        "runtime.dtype=auto: activations are %s, because bfloat16 %s on this %s.",
+        found,
+        compared,
+        platform,
+    )
+    return found
+
+
 def _cores(cohort: int) -> int:
     cores = len(os.sched_getaffinity(0))
     return min(cores, cohort) if cohort else cores
@@ -161,4 +191,6 @@ def _use_cache(directory: str) -> None:
     if directory == "auto":
         directory = str(cache_folder() / "xla")
     jax.config.update("jax_compilation_cache_dir", directory)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    # A run has a hundred small programs, which take longer to compile than to read.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

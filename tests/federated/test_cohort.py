@@ -11,8 +11,10 @@ import pytest
 
 from fuprune.data.federated import Cohort, federate, take_clients, whole_cohort
 from fuprune.federated import cohort as iteration
+from fuprune.federated.aggregate import coordinate_median
 from fuprune.federated.batch_norm import LocalBatchNorm
 from fuprune.federated.cohort import for_each_client, resolve_backend
+from fuprune.federated.objective import distillation
 from fuprune.federated.program import Client, ClientProgram, Shared
 from fuprune.federated.server import fed_avg, fed_sgd
 from fuprune.federated.sharded import make_client_mesh
@@ -54,6 +56,12 @@ def gradient(backend, **options):
     )
 
 
+def taught():
+    """The objective with another initialisation as its teacher."""
+    options = dict(temperature=2.0, weight=0.7, masked_classes=(2,))
+    return distillation(MODEL, tiny_variables(MODEL, seed=7), **options)
+
+
 ALGORITHMS = {
     "fed_avg": average,
     "fed_sgd": gradient,
@@ -63,6 +71,9 @@ ALGORITHMS = {
     "local_steps": lambda backend: average(backend, local_steps=3),
     "local_bn": lambda backend: average(backend, bn=LocalBatchNorm(5)),
     "recalibrate": lambda backend: average(backend, bn="recalibrate"),
+    # Rules that need all updates at once take another way through a round.
+    "median": lambda backend: average(backend, aggregate=coordinate_median),
+    "taught": lambda backend: average(backend, objective=taught()),
 }
 
 

@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 
 from fuprune.data.federated import federate, whole_cohort
 from fuprune.data.preprocess import to_float
-from fuprune.errors import InputError
 from fuprune.federated.client import TrainContext, local_sgd, shuffled_positions
 from fuprune.federated.cohort import clients_of, for_each_client
 from fuprune.federated.local_work import count_images, count_steps
 from fuprune.federated.objective import classification
 from fuprune.federated.program import Shared
 from fuprune.federated.server import fed_avg
-from fuprune.federated.train import fit
 from fuprune.models.adapt import adapt
-from tests.federated.faults import faulty
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
 MODEL = TinyNet(deep=False, norm="group", width=8)
@@ -66,25 +63,6 @@ def test_a_bound_that_is_not_reached_changes_no_bit(data, backend):
     # Client 0 has two batches in all, client 2 one more than the bound. A program with
     # another loop may round differently.
     assert moved[:2].max() < 1e-6 and moved[2] > 1e-4
-
-
-def test_batches_are_the_first_of_the_same_order(data):
-    """One step is one gradient on the first batch of the first of two epochs."""
-    cohort, key = whole_cohort(data), jax.random.key(4)
-    variables = tiny_variables(MODEL)
-    epoch_key = jax.random.split(jax.random.fold_in(key, 2), 2)[0]
-    chosen = cohort.rows[2, shuffled_positions(epoch_key, 23, 24)[:8]]
-    images, labels = to_float(None, cohort.images[chosen]), cohort.labels[chosen]
-
-    def loss(params):
-        logits = MODEL.apply({"params": params}, images, train=True)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    # Nesterov is off and momentum starts at zero, so the first step is plain SGD.
-    expected = jax.tree.map(lambda g: -0.05 * g, jax.grad(loss)(variables["params"]))
-    _, info = one_round(data, local_epochs=2, local_steps=1)
-    found = jax.tree.map(lambda x: x[2], info.updates)
-    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("local_steps", [0, 2, 4])
@@ -165,59 +143,3 @@ def test_counts_agree_with_a_walk_over_the_batches(length, batch, epochs, bound)
     assert count_images(length, **work) == sum(sizes)
     both = count_images(np.array([length, 0]), **work)
     np.testing.assert_array_equal(both, [sum(sizes), 0])
-
-
-def test_records_of_rounds_count_images(data):
-    """By themselves: a client's weight says nothing about its steps."""
-    algorithm = fed_avg(
-        MODEL, client_optimizer=optax.sgd(0.1), batch_size=8, local_steps=2
-    )
-    result = fit(
-        algorithm,
-        algorithm.init(tiny_variables(MODEL)),
-        data,
-        key=jax.random.key(0),
-        cohort_size=3,
-        rounds=1,
-    )
-    (record,) = result.history
-    assert record.metrics["images"] == 7 + 16
-    assert record.metrics["examples"] == 30
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ({"local_steps": -1}, "local_steps is -1, but must be a whole number from 0"),
-        ({"local_steps": 1.5}, "local_steps is 1.5, but must be a whole number"),
-        ({"local_steps": None}, "local_steps is None, but must be"),
-        ({"local_epochs": 0}, "local_epochs is 0, but must be a whole number from 1"),
-    ],
-)
-def test_work_that_cannot_be_is_refused_before_the_first_round(wrong, message):
-    with pytest.raises(InputError, match=message):
-        fed_avg(MODEL, client_optimizer=optax.sgd(0.1), **wrong)
-
-
-def test_misspelt_work_is_refused_before_the_first_round():
-    with pytest.raises(TypeError, match="local_step'"):
-        fed_avg(MODEL, client_optimizer=optax.sgd(0.1), local_step=3)
-
-
-@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
-def test_a_client_that_counts_images_with_no_number_is_turned_away(data, value):
-    """The round's own count stays one."""
-
-    def fault(sent, client_id):
-        return sent._replace(seen=jnp.where(client_id == 0, value, sent.seen))
-
-    algorithm = fed_avg(
-        MODEL,
-        client_optimizer=optax.sgd(0.1),
-        batch_size=8,
-        backend=faulty(fault),
-    )
-    state = algorithm.init(tiny_variables(MODEL))
-    _, info = algorithm.round(state, whole_cohort(data), jax.random.key(1))
-    assert info.rejected.tolist() == [True, False, False]
-    assert int(info.seen) == 23

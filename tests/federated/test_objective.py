@@ -70,34 +70,6 @@ def taught(**options):
     return distillation(Linear(), variables_of(7), masked_classes=(2,), **options)
 
 
-FORMS = {
-    "fed_avg": lambda backend: fed_avg(
-        Linear(),
-        client_optimizer=optax.sgd(0.3),
-        batch_size=5,
-        objective=taught(temperature=2.0, weight=0.7),
-        backend=backend,
-    ),
-    "fed_sgd": lambda backend: fed_sgd(
-        Linear(),
-        server_optimizer=optax.sgd(0.3),
-        objective=taught(temperature=2.0, weight=0.7),
-        backend=backend,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_a_taught_round_is_the_same_in_every_backend(name, data):
-    ends = {}
-    for backend in ("loop", "map", "vmap", "shard_map"):
-        algorithm = FORMS[name](backend)
-        state = algorithm.init(variables_of(0))
-        ends[backend], _ = algorithm.round(state, whole_cohort(data), jax.random.key(1))
-    for end in ends.values():
-        chex.assert_trees_all_close(end, ends["loop"], rtol=1e-5, atol=1e-6)
-
-
 def test_a_taught_round_is_compiled_once_with_the_teacher_as_an_argument(data):
     """A second round traces nothing; the program holds no copy of the teacher."""
     traces = []
