@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 # A SuperLink and three SuperNodes on loopback, with certificates: trains, forgets, reports.
 federation: $(VENV)/.installed-flower
 	rm -rf runs/federation
-	OMP_NUM_THREADS=1 $(BIN)/python -m fuprune.flower.loopback --folder runs/federation
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuprune.flower.launch rehearse --folder runs/federation
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal

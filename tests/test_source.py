@@ -44,7 +44,7 @@ KNOWN_PLACES = {
     "subprocess": {
         "kernels/build.py",  # the compiler
         "data/originals.py",  # npm
-        "flower/loopback.py",  # Flower's server and clients on this machine
+        "flower/launch.py",  # Flower's server and clients on this machine
         "run/provenance.py",  # git, for the commit
     },
 }

@@ -28,27 +28,23 @@ def reply_to(kind: str, message: Message, context: Context) -> Message:
     """Answers one message; whatever cannot be done is told in one line."""
     # Not caught: without a header there is no request to answer to.
     header, tree = unpack(message.content)
-    load = functools.partial(
-        nodes.load_node,
-        context.node_config,
-        context.run_config,
-        data=kind not in WITHOUT_DATA,
-    )
+    load = functools.partial(nodes.load_node, context.node_config, context.run_config)
+    header["node"] = context.node_id
     return Message(pack(*answer(kind, header, tree, load)), reply_to=message)
 
 
 def answer(
-    kind: str, header: Mapping[str, Any], tree: Any, load: Callable[[], Node]
+    kind: str, header: Mapping[str, Any], tree: Any, load: Callable[..., Node]
 ) -> Answer:
     """The header and the arrays that a client replies to a message of one of `KINDS`.
 
     A request that cannot be answered gives a header with `problem`, one line. `load`
-    gives the client.
+    gives the client, with `data=False` without its images.
     """
     reply: dict[str, Any] = {"request": header.get("request"), "problem": None}
     content = None
     try:
-        node = load()
+        node = load(data=kind not in WITHOUT_DATA)
         reply["client"] = node.client
         if header.get("protocol") != PROTOCOL:
             raise InputError(
@@ -57,7 +53,7 @@ def answer(
             )
         # Before the request itself: whatever it asks for is already bound by the orders
         # that came with it.
-        orders = nodes.log_orders(node.folder, header.get("orders", ()))
+        orders = nodes.log_orders(node, header.get("orders", ()), load)
         reply["orders"] = sorted(orders)
         reply["closed"] = sorted(o.order for o in orders.values() if o.closed)
         # Who has left still says who it is and confirms orders, its own among them.
@@ -69,7 +65,7 @@ def answer(
             )
         more, content = KINDS[kind](header, tree, node)
         reply |= more
-    except FupruneError as error:
+    except (FupruneError, OSError) as error:
         reply["problem"] = " ".join(str(error).split())[:500]
     # Flower starts a process for each message: it is all that the message has cost.
     reply["cpu_seconds"] = round(time.process_time(), 3)
@@ -83,6 +79,13 @@ def _hello(header, tree, node: Node) -> Answer:
         "examples": len(node.labels),
         "shape": list(node.images.shape[1:]),
     }
+    if node.key is not None:
+        from fuprune.flower.signatures import sign
+
+        # The request's number is the server's own, and the node's Flower's own: this
+        # proof is of no use to anybody else.
+        text = f"{header.get('request')} {header.get('node')}"
+        said["proof"] = sign(node.key, text)
     if not header.get("normalise"):
         return said, None
     classes = range(int(node.labels.max(initial=-1)) + 1)  # none without images

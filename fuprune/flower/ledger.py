@@ -7,21 +7,21 @@ that client's own data. A client is told only its own positions.
 restart loses one; every later request of every run carries all orders along.
 """
 
-import concurrent.futures
-import contextlib
 import hashlib
 import itertools
 import json
 import logging
 import re
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fuprune.errors import InputError, check_classes
 from fuprune.files import write_whole
 from fuprune.flower.node import Order
+from fuprune.results import from_plain
 
 _LOGGER = logging.getLogger(__name__)
 ORDERS_FILE = "orders.json"
@@ -35,11 +35,28 @@ class Entry(NamedTuple):
     clients: tuple[int, ...] = ()  # ids
     examples: tuple[tuple[int, int], ...] = ()  # (client, position in its data)
     closed: bool = False
+    federation: str = ""  # the workdir's id, so that two servers' orders differ
+    signatures: tuple[str, ...] = ()  # the operator's, by client
 
-    def for_client(self, client: int | None) -> Order:
-        """What one client is told; None is one who has not said yet who it is."""
+    @property
+    def name(self) -> str:
+        """Its id among those of all federations, which clients know it by."""
+        return f"{self.federation}/{self.order}" if self.federation else self.order
+
+    def for_client(self, client: int) -> Order:
+        """What one client is told."""
         own = tuple(place for holder, place in self.examples if holder == client)
-        return Order(self.order, self.classes, self.clients, own, self.closed)
+        signature = self.signatures[client] if client < len(self.signatures) else ""
+        named = self.classes, self.clients, own
+        return Order(self.name, *named, self.closed, signature)
+
+    def signed(self, key: Path, num_clients: int) -> "Entry":
+        """The order with the operator's signatures."""
+        from fuprune.flower.signatures import order_text, sign
+
+        told = map(self.for_client, range(num_clients))
+        texts = [order_text(o.order, k, *o[1:4]) for k, o in enumerate(told)]
+        return self._replace(signatures=tuple(sign(key, text) for text in texts))
 
     def describe(self) -> str:
         """What it names, in a few words: `class 3`, or `2 examples of client 1`."""
@@ -58,17 +75,22 @@ def _list(what: str, numbers: Sequence[int]) -> str:
 
 
 def read(workdir: Path) -> dict[str, Entry]:
-    """Every order of the workdir, by id."""
-    return {
-        row["order"]: Entry(
-            row["order"],
-            tuple(row["classes"]),
-            tuple(row.get("clients", ())),
-            tuple((k, i) for k, i in row.get("examples", ())),
-            row["closed"],
-        )
-        for row in _rows(workdir)
-    }
+    """Every order of the workdir that was not withdrawn, by id."""
+    found = {}
+    for row in _rows(workdir):
+        if "withdrawn" not in row:
+            fields = {n: row[n] for n in Entry._fields if n in row}
+            entry = from_plain(fields | {"order": row["order"]}, Entry, ORDERS_FILE)
+            found[entry.order] = entry
+    return found
+
+
+def federation_id(workdir: Path) -> str:
+    """Which federation the workdir is of; drawn when it is first asked for."""
+    file = workdir / "federation"
+    if not file.exists():
+        write_whole(file, secrets.token_hex(8))
+    return file.read_text("utf-8").strip()
 
 
 def check_entry(
@@ -116,17 +138,39 @@ def open_order(workdir: Path, entry: Entry) -> Entry:
     """
     name = entry.order
     known = read(workdir).get(name)
+    if known is None and any(row["order"] == name for row in _rows(workdir)):
+        raise InputError(
+            f"order {name!r} was withdrawn; give another request another id."
+        )
     if known is None:
         row = {**entry._asdict(), "ordered": _now(), "confirmed": {}, "closed_by": {}}
         _write(workdir, [*_rows(workdir), row])
         return entry
-    # A closed order is found again as well: its report may still be missing.
-    if known._replace(closed=False) != entry:
+    # Signatures are drawn afresh each time.
+    if known._replace(closed=False, signatures=entry.signatures) != entry:
         raise InputError(
             f"order {name!r} is for {known.describe()}, not for {entry.describe()}; "
             "give another request another id."
         )
     return known
+
+
+def withdraw(workdir: Path, name: str) -> None:
+    """Takes an order back that no client has confirmed; its id stays used.
+
+    Raises:
+      InputError: there is none, or a client has it in its log.
+    """
+    rows = _rows(workdir)
+    row = next((row for row in rows if row["order"] == name), None)
+    if row is None or row["confirmed"] or row["closed"]:
+        holders = ", ".join(row["confirmed"]) if row else ""
+        why = f"is in the logs of clients {holders}" if row else "is unknown here"
+        raise InputError(
+            f"order {name!r} {why}; only one that no client has confirmed is withdrawn."
+        )
+    row["withdrawn"] = _now()
+    _write(workdir, rows)
 
 
 def close_order(workdir: Path, name: str) -> dict[str, Entry]:
@@ -161,20 +205,11 @@ def holders(roster: Any, name: str) -> list[int]:
     return sorted(k for k, names in roster.confirmed.items() if name in names)
 
 
-@contextlib.contextmanager
-def sending(workdir: Path, name: str, roster: Any) -> Iterator[None]:
-    """Sends an order while the body works: clients take seconds to answer."""
-    with concurrent.futures.ThreadPoolExecutor(1) as aside:
-        sent = aside.submit(send, workdir, name, roster)
-        yield
-        # Raises what the thread raised; nobody else would hear of it.
-        sent.result()
-
-
 def send(workdir: Path, name: str, roster: Any) -> None:
     """Tells everybody who is there; the others hear of it with their next request."""
     present = roster.reachable()
-    roster.exchange("query.forget", {k: ({"order": name}, None) for k in present})
+    header = {"order": roster.orders[name].name}
+    roster.exchange("query.forget", {k: (header, None) for k in present})
     confirm(workdir, roster)
     _LOGGER.info(
         "order %s is %s, and in the logs of clients %s",

@@ -2,12 +2,13 @@
 
 The node's config says who the client is: `client-id`, the `folder` for its files, and
 `data`, the source of its own images. Without `data` the node plays one client of a
-rehearsal: it takes its part of the dataset that the run names.
+rehearsal: it takes its part of the dataset that the run names. With `operator`, orders
+count only if they are signed by that key; with `key`, the client proves who it is.
 
 Flower starts a process for every message, so whatever a client must remember is in its
-folder: `orders.jsonl`, appended to and never rewritten; `sums/`, the keys of secure
-sums under way, readable by their owner alone; `compiled/`, JAX's compilation cache; and
-its part of a rehearsal.
+folder, readable by its owner alone: `orders.jsonl`, appended to and never rewritten;
+`sums/`, the keys of secure sums under way and what was answered; `compiled/`, JAX's
+compilation cache; and its part of a rehearsal.
 """
 
 import fcntl
@@ -17,7 +18,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ from fuprune.files import write_whole
 from fuprune.results import from_plain, to_plain
 
 ORDERS_FILE = "orders.jsonl"
+# What the arrays of an .npz file may be called, as in `data.npz_source`.
+_IMAGES = ("train_images", "images", "x_train")
+_LABELS = ("train_labels", "labels", "y_train")
 
 
 class Order(NamedTuple):
@@ -37,14 +41,16 @@ class Order(NamedTuple):
     An order may name nothing of a client's. It is logged all the same.
     """
 
-    order: str  # its id
+    order: str  # the federation's id and its own: "5f0c/2026-001"
     classes: tuple[int, ...] = ()  # of images
     clients: tuple[int, ...] = ()  # ids of those who leave the federation
     examples: tuple[int, ...] = ()  # positions in this client's own data
     closed: bool = False  # forgetting is done: not even the method reads them any more
+    signature: str = ""  # the operator's
+    hashes: tuple[str, ...] = ()  # of the examples' images, when they were ordered
 
 
-NAMES = ("classes", "clients", "examples")
+NAMES = ("classes", "clients", "examples", "hashes")
 
 
 class Node(NamedTuple):
@@ -54,6 +60,8 @@ class Node(NamedTuple):
     folder: Path
     images: np.ndarray  # [n, H, W, C] uint8
     labels: np.ndarray  # [n] int32
+    operator: Path | None = None  # whose signature orders need
+    key: Path | None = None  # that proves who it is
 
 
 def load_node(
@@ -63,7 +71,7 @@ def load_node(
 
     Args:
       node_config: `client-id`; `folder`, by default in the user's home; `data` and
-        `data-dir`, the client's own source of images.
+        `data-dir`, the client's own source of images; `operator` and `key`.
       run_config: of the app; read only if the node has no data of its own.
       data: whether its images are loaded; without, the node has none.
 
@@ -78,17 +86,41 @@ def load_node(
         )
     default = Path.home() / ".fuprune" / f"client-{client}"
     folder = Path(str(node_config.get("folder") or default)).expanduser().absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    if not data:
-        held = np.zeros((0, 0, 0, 0), np.uint8), np.zeros(0, np.int32)
-    elif name := node_config.get("data"):
-        from fuprune.data import sources
-
-        where = str(node_config.get("data-dir", "")) or None
-        held = sources.load(str(name), split="train", data_dir=where)
-    else:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = np.zeros((0, 0, 0, 0), np.uint8), np.zeros(0, np.int32)
+    if data and (name := node_config.get("data")):
+        held = _own(str(name), str(node_config.get("data-dir", "")))
+    elif data:
         held = _part(folder, str(run_config.get("config", "")), client)
-    return Node(client, folder, *held)
+    keys = (node_config.get(name) for name in ("operator", "key"))
+    return Node(
+        client, folder, *held, *(Path(str(key)) if key else None for key in keys)
+    )
+
+
+def _own(name: str, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """All images of the client's own source, in their order; of classes it may lack.
+
+    Of an .npz file all, whereas a set that is to be trained and tested on in one place
+    has a part set aside.
+    """
+    from fuprune.data import sources
+    from fuprune.data.dataset import checked
+
+    if not name.startswith("npz:"):
+        return sources.load(name, split="train", data_dir=where or None)
+    path = Path(where, name.removeprefix("npz:")).expanduser()
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = [[n for n in names if n in arrays] for names in (_IMAGES, _LABELS)]
+            images, labels = (arrays[name] for (name, *_) in found)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path} is no .npz file with {_IMAGES[0]} and {_LABELS[0]} ({error})."
+        ) from None
+    if images.ndim == 3:
+        images = images[..., None]
+    return checked(images, labels.reshape(len(labels)), None, path)
 
 
 def _part(folder: Path, text: str, client: int) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +134,9 @@ def _part(folder: Path, text: str, client: int) -> tuple[np.ndarray, np.ndarray]
                 return kept["images"], kept["labels"]
     images, labels = _rehearsed_data(text, client)
     write_whole(
-        file, lambda to: np.savez(to, named=named, images=images, labels=labels)
+        file,
+        lambda to: np.savez(to, named=named, images=images, labels=labels),
+        mode=0o600,
     )
     return images, labels
 
@@ -154,41 +188,77 @@ def read_orders(folder: Path) -> dict[str, Order]:
     return orders
 
 
-def log_orders(folder: Path, received: Sequence[Any]) -> dict[str, Order]:
+def log_orders(
+    node: Node,
+    received: Sequence[Any],
+    load: Callable[[], Node] | None = None,
+) -> dict[str, Order]:
     """Appends what is new to the log, on disk before it returns; gives all orders.
 
+    `load` gives the node with its images, if an order names some of them.
+
     Raises:
-      InputError: one of them is not an order.
+      InputError: one of them is not an order, or is not the operator's.
     """
     if not isinstance(received, list | tuple):
         raise InputError(f"orders are {received!r:.80}, but must be a list.")
-    new = [_order(row) for row in received]
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ORDERS_FILE, "a+", encoding="utf-8") as file:
+    told = [_order(row)._replace(hashes=()) for row in received]
+    with open(node.folder / ORDERS_FILE, "a+", encoding="utf-8") as file:
         # Two processes of one client may receive the same order.
         fcntl.flock(file, fcntl.LOCK_EX)
-        known = read_orders(folder)
+        known = read_orders(node.folder)
+        new = [o for o in told if _joined(known.get(o.order), o) != known.get(o.order)]
+        rows = [_checked(order, node, known, load) for order in new]
         file.seek(0)
         # Half a line that a kill left behind must not take the next one with it.
         if (logged := file.read()) and not logged.endswith("\n"):
             file.write("\n")
-        for order in new:
-            before = known.get(order.order)
-            if _joined(before, order) != before:
-                row = {**order._asdict(), "received": round(time.time(), 3)}
-                file.write(json.dumps(row) + "\n")
+        for order in rows:
+            row = {**order._asdict(), "received": round(time.time(), 3)}
+            file.write(json.dumps(row) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    return read_orders(folder)
+    return read_orders(node.folder)
+
+
+def _checked(
+    order: Order, node: Node, known: Mapping[str, Order], load: Callable | None
+) -> Order:
+    """An order of the operator's, with hashes of the images that it names."""
+    if node.operator is not None:
+        from fuprune.flower.signatures import is_signed, order_text
+
+        text = order_text(order.order, node.client, *order[1:4])
+        if not is_signed(node.operator, text, order.signature):
+            raise InputError(
+                f"order {order.order!r} is not signed by {node.operator}; sign it as "
+                "`fuprune.flower.launch run` does."
+            )
+    before = known.get(order.order)
+    places = set(order.examples) - set(before.examples if before else ())
+    if not places:
+        return order
+    images = (node if load is None else load()).images
+    if max(places) >= len(images):
+        raise InputError(
+            f"order {order.order!r} names image {max(places)}, and this client has "
+            f"{len(images)}."
+        )
+    found = hashes_of(images)
+    return order._replace(hashes=tuple(sorted({found[i] for i in places})))
+
+
+def hashes_of(images: np.ndarray) -> list[str]:
+    """SHA-256 of each image, by which it is known wherever it moves."""
+    return [hashlib.sha256(image.tobytes()).hexdigest() for image in images]
 
 
 def _joined(known: Order | None, order: Order) -> Order:
     """What was closed stays closed, and what was to be forgotten stays so."""
     if known is None:
         return order
-    named = (sorted({*getattr(known, n), *getattr(order, n)}) for n in NAMES)
-    closed = known.closed or order.closed
-    return Order(order.order, *map(tuple, named), closed=closed)
+    named = {n: tuple(sorted({*getattr(known, n), *getattr(order, n)})) for n in NAMES}
+    return known._replace(closed=known.closed or order.closed, **named)
 
 
 def _order(row: Any) -> Order:
@@ -196,14 +266,14 @@ def _order(row: Any) -> Order:
     # What it does not name is as by default; a log says more than an order.
     said = {**to_plain(Order("")), **said}
     order = from_plain({n: said[n] for n in Order._fields}, Order, "an order")
-    name, *named, closed = order
-    lowest = min(itertools.chain(*named), default=0)
-    if not (0 < len(name) <= 100 and name.isprintable()) or lowest < 0:
+    numbers = (*order.classes, *order.clients, *order.examples)
+    name, lowest = order.order, min(numbers, default=0)
+    if not (0 < len(name) <= 150 and name.isprintable()) or lowest < 0:
         raise InputError(
-            f"an order is {row!r:.200}, but must have an id of up to 100 characters, "
+            f"an order is {row!r:.200}, but must have an id of up to 150 characters, "
             "and whole numbers from 0 for classes, clients and examples."
         )
-    return Order(name, *(tuple(sorted({*u})) for u in named), closed=closed)
+    return order._replace(**{n: tuple(sorted({*getattr(order, n)})) for n in NAMES})
 
 
 def in_force(orders: Mapping[str, Order], order: object) -> list[Order]:
@@ -245,16 +315,19 @@ def usable(
         return np.zeros(0, np.int32)
     forgotten = {u for known in binding for u in known.classes}
     wanted = np.isin(node.labels, sorted({int(u) for u in classes} - forgotten))
-    places = np.arange(len(node.labels))
-    # Also of the order that the request carries out: single images are asked for by
-    # `named` only, never by their class.
-    wanted &= ~np.isin(places, [i for o in orders.values() for i in o.examples])
-    carried_out = orders.get(order or "")
-    if named and carried_out is not None and not carried_out.closed:
-        own = np.isin(places, carried_out.examples)
-        # What another order names is out of reach for this one as well.
-        own &= ~np.isin(places, [i for o in binding for i in o.examples])
-        wanted |= own & ~np.isin(node.labels, sorted(forgotten))
+    single = set(itertools.chain.from_iterable(o.hashes for o in orders.values()))
+    if single:
+        # By what they show and not by where they are: files change.
+        found = np.asarray(hashes_of(node.images))
+        # Also of the order that the request carries out: single images are asked for
+        # by `named` only, never by their class.
+        wanted &= ~np.isin(found, sorted(single))
+        carried_out = orders.get(order or "")
+        if named and carried_out is not None and not carried_out.closed:
+            # What another order names is out of reach for this one as well.
+            others = {h for known in binding for h in known.hashes}
+            own = np.isin(found, sorted({*carried_out.hashes} - others))
+            wanted |= own & ~np.isin(node.labels, sorted(forgotten))
     return np.flatnonzero(wanted).astype(np.int32)
 
 
@@ -263,6 +336,7 @@ def keep_labels(folder: Path, order: str, labels: np.ndarray) -> None:
     write_whole(
         _labels_path(folder, order),
         lambda file: np.save(file, labels, allow_pickle=False),
+        mode=0o600,
     )
 
 
@@ -287,7 +361,6 @@ def keep_secret(folder: Path, session: str, secret: Mapping[str, Any]) -> None:
     """Keeps what one secure sum needs until its last message; mode 0600."""
     path = _secret_path(folder, session)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.chmod(path.parent, 0o700)
     write_whole(path, json.dumps(dict(secret)), mode=0o600)
 
 
@@ -310,6 +383,25 @@ def recall_secret(folder: Path, session: str) -> dict[str, Any]:
 def drop_secret(folder: Path, session: str) -> None:
     """Forgets the keys of a secure sum: its last message has been answered."""
     _secret_path(folder, session).unlink(missing_ok=True)
+
+
+def answer_once(folder: Path, question: str) -> None:
+    """Notes that the answer to a question goes into a sum that is opened.
+
+    Two sums of the same statistics, of other clients each, differ by a client's own.
+
+    Raises:
+      InputError: it went into one before.
+    """
+    path = folder / "sums" / "answered"
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        (path / hashlib.sha256(question.encode()).hexdigest()).touch(exist_ok=False)
+    except FileExistsError:
+        raise InputError(
+            "this client's statistics of this model are in a secure sum already; two "
+            "sums would show by their difference what one client sent."
+        ) from None
 
 
 def _secret_path(folder: Path, session: str) -> Path:

@@ -24,7 +24,7 @@ from fuprune.data.preprocess import make_preprocessing
 from fuprune.errors import InputError
 from fuprune.files import write_whole
 from fuprune.flower import ledger
-from fuprune.flower.roster import COLOURS_FILE, Roster
+from fuprune.flower.roster import COLOURS_FILE, Roster, join_clients
 from fuprune.flower.settings import Settings
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.run import checkpoint, experiment, kept_files
@@ -44,16 +44,18 @@ UNAVAILABLE = {
 }
 
 
-def run(roster: Roster, settings: Settings) -> None:
-    """One run of the app with the clients that have joined.
+def run(grid, settings: Settings) -> None:
+    """One run of the app, with clients behind Flower's grid.
 
     Raises:
       FupruneError: it cannot go on; one sentence says why.
     """
-    workdir = settings.workdir
+    workdir, data = settings.workdir, settings.config.data
+    workdir.mkdir(parents=True, exist_ok=True, mode=0o700)
     # A second server would write the same book of orders and models.
     with lock_workdir(workdir):
-        roster.orders = ledger.read(workdir)
+        test = sources.load(data.name, split="test", data_dir=data.dir or None)
+        roster = join_clients(grid, settings, test.images.shape[1:])
         try:
             COMMANDS[settings.command](roster, settings)
         finally:
@@ -85,16 +87,17 @@ def forget(roster: Roster, settings: Settings) -> None:
     Raises:
       InputError: the order, its classes or its method cannot be.
     """
-    workdir, order = settings.workdir, settings.order
+    workdir = settings.workdir
     config = with_keys(settings.config, asked(settings))
     methods = configuration.methods(config)
-    _check_methods(methods, order)
-    ledger.check_entry(
-        order,
+    _check_methods(methods, settings.order)
+    order = ledger.check_entry(
+        settings.order._replace(federation=ledger.federation_id(workdir)),
         sources.num_classes(config.data.name, config.data.dir or None),
         config.partition.clients,
         roster.examples,
     )
+    settings = settings._replace(order=order)
     folder = workdir / "orders" / ledger.folder_name(order.order)
     place = f"{folder.relative_to(workdir)}/models/{methods[0]}"
     current = _newest(workdir)
@@ -118,6 +121,13 @@ def forget(roster: Roster, settings: Settings) -> None:
     print(f"report: {folder / 'report' / 'report.html'}")
 
 
+def withdraw(roster: Roster, settings: Settings) -> None:
+    """Takes back an order that no client has confirmed."""
+    ledger.confirm(settings.workdir, roster)
+    ledger.withdraw(settings.workdir, settings.order.order)
+    _LOGGER.info("order %s is withdrawn", settings.order.order)
+
+
 def evaluate(roster: Roster, settings: Settings) -> None:
     """What the newest model does on the server's test set and on clients' images."""
     model, variables = checkpoint.load(settings.workdir / _newest(settings.workdir))
@@ -130,7 +140,12 @@ def evaluate(roster: Roster, settings: Settings) -> None:
     _LOGGER.info("accuracy on the %s: %.4f", images, there.accuracy)
 
 
-COMMANDS = {"train": train, "forget": forget, "evaluate": evaluate}
+COMMANDS = {
+    "train": train,
+    "forget": forget,
+    "withdraw": withdraw,
+    "evaluate": evaluate,
+}
 
 
 def _run(roster: Roster, settings: Settings, config, folder: Path):
@@ -206,7 +221,6 @@ def _begin(workdir: Path, folder: Path, config) -> None:
 def open_federation(roster: Roster, settings: Settings, config) -> Federation:
     """What the server itself holds: its test set, and stand-ins for clients' data."""
     shape = roster.shape
-    assert shape is not None  # clients say it when they join
     order, name, where = settings.order, config.data.name, config.data.dir or None
     num_classes = sources.num_classes(name, where)
     mean, std = _colours(config, settings.workdir, roster, shape[-1])
@@ -225,7 +239,7 @@ def open_federation(roster: Roster, settings: Settings, config) -> Federation:
         mean,
         std,
         secure=config.privacy.secure_sum,
-        order=order.order or None,
+        order=order.name if order.order else None,
     )
     return Federation(
         data=_askable(settings, num_classes, shape),

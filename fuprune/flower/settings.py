@@ -18,7 +18,7 @@ from fuprune.config import ConfigError, load_config
 from fuprune.errors import InputError, check_choice
 from fuprune.flower.ledger import Entry
 
-COMMANDS = ("train", "forget", "evaluate")
+COMMANDS = ("train", "forget", "withdraw", "evaluate")
 _APP = Path(__file__).parent / "app" / "pyproject.toml"
 
 
@@ -40,6 +40,8 @@ class Settings(NamedTuple):
     method: str
     min_clients: int
     timeouts: Timeouts
+    max_images: int = 100_000  # that one client may say it has
+    keys: Path | None = None  # folder of node-K.pub, by which clients prove their ids
 
 
 def read_config(text: str) -> Any:
@@ -81,17 +83,20 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
         _list(given, "classes", int, numbers),
         _list(given, "clients", int, numbers),
         _list(given, "examples", _pair, "client:position, such as 2:14,2:15"),
+        signatures=_list(given, "signatures", str, "as `launch run` makes them"),
     )
-    if command == "forget":
-        _check_order(order)
+    if command in ("forget", "withdraw"):
+        _check_order(order, command)
     return Settings(
         command,
         workdir,
         config,
-        order if command == "forget" else Entry(""),
+        order if command in ("forget", "withdraw") else Entry(""),
         str(given["method"]),
         least,
         Timeouts(_positive(given, "reply-seconds"), _positive(given, "join-seconds")),
+        _positive(given, "max-images"),
+        Path(str(given["keys"])) if given["keys"] else None,
     )
 
 
@@ -106,12 +111,12 @@ def _of_server(workdir: Path, config, least: int) -> dict[str, Any]:
     }
 
 
-def _check_order(order: Entry) -> None:
-    named = (order.classes, order.clients, order.examples)
-    if not order.order or sum(map(bool, named)) != 1:
+def _check_order(order: Entry, command: str) -> None:
+    named = sum(map(bool, (order.classes, order.clients, order.examples)))
+    if not order.order or named != (command == "forget"):
         raise InputError(
-            "a forget order needs an id, and classes or clients or examples; write "
-            '-c \'command="forget" classes="3" order="2026-001"\'.'
+            "an order needs an id, and to forget classes or clients or examples; write "
+            "command=forget classes=3 order=2026-001."
         )
     if not re.fullmatch(r"[\w.:@+-]{1,100}", order.order):
         raise InputError(

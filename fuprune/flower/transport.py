@@ -8,9 +8,11 @@ answer counts for nothing in the round, and one that answers nonsense is turned 
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError, TooFewClientsError
-from fuprune.federated.client import TrainContext
+from fuprune.federated.client import ClientUpdate, TrainContext
 from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.program import (
     Client,
@@ -32,13 +34,15 @@ from fuprune.federated.program import (
 )
 from fuprune.federated.uploads import check_tree
 from fuprune.files import write_whole
-from fuprune.flower.records import digest, plain
-from fuprune.flower.roster import Replies, Requests, Roster
+from fuprune.flower.records import Blob, digest, plain
+from fuprune.flower.roster import Replies, Reply, Requests, Roster
 from fuprune.flower.secure import UPLOAD, secure_statistics
 from fuprune.flower.tasks import MAKERS
 from fuprune.surgery import rebuild
 
 _LOGGER = logging.getLogger(__name__)
+FIRST = 16  # replies of a round that say how long updates are
+FAR = 10.0  # times their median is too long, or too much weight
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,9 +118,10 @@ class RemoteClients:
                 exchange, sizes = self.roster.exchange, self.roster.examples
                 if hidden:
                     return secure_statistics(exchange, requests, form[0], sizes), None
-                replies = exchange(MAKERS[task.name].kind, requests)
                 if task.name == "relabel":
+                    replies = exchange(MAKERS[task.name].kind, requests)
                     return (), self._renamed(shared, clients, replies)
+                replies = self.roster.stream(MAKERS[task.name].kind, requests)
                 return self._receive(door, shared, clients, template, replies)
 
             # A round's answers are in its checkpoint.
@@ -132,9 +137,8 @@ class RemoteClients:
         """What the model does on clients' own images, as they count themselves."""
         header = self._header(rebuild.spec(model), classes)
         present = self.roster.refresh()
-        replies = self.roster.exchange(
-            "evaluate", {k: (header, variables) for k in present}
-        )
+        blob = Blob(variables)
+        replies = self.roster.exchange("evaluate", {k: (header, blob) for k in present})
         size = model.num_classes
         template = (
             jax.ShapeDtypeStruct((size, size), np.int64),
@@ -181,45 +185,81 @@ class RemoteClients:
         """
         spec = rebuild.spec(getattr(task.model, "module", task.model))
         clients, labels = jax.device_get((clients, shared.labels))
-        requests = {}
+        requests, context = {}, shared.context
+        # Made once, unless clients start from statistics of their own.
+        own = isinstance(context, TrainContext) and context.client_stats is not None
+        blob = None if own else Blob(context)
         for row, length, client in zip(*clients, strict=True):
             if length > 0 and client in present:
                 # The stand-ins in its row say which classes the program is to read.
                 header = self._header(spec, labels[row[:length]])
                 header |= {"task": task.name, "arguments": dict(task.arguments)}
-                context = self._context_for(shared.context, int(client))
-                requests[int(client)] = header, context
+                sent = blob or Blob(_for_client(context, int(client)))
+                requests[int(client)] = header, sent
         return requests
 
-    def _context_for(self, context: Any, client: int) -> Any:
-        """What one client gets to see: of statistics kept by client, its own."""
-        if not isinstance(context, TrainContext):
-            return context
-        variables = dict(context.variables)
-        if context.client_stats is not None:
-            variables["batch_stats"] = jax.tree.map(
-                lambda x: x[client], context.client_stats
-            )
-        return context._replace(variables=variables, client_stats=None)
+    def _receive(self, door, shared, clients, template, replies: Iterator[Reply]):
+        """What the cohort gave: the total, added up as replies come, and each part."""
+        ids = [int(k) for k in np.asarray(clients.client_id)]
 
-    def _receive(self, door, shared, clients, template, replies: Replies):
-        total, each, answered = None, [], 0
-        for i, k in enumerate(np.asarray(clients.client_id)):
-            sent, known = _sent(template, replies.get(int(k)), int(k))
+        def admitted(client: int, sent):
+            if door is None:
+                return sent
+            # The door compares claims with what the client said it holds.
+            size = jnp.int32(self.roster.examples.get(client, 0))
+            known = Client(clients.row[ids.index(client)], size, jnp.int32(client))
+            return jax.device_get(door(shared, known, sent[1]))
+
+        arrived = ((k, *_sent(template, reply, k)) for k, reply in replies)
+        if door is not None:
+            arrived = self._bounded(shared.context, arrived)
+        answered, each, total = 0, {}, None
+        for client, sent, known in arrived:
             answered += known
-            if door is not None:
-                # The door compares claims with what the client said it holds.
-                size = jnp.int32(self.roster.examples.get(int(k), 0))
-                client = Client(clients.row[i], size, jnp.int32(k))
-                sent = jax.device_get(door(shared, client, sent[1]))
-            part, kept = sent
+            part, each[client] = admitted(client, sent)
+            # In float64, so that it hardly matters who comes first.
+            part = jax.tree.map(lambda x: np.asarray(x, np.float64), part)
             total = part if total is None else jax.tree.map(np.add, total, part)
-            each.append(kept)
         if not answered and door is None:
             raise TooFewClientsError(
                 "no client answered; look at the SuperNodes, or raise reply-seconds."
             )
-        return total, jax.tree.map(lambda *x: np.stack(x), *each)
+        # Silence counts for nothing.
+        blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template)
+        like, nothing = admitted(ids[0], blank)
+        total = like if total is None else total
+        parts = [each.get(client, nothing) for client in ids]
+        return (
+            jax.tree.map(lambda x, to: np.asarray(x, to.dtype), total, like),
+            jax.tree.map(lambda *x: np.stack(x), *parts),
+        )
+
+    def _bounded(self, context: TrainContext, arrived: Iterator) -> Iterator:
+        """Turns away updates that no training gives, and those far from the others'.
+
+        The first replies say how long updates are, as far as a median of three or more
+        does. A client's weight is bounded by what the others hold, likewise.
+        """
+        before = context.variables.get("batch_stats", {})
+        own = context.client_stats is not None
+        most = FAR * float(np.median([*self.roster.examples.values()]))
+        first = sorted(itertools.islice(arrived, FIRST), key=lambda one: one[0])
+        lengths = [
+            _lengths(sent[1], before)
+            for _, sent, known in first
+            if known and sent[1].num_examples > 0
+        ]
+        bound = FAR * np.median(lengths, axis=0) if len(lengths) > 2 else np.zeros(2)
+        bound[bound == 0] = np.inf
+        bound[1] = np.inf if own else bound[1]
+        for client, (total, update), known in itertools.chain(first, arrived):
+            problem = known and _problem(update, _lengths(update, before), bound)
+            if problem:
+                _LOGGER.warning("client %d is turned away: %s", client, problem)
+                update = jax.tree.map(_nonsense, update)
+            elif update.num_examples > most:
+                update = update._replace(num_examples=np.float32(most))
+            yield client, (total, update), known
 
     def _renamed(self, shared, clients: Client, replies: Replies) -> np.ndarray:
         """[M, L] labels in place of the answers, which stay with the clients.
@@ -253,6 +293,13 @@ def _kept(file: Path, form: Any, ask: Callable[[], Any]) -> Any:
         return jax.tree.unflatten(jax.tree.structure(form), list(kept.values()))
 
 
+def _for_client(context: TrainContext, client: int) -> TrainContext:
+    """What one client gets to see of statistics kept by client: its own."""
+    own = jax.tree.map(lambda x: x[client], context.client_stats)
+    variables = {**context.variables, "batch_stats": own}
+    return context._replace(variables=variables, client_stats=None)
+
+
 def stand_ins(
     num_clients: int,
     num_classes: int,
@@ -275,6 +322,30 @@ def stand_ins(
         rows=jnp.asarray(rows),
         lengths=jnp.asarray(num_classes + holds, jnp.int32),
     )
+
+
+def _lengths(update: ClientUpdate, before: Any) -> np.ndarray:
+    """[2] lengths: of an update, and of what becomes of BatchNorm's statistics."""
+
+    def length(tree) -> float:
+        leaves = jax.tree.leaves(tree)
+        return math.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in leaves))
+
+    change = jax.tree.map(np.subtract, update.batch_stats, jax.device_get(before))
+    return np.asarray([length(update.update), length(change)])
+
+
+def _problem(update: ClientUpdate, lengths, bound) -> str | None:
+    """Why an update is turned away before the door looks at it, or None."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(update.batch_stats):
+        if "var" in jax.tree_util.keystr(path[-1:]) and np.any(leaf < 0):
+            return "a variance of its statistics is negative"
+    for what, length, most in zip(
+        ("update", "statistics"), lengths, bound, strict=True
+    ):
+        if length > most:
+            return f"its {what} moved by {length:.3g}, and {most:.3g} is allowed"
+    return None
 
 
 def _template(program: ClientProgram, shared: Shared, clients: Client):

@@ -1,12 +1,13 @@
 """A federation in one process: the real ClientApp behind a grid without a network."""
 
-from flwr.app import Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.numpy import save
 
 from fuprune import config as configuration
 from fuprune.data.normalisation import constant_statistics
-from fuprune.flower import client_app, server
-from fuprune.flower.roster import Roster, join_clients
+from fuprune.flower import client_app
+from fuprune.flower.roster import Roster
 from fuprune.flower.settings import Timeouts
 from fuprune.flower.transport import RemoteClients, stand_ins
 from fuprune.models import zoo
@@ -19,6 +20,9 @@ CONFIG = (
 )
 
 
+SHAPE = (8, 8, 1)
+
+
 class FakeGrid:
     """Hands messages to the ClientApp; `meddle(client, reply) -> reply` may change one.
 
@@ -28,6 +32,7 @@ class FakeGrid:
     def __init__(self, folder, config=CONFIG, clients=3, meddle=None):
         self.nodes = {100 + k: k for k in range(clients)}
         self.folder, self.config, self.meddle = folder, config, meddle
+        self.keys = {}  # by node
         self.seen, self._replies, self._number = [], {}, 0
         # Flower sets these in the processes that it starts.
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
@@ -57,19 +62,28 @@ class FakeGrid:
         node = message.metadata.dst_node_id
         if node in self.dead:
             return None
-        client = self.nodes[node]
+        client, has_key = self.nodes[node], node in self.keys
         context = Context(
             run_id=1,
             node_id=node,
             node_config={
                 "client-id": client,
                 "folder": str(self.folder / str(client)),
+                "key": str(self.folder / "keys" / self.keys.get(node, "")) * has_key,
             },
             state=RecordDict(),
             run_config={"config": self.config},
         )
         reply = client_app.app(message, context)
         return reply if self.meddle is None else self.meddle(client, message, reply)
+
+
+def said(header, tree=None):
+    """A message of these bytes; without a tree, of one that is None."""
+    tree = save({}, {"form": "null"}) if tree is None else tree
+    parts = {"header": header, "tree": tree}
+    arrays = {n: Array("uint8", (len(x),), "bytes", x) for n, x in parts.items()}
+    return RecordDict({"message": ArrayRecord(arrays)})
 
 
 def federation(config):
@@ -79,19 +93,14 @@ def federation(config):
 
 def remote(grid, config, *, num_clients=3, **terms):
     """The clients behind a grid, greeted, and the server's stand-in for their data."""
-    roster = Roster(grid, num_clients, Timeouts(60, 5, 0.01))
+    roster = Roster(grid, num_clients, Timeouts(60, 5, 0.01), shape=SHAPE)
     present = roster.wait_for(len(grid.get_node_ids()))
     assert present == sorted(grid.nodes.values())
     mean, std = constant_statistics("digits", 1)
     told = configuration.to_json(config)
     clients = RemoteClients(roster, told, 10, mean, std, **terms)
-    return clients, stand_ins(num_clients, 10, (8, 8, 1))
+    return clients, stand_ins(num_clients, 10, SHAPE)
 
 
 def small_model():
-    return zoo.create("resnet8", num_classes=10, input_shape=(8, 8, 1))
-
-
-def run(grid, settings):
-    """What the ServerApp does: wait for clients, then one run with them."""
-    server.run(join_clients(grid, settings), settings)
+    return zoo.create("resnet8", num_classes=10, input_shape=SHAPE)

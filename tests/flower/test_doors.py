@@ -15,15 +15,20 @@ from fuprune.errors import InputError, TooFewClientsError
 from fuprune.federated.objective import classification
 from fuprune.federated.program import Client, ClientProgram, Task
 from fuprune.flower import tasks, work
+from fuprune.flower.certificates import make_certificates
 from fuprune.flower.ledger import Entry
 from fuprune.flower.records import pack, unpack
 from fuprune.flower.roster import GREETINGS, Roster
 from fuprune.flower.settings import Timeouts
 from fuprune.run import build
 from fuprune.surgery import rebuild
-from tests.flower.small import FakeGrid, remote, small_model
+from tests.flower.small import SHAPE, FakeGrid, remote, said, small_model
 
 SPEC = rebuild.spec(small_model())
+
+
+def make_roster(grid, **options):
+    return Roster(grid, 3, Timeouts(5, 1, 0.01), shape=SHAPE, **options)
 
 
 def one_round(setting, grid, **options):
@@ -55,6 +60,16 @@ def boast(header, tree):
     return header, (total, (*each[:2], np.float32(1e6), *each[3:]))
 
 
+def change_update(field, change):
+    def changed(header, tree):
+        total, (update, stats, *rest) = tree
+        parts = {"update": update, "stats": stats}
+        parts[field] = jax.tree.map(change, parts[field])
+        return header, (total, (*parts.values(), *rest))
+
+    return changed
+
+
 def other_form(header, tree):
     return header, {"weights": np.zeros(3)}
 
@@ -75,6 +90,10 @@ def no_model(header, tree):
 MISBEHAVIOUR = {
     "nan_update": (nan_update, True),
     "boast": (boast, True),
+    "huge": (change_update("update", lambda x: np.full_like(x, 1e30)), True),
+    "long": (change_update("update", lambda x: -50 * x), True),
+    "variance": (change_update("stats", lambda x: x - 2), True),
+    "statistics": (change_update("stats", lambda x: 1e4 + x), True),
     "other_form": (other_form, True),
     "other_round": (other_round, False),
     "old_model": (old_model, False),
@@ -124,7 +143,7 @@ def test_errors_of_flower_and_silence_are_a_round_of_nobody(setting, tmp_path):
 def test_two_nodes_with_one_id_are_one_client(setting, tmp_path, caplog):
     grid = FakeGrid(tmp_path)
     grid.nodes = {100: 0, 101: 0, 102: 7}
-    roster = Roster(grid, 3, Timeouts(5, 1, 0.01))
+    roster = make_roster(grid)
     with caplog.at_level(logging.WARNING, "fuprune"):
         assert roster.wait_for(1) == [0]
     assert "client 0 is there already" in caplog.text
@@ -140,7 +159,7 @@ def test_two_nodes_with_one_id_are_one_client(setting, tmp_path, caplog):
 
 def test_a_client_that_comes_back_as_another_node_is_the_same_client(tmp_path):
     grid = FakeGrid(tmp_path)
-    roster = Roster(grid, 3, Timeouts(5, 1, 0.01))
+    roster = make_roster(grid)
     assert roster.wait_for(3) == [0, 1, 2]
     grid.dead = {101}
     assert roster.refresh() == [0, 2]
@@ -159,17 +178,19 @@ def test_a_client_confirms_orders_for_nobody_else(tmp_path):
         return altered(reply, message, change) if client else reply
 
     grid = FakeGrid(tmp_path, clients=1, meddle=claim)
-    roster = Roster(grid, 3, Timeouts(5, 1, 0.01))
+    roster = make_roster(grid)
     roster.wait_for(1)
     roster.orders = {"a": Entry("a", (1,))}
     grid.nodes[101] = 1
     assert roster.refresh() == [0] and not roster.confirmed.get(0)
     grid.meddle = None
     grid.nodes[102] = 2
-    assert roster.refresh() == [0, 2] and roster.confirmed[2] == {"a"}
+    # Orders come with the first request to a client that has said who it is.
+    assert roster.refresh() == [0, 2] and not roster.confirmed[2]
     grid.meddle = claim
     roster.exchange("query.forget", {2: ({"order": "a"}, None)})
-    assert roster.closed[2] == {"a"} and not roster.closed.get(0)
+    assert roster.closed[2] == roster.confirmed[2] == {"a"}
+    assert not roster.closed.get(0)
 
 
 @pytest.mark.parametrize(
@@ -179,47 +200,112 @@ def test_what_an_answer_cost_is_noted_only_if_it_is_a_time(tmp_path, seconds):
     def boast(client, message, reply):
         if client:
             return reply
-        text = message_text(reply, cpu_seconds=seconds)
-        reply.content["json"]["text"] = text
+        header = {**unpack(reply.content)[0], "cpu_seconds": seconds}
+        # Not by `pack`, which refuses NaN.
+        reply.content = said(json.dumps(header).encode())
         return reply
 
-    roster = Roster(FakeGrid(tmp_path, meddle=boast), 3, Timeouts(5, 1, 0.01))
+    roster = make_roster(FakeGrid(tmp_path, meddle=boast))
     assert roster.refresh() == [0, 1, 2]
     assert sorted(cost["client"] for cost in roster.costs) == [1, 2]
 
 
 def test_what_a_client_complains_of_is_one_line_of_the_log(tmp_path, caplog):
     """Else it could write lines that read as the server's own."""
-    said = "no images\nfuprune: error: the run is over"
+    text = "no images\nfuprune: error: the run is over"
 
     def complain(client, message, reply):
         if client:
-            return Message(Error(code=1, reason=said), reply_to=message)
-        return altered(reply, message, lambda h, t: ({**h, "problem": said}, t))
+            return Message(Error(code=1, reason=text), reply_to=message)
+        return altered(reply, message, lambda h, t: ({**h, "problem": text}, t))
 
     grid = FakeGrid(tmp_path, clients=2, meddle=complain)
     with caplog.at_level(logging.WARNING, "fuprune"):
-        assert Roster(grid, 3, Timeouts(5, 1, 0.01)).refresh() == []
+        assert make_roster(grid).refresh() == []
     messages = [record.getMessage() for record in caplog.records]
     assert sum("the run is over" in line for line in messages) == 2
     assert not any("\n" in line for line in messages)
 
 
-def message_text(reply, **said):
-    """The text of a reply whose header says something else, NaN included."""
-    content = json.loads(reply.content["json"]["text"])
-    return json.dumps({**content, "header": {**content["header"], **said}})
-
-
 @pytest.mark.parametrize(
-    "said", [{"shape": ["wide"]}, {"shape": [8, 8]}, {"examples": -1}]
+    "lie",
+    [
+        {"shape": ["wide"]},
+        {"shape": [8, 8]},
+        {"shape": [9, 9, 1]},
+        {"shape": [40_000, 40_000, 1]},
+        {"examples": -1},
+        {"examples": 2**31 - 1},
+        {"examples": 10**8},
+    ],
 )
-def test_a_client_that_describes_its_images_wrongly_is_left_out(tmp_path, said):
+def test_a_client_that_describes_its_images_wrongly_is_left_out_alone(tmp_path, lie):
     def boast(client, message, reply):
-        return altered(reply, message, lambda h, t: ({**h, **said}, t))
+        boasts = (lambda h, t: ({**h, **lie}, t)) if client == 0 else (lambda *x: x)
+        return altered(reply, message, boasts)
 
-    roster = Roster(FakeGrid(tmp_path, meddle=boast), 3, Timeouts(5, 1, 0.01))
-    assert roster.refresh() == [] and roster.shape is None
+    assert make_roster(FakeGrid(tmp_path, meddle=boast)).refresh() == [1, 2]
+
+
+def test_a_greeting_as_large_as_a_model_is_refused(tmp_path, caplog):
+    def swell(client, message, reply):
+        more = np.zeros(2**18 if client else 1)
+        return altered(reply, message, lambda h, t: (h, more))
+
+    with caplog.at_level(logging.WARNING, "fuprune"):
+        assert make_roster(FakeGrid(tmp_path, meddle=swell)).refresh() == [0]
+    assert "bytes, 1048576 at most" in caplog.text
+
+
+def test_a_client_proves_by_its_key_who_it_is(tmp_path):
+    keys = tmp_path / "keys"
+    make_certificates(keys, hosts=["localhost"], nodes=3)
+    grid = FakeGrid(tmp_path)
+    grid.keys = {100: "node-0", 101: "node-2"}  # client 1 has another's, 2 has none
+    assert make_roster(grid, keys=keys).refresh() == [0]
+
+    # Nor does the proof of another greeting help.
+    def replay(client, message, reply):
+        replay.proof = replay.proof or unpack(reply.content)[0].get("proof")
+        return altered(reply, message, lambda h, t: ({**h, "proof": replay.proof}, t))
+
+    grid.keys, grid.meddle, replay.proof = {100: "node-0"}, replay, None
+    assert make_roster(grid, keys=keys).refresh() == [0]
+    assert make_roster(grid, keys=keys).refresh() == []
+
+
+def test_a_client_that_never_answers_is_waited_for_ever_less(tmp_path):
+    def mute(client, message, reply):
+        silent = client == 1 and message.metadata.message_type == "query.forget"
+        return None if silent else reply
+
+    roster, asked = make_roster(FakeGrid(tmp_path, meddle=mute)), []
+    roster.orders = {"a": Entry("a", (1,))}
+    for _ in range(16):
+        present = roster.wait_for(2)
+        asked.append(1 in present)
+        roster.exchange("query.forget", {k: ({"order": "a"}, None) for k in present})
+    assert asked[:3] == [True] * 3 and sum(asked[3:]) == 2
+    # Unless there are too few without it.
+    assert roster.wait_for(3) == [0, 1, 2]
+
+
+def test_nobody_has_more_weight_than_several_others(setting, tmp_path):
+    def boast(client, message, reply):
+        if client == 1 and message.metadata.message_type == "query.hello":
+            return altered(reply, message, lambda h, t: ({**h, "examples": 90_000}, t))
+        if client == 1:
+            return altered(
+                reply, message, lambda h, t: (h, (t[0], (*t[1][:2], *claim_of(t[1]))))
+            )
+        return reply
+
+    def claim_of(update):
+        return np.float32(90_000), *update[3:]
+
+    *_, info = one_round(setting, FakeGrid(tmp_path, meddle=boast))
+    honest = np.asarray(info.weights)[[0, 2]]
+    assert info.weights[1] == 10 * np.median([*honest, 90_000])
 
 
 def test_sums_of_colours_of_another_form_are_not_taken(tmp_path):
@@ -228,7 +314,7 @@ def test_sums_of_colours_of_another_form_are_not_taken(tmp_path):
         return altered(reply, message, change)
 
     grid = FakeGrid(tmp_path, meddle=longer)
-    roster = Roster(grid, 3, Timeouts(5, 1, 0.01), normalise=True)
+    roster = make_roster(grid, normalise=True)
     assert roster.refresh() == [0, 1, 2] and list(roster.channel_sums) == [0]
 
 
@@ -299,10 +385,8 @@ def test_messages_are_arrays_and_json(setting, tmp_path):
     assert len(grid.seen) == 6  # three greetings, three answers
     for pair in grid.seen:
         for message in pair:
-            assert set(message.content) == {"json", "arrays"}
-            json.loads(message.content["json"]["text"])
-            for array in message.content["arrays"].values():
-                assert array.stype == "numpy.ndarray"
+            (record,) = message.content.values()
+            assert set(record) == {"header", "tree"}
     _, (sent, _) = grid.seen[0], grid.seen[-1]
     header, _ = unpack(sent.content)
     assert header["spec"]["name"] == "resnet8"

@@ -9,17 +9,23 @@ import pytest
 
 from fuprune.errors import FupruneError, InputError
 from fuprune.flower import client_app, ledger
-from fuprune.flower.node import Node, log_orders, read_orders, usable
+from fuprune.flower.certificates import make_certificates
+from fuprune.flower.node import Node, load_node, log_orders, read_orders, usable
 from fuprune.flower.records import PROTOCOL
 
-
-def answer(kind, header, tree, node):
-    return client_app.answer(kind, header, tree, lambda: node)
+EVERYTHING = range(4)
 
 
-def make_node(folder, labels=(0, 1, 1, 2, 3)):
+def answer(kind, node, **header):
+    header = {"protocol": PROTOCOL, "request": "r1", **header}
+    return client_app.answer(kind, header, {"w": np.ones(2)}, lambda data=True: node)
+
+
+def make_node(folder, labels=(0, 1, 1, 2, 3), **more):
     labels = np.asarray(labels, np.int32)
-    return Node(0, folder, np.zeros((len(labels), 8, 8, 1), np.uint8), labels)
+    # No two images are alike.
+    images = np.arange(len(labels) * 64, dtype=np.uint8).reshape(-1, 8, 8, 1)
+    return Node(0, folder, images, labels, **more)
 
 
 def row(name, *classes, closed=False):
@@ -27,54 +33,50 @@ def row(name, *classes, closed=False):
 
 
 def test_an_order_is_confirmed_once_it_is_on_disk(tmp_path):
-    header = {"protocol": PROTOCOL, "request": "r1", "order": "a"}
-    reply, _ = answer(
-        "query.forget", {**header, "orders": [row("a", 1)]}, None, make_node(tmp_path)
-    )
+    node = make_node(tmp_path)
+    reply, _ = answer("query.forget", node, order="a", orders=[row("a", 1)])
     assert reply["problem"] is None
     assert reply["confirmed"] == "a" and reply["orders"] == ["a"]
     lines = (tmp_path / "orders.jsonl").read_text().splitlines()
     assert len(lines) == 1 and json.loads(lines[0])["classes"] == [1]
     # The same order again adds nothing, its closing does.
-    log_orders(tmp_path, [row("a", 1)])
+    log_orders(node, [row("a", 1)])
     assert len((tmp_path / "orders.jsonl").read_text().splitlines()) == 1
-    log_orders(tmp_path, [row("a", 1, closed=True)])
+    log_orders(node, [row("a", 1, closed=True)])
     assert read_orders(tmp_path)["a"].closed
 
 
 def test_forgotten_images_are_left_out_whatever_the_server_asks(tmp_path):
     node = make_node(tmp_path)
-    everything = range(4)
-    assert usable(node, {}, everything, None).tolist() == [0, 1, 2, 3, 4]
-    orders = log_orders(tmp_path, [row("a", 1), row("b", 3, closed=True)])
-    assert usable(node, orders, everything, None).tolist() == [0, 3]
+    assert usable(node, {}, EVERYTHING, None).tolist() == [0, 1, 2, 3, 4]
+    orders = log_orders(node, [row("a", 1), row("b", 3, closed=True)])
+    assert usable(node, orders, EVERYTHING, None).tolist() == [0, 3]
     # The method that carries out an open order may read its classes; nobody else's.
-    assert usable(node, orders, everything, "a").tolist() == [0, 1, 2, 3]
-    assert usable(node, orders, everything, "b").tolist() == [0, 3]
+    assert usable(node, orders, EVERYTHING, "a").tolist() == [0, 1, 2, 3]
+    assert usable(node, orders, EVERYTHING, "b").tolist() == [0, 3]
     # Opening it again does not bring a closed order's images back.
-    orders = log_orders(tmp_path, [row("b", 3)])
-    assert usable(node, orders, everything, "b").tolist() == [0, 3]
+    orders = log_orders(node, [row("b", 3)])
+    assert usable(node, orders, EVERYTHING, "b").tolist() == [0, 3]
 
 
 def test_a_client_that_slept_hears_of_orders_with_any_request(tmp_path):
-    header = {"protocol": PROTOCOL, "request": "r1", "orders": [row("a", 2)]}
-    reply, _ = answer("query.hello", header, None, make_node(tmp_path))
+    reply, _ = answer("query.hello", make_node(tmp_path), orders=[row("a", 2)])
     assert reply["orders"] == ["a"] and reply["examples"] == 5
     assert read_orders(tmp_path)["a"].classes == (2,)
 
 
 def test_a_line_that_was_cut_short_loses_nothing_else(tmp_path):
-    log_orders(tmp_path, [row("a", 1)])
+    node = make_node(tmp_path)
+    log_orders(node, [row("a", 1)])
     with open(tmp_path / "orders.jsonl", "a") as file:
         file.write('{"order": "b", "cla')
     assert sorted(read_orders(tmp_path)) == ["a"]
     # The next order starts a line of its own, or it would be lost with the cut one.
-    assert sorted(log_orders(tmp_path, [row("c", 2)])) == ["a", "c"]
+    assert sorted(log_orders(node, [row("c", 2)])) == ["a", "c"]
 
 
 def test_a_client_without_images_tells_sums_of_no_colours(tmp_path):
-    header = {"protocol": PROTOCOL, "request": "r1", "normalise": True}
-    reply, sums = answer("query.hello", header, None, make_node(tmp_path, ()))
+    reply, sums = answer("query.hello", make_node(tmp_path, ()), normalise=True)
     assert reply["problem"] is None and reply["examples"] == 0
     assert sums.tolist() == [0, 0, 0]
 
@@ -85,20 +87,43 @@ def test_a_client_without_images_tells_sums_of_no_colours(tmp_path):
         [{"order": "", "classes": [1]}],
         [{"order": "a", "classes": [-1]}],
         [{"order": "a", "classes": "1"}],
-        [{"order": "a", "classes": [True]}],
-        [{"order": "a", "clients": [-2]}],
         [{"order": "a", "examples": [0.5]}],
+        [{"order": "a", "examples": [5]}],  # it has five
         [3],
         {"order": "a"},
     ],
 )
 def test_what_is_no_order_is_refused(tmp_path, wrong):
+    node = make_node(tmp_path)
     with pytest.raises(FupruneError):
-        log_orders(tmp_path, wrong)
-    header = {"protocol": PROTOCOL, "request": "r1", "orders": wrong}
-    reply, content = answer("query.hello", header, None, make_node(tmp_path))
+        log_orders(node, wrong)
+    reply, content = answer("query.hello", node, orders=wrong)
     assert reply["problem"] and content is None
     assert read_orders(tmp_path) == {}
+
+
+def test_only_the_operators_orders_count(tmp_path):
+    """For one client each, in one federation, and with exactly what is signed."""
+    for name in ("ours", "theirs"):
+        make_certificates(tmp_path / name, hosts=["localhost"], nodes=0)
+    node = make_node(tmp_path / "node", operator=tmp_path / "ours" / "operator.pub")
+    node.folder.mkdir()
+    entry = ledger.Entry("a", examples=((0, 1), (1, 0)), federation="f")
+    false = entry.signed(tmp_path / "theirs" / "operator", 2)
+    entry = entry.signed(tmp_path / "ours" / "operator", 2)
+    told = entry.for_client(0)
+    for wrong in (
+        false.for_client(0),
+        told._replace(signature=""),
+        told._replace(order="g/a"),
+        told._replace(examples=(2,)),
+        told._replace(clients=(0,)),
+        entry.for_client(1),
+    ):
+        reply, _ = answer("query.forget", node, order="f/a", orders=[wrong._asdict()])
+        assert "is not signed by" in reply["problem"] and not read_orders(node.folder)
+    assert log_orders(node, [told._asdict()])["f/a"].examples == (1,)
+    assert log_orders(node, [told._replace(closed=True)._asdict()])["f/a"].closed
 
 
 def test_a_client_does_not_wait_for_jax_before_it_says_who_it_is():
@@ -107,7 +132,7 @@ def test_a_client_does_not_wait_for_jax_before_it_says_who_it_is():
 
 
 def test_another_version_is_told_so(tmp_path):
-    reply, _ = answer("query.hello", {"protocol": 99}, None, make_node(tmp_path))
+    reply, _ = answer("query.hello", make_node(tmp_path), protocol=99)
     assert "protocol 99" in reply["problem"]
 
 
@@ -124,8 +149,35 @@ def test_the_ledger_keeps_an_order_through_a_restart(tmp_path):
     with pytest.raises(InputError, match="is for classes 1, 3, not for client 1; give"):
         enter(tmp_path, "2026-7", clients=(1,))
     assert ledger.close_order(tmp_path, "2026-7")["2026-7"].closed
+    with pytest.raises(InputError, match="no client has confirmed is withdrawn"):
+        ledger.withdraw(tmp_path, "2026-7")
     names = {ledger.folder_name(n) for n in ("a.b", "a:b", "a_b")}
     assert len(names) == 3 and not any("/" in n for n in names)
+
+
+def test_an_order_is_withdrawn_as_long_as_nobody_has_it(tmp_path):
+    class Heard:
+        confirmed, closed = {0: {"b"}}, {}
+
+    for name in "ab":
+        enter(tmp_path, name, classes=(3,))
+    ledger.confirm(tmp_path, Heard)
+    ledger.withdraw(tmp_path, "a")
+    assert sorted(ledger.read(tmp_path)) == ["b"]
+    with pytest.raises(InputError, match="in the logs of clients 0"):
+        ledger.withdraw(tmp_path, "b")
+    with pytest.raises(InputError, match="was withdrawn; give"):
+        enter(tmp_path, "a", classes=(3,))
+
+
+def test_two_federations_have_orders_of_their_own(tmp_path):
+    ids = [ledger.federation_id(tmp_path / name) for name in ("one", "two", "one")]
+    assert ids[0] == ids[2] != ids[1]
+    entries = [ledger.Entry("2026-001", (3,), federation=i) for i in ids[:2]]
+    node = make_node(tmp_path)
+    told = [entry.for_client(0)._asdict() for entry in entries]
+    orders = log_orders(node, [{**told[0], "closed": True}, told[1]])
+    assert usable(node, orders, EVERYTHING, entries[1].name).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -146,38 +198,55 @@ def test_single_images_belong_to_no_class_once_they_are_ordered(tmp_path):
     entry = ledger.Entry("a", examples=((0, 1), (0, 3), (1, 0)))
     told = entry.for_client(0)
     assert told.examples == (1, 3), "and nothing of client 1's"
-    assert entry.for_client(None).examples == ()
     node = make_node(tmp_path)
-    # Heard of by a greeting first, which does not know whom it greets.
-    log_orders(tmp_path, [entry.for_client(None)._asdict()])
-    orders = log_orders(tmp_path, [told._asdict(), row("b", 3)])
-    everything = range(4)
-    assert usable(node, orders, everything, None).tolist() == [0, 2]
-    assert usable(node, orders, everything, "a").tolist() == [0, 2]
+    orders = log_orders(node, [told._asdict(), row("b", 3)])
+    assert usable(node, orders, EVERYTHING, None).tolist() == [0, 2]
+    assert usable(node, orders, EVERYTHING, "a").tolist() == [0, 2]
     assert usable(node, orders, [], "a", named=True).tolist() == [1, 3]
     # No other order may read them, and what another order names stays out.
     assert usable(node, orders, [], "b", named=True).tolist() == []
-    orders = log_orders(tmp_path, [row("b", 2, closed=True)])
+    orders = log_orders(node, [row("b", 2, closed=True)])
     assert usable(node, orders, [], "a", named=True).tolist() == [1]
-    orders = log_orders(tmp_path, [told._replace(closed=True)._asdict()])
-    assert usable(node, orders, everything, "a", named=True).tolist() == [0, 2]
+    orders = log_orders(node, [told._replace(closed=True)._asdict()])
+    assert usable(node, orders, EVERYTHING, "a", named=True).tolist() == [0, 2]
+
+
+def test_an_image_stays_forgotten_wherever_it_moves(tmp_path):
+    node = make_node(tmp_path)
+    told = ledger.Entry("a", examples=((0, 1), (0, 3)), closed=True).for_client(0)
+    orders = log_orders(node, [told._asdict()])
+    order = [4, 3, 2, 0]  # image 1 is deleted, and the others change places
+    moved = node._replace(images=node.images[order], labels=node.labels[order])
+    assert usable(moved, orders, EVERYTHING, None).tolist() == [0, 2, 3]
+
+
+def test_a_clients_own_file_is_used_whole_whatever_classes_it_lacks(tmp_path):
+    images = np.arange(12 * 64, dtype=np.uint64).astype(np.uint8).reshape(12, 8, 8)
+    np.savez(tmp_path / "mine.npz", train_images=images, train_labels=np.full(12, 7))
+    config = {"client-id": 0, "folder": str(tmp_path / "n")}
+    own = {"data": "npz:mine.npz", "data-dir": str(tmp_path)}
+    node = load_node({**config, **own}, {})
+    np.testing.assert_array_equal(node.images[..., 0], images)
+    assert node.labels.tolist() == [7] * 12
+    np.savez(tmp_path / "mine.npz", pictures=images)
+    with pytest.raises(InputError, match="train_images and train_labels"):
+        load_node({**config, **own}, {})
 
 
 def test_a_client_that_leaves_confirms_and_takes_part_in_nothing(tmp_path):
     node = make_node(tmp_path)
     order = ledger.Entry("a", clients=(0, 2)).for_client(0)._asdict()
-    header = {"protocol": PROTOCOL, "request": "r1", "orders": [order]}
-    reply, _ = answer("query.forget", {**header, "order": "a"}, None, node)
+    reply, _ = answer("query.forget", node, order="a", orders=[order])
     assert reply["problem"] is None and reply["confirmed"] == "a"
     for kind in ("train", "evaluate", "query.class_statistics", "query.secure_keys"):
-        reply, content = answer(kind, header, {"w": np.ones(2)}, node)
+        reply, content = answer(kind, node, orders=[order])
         assert "left the federation by order 'a'" in reply["problem"]
         assert content is None
     orders = read_orders(tmp_path)
-    assert usable(node, orders, range(4), None).tolist() == []
+    assert usable(node, orders, EVERYTHING, None).tolist() == []
     # As long as it is open, the order itself may read what is to be forgotten.
-    assert usable(node, orders, range(4), "a").tolist() == [0, 1, 2, 3, 4]
-    orders = log_orders(tmp_path, [{**order, "closed": True}])
-    assert usable(node, orders, range(4), "a").tolist() == []
+    assert usable(node, orders, EVERYTHING, "a").tolist() == [0, 1, 2, 3, 4]
+    orders = log_orders(node, [{**order, "closed": True}])
+    assert usable(node, orders, EVERYTHING, "a").tolist() == []
     # Others go on as before.
-    assert usable(node._replace(client=1), orders, range(4), None).size == 5
+    assert usable(node._replace(client=1), orders, EVERYTHING, None).size == 5

@@ -1,5 +1,6 @@
 """The real thing: a SuperLink, SuperNodes, keys and certificates, on free ports."""
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -13,13 +14,15 @@ from pathlib import Path
 import chex
 import pytest
 
+from fuprune.flower import server
 from fuprune.flower.certificates import make_certificates
-from fuprune.flower.loopback import APP, FederationError, Loopback, main
+from fuprune.flower.launch import APP, Federation, FederationError
 from fuprune.flower.settings import read_settings
 from fuprune.run import checkpoint
 from tests.environment import QUICK_COMPILATION
 from tests.flower import small
 
+pytestmark = pytest.mark.slow
 CONFIG = (
     "data.limit=12 data.validation=0 partition.kind=iid partition.clients={n} "
     "train.cohort={n} train.batch_size=16 train.rounds={rounds} "
@@ -27,18 +30,11 @@ CONFIG = (
 )
 
 
-def config(nodes, rounds=1):
-    return CONFIG.format(n=nodes, rounds=rounds)
-
-
-def patience(nodes, **more):
+def patience(nodes, rounds=1, **more):
     """Settings of a run that waits for the slow, and not long for the dead."""
-    return {
-        "config": config(nodes, **more),
-        "min_clients": 2,
-        "join_seconds": 300,
-        "reply_seconds": 300,
-    }
+    config = CONFIG.format(n=nodes, rounds=rounds)
+    waits = {"join_seconds": 300, "reply_seconds": 300}
+    return {"config": config, "min_clients": 2, **waits, **more}
 
 
 @pytest.fixture(autouse=True)
@@ -48,70 +44,22 @@ def short_lived_programs(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.slow
-def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
-    """Trains, forgets on order, and refuses a node whose key nobody registered."""
-    federation = Loopback(tmp_path / "f", 2)
-    make_certificates(tmp_path / "other", hosts=["localhost"], nodes=1)
-    told = []
-    with federation:
-        common = {"config": config(2), "min_clients": 2, "join_seconds": 120}
-        common |= {"timeout": 500, "on_line": told.append}
-        federation.run(command="train", **common)
-        stranger = federation.start_node(2, key=tmp_path / "other" / "node-0")
-        federation.run(command="forget", classes="3", order="a-1", **common)
-        assert stranger.wait(120) != 0
-    assert told.count("clients 0, 1 are there") == 2
-    assert told[-1] == "order a-1 is closed, and in the logs of clients 0, 1"
-    assert list(federation.workdir.glob("orders/*/report/report.html"))
-    for client in range(2):
-        log = federation.client_folder(client) / "orders.jsonl"
-        rows = [json.loads(line) for line in log.read_text().splitlines()]
-        assert [row["closed"] for row in rows] == [False, True]
-    for process in (*federation.nodes.values(), federation.link):
-        assert process.poll() is not None
+@contextlib.contextmanager
+def started(folder, nodes, **options):
+    with Federation(folder, **{"insecure": True, **options}) as federation:
+        federation.start(nodes)
+        for client in range(nodes):
+            federation.start_node(client)
+        yield federation
 
 
-class BrokenStream(Loopback):
-    """A federation whose log breaks off, in place of Flower's commands."""
-
-    def __init__(self, folder, states, log):
-        super().__init__(folder, 1, insecure=True)
-        self.states, self.shown = iter(states), log
-
-    def start_run(self, **config):
-        log = self.folder / "logs" / "run-0.log"
-        log.write_text("Successfully started run 17\nfuprune: clients 0 are there\n")
-        return subprocess.Popen(["true"]), log
-
-    def flwr(self, *arguments):
-        if arguments[0] == "log":
-            return self.shown
-        state = next(self.states)
-        if state == "locked":
-            raise FederationError("flwr list: database is locked")
-        return f"| 17 | {state} |"
-
-
-@pytest.mark.parametrize(
-    ("states", "log", "said"),
-    [
-        (("running", "locked", "finished:completed"), "fuprune: finished", None),
-        (("finished:failed",), "fuprune: error: no client came", "^no client came$"),
-        (("finished:stopped",), "", "the run did not finish"),
-    ],
-)
-def test_a_run_whose_log_breaks_off_is_waited_for(
-    tmp_path, monkeypatch, states, log, said
-):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    federation, told = BrokenStream(tmp_path, states, log), []
-    if said is None:
-        assert "finished" in federation.run(on_line=told.append)
-    else:
-        with pytest.raises(FederationError, match=said):
-            federation.run(on_line=told.append)
-    assert told == ["clients 0 are there"]
+@contextlib.contextmanager
+def aside(federation, **config):
+    """A run that goes on while the body does something to the federation."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        run = pool.submit(federation.run, **config)
+        yield run
+        run.result()
 
 
 def await_text(path, text, times=1, seconds=600):
@@ -132,6 +80,12 @@ def rounds_of(folder):
     return [row for row in map(json.loads, lines) if row["round"]]
 
 
+def logged(federation, client):
+    """The rows of a client's log of orders."""
+    log = federation.client_folder(client) / "orders.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
 def kill_tree(process):
     """As a machine that loses power: the process and all that it started."""
     with contextlib.suppress(ProcessLookupError):
@@ -139,55 +93,67 @@ def kill_tree(process):
     process.wait(30)
 
 
-@pytest.mark.slow
+def test_keys_and_orders_in_a_federation_with_certificates(tmp_path):
+    """Trains, forgets on order, and refuses a node whose key nobody registered."""
+    make_certificates(tmp_path / "other", hosts=["localhost"], nodes=1)
+    common, told = patience(2), []
+    with started(tmp_path / "f", 2, insecure=False) as federation:
+        assert federation.door != federation.port
+        federation.run(told.append, command="train", **common)
+        stranger = federation.start_node(2, key=tmp_path / "other" / "node-0")
+        federation.run(
+            told.append, command="forget", classes="3", order="a-1", **common
+        )
+        assert stranger.wait(120) != 0
+    assert told.count("clients 0, 1 are there") == 2
+    assert "order a-1 is closed, and in the logs of clients 0, 1" in told
+    assert list(federation.workdir.glob("orders/*/report/report.html"))
+    for client in range(2):
+        rows = logged(federation, client)
+        assert [row["closed"] for row in rows] == [False, True]
+    for process in (*federation.nodes.values(), federation.link):
+        assert process.poll() is not None
+
+
 def test_the_round_goes_on_without_a_node_that_is_killed_in_training(tmp_path):
-    federation = Loopback(tmp_path / "f", 3, insecure=True)
-    with federation:
-        process, log = federation.start_run(command="train", **patience(3))
-        await_text(tmp_path / "f" / "logs" / "node-2.log", "Receiving: train")
-        kill_tree(federation.nodes[2])
-        assert process.wait(1200) == 0
-        assert "fuprune: error" not in log.read_text()
+    with started(tmp_path / "f", 3) as federation:
+        with aside(federation, command="train", **patience(3)):
+            await_text(tmp_path / "f" / "logs" / "node-2.log", "Receiving: train")
+            kill_tree(federation.nodes[2])
     (row,) = rounds_of(federation.workdir / "training")
     assert row["participants"] == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["query.class_statistics", "train"])
 def test_an_order_is_carried_out_without_a_node_that_is_killed(tmp_path, moment):
     """In the statistics, and as the smaller model is sent out."""
-    federation = Loopback(tmp_path / "f", 3, insecure=True)
     common = patience(3)
-    with federation:
-        federation.run(timeout=1200, command="train", **common)
+    with started(tmp_path / "f", 3) as federation:
+        federation.run(command="train", **common)
         order = {"classes": "3", "order": "a-1"}
-        process, log = federation.start_run(command="forget", **common, **order)
-        # In the log of the node, `train` is there once from the first run.
-        times = 2 if moment == "train" else 1
-        seen = tmp_path / "f" / "logs" / "node-2.log"
-        await_text(seen, f"Receiving: {moment} ", times)
-        kill_tree(federation.nodes[2])
-        assert process.wait(1200) == 0
-        assert "fuprune: error" not in log.read_text()
+        with aside(federation, command="forget", **common, **order):
+            # In the log of the node, `train` is there once from the first run.
+            times = 2 if moment == "train" else 1
+            seen = tmp_path / "f" / "logs" / "node-2.log"
+            await_text(seen, f"Receiving: {moment} ", times)
+            kill_tree(federation.nodes[2])
         (row,) = rounds_of(next(federation.workdir.glob("orders/*")))
         assert row["participants"] == 2
         # It comes back, and hears that the order is closed with the first request.
         federation.start_node(2)
-        federation.run(timeout=1200, command="evaluate", **common | {"min_clients": 3})
+        federation.run(command="evaluate", **common | {"min_clients": 3})
     (row,) = json.loads((federation.workdir / "orders.json").read_text())
     assert sorted(row["closed_by"]) == ["0", "1", "2"]
 
 
-@pytest.mark.slow
 def test_a_client_that_answers_wrongly_counts_for_nothing(tmp_path):
     """Another round's reply, an old model, nonsense: one after the other."""
     app = shutil.copytree(APP, tmp_path / "app")
     wrong = Path(__file__).with_name("wrong_client.py")
     shutil.copy(wrong, app / "fuprune_app" / "client.py")
-    federation = Loopback(tmp_path / "f", 3, insecure=True, app=app)
     common, told = patience(3, rounds=4), []
-    with federation:
-        federation.run(timeout=1200, on_line=told.append, command="train", **common)
+    with started(tmp_path / "f", 3, app=app) as federation:
+        federation.run(told.append, command="train", **common)
     found = rounds_of(federation.workdir / "training")
     assert [row["participants"] for row in found] == [3, 2, 2, 2]
     assert [row.get("rejected", []) for row in found] == [[], [], [], [2]]
@@ -204,7 +170,7 @@ def test_a_client_that_answers_wrongly_counts_for_nothing(tmp_path):
     silent.answered = 0
     grid = small.FakeGrid(tmp_path / "g", common["config"], meddle=silent)
     alone = {"command": "train", "workdir": str(tmp_path / "g" / "server")}
-    small.run(grid, read_settings({**alone, "config": common["config"]}))
+    server.run(grid, read_settings({**alone, "config": common["config"]}))
     (_, one), (_, other) = (
         checkpoint.load(workdir / "training" / "models" / "raw")
         for workdir in (federation.workdir, tmp_path / "g" / "server")
@@ -212,27 +178,21 @@ def test_a_client_that_answers_wrongly_counts_for_nothing(tmp_path):
     chex.assert_trees_all_close(one, other, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_client_leaves_and_single_examples_go_in_a_real_federation(tmp_path):
-    federation = Loopback(tmp_path / "f", 3, insecure=True)
-    common = patience(3) | {"timeout": 1200, "method": "fine_tune_only"}
-    told = []
-    with federation:
+    common, told = patience(3, method="fine_tune_only"), []
+    with started(tmp_path / "f", 3) as federation:
         federation.run(command="train", **common)
         federation.run(command="forget", order="b-1", examples="0:3,1:5,1:0", **common)
         federation.run(command="forget", order="c-1", clients="2", **common)
-        federation.run(command="evaluate", on_line=told.append, **common)
+        federation.run(told.append, command="evaluate", **common)
     rows = json.loads((federation.workdir / "orders.json").read_text())
-    assert [(row["order"], row["closed"]) for row in rows] == [
-        ("b-1", True),
-        ("c-1", True),
-    ]
+    assert [row["order"] for row in rows] == ["b-1", "c-1"]
     for row in rows:
         assert sorted(row["confirmed"]) == sorted(row["closed_by"]) == ["0", "1", "2"]
     # Positions are told to their holder alone.
-    told_to = [logged(federation, client) for client in range(3)]
-    assert [sorted(log["b-1"]["examples"]) for log in told_to] == [[3], [0, 5], []]
-    assert all(log["c-1"]["clients"] == [2] for log in told_to)
+    logs = [{row["order"]: row for row in logged(federation, k)} for k in range(3)]
+    assert [sorted(log["b-1"]["examples"]) for log in logs] == [[3], [0, 5], []]
+    assert all(log["c-1"]["clients"] == [2] for log in logs)
     # Who has left is asked for nothing but to log orders.
     taken = (tmp_path / "f" / "logs" / "node-2.log").read_text()
     assert taken.count("Receiving: train ") == 2 and "Receiving: evaluate" not in taken
@@ -243,50 +203,22 @@ def test_a_client_leaves_and_single_examples_go_in_a_real_federation(tmp_path):
     assert any("accuracy on the 77 images of clients" in line for line in told)
 
 
-def logged(federation, client):
-    """The last row of each order in a client's log, by id."""
-    log = federation.client_folder(client) / "orders.jsonl"
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    return {row["order"]: row for row in rows}
-
-
-@pytest.mark.slow
 def test_a_killed_server_and_a_restarted_link_lose_nothing(tmp_path):
-    federation = Loopback(tmp_path / "f", 2, insecure=True)
     common = patience(2, rounds=3)
-    with federation:
-        process, _ = federation.start_run(command="train", **common)
+    with started(tmp_path / "f", 2) as federation:
+        federation.start_run(command="train", **common)
         training = federation.workdir / "training"
         await_text(training / "metrics.jsonl", '"round": 1')
         kill_tree(federation.link)  # the ServerApp is its child
-        process.wait(120)
         federation.start_link()
-        federation.run(timeout=900, command="train", **common)
+        federation.run(command="train", **common)
     assert [row["round"] for row in rounds_of(training)] == [1, 2, 3]
 
 
-@pytest.mark.slow
 def test_too_few_clients_end_in_one_line(tmp_path):
-    federation = Loopback(tmp_path / "f", 1, insecure=True)
-    with federation, pytest.raises(FederationError, match="1 clients are there"):
-        federation.run(
-            timeout=300,
-            command="train",
-            config=config(2),
-            min_clients=2,
-            join_seconds=20,
-        )
-
-
-@pytest.mark.slow
-def test_make_federation_prints_the_table_and_leaves_no_process(tmp_path, capsys):
-    folder = tmp_path / "f"
-    flags = ["--folder", str(folder), "--nodes", "3", "--config", config(3)]
-    assert main(flags) == 0
-    printed = capsys.readouterr().out
-    assert "class_pruning" in printed
-    assert f"report: {folder}" in printed
-    assert processes_of(folder) == ""
+    with started(tmp_path / "f", 1) as federation:
+        with pytest.raises(FederationError, match="1 clients are there"):
+            federation.run(command="train", **patience(2, join_seconds=20))
 
 
 def processes_of(folder):
@@ -297,18 +229,17 @@ def processes_of(folder):
     return found.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_federation_leaves_no_process(tmp_path, number):
+def test_an_interrupted_rehearsal_leaves_no_process(tmp_path, number):
     folder, log = tmp_path / "f", tmp_path / "log"
-    command = [sys.executable, "-m", "fuprune.flower.loopback", "--insecure"]
+    command = [sys.executable, "-m", "fuprune.flower.launch", "rehearse", "--insecure"]
     with open(log, "wb") as file:
         process = subprocess.Popen(
             [*command, "--nodes", "1", "--folder", str(folder)],
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-        await_text(folder / "logs" / "run-0.log", "Successfully started run")
+        await_text(log, "clients 0 are there")
         assert len(processes_of(folder).split()) > 2
         process.send_signal(number)
         assert process.wait(120) == 130

@@ -174,7 +174,7 @@ def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
             secure.reveal({**named, "sent": wrong}, parties[0])
     header = {"protocol": PROTOCOL, "secure": {**named, "sent": [0]}}
     reply, _ = client_app.answer(
-        "query.secure_reveal", header, None, lambda: parties[0]
+        "query.secure_reveal", header, None, lambda data: parties[0]
     )
     assert "1 of 3 clients remain" in reply["problem"]
     shown = secure.reveal({**named, "sent": [0, 2]}, parties[0])["shares"]

@@ -11,11 +11,12 @@ from fuprune import results
 from fuprune.errors import InputError
 from fuprune.flower import ledger, server
 from fuprune.flower.records import unpack
+from fuprune.flower.server import run
 from fuprune.flower.settings import read_config, read_settings
 from fuprune.run import checkpoint, experiment, kept_files
 from fuprune.run.store import WorkdirBusyError, lock_workdir
 from fuprune.unlearning.methods import METHODS
-from tests.flower.small import CONFIG, FakeGrid, federation, run
+from tests.flower.small import CONFIG, FakeGrid, federation
 
 SMALL = (
     f"{CONFIG} train.rounds=1 fine_tune.rounds=1 prune.rate=0.2 "

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fuprune.flower import client_app
@@ -35,18 +35,18 @@ class WrongClientApp(ClientApp):
 
 def as_it_should(message, context, folder):
     reply = client_app.app(message, context)
-    keep(folder / "request.npz", message.content)
-    keep(folder / "reply.npz", reply.content)
+    keep(folder / "request", message.content)
+    keep(folder / "reply", reply.content)
     return reply
 
 
 def another_rounds_reply(message, context, folder):
-    return Message(recall(folder / "reply.npz"), reply_to=message)
+    return Message(recall(folder / "reply"), reply_to=message)
 
 
 def an_old_model(message, context, folder):
     header, _ = unpack(message.content)
-    _, model = unpack(recall(folder / "request.npz"))
+    _, model = unpack(recall(folder / "request"))
     message.content = pack(header, model)
     return client_app.app(message, context)
 
@@ -61,17 +61,15 @@ ANSWERS = (as_it_should, another_rounds_reply, an_old_model, nonsense)
 
 
 def keep(path, content):
-    arrays = {name: array.numpy() for name, array in content["arrays"].items()}
-    np.savez(path, text=content["json"]["text"], **arrays)
+    path.mkdir()
+    for name, array in content["message"].items():
+        (path / name).write_bytes(array.data)
 
 
 def recall(path):
-    with np.load(path) as kept:
-        text = str(kept["text"])
-        named = {n: Array.from_numpy_ndarray(kept[n]) for n in kept if n != "text"}
-    return RecordDict(
-        {"json": ConfigRecord({"text": text}), "arrays": ArrayRecord(named)}
-    )
+    parts = {file.name: file.read_bytes() for file in path.iterdir()}
+    arrays = {n: Array("uint8", (len(x),), "bytes", x) for n, x in parts.items()}
+    return RecordDict({"message": ArrayRecord(arrays)})
 
 
 app = WrongClientApp()

@@ -1,0 +1,386 @@
+"""A federation's link, its runs, and a rehearsal: `python -m fuprune.flower.launch`.
+
+`link FOLDER --host NAME` makes keys and certificates, starts a SuperLink on loopback
+and the gate through which nodes reach it, and registers every node's key. `run FOLDER
+KEY=VALUE ...` starts a run there and tells what the server says, or why nothing
+happens. `rehearse` does all of it on this machine, with nodes that share a dataset.
+Everything that was started ends with the command, also on Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fuprune.errors import FupruneError, InputError
+from fuprune.flower.certificates import make_certificates
+from fuprune.flower.server_app import FAILED, FINISHED, LOG, TOLD
+
+HERE = "127.0.0.1"
+APP = Path(__file__).parent / "app"
+CONNECTION = "federation"
+PATIENCE = 60.0  # seconds in which a run must have said something
+
+
+class FederationError(FupruneError):
+    """A process of the federation did not do what it should."""
+
+
+class Federation:
+    """The processes of a link, and perhaps of nodes, with their files in a folder."""
+
+    def __init__(self, folder: Path, *, insecure: bool = False, app: Path = APP):
+        self.folder, self.insecure, self.app = folder.absolute(), insecure, app
+        self.keys, self.nodes = self.folder / "keys", {}
+        self._started: list[subprocess.Popen] = []
+        for name in ("logs", "flwr"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @property
+    def workdir(self) -> Path:
+        """Of the server."""
+        return self.folder / "server"
+
+    def start(self, nodes: int, hosts: Sequence[str] = (HERE,), port: int = 0) -> None:
+        """Starts the link, and before it a gate for `hosts`; registers nodes' keys."""
+        self.port = free_port()
+        trust = f'root-certificates = "{self.keys / "ca.crt"}"'
+        (self.folder / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{HERE}:{self.port}"\n'
+            f"{'insecure = true' if self.insecure else trust}\n"
+        )
+        if not self.insecure:
+            make_certificates(self.keys, hosts=hosts, nodes=nodes)
+        self.start_link()
+        self.door = self.port
+        if self.insecure:
+            return
+        for key in sorted(self.keys.glob("node-*.pub")):
+            # A key that is registered stays so.
+            with contextlib.suppress(FederationError):
+                self.flwr("supernode", "register", str(key), CONNECTION)
+        self.door = port or free_port()
+        outside = HERE if tuple(hosts) == (HERE,) else "0.0.0.0"
+        gate = [sys.executable, "-m", "fuprune.flower.gate", str(self.keys)]
+        gate += ["--link", f"{HERE}:{self.port}", "--host", outside]
+        self._await(self._start("gate", [*gate, "--port", str(self.door)]), self.door)
+
+    def start_link(self) -> None:
+        """Starts the SuperLink, and waits until it listens."""
+        command = ["flower-superlink", "--host", HERE, "--port", str(self.port)]
+        command += ["--database", str(self.folder / "link.db")]
+        command.append("--disable-runtime-dependency-installation")
+        if self.insecure:
+            command.append("--insecure")
+        else:
+            command += ["--ssl-ca-certfile", str(self.keys / "ca.crt")]
+            command += ["--ssl-certfile", str(self.keys / "superlink.crt")]
+            command += ["--ssl-keyfile", str(self.keys / "superlink.key")]
+            command.append("--enable-supernode-auth")
+        self.link = self._start("superlink", command)
+        self._await(self.link, self.port)
+
+    def start_node(self, client: int, *, key: Path | None = None) -> subprocess.Popen:
+        """Starts a SuperNode that rehearses one client."""
+        config = f'client-id={client} folder="{self.client_folder(client)}"'
+        command = ["flower-supernode", "--superlink", f"{HERE}:{self.door}"]
+        command += ["--host", HERE, "--port", str(free_port())]
+        if self.insecure:
+            command.append("--insecure")
+        else:
+            key = key or self.keys / f"node-{client}"
+            command += ["--root-certificates", str(self.keys / "ca.crt")]
+            command += ["--auth-supernode-private-key", str(key)]
+            config += f' key="{key}" operator="{self.keys / "operator.pub"}"'
+        command += ["--node-config", config]
+        self.nodes[client] = self._start(f"node-{client}", command)
+        return self.nodes[client]
+
+    def client_folder(self, client: int) -> Path:
+        """Of one client of a rehearsal."""
+        return self.folder / f"client-{client}"
+
+    def run(
+        self, on_line: Callable[[str], None] = lambda line: None, **config
+    ) -> list[str]:
+        """`flwr run` with the app's keys, to its end; the lines that the server says.
+
+        Raises:
+          FederationError: the run failed or does not start; one sentence says why.
+        """
+        number = self.start_run(**config)
+        begun, told, asked = time.monotonic(), [], 0.0
+        while True:
+            # Asked before the log is read: what it said last is then in there.
+            state = ""
+            if time.monotonic() > asked + 5:
+                state, asked = self._state(number), time.monotonic()
+            lines = self._said(number)
+            for line in lines[len(told) :]:
+                if not line.startswith(FAILED) and line != FINISHED:
+                    on_line(line)
+            told = lines
+            failed = [line for line in told if line.startswith(FAILED)]
+            if failed:
+                raise FederationError(failed[0].removeprefix(FAILED))
+            if told and told[-1] == FINISHED:
+                return told
+            if state.startswith("finished"):
+                shown = self.flwr("log", number, CONNECTION, "--show").strip()
+                last = shown.splitlines()[-1:] or [self._complaint()]
+                raise FederationError(f"the run ended ({state}): {last[0][:300]}")
+            if not told and time.monotonic() > begun + PATIENCE:
+                raise FederationError(
+                    f"the run has not started after {PATIENCE:.0f} s: "
+                    f"{self._complaint()}"
+                )
+            time.sleep(0.3)
+
+    def start_run(self, **config) -> str:
+        """Starts a run; its number."""
+        settings = {"workdir": str(self.workdir), **config}
+        if self.keys.exists():
+            settings = {"keys": str(self.keys), **settings}
+            if settings.get("command") == "forget":
+                settings |= {"signatures": self._signatures(settings)}
+        assigned = " ".join(
+            f"{name.replace('_', '-')}={json.dumps(value)}"
+            for name, value in settings.items()
+        )
+        said = self.flwr(
+            *("run", str(self.app), CONNECTION, "--format", "json", "-c", assigned)
+        )
+        return str(json.loads(said[said.index("{") :])["run-id"])
+
+    def _signatures(self, settings: Mapping[str, Any]) -> str:
+        """The operator's signatures of a forget order."""
+        # Deferred: they load JAX.
+        from fuprune.flower.ledger import federation_id
+        from fuprune.flower.settings import read_settings
+
+        given = {name.replace("_", "-"): value for name, value in settings.items()}
+        read = read_settings(given)
+        order = read.order._replace(federation=federation_id(read.workdir))
+        signed = order.signed(self.keys / "operator", read.config.partition.clients)
+        return ",".join(signed.signatures)
+
+    def _state(self, number: str) -> str:
+        with contextlib.suppress(FederationError, LookupError, ValueError):
+            said = self.flwr("list", CONNECTION, "--run-id", number, "--format", "json")
+            return json.loads(said[said.index("{") :])["runs"][0]["status"]
+        return ""  # the link may be overloaded
+
+    def _said(self, number: str) -> list[str]:
+        """What the server of a run has said, by its own file."""
+        log = self.workdir / LOG
+        if not log.exists():
+            return []
+        lines = log.read_text("utf-8", errors="replace").split("\n")[:-1]
+        mine = [i for i, line in enumerate(lines) if line == f"{TOLD}{number}"]
+        return lines[mine[-1] + 1 :] if mine else []
+
+    def _complaint(self) -> str:
+        """The last line of the link's log that complains."""
+        log = self._log("superlink")
+        text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+        found = [x for x in text.splitlines() if "rror" in x or "FAILED" in x]
+        return f"{found[-1].strip()[:300] if found else 'no error is there'} ({log})"
+
+    def flwr(self, *arguments: str) -> str:
+        """One command of Flower's."""
+        done = subprocess.run(
+            ["flwr", *arguments],
+            env=self._environment(),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr).strip()
+            raise FederationError(f"flwr {' '.join(arguments)[:200]}: {said[-500:]}")
+        return done.stdout
+
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(self, *_) -> None:
+        stop(*reversed(self._started))
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            # Seconds between two looks for a message to start a process for.
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+            "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+            "NO_COLOR": "1",
+            # Programs of this environment; Flower's processes start others by name.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen:
+        with open(self._log(name), "ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=self._environment(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A group of its own, so that a signal reaches all that it starts.
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def _await(self, process: subprocess.Popen, port: int) -> None:
+        until = time.monotonic() + 3 * PATIENCE
+        while time.monotonic() < until and process.poll() is None:
+            with contextlib.suppress(OSError):
+                socket.create_connection((HERE, port), 1).close()
+                return
+            time.sleep(0.2)
+        raise FederationError(f"port {port} is not answered; see {self.folder}/logs.")
+
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as bound:
+        bound.bind((HERE, 0))
+        return bound.getsockname()[1]
+
+
+def stop(*processes: subprocess.Popen) -> None:
+    """Ends processes and all that they started."""
+    started = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # Listed while the parents live: orphans no longer tell whose they were.
+            started += psutil.Process(process.pid).children(recursive=True)
+    for process in processes:
+        if process.poll() is None:
+            _signal(process, signal.SIGTERM)
+    until = time.monotonic() + 20
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, until - time.monotonic()))
+        # What it started may outlive it.
+        _signal(process, signal.SIGKILL)
+        process.wait()
+    # Flower starts some in sessions of their own; they go with their parents, late.
+    _, left = psutil.wait_procs(started, timeout=1)
+    for each in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+def _signal(process: subprocess.Popen, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+say = functools.partial(print, flush=True)
+
+
+def link(given: argparse.Namespace) -> None:
+    """Keeps a link and its gate running."""
+    with Federation(given.folder) as federation:
+        federation.start(given.nodes, given.host, given.port)
+        say(f"nodes reach the link at {given.host[0]}:{federation.door}")
+        say(f"keys are in {federation.keys}, logs in {federation.folder}/logs")
+        federation.link.wait()
+        raise FederationError(f"the link ended; see {federation.folder}/logs.")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Starts a run at a link that is there, and follows it."""
+    wrong = [pair for pair in given.settings if "=" not in pair]
+    if wrong or not (given.folder / "flwr" / "config.toml").exists():
+        raise InputError(
+            f"{wrong[0] if wrong else given.folder} is no "
+            f"{'KEY=VALUE' if wrong else 'folder of a link'}; see --help."
+        )
+    settings = dict(pair.split("=", 1) for pair in given.settings)
+    numbers = {k: int(v) if v.isdecimal() else v for k, v in settings.items()}
+    # What is text in the app's table stays text.
+    texts = ("classes", "clients", "examples", "order")
+    Federation(given.folder).run(
+        say, **{k: settings[k] if k in texts else v for k, v in numbers.items()}
+    )
+
+
+def rehearse(given: argparse.Namespace) -> None:
+    """Trains, forgets and reports with nodes of this machine."""
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="fuprune-federation-"))
+    config = f"partition.clients={given.nodes} train.cohort={given.nodes} "
+    common = {"config": config + given.config, "min_clients": max(1, given.nodes - 1)}
+    with Federation(folder, insecure=given.insecure) as federation:
+        say(f"a link and {given.nodes} nodes on {HERE}; logs are in {folder}/logs")
+        federation.start(given.nodes)
+        for client in range(given.nodes):
+            federation.start_node(client)
+        federation.run(say, command="train", **common)
+        order = {"order": "rehearsal-1", "classes": given.forget}
+        federation.run(say, command="forget", method=given.method, **order, **common)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("link", help="SuperLink and gate")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--host", action="append", required=True, help="of the gate")
+    one.add_argument("--port", type=int, default=443)
+    one.add_argument("--nodes", type=int, default=3, help="that have a key")
+    one.set_defaults(do=link)
+    one = commands.add_parser("run", help="a run of the app, followed")
+    one.add_argument("folder", type=Path)
+    one.add_argument("settings", nargs="+", metavar="KEY=VALUE")
+    one.set_defaults(do=run)
+    one = commands.add_parser("rehearse", help="all of it on this machine")
+    one.add_argument("--folder", type=Path, help="kept; by default a temporary one")
+    one.add_argument("--nodes", type=int, default=3)
+    one.add_argument("--forget", default="3", help="the class of the order")
+    one.add_argument("--method", default="class_pruning")
+    one.add_argument("--config", default=REHEARSAL, help="keys of fuprune's config")
+    one.add_argument("--insecure", action="store_true", help="without TLS and keys")
+    one.set_defaults(do=rehearse)
+    given = parser.parse_args(arguments)
+    # Asked to end by whatever signal, it first ends what it started.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        given.do(given)
+    except FupruneError as error:
+        print(f"fuprune: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fuprune: interrupted; everything it started is ended", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+REHEARSAL = "train.rounds=3 train.local_epochs=8 fine_tune.rounds=2"
+
+if __name__ == "__main__":
+    sys.exit(main())
