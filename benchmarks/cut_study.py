@@ -10,6 +10,10 @@ few-shot probe, and relearning from a fresh row in the head.
     python benchmarks/cut_study.py --rounds 0,9,18,35
     python benchmarks/cut_study.py --rounds 70,175 --starts no_cut contrast_0.1
     python benchmarks/cut_study.py --table
+    python benchmarks/cut_study.py --alone
+
+The last one cuts each of the ten classes with the rate that the clients' answers ask
+for (`prune.rate=auto`), trains nothing, and asks the test images.
 
 Rows are appended to the file as they are measured, and those in it are not run again.
 """
@@ -34,16 +38,19 @@ from fuprune.config import load_config
 from fuprune.data.dataset import Dataset
 from fuprune.data.federated import take_clients
 from fuprune.federated.objective import distillation
-from fuprune.federated.train import fit
+from fuprune.federated.train import FitResult, fit
 from fuprune.run import build, machine
 from fuprune.run.data import load_data
 from fuprune.surgery import PrunePlan, compact, layer_names, make_plan, reset
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.class_pruning import score_channels
+from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest, remaining
 
 RAW = "results/cifar10_resnet20_raw/models/raw.safetensors"
 OUT = Path(__file__).parent / "results" / "cut_study.jsonl"
+ALONE = OUT.with_name("cut_alone.jsonl")
+AUTO = (("contrast", "global"), ("contrast", "balanced"), ("contrast", "layer"))
 FORGOTTEN, LAST_STAGE = 0, "stage3"
 SEED, PEAK, WARMUP, TEACHER = 0, 0.125, 15, 0.9
 RELEARN_STEPS, RELEARN_DRAWS = 60, 2
@@ -313,6 +320,43 @@ def run(names, rounds, out: Path) -> None:
         print(json.dumps(row), flush=True)
 
 
+def alone(out: Path) -> None:
+    """U and R on test images after the cut by itself, for every class and place."""
+    done = {(row["class"], row["score"], row["scope"]) for row in read(out)}
+    study = Study()
+    images, labels = study.federation.test
+
+    def keep(model, variables, data, key):
+        del data, key
+        algorithm = build.make_algorithm(study.setup, model, build.Schedule(1, PEAK))
+        return FitResult(algorithm.init(variables), [], None)
+
+    places = itertools.product(range(10), (*AUTO, ("tf_idf", "global")))
+    for target, (score, scope) in places:
+        if (target, score, scope) in done:
+            continue
+        given = build.method_options(study.setup, "class_pruning")
+        given |= {"score": score, "scope": scope, "rate": "auto"}
+        result = METHODS["class_pruning"](
+            study.model,
+            study.variables,
+            study.federation.data,
+            (target,),
+            key=jax.random.key(SEED),
+            fine_tune=keep,
+            **given,
+        )
+        answers = logits_of((result.model, result.variables), images, study.prepare)
+        right, own = answers.argmax(-1) == labels, labels == target
+        tried = result.notes["auto_rate"][str(target)]
+        row = {"class": target, "score": score, "scope": scope}
+        row |= {"rate": tried[-1]["rate"], "tries": len(tried)}
+        row |= {"u": float(right[own].mean()), "r": float(right[~own].mean())}
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+
 def read(out: Path) -> list[dict[str, Any]]:
     """The rows of a file, none if there is no file."""
     return [json.loads(x) for x in out.read_text().splitlines()] if out.exists() else []
@@ -342,7 +386,10 @@ def main() -> None:
     parser.add_argument("--rounds", default="0,9,18,35")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--table", action="store_true", help="print it, run nothing")
+    parser.add_argument("--alone", action="store_true", help="cuts without training")
     options = parser.parse_args()
+    if options.alone:
+        return alone(ALONE)
     rounds = [int(number) for number in options.rounds.split(",")]
     if not options.table:
         run(options.starts, rounds, options.out)
