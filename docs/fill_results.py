@@ -15,7 +15,7 @@ from fuprune.results import MethodRow, Run, read_run
 from fuprune.unlearning.methods import METHODS
 
 HERE = pathlib.Path(__file__).resolve().parent
-PAGES = tuple(HERE / f"{name}.md" for name in ("results", "prize"))
+PAGES = tuple(HERE / f"{name}.md" for name in ("results", "prize", "leaderboard"))
 RUNS = HERE.parent / "results"
 RESNET20 = "cifar10_resnet20"
 # A heading per experiment, with the runs that are its parts or seeds.
@@ -46,6 +46,8 @@ EXPERIMENTS = {
     "biased clients, q = 0.45": (f"{RESNET20}_bias0.45",),
 }
 
+FORGETS = 0.02  # accuracy on the forgotten class at which it counts as forgotten
+
 
 def main():
     """Rewrite the tables in place."""
@@ -72,7 +74,8 @@ def bodies() -> dict[str, str]:
         for path in sorted(RUNS.glob("*/config.json"))
     }
     audits = {f"audit_{name}": audit(run) for name, run in runs.items() if run.audit}
-    return {"models": models(runs), **audits}
+    ranked = leaderboard([run for name, run in runs.items() if "leaderboard" in name])
+    return {"models": models(runs), **audits, **ranked}
 
 
 def models(runs: dict[str, Run]) -> str:
@@ -107,6 +110,49 @@ def models(runs: dict[str, Run]) -> str:
                 f" {on_forgotten} | {'; '.join(v for v in verdicts if v)} |"
             )
     return "\n".join(lines)
+
+
+def leaderboard(runs: list[Run]) -> dict[str, str]:
+    """The methods that forget first, sorted by what they keep; nothing if none ran."""
+    rows = [
+        (run, row)
+        for run in runs
+        for row in run.record.methods
+        if row.u_accuracy is not None
+    ]
+    groups: dict[tuple[str, str], list[tuple[Run, MethodRow]]] = {}
+    for run, row in rows:
+        groups.setdefault((run.name, row.method), []).append((run, row))
+
+    def order(group):
+        u, r = (
+            sum(getattr(row, name) for _, row in group) / len(group)
+            for name in ("u_accuracy", "r_accuracy")
+        )
+        return (0, -r) if u <= FORGETS else (1, u)
+
+    lines = [
+        "| run | method | seeds | U | R | images | bytes up | reads forgotten images"
+        " | the audit |",
+        "|---|---|---:|---:|---:|---:|---:|---|---|",
+    ]
+    for (name, method), group in sorted(groups.items(), key=lambda one: order(one[1])):
+        seeds = [row for _, row in group]
+        u, r = (
+            _span([getattr(row, of) for row in seeds])
+            for of in ("u_accuracy", "r_accuracy")
+        )
+        images, sent = (
+            max((getattr(row, of) or 0) for row in seeds)
+            for of in ("images", "upload_bytes")
+        )
+        reads = "yes" if METHODS[method].reads_forgotten else "no"
+        verdict = group[0][0].audit.verdict(method) if group[0][0].audit else ""
+        lines.append(
+            f"| {name} | `{method}` | {len(seeds)} | {u} | {r} | {images:,.0f} |"
+            f" {sent:,.0f} | {reads} | {verdict or ''} |"
+        )
+    return {"leaderboard": "\n".join(lines)} if rows else {}
 
 
 def _span(values: list[float]) -> str:

@@ -27,6 +27,7 @@ from fuprune.errors import (
     UsageError,
     check_classes,
 )
+from fuprune.models.brought import named_factories
 from fuprune.options import (
     matching,
     option,
@@ -74,11 +75,12 @@ Dataset = Annotated[
         "case, such as emnist/letters; or npz:PATH, folder:PATH, hf:NAME",
     ),
 ]
+_NETWORKS = (*MODELS, *named_factories())
 Network = Annotated[
     str,
     matching(
-        rf"{'|'.join(MODELS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*",
-        f"{', '.join(MODELS)}, or package.module:factory",
+        rf"{'|'.join(_NETWORKS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*",
+        f"{', '.join(_NETWORKS)}, or package.module:factory",
     ),
 ]
 Target = Annotated[

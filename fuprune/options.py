@@ -171,6 +171,18 @@ def within(holds: Callable[[Any], bool], text: str) -> Kind:
     return Kind(read, text)
 
 
+def one_of(names: Iterable[str]) -> Kind:
+    """One of some words, which other packages may have added to."""
+    words = tuple(names)
+
+    def read(value):
+        if value not in words:
+            raise ValueError
+        return value
+
+    return Kind(read, ", ".join(words), words)
+
+
 def matching(pattern: str, text: str) -> Kind:
     """A string that a regular expression describes."""
     return within(lambda value: re.fullmatch(pattern, value) is not None, text)

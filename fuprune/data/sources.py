@@ -15,6 +15,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -205,6 +206,10 @@ def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
         )
     if name == "digits":
         return Source(digits_source.read, name, name, decodes=False)
+    for point in entry_points(group="fuprune.datasets", name=name):
+        # Another package's: a function without arguments that gives a `LabelledSet`.
+        read = point.load()
+        return Source(read, (name, point.value), point.value, decodes=False)
     # Of a named version only TFDS can say what it is.
     known = KNOWN_SETS.get(name, KnownSet(()))
     root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any
 
 import jax
@@ -41,6 +42,11 @@ class BroughtNetwork(Network):
     def apply(self, variables, images, *arguments, **options):
         """Logits [B, U], and the updated collections if `mutable` names any."""
         return self.network.apply(variables, images, *arguments, **options)
+
+
+def named_factories() -> dict[str, str]:
+    """Names that installed packages give to factories, by their entry points."""
+    return {point.name: point.value for point in entry_points(group="fuprune.networks")}
 
 
 def bring(

@@ -25,7 +25,7 @@ from fuprune.federated.objective import Objective, classification, distillation
 from fuprune.federated.server import FedAlgorithm, fed_avg, fed_sgd, follow
 from fuprune.federated.train import fit
 from fuprune.models import zoo
-from fuprune.models.brought import bring
+from fuprune.models.brought import bring, named_factories
 from fuprune.models.fresh import init_variables
 from fuprune.run import checkpoint
 from fuprune.run.data import Federation, replicate
@@ -71,7 +71,8 @@ def make_model(setup: Setup):
 
 def factory(config) -> str | None:
     """The name of the factory that the config names in place of a model, if it does."""
-    return config.model.name if ":" in config.model.name else None
+    name = config.model.name
+    return named_factories().get(name, name if ":" in name else None)
 
 
 def convolutions(config) -> str:

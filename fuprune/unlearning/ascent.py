@@ -7,7 +7,6 @@ rounds stop once the mean has.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from fuprune.unlearning.client_sums import loss_sum, on_server
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
+from fuprune.unlearning.teaching import Frozen
 
 BATCH_SIZE = 32  # of the clients' passes, one per round
 CLIP_NORM = 1.0  # longest gradient of a batch, in L2
@@ -83,6 +83,7 @@ def ascent(job: Job, o: Options) -> UnlearnResult:
         variables, done = {**variables, "params": params}, done + 1
     notes = {
         "ascent_rounds": done,
+        "images": done * int(np.sum(jax.device_get(forgotten.lengths))),
         "forgotten_loss": losses,
         "reached_cap": bool(losses) and losses[-1] >= o.loss_cap,
     }
@@ -92,17 +93,6 @@ def ascent(job: Job, o: Options) -> UnlearnResult:
         notes=notes,
         upload_bytes=tree_bytes(variables["params"]) * done,
     )
-
-
-class Frozen(NamedTuple):
-    """A network that trains as it is evaluated: its statistics stay as they are."""
-
-    network: Any
-
-    def apply(self, variables, images, **training):
-        """Logits [B, U], and no updated collection."""
-        del training
-        return self.network.apply(variables, images, train=False), {}
 
 
 def local_ascent(model, o: Options, *, max_length: int, preprocess) -> ClientProgram:

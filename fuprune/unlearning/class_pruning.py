@@ -18,7 +18,7 @@ from pydantic import Field
 from fuprune.data.federated import take_clients
 from fuprune.errors import InputError, check_choice
 from fuprune.models.adapt import adapt
-from fuprune.options import option, options
+from fuprune.options import one_of, option, options
 from fuprune.surgery import (
     PrunePlan,
     compact,
@@ -59,10 +59,10 @@ class Options:
         "R, the share of channels to cut for each class; auto tries up to eight for "
         "the smallest that forgets",
     )
-    score: Literal["tf_idf", "contrast"] = option(
+    score: Annotated[str, one_of(SCORES)] = option(
         "tf_idf",
-        "the paper's TF-IDF, or how much more the class activates a channel than the "
-        "others do",
+        "the paper's TF-IDF; contrast: how much more the class activates a channel "
+        "than the others do; class_aware: how few classes need it",
     )
     then: Literal["remove", "reset"] = option(
         "remove",
@@ -201,7 +201,7 @@ def score_channels(
 @functools.partial(jax.jit, static_argnames=("score", "idf"))
 def _score_layers(activations, target, floor, score, idf):
     """One program for all layers: a dozen for each width would take longer to make."""
-    options = {"variant": idf} if score == "tf_idf" else {"floor": floor}
+    options = {"tf_idf": {"variant": idf}, "contrast": {"floor": floor}}.get(score, {})
     return {
         layer: SCORES[score](a, target, **options) for layer, a in activations.items()
     }

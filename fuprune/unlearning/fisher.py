@@ -143,6 +143,7 @@ def fisher(job: Job, o: Options) -> UnlearnResult:
     notes = {
         "variant": o.variant,
         "examples": num_examples,
+        "images": num_examples * (2 if o.variant == "paper" else 1),
         "mean_fisher": _mean_entry(diagonal),
         "mean_noise_variance": _mean_entry(variance),
     }

@@ -183,6 +183,7 @@ def influence(job: Job, o: Options) -> UnlearnResult:
     # Products are divided by the size of this sample, so they estimate I / N_r also
     # where it is only a part of what remains.
     sample = limit_examples(remaining, o.max_examples)
+    sampled = int(np.sum(jax.device_get(sample.lengths)))
 
     def multiply(v):
         # The vector travels in the context: one compiled program serves all iterations.
@@ -201,6 +202,7 @@ def influence(job: Job, o: Options) -> UnlearnResult:
         "relative_residual": solution.residual,
         "step_norm": float(np.linalg.norm(solution.x)),
         "gradient_norm": float(np.linalg.norm(b)),
+        "images": num_forgotten + solution.iterations * sampled,
         "forgotten_examples": num_forgotten,
         "remaining_examples": num_remaining,
     }

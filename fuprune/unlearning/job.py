@@ -146,13 +146,16 @@ class Job(NamedTuple):
         stage: str = "",
         notes: Mapping[str, Any] | None = None,
         upload_bytes: int = 0,
+        objective: Any = None,
     ) -> UnlearnResult:
         """Fine-tune `variables` on what remains, which ends a method.
 
         If `stage` is not empty, the result keeps the model from before under that name.
+        An `objective` takes the place of the fine-tuning's own.
         """
         left = requests.remaining(self.data, self.request)
-        fit = self.fine_tune(self.model, variables, left, recovery_key(self.key))
+        own = {} if objective is None else {"objective": objective}
+        fit = self.fine_tune(self.model, variables, left, recovery_key(self.key), **own)
         return UnlearnResult(
             self.model,
             fit.state.variables,

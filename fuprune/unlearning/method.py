@@ -42,7 +42,7 @@ class Method:
     sections: Mapping[str, type]  # of the config: name -> dataclass of options
     serves: tuple[str, ...] = ("classes",)  # kinds of request, as `ForgetRequest` has
     reads_forgotten: bool = False  # looks at the images it is to forget
-    trains_on_forgotten: bool = False  # on them, under other labels or objectives
+    trains_on_forgotten: bool = False  # fine-tunes on them, under other labels
     fine_tunes: bool = True  # calls `fine_tune` at all
     # What `fine_tune` is made with, one of `BUDGETS`: fine-tuning's rounds and
     # schedule, those of a first training, or fine-tuning's rounds with a fresh one.

@@ -6,13 +6,10 @@ has an entry point in the group `fuprune.methods`.
 """
 
 import importlib
-import logging
 import pkgutil
-from collections.abc import Iterable
-from importlib.metadata import entry_points
 
 import fuprune.unlearning
-from fuprune.errors import InputError
+from fuprune.unlearning.entry_points import load_entry_points
 from fuprune.unlearning.method import METHODS
 
 ENTRY_POINTS = "fuprune.methods"
@@ -23,34 +20,10 @@ def _discover() -> None:
     for module in pkgutil.iter_modules(fuprune.unlearning.__path__):
         if module.name != __name__.rpartition(".")[2]:
             importlib.import_module(f"{fuprune.unlearning.__name__}.{module.name}")
-    for point in entry_points(group=ENTRY_POINTS):
-        try:
-            point.load()
-        except Exception as error:
-            # Somebody else's package must not stop runs that do not need it.
-            logging.getLogger(__name__).warning(
-                "the methods of %s cannot be used: %s: %s",
-                point.value,
-                type(error).__name__,
-                error,
-            )
+    load_entry_points(ENTRY_POINTS, lambda name, loaded: None)
     found = sorted(METHODS.items(), key=lambda one: (bool(one[1].control), one[0]))
     METHODS.clear()
     METHODS.update(found)
 
 
 _discover()
-
-
-def select(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Method names in the order given; "all" is every one."""
-    if names == "all":
-        return tuple(METHODS)
-    chosen = (names,) if isinstance(names, str) else tuple(names)
-    for name in chosen:
-        if name not in METHODS:
-            raise InputError(
-                f"method {name!r} is unknown; choose all or some of "
-                f"{', '.join(METHODS)}."
-            )
-    return chosen

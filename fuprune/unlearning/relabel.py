@@ -53,7 +53,7 @@ def relabel(job: Job, o: Options) -> UnlearnResult:
     The participants' forgotten images are trained on for the whole fine-tuning; those
     of other clients are left out.
     """
-    data, notes = _relabelled(job, o.answer)
+    data, notes = relabelled(job, o.answer)
     # What still has its label belongs to clients that do not take part.
     return job._replace(data=data).recover(job.variables, notes=notes)
 
@@ -71,7 +71,7 @@ def prune_relabel(
 
     Labels are the answers of the network before the cut.
     """
-    data, notes = _relabelled(job, o.answer)
+    data, notes = relabelled(job, o.answer)
     taught = drop_classes(data, job.classes)
 
     def tune_on_everything(model, variables, data, key, objective=None):
@@ -85,7 +85,7 @@ def prune_relabel(
     return result._replace(notes={**result.notes, **notes})
 
 
-def _relabelled(job: Job, answer: str) -> tuple[FederatedDataset, dict[str, Any]]:
+def relabelled(job: Job, answer: str) -> tuple[FederatedDataset, dict[str, Any]]:
     """The data with new labels for the classes, and how often each was given."""
     forgotten = job.forgotten
     others = np.setdiff1d(np.arange(job.num_classes), job.classes)

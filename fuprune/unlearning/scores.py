@@ -8,10 +8,12 @@ most. `contrast` ranks by how much more the class uses a channel than the others
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from fuprune.unlearning.entry_points import load_entry_points
 from fuprune.unlearning.tfidf import tf_idf
 
 SMOOTHING = 1e-3  # share of a layer's mean activation that is added to a denominator
@@ -64,4 +66,36 @@ def noise_floor(deviation: float, channels: int) -> float:
     return deviation * math.sqrt(2 * math.log(max(channels, 2)))
 
 
-SCORES = {"tf_idf": tf_idf, "contrast": contrast}
+def class_aware(a, target) -> jax.Array:
+    """Returns how few classes need a channel that the class needs.
+
+    After Jiang et al., "Class-Aware Pruning for Efficient Neural Networks" (DATE 2024),
+    who remove the filters that matter to few classes. A class needs the channels at or
+    above the mean of its own, as in Eq. 7, where the paper counts images on which a
+    Taylor expansion of the loss finds a filter important. With n_j classes that need
+    channel j of U, the score is
+
+        [u' needs j] (U - n_j) + A[u', j] / sum over k of A[k, j]:
+
+    the count decides, and the share of the class, which is at most 1, decides ties.
+
+    Args:
+      a: A*, mean activations by class, [U, C], not negative.
+      target: u', the class; an integer, or a traced one.
+
+    Returns:
+      The score, [C].
+    """
+    a = jnp.asarray(a)
+    needs = (a * a.shape[1] >= jnp.sum(a, axis=1, keepdims=True)) & (a > 0)
+    total = jnp.sum(a, axis=0)
+    share = jnp.where(total > 0, a[target] / jnp.where(total > 0, total, 1.0), 0.0)
+    return needs[target] * (a.shape[0] - jnp.sum(needs, axis=0)) + share
+
+
+SCORES: dict[str, Callable[..., jax.Array]] = {
+    "tf_idf": tf_idf,
+    "contrast": contrast,
+    "class_aware": class_aware,
+}
+load_entry_points("fuprune.scores", SCORES.setdefault)

@@ -15,7 +15,7 @@ from fuprune.models.fresh import init_variables
 from fuprune.models.layers import ConvNorm, Wiring, wire
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.methods import METHODS
-from fuprune.unlearning.request import ForgetRequest
+from fuprune.unlearning.request import ForgetRequest, as_request, forgotten
 from tests.tiny import tiny_dataset
 
 
@@ -97,7 +97,8 @@ def initial(model, shape=(6, 6, 1), seed=0):
 def remembering(seen):
     """A fine-tune of zero rounds that remembers what it was given."""
 
-    def fine_tune(model, variables, data, key):
+    def fine_tune(model, variables, data, key, objective=None):
+        del objective
         seen.append((model, variables, data, key))
         return FitResult(ServerState(variables, (), jnp.zeros((), jnp.int32)), [], None)
 
@@ -135,20 +136,34 @@ def make_train(optimizer=None, **work):
     """Real federated rounds, as many as asked for, compiled once for each model."""
     algorithms, optimizer = {}, optimizer or optax.sgd(0.05)
 
-    def train(model, variables, data, key, rounds):
-        if model not in algorithms:
-            algorithms[model] = fed_avg(
-                model, client_optimizer=optimizer, batch_size=8, **work
+    def train(model, variables, data, key, rounds, objective=None):
+        algorithm = algorithms.get(model)
+        if objective is not None or algorithm is None:
+            algorithm = fed_avg(
+                model,
+                client_optimizer=optimizer,
+                batch_size=8,
+                objective=objective,
+                **work,
             )
-        algorithm = algorithms[model]
+        if objective is None:
+            algorithms[model] = algorithm
         state = algorithm.init(variables)
         return fit(algorithm, state, data, key=key, cohort_size=2, rounds=rounds)
 
     return train
 
 
-def poisoned(data: FederatedDataset, classes) -> FederatedDataset:
-    """The same federation with other images where the label is in `classes`."""
+def poisoned(data: FederatedDataset, request) -> FederatedDataset:
+    """The same federation with other images where they are to be forgotten."""
+    named = forgotten(data, as_request(request))
+    rows, lengths = np.asarray(named.rows), np.asarray(named.lengths)
     images = np.array(data.images)
-    images[np.isin(np.asarray(data.labels), classes)] = 255
+    images[rows[np.arange(rows.shape[1]) < lengths[:, None]]] = 255
     return data._replace(images=jnp.asarray(images))
+
+
+def held_by(data: FederatedDataset) -> list[set[int]]:
+    """Indices of each client's images."""
+    rows, lengths = jax.device_get((data.rows, data.lengths))
+    return [set(row[:n].tolist()) for row, n in zip(rows, lengths, strict=True)]

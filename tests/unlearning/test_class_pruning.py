@@ -268,22 +268,6 @@ def test_orders_and_variants_choose_different_channels(trained):
     assert cuts[0] != cuts[1] != cuts[2]
 
 
-@pytest.mark.parametrize(
-    ("classes", "options", "message"),
-    [
-        ((4,), {}, "names class 4; allowed: 0 to 3"),
-        ((), {}, "no class to forget"),
-        ((0, 1, 2, 3), {}, "names all 4 classes"),
-        ((0,), {"rate": 1.0}, "prune.rate is 1.0"),
-        ((0,), {"surgery": "zero"}, "prune.surgery is 'zero'"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(trained, classes, options, message):
-    """Before anything is cut."""
-    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
-        forget(trained, classes, **options)
-
-
 def test_server_proc_scores_every_layer():
     """One score per channel, and a plan for each layer."""
     generator = np.random.default_rng(0)

@@ -217,15 +217,6 @@ def test_noise_does_not_wake_a_dead_channel():
     assert after["norm"]["scale"][0] != before["norm"]["scale"][0]
 
 
-def test_running_statistics_stay_as_they_were():
-    model = SmallNet()
-    variables = initial(model)
-    result = forget(model, variables, small_data(), (1,))
-    chex.assert_trees_all_equal(
-        result.variables["batch_stats"], variables["batch_stats"]
-    )
-
-
 def test_max_examples_bounds_what_is_read(regression):
     _, data, variables = regression
     result = forget(REGRESSION, variables, data, (1,), max_examples=7)
@@ -244,19 +235,3 @@ def test_no_remaining_example_stops_the_method(regression):
     data = federate(dataset, [np.flatnonzero(dataset.labels == 1)])
     with pytest.raises(UnlearnError, match="no participant holds an example"):
         forget(REGRESSION, variables, data, (1,))
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(variant="eternal"), "variant is 'eternal'"),
-        (dict(alpha=0.0), "alpha is 0.0"),
-        (dict(max_variance=float("nan")), "max_variance is nan"),
-        (dict(chunk=0), "chunk is 0"),
-        (dict(head="top"), "no dense layer 'top'"),
-    ],
-)
-def test_bad_options_are_refused(regression, options, message):
-    _, data, variables = regression
-    with pytest.raises(ValueError, match=message):
-        forget(REGRESSION, variables, data, (1,), **options)

@@ -1,4 +1,4 @@
-"""A package that declares a method under an entry point is found by name."""
+"""A package that declares parts under entry points is found by name."""
 
 import json
 import os
@@ -16,45 +16,79 @@ class Options:
 @method("do_nothing", serves=("classes", "clients"), options=Options)
 def do_nothing(job, o):
     return job.recover(job.variables, notes={"times": o.times})
+
+def mean_activation(a, target):
+    return a[target]
+
+def make_network(num_classes, input_shape):
+    import flax.linen as nn
+    return nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(num_classes)])
+
+def make_dataset():
+    import numpy as np
+    from fuprune.data.dataset import from_arrays
+    images, labels = np.zeros((8, 6, 6, 1), np.uint8), np.arange(8) % 4
+    return from_arrays(images, labels, test_images=images, test_labels=labels)
+"""
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "idle"
+version = "1.0"
+[project.entry-points."fuprune.methods"]
+do_nothing = "idle"
+broken = "idle.that_is_not_there"
+[project.entry-points."fuprune.scores"]
+mean_activation = "idle:mean_activation"
+[project.entry-points."fuprune.networks"]
+idle_net = "idle:make_network"
+[project.entry-points."fuprune.datasets"]
+idle_data = "idle:make_dataset"
 """
 USE = """
 import json, jax
-from fuprune.config import KEYS
-from fuprune.unlearning.methods import METHODS, select
+from fuprune.config import KEYS, default, update
+from fuprune.data.sources import class_names
+from fuprune.run.build import factory
+from fuprune.unlearning.methods import METHODS
+from fuprune.unlearning.scores import SCORES
 from tests.unlearning.small import SmallNet, forget_by, initial, small_data
 
-select("do_nothing")
-assert "do_nothing.times" in KEYS
-model = SmallNet()
-result = forget_by("do_nothing", model, initial(model), small_data(), (1,), times=3)
+assert "do_nothing.times" in KEYS and "mean_activation" in SCORES
+config = default()
+update(config, {"model.name": "idle_net", "data.name": "idle_data"})
+assert factory(config) == "idle:make_network" and len(class_names("idle_data")) == 4
+given = SmallNet(), initial(SmallNet()), small_data(), (1,)
+result = forget_by("do_nothing", *given, times=3)
+cut = forget_by("class_pruning", *given, rate=0.3, score="mean_activation")
+assert len(cut.notes["cuts"][0]["cut"]["conv2"]) > 0
 try:
-    forget_by("do_nothing", model, initial(model), small_data(), (1,), times=0)
+    forget_by("do_nothing", *given, times=0)
 except ValueError as error:
     print(json.dumps([dict(result.notes), str(error), list(METHODS)]))
 """
 
 
-def install(site, name, code):
-    (site / f"{name}.py").write_text(code)
-    about = site / f"{name}-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1")
-    (about / "entry_points.txt").write_text(f"[fuprune.methods]\n{name} = {name}\n")
-
-
-def test_an_installed_package_brings_a_method(repository, tmp_path):
-    install(tmp_path, "idle_methods", METHOD)
-    install(tmp_path, "broken_methods", "import something_that_is_not_there")
-    path = os.pathsep.join([str(tmp_path), str(repository)])
+def run(*command, **given):
     done = subprocess.run(
-        [sys.executable, "-c", USE],
-        cwd=repository,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
+        [sys.executable, *command], capture_output=True, text=True, **given
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_an_installed_package_brings_a_method_and_a_score(repository, tmp_path):
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    (source / "idle.py").write_text(METHOD)
+    (source / "pyproject.toml").write_text(PROJECT)
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
+    run("-m", "pip", "install", *offline, f"--target={site}", str(source))
+    path = os.pathsep.join([str(site), str(repository)])
+    done = run("-c", USE, cwd=repository, env={**os.environ, "PYTHONPATH": path})
     notes, refusal, names = json.loads(done.stdout)
     assert notes == {"times": 3} and "do_nothing" in names and "retrain" in names
     assert refusal.startswith("do_nothing.times is 0; allowed: 1 or more")
-    assert "broken_methods cannot be used: ModuleNotFoundError" in done.stderr
+    assert "idle.that_is_not_there cannot be used: ModuleNotFoundError" in done.stderr

@@ -20,7 +20,6 @@ from fuprune.unlearning.privacy import (
     Protection,
     add_noise,
     calibrate_gaussian,
-    clamp_statistics,
     clip_scale,
     describe_privacy,
     epsilon_of,
@@ -76,11 +75,6 @@ def test_calibrated_noise_costs_what_was_asked_and_no_less(epsilon, delta, sensi
     less = sensitivity / (0.999 * sigma)
     assert reference_unlearning.gaussian_delta(epsilon, less) > delta
     assert epsilon_of(sigma / sensitivity, delta) == pytest.approx(epsilon, rel=1e-6)
-
-
-def test_noise_is_less_than_the_classical_bound():
-    classical = math.sqrt(2 * math.log(1.25 / 1e-5)) / 0.9
-    assert calibrate_gaussian(0.9, 1e-5) < classical
 
 
 @pytest.mark.parametrize("releases", [1, 3, 10])
@@ -272,14 +266,6 @@ def test_no_noise_is_the_identity_on_possible_statistics():
     statistics = make_statistics()
     noised = privatise(statistics, jax.random.key(0), NoiseScales(0.0, 0.0))
     chex.assert_trees_all_close(noised, statistics)
-
-
-def test_clamping_and_suppressing_work_inside_jit():
-    statistics = make_statistics()
-    run = jax.jit(lambda s: suppress_small(clamp_statistics(s), 18))
-    chex.assert_trees_all_close(
-        run(statistics), suppress_small(clamp_statistics(statistics), 18)
-    )
 
 
 @settings(max_examples=40)

@@ -163,9 +163,5 @@ def test_ensemble_is_rebuilt_from_plain_data():
 def test_bad_input_is_refused_in_one_line(data):
     with pytest.raises(ValueError, match="sisa.shards is 9, but must be 1 to 8"):
         forget(data, ForgetRequest(clients=(0,)), shards=9)
-    with pytest.raises(ValueError, match="sisa.slices is 0"):
-        forget(data, ForgetRequest(clients=(0,)), slices=0)
-    with pytest.raises(ValueError, match="vote is 'king'"):
-        forget(data, ForgetRequest(clients=(0,)), vote="king")
     with pytest.raises(UnlearnError, match="own ensemble"):
         forget(data, ForgetRequest(clients=(0,)), train=None)

@@ -1,0 +1,25 @@
+"""Parts that other packages bring, found by their entry points."""
+
+import logging
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+
+def load_entry_points(group: str, add: Callable[[str, Any], Any]) -> None:
+    """Calls `add(name, part)` for each entry point of a group that can be loaded.
+
+    One that cannot is a warning: somebody else's package must not stop runs that do
+    not need it.
+    """
+    for point in entry_points(group=group):
+        try:
+            add(point.name, point.load())
+        except Exception as error:
+            logging.getLogger(__name__).warning(
+                "%s of %s cannot be used: %s: %s",
+                group,
+                point.value,
+                type(error).__name__,
+                error,
+            )

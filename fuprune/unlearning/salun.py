@@ -1,0 +1,71 @@
+"""SalUn: random labels, learned by the salient weights only.
+
+Fan, Liu, Zhang, Wong, Wei and Liu, "SalUn: Empowering Machine Unlearning via
+Gradient-based Weight Saliency" (ICLR 2024). A weight is salient if the gradient of the
+loss on the forgotten images is among the largest in size there; clients train these
+images under random other labels, and only salient weights move. The paper trains the
+remaining images under the same mask; here the fine-tuning may move every weight.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fuprune.options import option, options
+from fuprune.unlearning.client_sums import gradient_sum
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import method
+from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
+from fuprune.unlearning.relabel import relabelled
+from fuprune.unlearning.teaching import teach
+
+
+@options
+class Options:
+    """Options of salun."""
+
+    share: float = option(0.5, "share of all weights that are salient", gt=0, le=1)
+    rounds: int = option(10, "passes over the forgotten images", ge=0, le=100_000)
+    learning_rate: float = option(0.01, "of these passes", gt=0, le=1000)
+    batch_size: int = option(64, "of these passes", ge=1, le=65_536)
+
+
+@method("salun", options=Options, reads_forgotten=True)
+def salun(job: Job, o: Options) -> UnlearnResult:
+    """Teach the forgotten images random labels by salient weights, then fine-tune.
+
+    The stage `relabelled` is the model before the fine-tuning.
+    """
+    total, examples = job.sum(gradient_sum, chunk=64)(job.variables, job.forgotten)
+    mask = salient(total, o.share)
+    data, notes = relabelled(job, "random")
+    masked = optax.stateless(
+        lambda updates, params: jax.tree.map(jnp.multiply, updates, mask)
+    )
+    result = teach(
+        job,
+        job.forgotten._replace(labels=data.labels),
+        lambda logits, batch: optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), batch.labels
+        ),
+        optax.chain(optax.sgd(o.learning_rate, momentum=0.9), masked),
+        rounds=o.rounds,
+        batch_size=o.batch_size,
+        stage="relabelled",
+    )
+    return result._replace(
+        notes=result.notes | notes | {"images": result.notes["images"] + examples},
+        upload_bytes=result.upload_bytes + tree_bytes(total),
+    )
+
+
+def salient(gradient: Any, share: float) -> Any:
+    """1 for the `share` of all entries that are largest in size, 0 for the others."""
+    sizes = jax.tree.map(lambda g: np.abs(np.asarray(g)), gradient)
+    every = np.concatenate([x.ravel() for x in jax.tree.leaves(sizes)])
+    number = max(round(share * every.size), 1)
+    least = np.partition(every, every.size - number)[every.size - number]
+    return jax.tree.map(lambda x: (x >= least).astype(np.float32), sizes)

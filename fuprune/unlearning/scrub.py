@@ -1,0 +1,85 @@
+"""SCRUB: away from the teacher on forgotten images, near it and the labels elsewhere.
+
+Kurmanji, Triantafillou, Hayes and Triantafillou, "Towards Unbounded Machine Unlearning"
+(NeurIPS 2023). With the trained model as teacher t, clients maximise KL(t || s) on the
+forgotten images, and minimise gamma CE + alpha KL(t || s) on those that remain. The
+paper alternates both passes in its first epochs; here all maximising passes come first,
+and the fine-tuning minimises.
+"""
+
+import jax.numpy as jnp
+import optax
+
+from fuprune.federated.objective import Objective
+from fuprune.options import option, options
+from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import ALL_KINDS, method
+from fuprune.unlearning.protocol import UnlearnResult
+from fuprune.unlearning.teaching import answers_of, teach
+
+
+@options
+class Options:
+    """Options of scrub."""
+
+    rounds: int = option(
+        3, "maximising passes over the forgotten images", ge=0, le=100_000
+    )
+    learning_rate: float = option(5e-4, "of these passes, by Adam", gt=0, le=1000)
+    batch_size: int = option(64, "of these passes", ge=1, le=65_536)
+    temperature: float = option(
+        2.0, "T of the softmax of teacher and student", gt=0, allow_inf_nan=False
+    )
+    alpha: float = option(
+        0.5, "weight of the teacher in the fine-tuning", ge=0, allow_inf_nan=False
+    )
+    gamma: float = option(
+        1.0, "weight of the labels in the fine-tuning", ge=0, allow_inf_nan=False
+    )
+
+
+@method(
+    "scrub",
+    serves=ALL_KINDS,
+    options=Options,
+    reads_forgotten=True,
+)
+def scrub(job: Job, o: Options) -> UnlearnResult:
+    """Move away from the old answers on the forgotten images, then fine-tune.
+
+    The stage `scrubbed` is the model before the fine-tuning.
+    """
+    away, near = objectives(job.model, job.variables, o)
+    return teach(
+        job,
+        job.forgotten,
+        away,
+        optax.adam(o.learning_rate),
+        rounds=o.rounds,
+        batch_size=o.batch_size,
+        stage="scrubbed",
+        recover=near,
+    )
+
+
+def objectives(teacher, variables, o: Options) -> tuple[Objective, Objective]:
+    """What is minimised on forgotten images, and what on those that remain."""
+    answers = answers_of(
+        teacher, variables, lambda logits, batch: logits / o.temperature
+    )
+
+    def divergence(context, logits, batch):
+        # T^2 keeps the size of the gradient the same over temperatures.
+        warm = answers.losses(context, logits / o.temperature, batch)
+        return o.temperature**2 * warm
+
+    def away(context, logits, batch):
+        return -divergence(context, logits, batch)
+
+    def near(context, logits, batch):
+        labelled = optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), batch.labels
+        )
+        return o.gamma * labelled + o.alpha * divergence(context, logits, batch)
+
+    return Objective(away, variables), Objective(near, variables)
