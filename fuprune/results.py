@@ -1,10 +1,10 @@
 """What a run leaves behind: one record type per thing, and how its folder is read.
 
-`run/` writes these records and `report/` reads them; this file knows neither. A unit of
-a run writes its rows once, and results.json (`RunRecord`) is their union. metrics.jsonl
-has a row per round and timings.jsonl the clocks; costs, and when a method came to a
-target, follow from those two (`with_costs`). Every field has a default, so that a file
-with a field more or less than this version knows still reads.
+`run/` writes these records and `report/` reads them; this file knows neither. Each unit
+of a run finds its part of a `RunRecord` once, and results.json is their union.
+metrics.jsonl has a row per round and timings.jsonl the clocks; costs, and when a method
+came to a target, follow from those two (`with_costs`). Every field has a default, so
+that a file with a field more or less than this version knows still reads.
 """
 
 import collections
@@ -181,7 +181,7 @@ class PicturesRow:
     unit: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunRecord:
     """All of a run's results: results.json."""
 
@@ -198,31 +198,35 @@ class RunRecord:
     # The accountant's statement; empty without noise.
     privacy: dict[str, Any] = field(default_factory=dict)
     feature_maps: FeatureMapsRow | None = None
+    pictures: PicturesRow | None = None
     request: RequestRow = RequestRow()
     # R-set accuracies to reach, by their names in `TARGETS`, as far as no curve has
     # them: "raw_masked" and "configured".
     targets: dict[str, float | None] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """A line per method; the whole of it is results.json."""
+        forgets = ", ".join(f"{self.request.kind} {x}" for x in self.request.targets)
+        lines = [f"RunRecord: {model_name(self)} on {self.dataset} forgets {forgets}"]
+        raw = raw_stage(self)
+        for row in ([] if raw is None else [raw]) + self.methods:
+            name = "raw" if isinstance(row, StageRow) else row.name
+            found = f"U-set {_share(row.u_accuracy)}, R-set {_share(row.r_accuracy)}"
+            lines.append(f"  {name}: {getattr(row, 'error', None) or found}")
+        return "\n".join(lines)
 
-@dataclass(frozen=True)
-class TrainedOutcome:
-    """What the unit leaves that trains the raw model, or loads it."""
-
-    stage: StageRow
-    # R-set accuracy on the split that choices are made on, as it is and with the
-    # forgotten classes' logits masked; None without such images.
-    r_accuracy: float | None = None
-    masked_r_accuracy: float | None = None
-
-
-@dataclass(frozen=True)
-class MethodOutcome:
-    """What the unit of one method with one seed leaves: its part of `RunRecord`."""
-
-    row: MethodRow
-    stages: list[StageRow] = field(default_factory=list)
-    cuts: list[CutRow] = field(default_factory=list)
-    privacy: dict[str, Any] = field(default_factory=dict)
+    def __or__(self, part: "RunRecord") -> "RunRecord":
+        """The record with the rows of one more unit."""
+        return dataclasses.replace(
+            self,
+            stages=[*self.stages, *part.stages],
+            methods=[*self.methods, *part.methods],
+            cuts=self.cuts | part.cuts,
+            privacy=self.privacy or part.privacy,
+            feature_maps=self.feature_maps or part.feature_maps,
+            pictures=self.pictures or part.pictures,
+            targets=self.targets | part.targets,
+        )
 
 
 class CurveRow(NamedTuple):
@@ -338,11 +342,6 @@ def loads(text: str, kind: type[Kind], what: str) -> Kind:
         reason = first["msg"][:1].lower() + first["msg"][1:]
         seen = reprlib.repr(first["input"])
         raise FormatError(f"{what}{where} is {seen}: {reason}") from None
-
-
-def from_plain(value: Any, kind: type[Kind], what: str) -> Kind:
-    """The record of type `kind` that `to_plain` gave; raises as `loads` does."""
-    return loads(json.dumps(value), kind, what)
 
 
 @functools.cache
@@ -510,6 +509,10 @@ def empty_record(provenance: Provenance) -> RunRecord:
         dataset=str(setting(empty, "data.name") or ""),
         model={"name": str(setting(empty, "model.name") or "")},
     )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _is_number(value: Any) -> bool:

@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from fuprune import config as config_lib  # noqa: E402
 from fuprune import main as command_line  # noqa: E402
+from fuprune import results  # noqa: E402
 from fuprune.errors import FupruneError, UsageError  # noqa: E402
 
 RESNETS = [f"cifar10_resnet:{depth}" for depth in (20, 32, 44, 56)]
@@ -48,8 +49,8 @@ PAPER = {
     "mia": [RETRAINED],
     "dist": [RETRAINED],  # the same runs, another table of the same report
 }
-# The last file that each phase writes.
-WRITTEN = {phase: f"units/{phase}.json" for phase in config_lib.PHASES}
+# Files that the phases write.
+WRITTEN = {"pretrain": "models/raw", "unlearn": "results.json", "audit": "audit.json"}
 WRITTEN["report"] = "report/report.html"
 
 
@@ -59,12 +60,16 @@ class Run(NamedTuple):
     name: str  # of its workdir
     flags: list[str]  # for python -m fuprune.main, workdir included
     workdir: Path
-    files: list[Path]  # there once it is finished
+    phases: tuple[str, ...]
 
     @property
     def is_finished(self) -> bool:
         """Whether everything the run was to write is there."""
-        return all(file.exists() for file in self.files)
+        if not all((self.workdir / WRITTEN[phase]).exists() for phase in self.phases):
+            return False
+        # Pictures come after the last method.
+        record = "unlearn" in self.phases and results.read_record(self.workdir)
+        return not record or record.pictures is not None
 
 
 def expand(grid: tuple, folder: Path, extra: Sequence[str] = ()) -> list[Run]:
@@ -95,8 +100,7 @@ def expand(grid: tuple, folder: Path, extra: Sequence[str] = ()) -> list[Run]:
         flags += [*extra, f"--workdir={folder / name}"]
         parsed = command_line.parse(["sweep", *flags])
         phases = config_lib.phases(parsed.config)
-        files = [folder / name / WRITTEN[phase] for phase in phases]
-        runs.append(Run(name, flags, folder / name, files))
+        runs.append(Run(name, flags, folder / name, phases))
     return runs
 
 

@@ -5,23 +5,18 @@ from fuprune.audit.audit import audit as audit_classes
 from fuprune.audit.audit import audit_request
 from fuprune.audit.backdoor import TARGET, triggered
 from fuprune.files import write_whole
-from fuprune.results import MethodOutcome
-from fuprune.run.loop import Experiment, key_for, outcome_of, stop_if_asked
-from fuprune.run.store import AuditOutcome
+from fuprune.results import RunRecord
+from fuprune.run.loop import Experiment, key_for, row_of, stop_if_asked
 from fuprune.unlearning.methods import METHODS
 
 
-def audit(this: Experiment, name: str) -> AuditOutcome:
-    """Audit every saved model of this run against the retrained ones."""
+def audit(this: Experiment) -> RunRecord:
+    """Audit every saved model of this run against the retrained ones, in audit.json."""
     config, federation = this.config, this.federation
     data = AuditData(
         federation.train, federation.test, lambda x: federation.prepare(None, x)
     )
-    done = [
-        unit
-        for unit in this.units
-        if outcome_of(this, unit.phase, MethodOutcome).row.error is None
-    ]
+    done = [unit for unit in this.units if row_of(this, unit).error is None]
     # Retrained models are references; the others are judged, one seed or all.
     retrained = [u for u in done if METHODS[u.method].budget == "training"]
     all_seeds = config.audit.seeds == "all"
@@ -33,13 +28,11 @@ def audit(this: Experiment, name: str) -> AuditOutcome:
     # 0 takes all of them.
     references = references[: config.audit.retrained or None]
     raw = this.raw
-    steps: list[str] = []
     # Every model has its outputs taken and is taught again; kinds are a step each.
     expected = 2 * (len(candidates) + len(references) + 1) + len(config.audit.kinds)
-    with this.progress.steps(name, expected) as show:
+    with this.progress.steps("audit", expected) as show:
 
         def on_step(text: str) -> None:
-            steps.append(text)
             show(text)
             stop_if_asked(this)
 
@@ -57,4 +50,4 @@ def audit(this: Experiment, name: str) -> AuditOutcome:
             report = audit_request(candidates, references, raw, images, key, **asked)
     if this.store.writes:
         write_whole(this.store.workdir / "audit.json", report.to_json())
-    return AuditOutcome(len(steps))
+    return RunRecord()

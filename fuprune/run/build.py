@@ -7,7 +7,7 @@ functions that take the arguments know nothing of configs.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -196,40 +196,6 @@ def distil_from(config, teacher, variables, classes) -> Objective:
         masked_classes=classes,
         label_smoothing=config.train.label_smoothing,
     )
-
-
-def shared_algorithm(
-    made: dict[Hashable, FedAlgorithm],
-    setup: Setup,
-    model,
-    schedule: Schedule,
-    *,
-    objective: Objective | None = None,
-    keep_updates: bool = False,
-) -> FedAlgorithm:
-    """`make_algorithm`, or what it `made` for the same before in this run.
-
-    Units that differ in their key alone share one: a new algorithm is a new program to
-    trace and to load, which takes longer than the rounds of a small network. One with
-    an objective of its own is made afresh, and so is one for a network without a hash.
-    """
-    options: dict[str, Any] = dict(objective=objective, keep_updates=keep_updates)
-    if objective is not None or not _has_hash(model):
-        return make_algorithm(setup, model, schedule, **options)
-    # The setup is the same for a whole run.
-    made_for = (model, schedule, keep_updates)
-    if made_for not in made:
-        made[made_for] = make_algorithm(setup, model, schedule, **options)
-    return made[made_for]
-
-
-def _has_hash(model) -> bool:
-    """Whether a dictionary takes it as a key; a network may hold arrays."""
-    try:
-        hash(model)
-    except TypeError:
-        return False
-    return True
 
 
 def _images_per_round(train, federation: Federation, work: float) -> int | None:

@@ -23,22 +23,8 @@ from fuprune import config as configuration
 from fuprune import report as reporting
 from fuprune import results
 from fuprune.files import write_whole
-from fuprune.results import (
-    FeatureMapsRow,
-    MethodOutcome,
-    PicturesRow,
-    RunRecord,
-    TrainedOutcome,
-)
-from fuprune.run import (
-    auditing,
-    build,
-    models,
-    processes,
-    provenance,
-    steps,
-    trackers,
-)
+from fuprune.results import RunRecord
+from fuprune.run import auditing, build, models, processes, provenance, steps, trackers
 from fuprune.run import machine as runtime
 from fuprune.run.data import Federation, describe_sets, load_data
 from fuprune.run.loop import (
@@ -47,10 +33,9 @@ from fuprune.run.loop import (
     StopRequested,
     backend_of,
     choice_split,
-    outcome_of,
 )
 from fuprune.run.progress import Progress
-from fuprune.run.store import AuditOutcome, Store, lock_workdir
+from fuprune.run.store import Store, lock_workdir
 from fuprune.surgery import rebuild
 
 # What a run names when it would take a CPU more than a day.
@@ -86,30 +71,24 @@ def run(
     """
     configuration.validate(config)
     machine = runtime.start(
-        backend=config.runtime.backend,
         conv=build.convolutions(config),
-        devices=config.runtime.devices,
-        compilation=config.runtime.compilation,
-        compilation_cache=config.runtime.compilation_cache,
         cohort=config.train.cohort,
-        heartbeat_seconds=config.runtime.heartbeat_seconds,
-        join_seconds=config.runtime.join_seconds,
         coordinator=coordinator,
         num_processes=num_processes,
         process_id=process_id,
         config=configuration.to_json(config),
+        **{name: getattr(config.runtime, name) for name in _OF_THE_MACHINE},
     )
     config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime))
     # In the record stands what was computed with, and another machine that would
     # choose otherwise does not continue the run.
     config.runtime.dtype = runtime.choose_dtype(config.runtime.dtype, machine.conv)
-    store = Store(Path(workdir), writes=machine.is_main)
     with contextlib.ExitStack() as stack:
         if machine.is_main:
             stack.enter_context(lock_workdir(workdir))
         federation = functools.partial(load, config, machine)
-        opened = _open(config, store, machine, tuple(on_row), command, federation)
-        this = stack.enter_context(opened)
+        opened = (Path(workdir), machine, federation, tuple(on_row), command)
+        this = _open(config, *opened, stack)
         try:
             return _run_steps(this)
         except StopRequested:
@@ -129,16 +108,21 @@ def run(
             ) from error
 
 
-@contextlib.contextmanager
+_OF_THE_MACHINE = ("backend", "devices", "compilation", "compilation_cache")
+_OF_THE_MACHINE += ("heartbeat_seconds", "join_seconds")
+
+
 def _open(
     config,
-    store: Store,
-    machine,
+    workdir: Path,
+    machine: runtime.Runtime,
+    load: Callable[[], Federation],
     on_row: tuple[OnRow, ...],
     command: Sequence[str],
-    load: Callable[[], Federation],
-) -> Iterator[Experiment]:
+    stack: contextlib.ExitStack,
+) -> Experiment:
     """The run with its data, checked before anything is written."""
+    store = Store(workdir, writes=machine.is_main)
     provenance.refuse_other_config(store, config)
     federation = load()
     configuration.check_counts(
@@ -150,66 +134,69 @@ def _open(
     units = tuple(build.unlearn_units(config))
     elsewhere = models.from_elsewhere(setup, model, units, store)
     made_by = provenance.of_run(config, store, command)
+    store.record = dataclasses.replace(
+        store.record,
+        provenance=made_by,
+        dataset=config.data.name,
+        model=rebuild.spec(model),
+        classes=list(federation.request.classes),
+        class_names=list(federation.class_names),
+        chosen_on=choice_split(config, federation)[0],
+        request=describe_sets(
+            federation.request,
+            len(federation.forgotten.labels),
+            len(federation.test.labels),
+        ),
+    )
     if store.writes:
-        write_whole(store.workdir / "config.json", results.dumps(made_by))
-    processes.await_file(store.workdir / "config.json", seconds=20)
+        write_whole(workdir / "config.json", results.dumps(made_by))
+    processes.await_file(workdir / "config.json", seconds=20)
     store.open_logs()
-    stop = threading.Event()
-    with (
-        _stopping_on_sigterm(stop),
-        contextlib.ExitStack() as stack,
-        Progress(
-            mode=config.runtime.progress if store.writes else "off",
-            whole_run_rounds=build.rounds_left(config, units, store),
-            audit_follows=build.is_audit_due(config, store),
-            platform=jax.default_backend(),
-            reduced_config=REDUCED_CONFIG,
-        ) as progress,
-    ):
-        if store.writes and config.runtime.tensorboard:
-            tracker = trackers.tensorboard(store.workdir / "tensorboard")
-            on_row = (*on_row, stack.enter_context(tracker))
-        yield Experiment(
-            setup, units, store, made_by, elsewhere, on_row, progress, stop
-        )
+    store.save()
+    progress = Progress(
+        mode=config.runtime.progress if store.writes else "off",
+        whole_run_rounds=build.rounds_left(config, units, store),
+        audit_follows=build.is_audit_due(config, store),
+        platform=jax.default_backend(),
+        reduced_config=REDUCED_CONFIG,
+    )
+    if store.writes and config.runtime.tensorboard:
+        tracker = trackers.tensorboard(workdir / "tensorboard")
+        on_row = (*on_row, stack.enter_context(tracker))
+    stack.enter_context(progress)
+    stop = stack.enter_context(_stop_on_sigterm())
+    return Experiment(setup, units, store, elsewhere, on_row, progress, stop)
 
 
 @contextlib.contextmanager
-def _stopping_on_sigterm(stop: threading.Event):
+def _stop_on_sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets."""
+    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
+        yield stop  # only the main thread may set handlers
         return
     previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        yield
+        yield stop
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
 def _run_steps(this: Experiment) -> RunRecord | None:
+    """Pretrain, forget with each method, show what was cut, audit, report."""
     store, wanted = this.store, build.steps_wanted(this.config)
     _announce(this)
-    record = None
     if "pretrain" in wanted:
-        work = functools.partial(steps.pretrain, this)
-        store.do("pretrain", TrainedOutcome, work)
-        record = _write_record(this)
+        store.do("pretrain", lambda: steps.pretrain(this))
     if "unlearn" in wanted:
         for unit in this.units:
-            work = functools.partial(steps.unlearn, this, unit)
-            store.do(unit.phase, MethodOutcome, work)
-            _write_record(this)
-        if (outcome := steps.cut_of_channels(this)) is not None:
-            work = functools.partial(steps.feature_maps, this, outcome)
-            store.do("feature_maps", FeatureMapsRow, work)
-        work = functools.partial(steps.pictures, this)
-        store.do("pictures", PicturesRow, work)
-        record = _write_record(this)
-        store.finish("unlearn", {"names": [unit.name for unit in this.units]})
+            store.do(unit.phase, functools.partial(steps.unlearn, this, unit))
+        if (cut := steps.cut_of_channels(this)) is not None:
+            store.do("feature_maps", lambda: steps.feature_maps(this, cut))
+        store.do("pictures", lambda: steps.pictures(this))
     if "audit" in wanted:
-        work = functools.partial(auditing.audit, this, "audit")
-        store.do("audit", AuditOutcome, work)
-    return _show(this, record) if store.writes else record
+        store.do("audit", lambda: auditing.audit(this))
+    return _show(this) if store.writes else None
 
 
 def _announce(this: Experiment) -> None:
@@ -228,56 +215,16 @@ def _announce(this: Experiment) -> None:
             this.progress.note(f"Warning: {line}")
 
 
-def _write_record(this: Experiment) -> RunRecord | None:
-    """Writes results.json: the rows of the units that have finished, and their costs.
-
-    Only the main process does.
-    """
-    config, store, federation = this.config, this.store, this.federation
-    if not store.writes:
-        return None
-    trained = outcome_of(this, "pretrain", TrainedOutcome)
-    found = [store.read(unit.phase, MethodOutcome) for unit in this.units]
-    outcomes = [one for one in found if one is not None]
-    record = RunRecord(
-        provenance=this.provenance,
-        dataset=config.data.name,
-        model=rebuild.spec(build.make_model(this.setup)),
-        classes=list(this.classes),
-        request=describe_sets(
-            this.request, len(federation.forgotten.labels), len(federation.test.labels)
-        ),
-        class_names=list(federation.class_names),
-        chosen_on=choice_split(this)[0],
-        stages=[trained.stage, *(s for one in outcomes for s in one.stages)],
-        methods=[one.row for one in outcomes],
-        cuts={one.row.name: one.cuts for one in outcomes if one.cuts},
-        privacy=next((one.privacy for one in outcomes if one.privacy), {}),
-        feature_maps=store.read("feature_maps", FeatureMapsRow),
-        targets={
-            "raw_masked": trained.masked_r_accuracy,
-            "configured": steps.target_accuracy(this),
-        },
-    )
-    workdir = store.workdir
-    curves, clocks = results.read_curves(workdir), results.read_clocks(workdir)
-    record = results.with_costs(record, curves, clocks)
-    write_whole(workdir / "results.json", results.dumps(record))
-    return record
-
-
-def _show(this: Experiment, record: RunRecord | None) -> RunRecord | None:
+def _show(this: Experiment) -> RunRecord | None:
     """Prints the tables, makes the report, and says what was found."""
-    workdir = this.store.workdir
-    if record is None and (workdir / "results.json").exists():
-        record = results.read_run(workdir).record
+    workdir, record = this.store.workdir, this.store.record
     wanted = "report" in configuration.phases(this.config)
     written = reporting.build(workdir) if wanted else workdir
-    if record is None or not record.methods:
+    if record.methods:
+        # The audit may be of an earlier start of this run.
+        table, lines = reporting.closing(workdir, written)
+        this.progress.note(table)
+        this.progress.note(f"\n{lines}")
+    else:
         this.progress.note(f"Written: {written}")
-        return record
-    # The audit may be of an earlier start of this run.
-    table, lines = reporting.closing(workdir, written)
-    this.progress.note(table)
-    this.progress.note(f"\n{lines}")
-    return record
+    return this.store.costed() if record.stages else None

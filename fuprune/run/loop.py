@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from fuprune.federated.objective import Objective
 from fuprune.federated.server import FedAlgorithm, ServerState
 from fuprune.federated.train import FitResult, Record, Step, iterate, reached
 from fuprune.models.layers import loops_are_fast
-from fuprune.results import Provenance, StageRow
+from fuprune.results import MethodRow, StageRow
 from fuprune.run import (
     build,
     checkpoint,
@@ -41,7 +41,6 @@ from fuprune.unlearning.protocol import Stage
 from fuprune.unlearning.request import ForgetRequest
 from fuprune.unlearning.rounds import is_kept, keep_round
 
-Outcome = TypeVar("Outcome")
 OnRow = Callable[[Mapping[str, Any]], None]
 
 
@@ -56,13 +55,31 @@ class Experiment:
     setup: build.Setup
     units: tuple[build.UnlearnUnit, ...]
     store: Store
-    provenance: Provenance
     elsewhere: Elsewhere
     on_row: tuple[OnRow, ...]
     progress: progress.Progress
     stop: threading.Event
     # Algorithms made so far, by what they are made for.
     algorithms: dict[Hashable, FedAlgorithm] = dataclasses.field(default_factory=dict)
+
+    def algorithm(
+        self, model, schedule: build.Schedule, **options: Any
+    ) -> FedAlgorithm:
+        """`build.make_algorithm`; units that differ in their key alone share one.
+
+        Another one is another program to trace and to load, which takes longer than
+        the rounds of a small network. One with an objective of its own is made afresh,
+        and so is one for a network without a hash.
+        """
+        make = functools.partial(
+            build.make_algorithm, self.setup, model, schedule, **options
+        )
+        if options.get("objective") is not None or not _has_hash(model):
+            return make()
+        made_for = (model, schedule, options.get("keep_updates"))
+        if made_for not in self.algorithms:
+            self.algorithms[made_for] = make()
+        return self.algorithms[made_for]
 
     @functools.cached_property
     def raw(self) -> build.Model:
@@ -97,12 +114,12 @@ class Experiment:
         return self.request.classes
 
 
-def outcome_of(this: Experiment, name: str, kind: type[Outcome]) -> Outcome:
-    """What a finished unit left behind."""
-    done = this.store.read(name, kind)
-    if done is None:
-        raise not_run(this, name)
-    return done
+def row_of(this: Experiment, unit: build.UnlearnUnit) -> MethodRow:
+    """What a finished unit reached."""
+    rows = [row for row in this.store.record.methods if row.name == unit.name]
+    if not rows:
+        raise not_run(this, unit.phase)
+    return rows[0]
 
 
 def not_run(this: Experiment, unit: str) -> ConfigError:
@@ -130,17 +147,17 @@ def stop_if_asked(this: Experiment) -> None:
         raise StopRequested
 
 
-def choice_split(this: Experiment) -> tuple[str, Dataset]:
+def choice_split(config, federation: Federation) -> tuple[str, Dataset]:
     """The split that targets and early stops are judged on, and its name."""
-    validation = this.federation.validation
-    if this.config.data.choose_on == "validation" and len(validation.labels):
+    validation = federation.validation
+    if config.data.choose_on == "validation" and len(validation.labels):
         return "validation", validation
-    return "test", this.federation.test
+    return "test", federation.test
 
 
 def make_judge(this: Experiment, model) -> Callable[[Any], dict[str, float]]:
     """`judge(variables)`: metrics on the split that choices are made on."""
-    name, split = choice_split(this)
+    name, split = choice_split(*this.setup[:2])
     evaluate = _evaluator(this, model, split)
     accuracies = _make_accuracies(this, model)
 
@@ -155,7 +172,7 @@ def make_judge(this: Experiment, model) -> Callable[[Any], dict[str, float]]:
 
 def judged_name(this: Experiment, metric: str) -> str:
     """What `make_judge` calls a metric."""
-    name, _ = choice_split(this)
+    name, _ = choice_split(*this.setup[:2])
     return metric if name == "test" else f"{name}_{metric}"
 
 
@@ -276,13 +293,8 @@ def train_unit(
     `interval` rounds one is kept on disk, 0 for none.
     """
     config, rounds = this.config, budget.schedule.rounds
-    algorithm = build.shared_algorithm(
-        this.algorithms,
-        this.setup,
-        model,
-        budget.schedule,
-        objective=objective,
-        keep_updates=interval > 0,
+    algorithm = this.algorithm(
+        model, budget.schedule, objective=objective, keep_updates=interval > 0
     )
     state = algorithm.init(replicate(variables, this.setup.mesh))
     judge = make_judge(this, model)
@@ -337,6 +349,15 @@ def train_unit(
             if last:
                 break
     return FitResult(state, [], first_reached)
+
+
+def _has_hash(model) -> bool:
+    """Whether a dictionary takes it as a key; a network may hold arrays."""
+    try:
+        hash(model)
+    except TypeError:
+        return False
+    return True
 
 
 def _displayed(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The steps of a run: train the raw model, forget by one method, draw feature maps.
 
-Each returns the outcome that `store.Store.do` keeps; `build` says which units there
-are. One more step, the audit, is in `auditing`.
+Each returns its part of the run's record, which `store.Store.do` keeps; `build` says
+which units there are. One more step, the audit, is in `auditing`.
 """
 
 import contextlib
@@ -21,11 +21,10 @@ from fuprune.results import (
     CutRow,
     FeatureMapsRow,
     LayerRow,
-    MethodOutcome,
     MethodRow,
     Pictures,
     PicturesRow,
-    TrainedOutcome,
+    RunRecord,
 )
 from fuprune.run import build, checkpoint, kept_files
 from fuprune.run.build import Budget, UnlearnUnit, make_budget
@@ -36,7 +35,7 @@ from fuprune.run.loop import (
     key_for,
     make_judge,
     measure,
-    outcome_of,
+    row_of,
     stop_if_asked,
     train_unit,
 )
@@ -53,15 +52,7 @@ from fuprune.unlearning.protocol import (
 )
 
 
-def target_accuracy(this: Experiment) -> float | None:
-    """R-set accuracy that fine-tuning aims at; None if there is no target."""
-    wanted = this.config.fine_tune.target_accuracy
-    if wanted >= 0:
-        return wanted or None
-    return outcome_of(this, "pretrain", TrainedOutcome).r_accuracy
-
-
-def pretrain(this: Experiment) -> TrainedOutcome:
+def pretrain(this: Experiment) -> RunRecord:
     """Train the raw model, or take one that was trained elsewhere."""
     train = this.config.train
     if this.elsewhere.raw is not None:
@@ -96,10 +87,15 @@ def pretrain(this: Experiment) -> TrainedOutcome:
             # The raw model that never answers with a forgotten class: what the R-set
             # would gain from the class being gone, without any forgetting.
             masked = set_rows(variables, this.classes, bias=MASKED_LOGIT, head=head)
-    return TrainedOutcome(
-        measure(this, "raw", Stage("raw", model, variables)),
-        judge(variables).get(metric),
-        None if masked is None else judge(masked).get(metric),
+    # What fine-tuning aims at: 0 is no target, -1 what the raw model has.
+    wanted = this.config.fine_tune.target_accuracy
+    target = judge(variables).get(metric) if wanted < 0 else wanted or None
+    return RunRecord(
+        stages=[measure(this, "raw", Stage("raw", model, variables))],
+        targets={
+            "raw_masked": None if masked is None else judge(masked).get(metric),
+            "configured": target,
+        },
     )
 
 
@@ -155,14 +151,15 @@ def _method_key(this: Experiment, seed: int) -> jax.Array:
     return jax.random.fold_in(key_for(this, "unlearn"), seed)
 
 
-def unlearn(this: Experiment, unit: UnlearnUnit) -> MethodOutcome:
-    """One method from the raw model; an `UnlearnError` is its outcome, not the end."""
+def unlearn(this: Experiment, unit: UnlearnUnit) -> RunRecord:
+    """One method from the raw model; an `UnlearnError` is its result, not the end."""
     name, method, budget = unit.phase, unit.method, METHODS[unit.method].budget
     model, variables = this.raw
     options = build.method_options(this.setup, method)
     options |= build.head_option(model, variables)
+    workdir = this.store.workdir
     if METHODS[method].needs:
-        kept = this.store.workdir / kept_files.KEPT_ROUNDS
+        kept = workdir / kept_files.KEPT_ROUNDS
         options |= {
             "kept_rounds": kept_files.RoundFiles(kept, variables),
             "server": build.make_server(this.config.train),
@@ -170,8 +167,10 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> MethodOutcome:
         }
     # Several processes could find different files when they start a replay again.
     if jax.process_count() == 1 or not METHODS[method].needs:
-        options["checkpoints"] = _checkpoints(this, unit.name, variables)
-    how = make_budget(this.config, budget, target_accuracy(this))
+        options["checkpoints"] = kept_files.CheckpointFiles(
+            workdir / unit.name, variables, on_write=lambda: stop_if_asked(this)
+        )
+    how = make_budget(this.config, budget, this.store.record.targets.get("configured"))
     watch = _Stopwatch(this, name)
     taught = None
     if budget == "fine_tune":
@@ -190,7 +189,7 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> MethodOutcome:
     except UnlearnError as error:
         logging.warning("%s stopped: %s", method, error)
         stopped = MethodRow(unit.name, method, unit.seed, error=str(error))
-        return MethodOutcome(stopped)
+        return RunRecord(methods=[stopped])
     jax.block_until_ready(result.variables)
     watch.log()
     if result.fit is None:
@@ -219,16 +218,8 @@ def unlearn(this: Experiment, unit: UnlearnUnit) -> MethodOutcome:
         model_bytes=tree_bytes(result.variables),
         notes=notes,
     )
-    return MethodOutcome(row, stages, [_cut_row(cut) for cut in cuts], privacy)
-
-
-def _checkpoints(
-    this: Experiment, folder: str, variables
-) -> kept_files.CheckpointFiles:
-    """Where a method that trains by itself leaves what it can go on from."""
-    return kept_files.CheckpointFiles(
-        this.store.workdir / folder, variables, on_write=lambda: stop_if_asked(this)
-    )
+    rows = {unit.name: [_cut_row(cut) for cut in cuts]} if cuts else {}
+    return RunRecord(stages=stages, methods=[row], cuts=rows, privacy=privacy)
 
 
 def _save_stages(
@@ -260,14 +251,12 @@ def _cut_row(cut: dict[str, Any]) -> CutRow:
 
 def cut_of_channels(this: Experiment) -> CutRow | None:
     """The first cut of a convolution's channels, whose maps are to be shown."""
-    for unit in this.units:
-        for cut in outcome_of(this, unit.phase, MethodOutcome).cuts[:1]:
-            if not cut.scores.keys().isdisjoint(layer_names(*this.raw)):
-                return cut
-    return None
+    layers = layer_names(*this.raw)
+    firsts = (cuts[0] for cuts in this.store.record.cuts.values())
+    return next((x for x in firsts if not x.scores.keys().isdisjoint(layers)), None)
 
 
-def feature_maps(this: Experiment, cut: CutRow) -> FeatureMapsRow:
+def feature_maps(this: Experiment, cut: CutRow) -> RunRecord:
     """Figure 2: what the most and the least telling channel see on real images."""
     (model, variables), scores = this.raw, cut.scores
     layers = layer_names(model, variables)
@@ -285,23 +274,24 @@ def feature_maps(this: Experiment, cut: CutRow) -> FeatureMapsRow:
             this.store.workdir / "feature_maps.npz",
             lambda file: np.savez(file, allow_pickle=False, **chosen.arrays),
         )
-    return FeatureMapsRow(chosen.layer, chosen.most, chosen.least)
+    row = FeatureMapsRow(chosen.layer, chosen.most, chosen.least)
+    return RunRecord(feature_maps=row)
 
 
 _PICTURES = 12
 
 
-def pictures(this: Experiment) -> PicturesRow:
+def pictures(this: Experiment) -> RunRecord:
     """Images of what was forgotten, with the answers before and after.
 
     They are test images of the classes, or training images that a request for clients
     or examples names; the answers after are those of the method under test.
     """
-    outcomes = [outcome_of(this, unit.phase, MethodOutcome) for unit in this.units]
-    done = [outcome.row for outcome in outcomes if outcome.row.error is None]
+    rows = [row_of(this, unit) for unit in this.units]
+    done = [row for row in rows if row.error is None]
     tested = tested_among(row.method for row in done)
     if tested is None:
-        return PicturesRow()
+        return RunRecord(pictures=PicturesRow())
     unit = next(row.name for row in done if row.method == tested)
     federation = this.federation
     shown = federation.test if this.classes else federation.forgotten
@@ -321,4 +311,4 @@ def pictures(this: Experiment) -> PicturesRow:
             this.store.workdir / "pictures.npz",
             lambda file: np.savez(file, allow_pickle=False, **arrays),
         )
-    return PicturesRow(unit)
+    return RunRecord(pictures=PicturesRow(unit))

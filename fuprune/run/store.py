@@ -1,9 +1,9 @@
-"""A run's workdir: who may write, the rows of its rounds, its finished units.
+"""A run's workdir: who may write, the rows of its rounds, and its record.
 
-units/ holds what each finished unit left, metrics.jsonl a row per round and
-timings.jsonl the clocks. Rows of metrics hold nothing but results, so that two runs of
-one config write the same bytes. A unit that is started again drops its rows of the
-rounds that it repeats, so each is there once.
+results.json is the union of what the finished units found, and says which those are;
+metrics.jsonl has a row per round and timings.jsonl the clocks. Rows of metrics hold
+nothing but results, so that two runs of one config write the same bytes. A unit that is
+started again drops its rows of the rounds that it repeats, so each is there once.
 """
 
 import contextlib
@@ -16,86 +16,81 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from fuprune import results
 from fuprune.errors import FupruneError
 from fuprune.federated.train import Record
 from fuprune.files import write_whole
-from fuprune.results import FormatError
+from fuprune.results import FormatError, RunRecord, Times
 from fuprune.run import processes
-
-Outcome = TypeVar("Outcome")
 
 
 class WorkdirBusyError(FupruneError):
     """Another run holds the workdir."""
 
 
-@dataclasses.dataclass(frozen=True)
-class AuditOutcome:
-    """Outcome of the audit; its findings are in audit.json."""
+class Store:
+    """The files of a run, of which process 0 writes each, and its record so far."""
 
-    steps: int
+    def __init__(self, workdir: Path, *, writes: bool = True):
+        """Reads what earlier starts have found; `writes` says if this process does."""
+        self.workdir, self.writes = workdir, writes
+        self.record = self._agreed(self._read() if writes else RunRecord())
 
-
-@dataclasses.dataclass(frozen=True)
-class _Finished:
-    """What units/<name>.json holds."""
-
-    outcome: Any = None
-
-
-class Store(NamedTuple):
-    """The files of a run, of which one process writes each."""
-
-    workdir: Path
-    writes: bool = True  # whether this process does
-
-    def do(
-        self, unit: str, kind: type[Outcome], work: Callable[[], Outcome]
-    ) -> Outcome:
-        """The outcome of a unit: as it was kept, or that of its `work`, kept now."""
-        done = self.read(unit, kind)
-        if done is not None:
-            return done
-        start = time.monotonic()
-        outcome = work()
-        self.clock(unit, unit_seconds=round(time.monotonic() - start, 3))
-        self.finish(unit, outcome)
-        processes.await_file(self.path(unit))
-        # Read back, so that this run goes on from the values that a resumed one reads.
-        done = self.read(unit, kind)
-        assert done is not None
-        return done
-
-    def read(self, unit: str, kind: type[Outcome]) -> Outcome | None:
-        """The outcome of a finished unit, None if it has not finished."""
-        path = self.path(unit)
-        if not path.exists():
-            return None
+    def _read(self) -> RunRecord:
+        """The record, without the costs, which follow from the logs."""
         try:
-            found = results.loads(results.read_text(path), _Finished, str(path))
-            return results.from_plain(found.outcome, kind, f"{path}: outcome")
+            found = results.read_record(self.workdir)
+        except FileNotFoundError:
+            return RunRecord()
         except FormatError as error:
-            raise FormatError(f"{error}; delete it to run {unit} again.") from None
+            raise FormatError(f"{error}; choose another --workdir.") from None
+        bare: dict[str, Any] = dict(images=0, times=Times(), crossings=[])
+        methods = [dataclasses.replace(row, **bare) for row in found.methods]
+        return dataclasses.replace(found, methods=methods)
 
-    def finish(self, unit: str, outcome: Any) -> None:
-        """Keep what a unit that has ended leaves, by one atomic write."""
-        if self.writes:
-            write_whole(self.path(unit), results.dumps(_Finished(outcome)))
+    def _agreed(self, record: RunRecord) -> RunRecord:
+        """The record of process 0, as a later start will read it."""
+        text = processes.gather(results.dumps(record))[0]
+        return results.loads(text, RunRecord, "results.json")
+
+    def do(self, unit: str, work: Callable[[], RunRecord]) -> None:
+        """Adds to the record what the `work` of a unit finds, unless it is there."""
+        if self.is_finished(unit):
+            return
+        start = time.monotonic()
+        found = work()
+        self.clock(unit, unit_seconds=round(time.monotonic() - start, 3))
+        self.record |= self._agreed(found)
+        self.save()
 
     def is_finished(self, unit: str) -> bool:
         """Whether the unit has ended, in this start or an earlier one."""
-        return self.path(unit).exists()
+        if unit == "audit":
+            return (self.workdir / "audit.json").exists()
+        if unit == "pretrain":
+            return results.raw_stage(self.record) is not None
+        if unit.startswith("unlearn/"):
+            return any(f"unlearn/{row.name}" == unit for row in self.record.methods)
+        return getattr(self.record, unit) is not None
 
-    def path(self, unit: str) -> Path:
-        """Where the outcome of a unit is kept."""
-        return self.workdir / "units" / f"{_file_name(unit)}.json"
+    def costed(self) -> RunRecord:
+        """The record with what the logs say of costs."""
+        curves = results.read_curves(self.workdir)
+        return results.with_costs(
+            self.record, curves, results.read_clocks(self.workdir)
+        )
+
+    def save(self) -> None:
+        """Writes results.json, if there are results."""
+        if self.writes and self.record.stages:
+            text = results.dumps(self.costed())
+            write_whole(self.workdir / "results.json", text)
 
     def checkpoints(self, unit: str) -> Path:
         """Where the checkpoints of a unit's training are."""
-        return self.workdir / "checkpoints" / _file_name(unit)
+        return self.workdir / "checkpoints" / unit.replace("/", "__")
 
     def model(self, name: str) -> Path:
         """Where a model of the run is saved."""
@@ -135,11 +130,10 @@ class Store(NamedTuple):
 
     def open_logs(self) -> None:
         """Makes the logs, or drops a last line that a kill left without its end."""
-        for name in ("metrics.jsonl", "timings.jsonl"):
-            if self.writes:
-                path = self.workdir / name
-                path.touch()
-                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        for name in ("metrics.jsonl", "timings.jsonl") if self.writes else ():
+            path = self.workdir / name
+            path.touch()
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -148,10 +142,6 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     line = json.dumps(plain, allow_nan=False, ensure_ascii=False)
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{line}\n")
-
-
-def _file_name(unit: str) -> str:
-    return unit.replace("/", "__")
 
 
 def seed_of(unit: str) -> int:
@@ -164,8 +154,8 @@ def seed_of(unit: str) -> int:
 def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
     """Keeps a second run out of a workdir while the block lasts.
 
-    The operating system drops the lock when the process ends in any way, so that a dead
-    run leaves nothing to clear away.
+    The lock is the kernel's and ends with the process, so that a dead run leaves
+    nothing to clear away.
 
     Raises:
       WorkdirBusyError: another run holds it; the message says which.
@@ -180,7 +170,7 @@ def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
                 f"the workdir {workdir} is in use by {holder}; wait for it to end or "
                 "choose another --workdir."
             ) from error
-        # Who holds it, for the message above; the lock itself is the kernel's.
+        # Who holds it, for the message above.
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()

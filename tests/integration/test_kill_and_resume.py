@@ -1,7 +1,6 @@
 """A run killed and started again ends as one that never was: real processes."""
 
 import json
-import shutil
 import signal
 
 import pytest
@@ -52,17 +51,6 @@ def test_a_finished_run_repeats_nothing(uninterrupted):
     text = finish(workdir)[len(uninterrupted[2]) :]
     assert "round 1/" not in text
     assert remains(workdir) == left
-
-
-def test_a_unit_that_is_run_again_leaves_the_rows_of_later_ones(
-    uninterrupted, tmp_path
-):
-    """As a message about a broken file of a unit advises."""
-    workdir = tmp_path / "run"
-    shutil.copytree(uninterrupted[0], workdir)
-    (workdir / "units" / "unlearn__class_pruning.json").unlink()
-    finish(workdir)
-    assert remains(workdir) == uninterrupted[1]
 
 
 def test_another_config_in_the_same_workdir_is_refused_with_the_keys(uninterrupted):

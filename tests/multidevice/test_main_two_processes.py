@@ -123,7 +123,7 @@ def killed_and_resumed(pair, *flags):
     said = "another task died" in output or "if another one died" in output
     assert said, output[-3000:]
     assert "the same command continues the run" in output
-    assert not (pair / "units" / "pretrain.json").exists()
+    assert not (pair / "results.json").exists()
     code, output = end_of(start_pair(pair, *flags, *PAIR))
     assert code == 0, output[-3000:]
     assert "pretrain: continues after round" in output

@@ -3,9 +3,12 @@
 import pytest
 
 from fuprune import config as config_lib
+from fuprune import results
 from fuprune.federated.objective import classification
+from fuprune.results import MethodRow, RunRecord, StageRow
 from fuprune.run import build
-from fuprune.run.store import AuditOutcome, Store
+from fuprune.run.loop import Experiment
+from fuprune.run.store import Store
 
 
 def planned(workdir, methods, **values):
@@ -54,8 +57,8 @@ def test_the_methods_that_are_named_have_several_seeds(tmp_path):
 
 
 def test_what_is_finished_counts_no_more(tmp_path):
-    for unit in ("pretrain", "unlearn/retrain"):
-        Store(tmp_path).finish(unit, AuditOutcome(0))
+    done = RunRecord(stages=[StageRow("raw", "raw")], methods=[MethodRow("retrain")])
+    (tmp_path / "results.json").write_text(results.dumps(done))
     assert planned(tmp_path, "class_pruning,retrain") == 7 + 100
     assert planned(tmp_path, "retrain", **{"unlearn.retrain_seeds": 1}) == 0
 
@@ -75,13 +78,11 @@ def test_seeds_share_an_algorithm(monkeypatch):
     monkeypatch.setattr(
         build, "make_algorithm", lambda *a, **k: calls.append(k) or object()
     )
-    made = {}
+    run = Experiment(*[None] * 7)
 
     def algorithm(model="net", objective=None, rounds=20):
         schedule = build.Schedule(rounds, 0.1)
-        return build.shared_algorithm(
-            made, "setup", model, schedule, objective=objective
-        )
+        return run.algorithm(model, schedule, objective=objective)
 
     first = algorithm()
     assert algorithm() is first and len(calls) == 1

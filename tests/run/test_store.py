@@ -14,9 +14,17 @@ import pytest
 
 from fuprune import results
 from fuprune.federated.train import Record
-from fuprune.results import FormatError
+from fuprune.results import (
+    FormatError,
+    MethodRow,
+    PicturesRow,
+    RunRecord,
+    StageRow,
+)
 from fuprune.run import store
-from fuprune.run.store import AuditOutcome, Store, append_row
+from fuprune.run.store import Store, append_row
+
+RAW = RunRecord(stages=[StageRow("raw", "raw")], targets={"configured": 0.5})
 
 
 def rounds_of(workdir):
@@ -76,17 +84,32 @@ def test_a_process_that_only_takes_part_writes_nothing(tmp_path):
     files = Store(tmp_path, writes=False)
     files.log("a", Record(1, {}))
     files.clock("a", own_seconds=1.0)
-    files.finish("a", AuditOutcome(1))
+    files.record |= RAW
+    files.save()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_finished_unit_is_not_done_again(tmp_path):
+def test_results_are_the_union_of_units_and_a_finished_one_is_not_done_again(tmp_path):
     files = Store(tmp_path)
-    assert files.do("audit", AuditOutcome, lambda: AuditOutcome(7)) == AuditOutcome(7)
-    assert files.do("audit", AuditOutcome, pytest.fail) == AuditOutcome(7)
-    files.path("audit").write_text('{"outcome": {"steps": "x"}}')
-    with pytest.raises(FormatError, match="delete it to run audit again"):
-        files.read("audit", AuditOutcome)
+    files.open_logs()
+    cut = RunRecord(methods=[MethodRow("cut")], stages=[StageRow("cut", "cut")])
+    done = {"pretrain": RAW, "unlearn/cut": cut}
+    done["pictures"] = RunRecord(pictures=PicturesRow("cut"))
+    for unit, found in done.items():
+        files.do(unit, lambda found=found: found)
+    files.log("unlearn/cut", Record(0, {"r_accuracy": 0.75}))
+    files.clock("unlearn/cut", own_seconds=2.0)
+    files.save()
+    (row,) = results.read_record(tmp_path).methods
+    assert row.times.own == 2.0 and row.crossings[0].rounds == 0
+    again = Store(tmp_path)
+    assert again.record == files.record  # costs are not of it
+    for unit in done:
+        again.do(unit, pytest.fail)
+    assert not again.is_finished("audit") and not again.is_finished("feature_maps")
+    (tmp_path / "results.json").write_text('{"stages": 3}')
+    with pytest.raises(FormatError, match="stages is 3: .*; choose another --workdir"):
+        Store(tmp_path)
 
 
 HOLDER = """
