@@ -68,6 +68,7 @@ from .models.zoo import create as create
 from .report import show as show
 from .run.checkpoint import load as load
 from .run.checkpoint import save_model as save_model
+from .run.forget import forget as forget
 from .surgery import PrunePlan as PrunePlan
 from .surgery import compact as compact
 from .surgery import cut_optimizer_state as cut_optimizer_state

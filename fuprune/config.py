@@ -717,14 +717,15 @@ def load_config(
             f"the config file {name} failed: {type(error).__name__}: {error}"
         ) from error
     if isinstance(config, Config):  # `validate` refuses anything else
-        _override(config, overrides or {})
+        override(config, overrides or {})
         getattr(module, "finish", lambda config, keys: None)(
             config, set(overrides or ())
         )
     return "_".join([path.stem, *arguments]), config
 
 
-def _override(config: Config, overrides: Mapping[str, str]) -> None:
+def override(config: Config, overrides: Mapping[str, str]) -> None:
+    """Sets keys by their dotted names to values written as text."""
     for key, text in overrides.items():
         section, leaf = place(config, key)
         where = key.removesuffix(leaf)

@@ -102,15 +102,15 @@ def check_classes(
 
 
 def distinct_integers(
-    numbers: Iterable[int],
+    numbers: int | Iterable[int],
     *,
     name: str = "the request",
     error: type[InputError] = InputError,
 ) -> tuple[int, ...]:
-    """Returns numbers of any integer type as ints in their order, each once."""
-    numbers = tuple(numbers)
+    """Returns one number, or several of any integer type, as ints, each once."""
     try:
-        return tuple(dict.fromkeys(map(operator.index, numbers)))
+        several = numbers if isinstance(numbers, Iterable) else (numbers,)
+        return tuple(dict.fromkeys(map(operator.index, several)))
     except TypeError:
         # A float would be cut to another class, client or example.
         raise error(f"{name} names {numbers!r:.60}; allowed: whole numbers.") from None

@@ -117,6 +117,24 @@ def load_safetensors(
     return model, traverse_util.unflatten_dict(arrays, sep="/")
 
 
+def load_weights(path: str | os.PathLike, model: Any) -> Variables:
+    """Reads the variables of a network from arrays that are named by their paths.
+
+    Args:
+      path: a safetensors file, such as `params/stem/kernel` or `params.stem.kernel`.
+      model: a network that says its `input_shape`, against which they are checked.
+    """
+    if not Path(path).is_file():
+        raise MissingFileError(f"there is no file {path}.")
+    try:
+        found = safetensors.numpy.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path} is not a safetensors file: {error}.") from error
+    flat = {name.replace(".", "/"): array for name, array in found.items()}
+    _check_arrays(model, flat, str(path))
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
 def _flatten(variables) -> dict[str, Any]:
     return traverse_util.flatten_dict(dict(variables), sep="/")
 

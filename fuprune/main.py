@@ -1,7 +1,9 @@
 """Federated learning that forgets a class on request: one command, one run.
 
-  fuprune [--config CONFIG[:ARG]] [--config.KEY=VALUE ...] [--workdir DIR]
-  fuprune report RUN [RUN ...] [--output DIR]
+  fuprune [run] [--config CONFIG[:ARG]] [--config.KEY=VALUE ...] [--workdir DIR]
+  fuprune audit RUN [--config.audit.KEY=VALUE ...]   audits a finished run
+  fuprune report RUN [RUN ...] [--output DIR]        joins runs in one report
+  fuprune forget MODEL --classes 9 --data cifar10    forgets in a model of yours
 
   --config CONFIG[:ARG]  a shipped config or a file: cifar10_resnet:56, my/config.py
   --config.KEY=VALUE     overrides a key, as in --config.partition.bias=0.45
@@ -18,6 +20,7 @@ FUPRUNE_TRACEBACK=1 shows where it was refused.
 
 import argparse
 import errno
+import importlib
 import logging
 import os
 import sys
@@ -26,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fuprune import __version__, options
+from fuprune import __version__, options, results
 from fuprune import config as config_lib
 from fuprune.errors import FupruneError, UsageError
 
@@ -65,10 +68,12 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(format="fuprune: %(levelname)s: %(message)s")
     logging.getLogger("fuprune").setLevel(logging.INFO)
     command, *arguments = argv[1:] or ["run"]
-    if command not in COMMANDS:
-        command, arguments = "run", argv[1:]
     try:
-        return COMMANDS[command](arguments)
+        if command in _ELSEWHERE:
+            return importlib.import_module(_ELSEWHERE[command]).main(arguments)
+        if command == "audit":
+            return audit_command(arguments)
+        return run_command(arguments if command == "run" else argv[1:])
     except KeyboardInterrupt:
         print("fuprune: interrupted; the same command continues.", file=sys.stderr)
         return 130
@@ -80,13 +85,16 @@ def main(argv: Sequence[str]) -> int:
         return 2
 
 
-def run_command(arguments: Sequence[str]) -> int:
+def run_command(
+    arguments: Sequence[str], config: config_lib.Config | None = None
+) -> int:
     """`fuprune run`, which is also what happens without the name of a command."""
     if "--version" in arguments:
         print(f"fuprune {__version__}")
         return 0
     asked = {"--help", "-h"} & set(arguments)
-    command = parse(["fuprune", *(part for part in arguments if part not in asked)])
+    left = (part for part in arguments if part not in asked)
+    command = parse(["fuprune", *left], config)
     if asked:
         keys = config_lib.describe_keys(command.config)
         print(f"{__doc__}\nKeys and their values here\n\n{keys}")
@@ -107,23 +115,32 @@ def run_command(arguments: Sequence[str]) -> int:
         library.start_build()
     from fuprune.run.experiment import run as run_experiment
 
-    asked = ["python", "-m", "fuprune.main", *arguments]
-    run_experiment(**command._asdict(), command=asked)
+    again = ["audit", str(command.workdir), *arguments[1:]]
+    words = arguments if config is None else again
+    words = ["python", "-m", "fuprune.main", *words]
+    run_experiment(**command._asdict(), command=words)
     return 0
 
 
-def report_command(arguments: Sequence[str]) -> int:
-    """`fuprune report`."""
-    from fuprune.report.__main__ import main as report
-
-    return report(list(arguments))
+# Commands with options of their own.
+_ELSEWHERE = {"report": "fuprune.report.__main__", "forget": "fuprune.run.forget"}
 
 
-COMMANDS = {"run": run_command, "report": report_command}
+def audit_command(arguments: Sequence[str]) -> int:
+    """`fuprune audit`: goes on with a run, to audit and report it."""
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError("fuprune audit needs the workdir of a run, in first place.")
+    workdir, *flags = arguments
+    config = config_lib.from_json(results.read_provenance(workdir).config)
+    phases = dict.fromkeys((*config_lib.phases(config), "audit", "report"))
+    config.phases = ",".join(phases)
+    return run_command([f"--workdir={workdir}", *flags], config)
 
 
-def parse(argv: Sequence[str]) -> Command:
+def parse(argv: Sequence[str], config: config_lib.Config | None = None) -> Command:
     """Reads the command line of a run; the config comes back validated.
+
+    A config that is given takes the place of the one that --config names.
 
     Raises:
       FupruneError: if it cannot be run.
@@ -151,7 +168,11 @@ def parse(argv: Sequence[str]) -> Command:
         raise _unknown(others[0])
     overrides = {key: getattr(given, key) for key in config_lib.KEYS}
     overrides = {key: text for key, text in overrides.items() if text is not None}
-    name, config = config_lib.load_config(given.config or "quickstart", overrides)
+    name = "run"
+    if config is None:
+        name, config = config_lib.load_config(given.config or "quickstart", overrides)
+    else:
+        config_lib.override(config, overrides)
     config_lib.validate(config)
     workdir = Path(given.workdir or f"runs/{name}")
     place = (given.coordinator, given.num_processes, given.process_id)

@@ -344,6 +344,11 @@ def loads(text: str, kind: type[Kind], what: str) -> Kind:
         raise FormatError(f"{what}{where} is {seen}: {reason}") from None
 
 
+def from_plain(value: Any, kind: type[Kind], what: str) -> Kind:
+    """The record of type `kind` that `to_plain` gave; raises as `loads` does."""
+    return loads(json.dumps(value), kind, what)
+
+
 @functools.cache
 def _adapter(kind) -> pydantic.TypeAdapter:
     return pydantic.TypeAdapter(kind)

@@ -51,14 +51,14 @@ class ForgetRequest(NamedTuple):
         return getattr(self, self.kind)
 
 
-def as_request(request: ForgetRequest | Iterable[int]) -> ForgetRequest:
-    """A request of one kind, from one or from the classes to forget.
+def as_request(request: ForgetRequest | int | Iterable[int]) -> ForgetRequest:
+    """A request of one kind, from one or from the class or classes to forget.
 
     Raises:
       InputError: nothing is named, or several kinds are.
     """
     if not isinstance(request, ForgetRequest):
-        request = ForgetRequest(classes=tuple(request))
+        request = ForgetRequest(classes=distinct_integers(request))
     request = ForgetRequest(*map(distinct_integers, request))
     kinds = [name for name in request._fields if getattr(request, name)]
     if not kinds:
