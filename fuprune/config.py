@@ -729,7 +729,21 @@ def override(config: Config, overrides: Mapping[str, str]) -> None:
     for key, text in overrides.items():
         section, leaf = place(config, key)
         where = key.removesuffix(leaf)
-        setattr(section, leaf, options_lib.read_text(type(section), leaf, text, where))
+        try:
+            value = options_lib.read_text(type(section), leaf, text, where)
+        except ConfigError as error:
+            dataset = overrides.get("data.name", config.data.name)
+            numbers = _class_numbers(dataset, text) if key == "unlearn.classes" else ""
+            raise ConfigError(f"{error}{numbers}") from None
+        setattr(section, leaf, value)
+
+
+def _class_numbers(dataset: str, text: str) -> str:
+    """Which number is which class, all or those that a text names."""
+    known = find_known(dataset)
+    names = list(enumerate(known.class_names if known else ()))
+    shown = [f"{i} {name}" for i, name in names if len(names) <= 20 or name in text]
+    return f" In {dataset}: {', '.join(shown)}." if shown else ""
 
 
 def reduce_for_cpu(

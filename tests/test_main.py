@@ -117,6 +117,10 @@ BAD_INPUT = [
     (["--config.train.cohort=21"], "at most partition.clients, which is 10"),
     (["--config.unlearn.classes={'a': 1}"], "unlearn.classes is \"{'a': 1}\""),
     (["--config.unlearn.classes=" + "-" * 100_000 + "1"], "allowed: class numbers"),
+    (
+        ["--config.unlearn.classes=truck", "--config.data.name=cifar10"],
+        "such as 9 or 0,9. In cifar10: 0 airplane, 1 automobile, 2 bird, 3 cat, ",
+    ),
     (["--config.data.name=\x1b[31mé\n"], "data.name is '\\x1b[31m\\xe9\\n'"),
     (["--wrokdir=x"], "unexpected argument '--wrokdir=x'; did you mean --workdir?"),
     (["stray"], "unexpected argument 'stray'"),

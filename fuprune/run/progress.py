@@ -7,14 +7,26 @@ command lines print: their answers, and the one line of an error.
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 import rich.console
 import rich.progress
+import rich.table
 import rich.text
 
 DAY = 86_400.0
+# What metrics are called where space is short.
+_SHORT = {"loss": "loss", "accuracy": "all", "u_accuracy": "U", "r_accuracy": "R"}
+
+
+class _Status(rich.progress.ProgressColumn):
+    """The last column of a live line, which is cut where the terminal ends."""
+
+    def render(self, task: rich.progress.Task) -> rich.text.Text:
+        """The task's status on one line."""
+        text = task.fields["status"]
+        return rich.text.Text(text, no_wrap=True, overflow="ellipsis")
 
 
 class Progress:
@@ -51,23 +63,23 @@ class Progress:
         )
         self._is_live = mode == "auto" and self._console.is_terminal
         self._off = mode == "off"
-        # Without a terminal it counts and shows nothing.
+        whole = rich.table.Column(no_wrap=True)
         self._live = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}", markup=False),
-            rich.progress.BarColumn(bar_width=24),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TextColumn("{task.fields[status]}", markup=False),
+            rich.progress.TextColumn(
+                "{task.description}", markup=False, table_column=whole
+            ),
+            rich.progress.BarColumn(bar_width=10, table_column=whole),
+            rich.progress.MofNCompleteColumn(table_column=whole),
+            _Status(),
             console=self._console,
-            disable=not self._is_live,
-            # A round may take minutes, and a speed needs two of them.
-            speed_estimate_period=float("inf"),
-            get_time=clock,
+            transient=True,
         )
-        self._whole_run_rounds = whole_run_rounds
-        self._audit_follows = audit_follows
-        self._platform = platform
-        self._reduced_config = reduced_config
-        self._interval = interval
+        self._whole_run_rounds, self._interval = whole_run_rounds, interval
+        self._ends = dict(
+            audit_follows=audit_follows,
+            platform=platform,
+            reduced_config=reduced_config,
+        )
         self._clock = clock
         self._estimated = False
 
@@ -87,6 +99,26 @@ class Progress:
             self._console.print(rich.text.Text(text))
 
     @contextlib.contextmanager
+    def _task(self, name: str, total: int, done: int) -> Iterator[Callable[..., None]]:
+        """A live line, which gives way to a lasting one at its end."""
+        task = self._live.add_task(name, total=total, completed=done, status="")
+        begun = self._clock()
+
+        def show(**changes: Any) -> None:
+            self._live.update(task, **changes)
+
+        try:
+            yield show
+        finally:
+            last = self._live.tasks[-1]
+            self._live.remove_task(task)
+            if self._is_live:
+                seconds = duration(self._clock() - begun)
+                metrics = last.fields.get("metrics", "")
+                text = f"{name}: {int(last.completed)}/{last.total} in {seconds}"
+                self.note(f"{text}  {metrics}".rstrip())
+
+    @contextlib.contextmanager
     def phase(
         self, name: str, rounds: int, *, first_round: int = 0
     ) -> Iterator[Callable[..., None]]:
@@ -100,42 +132,35 @@ class Progress:
           visible until it is given again.
         """
         latest: dict[str, float] = {}
-        last_line, seen, trained = self._clock(), 0, 0
-        task = self._live.add_task(name, total=rounds, completed=first_round, status="")
+        last_line, first, seen, trained = self._clock(), 0.0, 0, 0
 
         def update(round_number: int, *, images: int = 0, **metrics: float) -> None:
-            nonlocal last_line, seen, trained
+            nonlocal last_line, first, seen, trained
             now, seen, trained = self._clock(), seen + 1, trained + images
             latest.update(metrics)
-            self._live.update(task, completed=round_number)
-            # Rounds per second since the end of the first one, which compiles.
-            speed = self._live.tasks[task].speed or 0.0
-            status = _status(
-                latest, speed, speed * trained / seen, rounds - round_number
-            )
-            self._live.update(task, status=status)
+            # From the end of the first round, which compiles.
+            first = first or now
+            pace = (now - first) / max(1, seen - 1)
+            left, speed = "", ""
+            if pace:
+                left = f"{duration((rounds - round_number) * pace)} left  "
+                speed = f"  {trained / seen / pace:,.0f} images/s" if trained else ""
+            shown = "  ".join(_metric(*pair) for pair in latest.items())
+            status = f"{left}{shown}{speed}"
+            show(completed=round_number, status=status, metrics=shown)
             is_due = now - last_line >= self._interval or round_number >= rounds
             if is_due and not self._is_live:
                 last_line = now
-                self.note(f"{name}  round {round_number}/{rounds}  {status}".rstrip())
-            if not self._estimated and seen >= 4 and speed:
-                self._estimated = True  # once per run
-                left = max(self._whole_run_rounds, rounds) - round_number
                 self.note(
-                    estimate(
-                        name,
-                        1 / speed,
-                        left,
-                        audit_follows=self._audit_follows,
-                        platform=self._platform,
-                        reduced_config=self._reduced_config,
-                    )
+                    f"{name}  round {round_number}/{rounds}  {left}{shown}{speed}"
                 )
+            if not self._estimated and seen >= 4 and pace:
+                self._estimated = True  # once per run
+                more = max(self._whole_run_rounds, rounds) - round_number
+                self.note(estimate(name, pace, more, **self._ends))
 
-        try:
+        with self._task(name, rounds, first_round) as show:
             yield update
-        finally:
-            self._live.stop_task(task)
 
     @contextlib.contextmanager
     def steps(self, name: str, expected: int) -> Iterator[Callable[[str], None]]:
@@ -144,18 +169,27 @@ class Progress:
         Yields:
           `update(text)`, to be called when a step begins.
         """
-        task, begun = self._live.add_task(name, total=expected, status=""), 0
+        start, begun = self._clock(), 0
 
         def update(text: str) -> None:
             nonlocal begun
-            begun += 1
+            done, begun = begun, begun + 1
             total = max(expected, begun)
-            self._live.update(task, completed=begun - 1, total=total, status=text)
+            if done:
+                pace = (self._clock() - start) / done
+                text = f"{duration((total - done) * pace)} left  {text}"
+            show(completed=done, total=total, status=text)
             if not self._is_live:
-                self.note(f"{name}: {text}")
+                self.note(f"{name}  {begun}/{total}  {text}")
 
-        yield update
-        self._live.update(task, completed=begun, total=begun, status="")
+        with self._task(name, expected, 0) as show:
+            yield update
+            show(completed=begun, total=max(begun, 1))
+
+
+def _metric(name: str, value: float) -> str:
+    short = _SHORT.get(name.removeprefix("validation_"), name)
+    return f"{short} {value:.4f}" if name == "loss" else f"{short} {value:.1%}"
 
 
 def estimate(
@@ -174,7 +208,7 @@ def estimate(
         f"in this run take about {duration(seconds)}"
     )
     if audit_follows:
-        text += ", and the audit follows"
+        text += ", and the audit after them says its own time"
     if platform == "cpu" and seconds > DAY and reduced_config:
         return (
             f"{text}, too long for a CPU: --config {reduced_config} is the same "
@@ -186,25 +220,9 @@ def estimate(
 def duration(seconds: float) -> str:
     """Returns a length of time in its two largest units: 2 days 3 h, 4 min 10 s."""
     total = max(0, round(seconds))
-    days, rest = divmod(total, 86_400)
-    hours, rest = divmod(rest, 3_600)
-    minutes, seconds_left = divmod(rest, 60)
+    days, hours, minutes = total // 86_400, total // 3_600 % 24, total // 60 % 60
     if days:
         return f"{days} day{'s' if days > 1 else ''} {hours} h"
     if hours:
         return f"{hours} h {minutes} min"
-    if minutes:
-        return f"{minutes} min {seconds_left} s"
-    return f"{seconds_left} s"
-
-
-def _status(
-    metrics: Mapping[str, float], speed: float, images_per_second: float, left: int
-) -> str:
-    parts = [f"{name} {float(value):.4f}" for name, value in metrics.items()]
-    if speed:
-        parts.append(f"{speed:.3g} rounds/s")
-        if images_per_second:
-            parts.append(f"{images_per_second:,.0f} images/s")
-        parts.append(f"{duration(max(0, left) / speed)} left")
-    return "  ".join(parts)
+    return f"{minutes} min {total % 60} s" if minutes else f"{total} s"

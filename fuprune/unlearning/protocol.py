@@ -78,6 +78,13 @@ class UnlearnResult(NamedTuple):
     upload_bytes: int = 0  # sent by one client, apart from fine-tuning's updates
     notes: Mapping[str, Any] = {}  # JSON-able facts for the report
 
+    def __repr__(self) -> str:
+        """A line, because the arrays would fill screens."""
+        stages = ", ".join(stage.name for stage in self.stages)
+        size = tree_bytes(self.variables)
+        network = type(self.model).__name__
+        return f"UnlearnResult({network} of {size:,} bytes; stages: {stages})"
+
 
 def tree_bytes(tree) -> int:
     """Bytes of all arrays of a tree, as they would travel."""

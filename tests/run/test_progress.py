@@ -37,13 +37,27 @@ def test_without_a_terminal_plain_lines_come_at_intervals():
         "75/100",
         "100/100",
     ]
-    assert "loss 0.0400  1 rounds/s  100 images/s  1 min 15 s left" in lines[0]
+    assert lines[0].endswith("1 min 15 s left  loss 0.0400  100 images/s")
     assert "\x1b" not in text
 
 
-def test_on_a_terminal_the_line_is_live():
-    text = run_phase(Terminal(), rounds=5, seconds=1.0)
-    assert "5/5" in text and "rounds/s" in text and "\x1b[" in text
+@pytest.mark.parametrize("columns", [80, 120])
+def test_on_a_terminal_bar_round_and_time_left_fit_and_go_at_the_end(
+    monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream, clock = Terminal(), Clock()
+    shown = progress.Progress(stream=stream, clock=clock)
+    metrics = dict.fromkeys(("accuracy", "u_accuracy", "r_accuracy"), 0.5)
+    with shown, shown.phase("unlearn/class_pruning_seed2", 2000) as update:
+        for number in range(1, 4):
+            clock.now += 60.0
+            update(number, images=100, loss=1.0, **metrics)
+        shown._live.refresh()
+        line = stream.getvalue().splitlines()[-1]
+    assert "\u2501" in line and "3/2000" in line and "1 day 9 h left" in line
+    lasting = "unlearn/class_pruning_seed2: 3/2000 in 3 min 0 s  loss 1.0000  all 50.0%"
+    assert f"{lasting}  U 50.0%  R 50.0%" in stream.getvalue()
 
 
 def test_progress_that_is_off_says_nothing():
@@ -58,7 +72,8 @@ def test_steps_fill_a_bar_that_grows_past_its_guess():
             update(text)
             shown._live.refresh()
     text = stream.getvalue()
-    assert "0/2" in text and "1/2" in text and "2/3" in text and "3/3" in text
+    assert "0/2" in text and "1/2" in text and "2/3" in text
+    assert "audit: 3/3 in 0 s" in text
     assert "relearning, raw" in text
 
 
@@ -66,7 +81,7 @@ def test_steps_are_plain_lines_elsewhere():
     stream = io.StringIO()
     with progress.Progress(stream=stream).steps("audit", 2) as update:
         update("accuracy")
-    assert stream.getvalue() == "audit: accuracy\n"
+    assert stream.getvalue() == "audit  1/2  accuracy\n"
 
 
 def test_first_rounds_give_the_time_of_the_whole_run():
@@ -80,7 +95,9 @@ def test_first_rounds_give_the_time_of_the_whole_run():
 
 def test_the_time_left_names_the_audit_that_follows():
     text = progress.estimate("pretrain", 1.0, 60, audit_follows=True)
-    assert text.endswith("take about 1 min 0 s, and the audit follows.")
+    assert text.endswith(
+        "take about 1 min 0 s, and the audit after them says its own time."
+    )
 
 
 def test_compilation_in_the_first_round_is_not_counted():
