@@ -32,10 +32,6 @@ from .data.preprocess import make_preprocess as make_preprocess
 from .data.sources import class_names as class_names
 from .data.sources import load_dataset as load_dataset
 from .errors import FupruneError as FupruneError
-from .export import export_stablehlo as export_stablehlo
-from .export import load_safetensors as load_safetensors
-from .export import load_stablehlo as load_stablehlo
-from .export import save_safetensors as save_safetensors
 from .federated.aggregate import clipped_mean as clipped_mean
 from .federated.aggregate import coordinate_median as coordinate_median
 from .federated.aggregate import trimmed_mean as trimmed_mean
@@ -68,6 +64,10 @@ from .models.zoo import create as create
 from .report import show as show
 from .run.checkpoint import load as load
 from .run.checkpoint import save_model as save_model
+from .run.export import export_stablehlo as export_stablehlo
+from .run.export import load_safetensors as load_safetensors
+from .run.export import load_stablehlo as load_stablehlo
+from .run.export import save_safetensors as save_safetensors
 from .run.forget import forget as forget
 from .surgery import PrunePlan as PrunePlan
 from .surgery import compact as compact

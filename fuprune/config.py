@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from fuprune import options as options_lib
+from fuprune import results
 from fuprune.audit.options import AuditOptions
 from fuprune.data.known_sets import find_known
 from fuprune.errors import (
@@ -684,7 +685,8 @@ def load_config(
 
     Args:
       text: path or shipped name, and after a colon what `get_config` is given:
-        configs/cifar10_resnet.py:56 or cifar10_resnet:56.
+        configs/cifar10_resnet.py:56 or cifar10_resnet:56. The config.json of a run
+        gives its config again.
       overrides: values, written as text, by dotted key.
 
     Returns:
@@ -702,6 +704,10 @@ def load_config(
             "path of a Python file with get_config(), or no --config for the "
             "quickstart."
         )
+    if path.suffix == ".json":
+        config = from_json(results.read_provenance(path.parent).config)
+        _override(config, overrides or {})
+        return path.absolute().parent.name, config
     spec = importlib.util.spec_from_file_location("fuprune_run_config", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"the config file {name!r} is not a Python file (.py).")
@@ -717,15 +723,14 @@ def load_config(
             f"the config file {name} failed: {type(error).__name__}: {error}"
         ) from error
     if isinstance(config, Config):  # `validate` refuses anything else
-        override(config, overrides or {})
+        _override(config, overrides or {})
         getattr(module, "finish", lambda config, keys: None)(
             config, set(overrides or ())
         )
     return "_".join([path.stem, *arguments]), config
 
 
-def override(config: Config, overrides: Mapping[str, str]) -> None:
-    """Sets keys by their dotted names to values written as text."""
+def _override(config: Config, overrides: Mapping[str, str]) -> None:
     for key, text in overrides.items():
         section, leaf = place(config, key)
         where = key.removesuffix(leaf)

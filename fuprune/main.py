@@ -12,10 +12,9 @@
                          one of N processes of the same run
   --version, --help      (python -m fuprune.main is the same command)
 
-Without --config it runs the quickstart: a few of scikit-learn's digits, minutes on a
-CPU. With --config.data.name it takes all images of another dataset. The same command
-again continues where the last one stopped. Bad input ends in one line and exit code 2;
-FUPRUNE_TRACEBACK=1 shows where it was refused.
+Without --config it runs the quickstart on a few of scikit-learn's digits, and with
+--config.data.name on all images of another dataset. The same command again continues
+where the last one stopped. FUPRUNE_TRACEBACK=1 shows where bad input was refused.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fuprune import __version__, options, results
+from fuprune import __version__, options
 from fuprune import config as config_lib
 from fuprune.errors import FupruneError, UsageError
 
@@ -71,9 +70,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if command in _ELSEWHERE:
             return importlib.import_module(_ELSEWHERE[command]).main(arguments)
-        if command == "audit":
-            return audit_command(arguments)
-        return run_command(arguments if command == "run" else argv[1:])
+        words = arguments if command == "run" else argv[1:]
+        return run_command(audit_flags(arguments) if command == "audit" else words)
     except KeyboardInterrupt:
         print("fuprune: interrupted; the same command continues.", file=sys.stderr)
         return 130
@@ -85,16 +83,13 @@ def main(argv: Sequence[str]) -> int:
         return 2
 
 
-def run_command(
-    arguments: Sequence[str], config: config_lib.Config | None = None
-) -> int:
+def run_command(arguments: Sequence[str]) -> int:
     """`fuprune run`, which is also what happens without the name of a command."""
     if "--version" in arguments:
         print(f"fuprune {__version__}")
         return 0
     asked = {"--help", "-h"} & set(arguments)
-    left = (part for part in arguments if part not in asked)
-    command = parse(["fuprune", *left], config)
+    command = parse(["fuprune", *(part for part in arguments if part not in asked)])
     if asked:
         keys = config_lib.describe_keys(command.config)
         print(f"{__doc__}\nKeys and their values here\n\n{keys}")
@@ -115,32 +110,25 @@ def run_command(
         library.start_build()
     from fuprune.run.experiment import run as run_experiment
 
-    again = ["audit", str(command.workdir), *arguments[1:]]
-    words = arguments if config is None else again
-    words = ["python", "-m", "fuprune.main", *words]
+    words = ["python", "-m", "fuprune.main", *arguments]
     run_experiment(**command._asdict(), command=words)
     return 0
 
 
-# Commands with options of their own.
 _ELSEWHERE = {"report": "fuprune.report.__main__", "forget": "fuprune.run.forget"}
 
 
-def audit_command(arguments: Sequence[str]) -> int:
-    """`fuprune audit`: goes on with a run, to audit and report it."""
+def audit_flags(arguments: Sequence[str]) -> list[str]:
+    """The flags of a run that `fuprune audit RUN` goes on with."""
     if not arguments or arguments[0].startswith("-"):
         raise UsageError("fuprune audit needs the workdir of a run, in first place.")
-    workdir, *flags = arguments
-    config = config_lib.from_json(results.read_provenance(workdir).config)
-    phases = dict.fromkeys((*config_lib.phases(config), "audit", "report"))
-    config.phases = ",".join(phases)
-    return run_command([f"--workdir={workdir}", *flags], config)
+    workdir, *more = arguments
+    own = [f"--config={workdir}/config.json", f"--workdir={workdir}"]
+    return [*own, "--config.phases=audit,report", *more]
 
 
-def parse(argv: Sequence[str], config: config_lib.Config | None = None) -> Command:
+def parse(argv: Sequence[str]) -> Command:
     """Reads the command line of a run; the config comes back validated.
-
-    A config that is given takes the place of the one that --config names.
 
     Raises:
       FupruneError: if it cannot be run.
@@ -166,17 +154,11 @@ def parse(argv: Sequence[str], config: config_lib.Config | None = None) -> Comma
         raise UsageError(f"{str(error)[:300]}; see --help.") from error
     if others:
         raise _unknown(others[0])
-    overrides = {key: getattr(given, key) for key in config_lib.KEYS}
-    overrides = {key: text for key, text in overrides.items() if text is not None}
-    name = "run"
-    if config is None:
-        name, config = config_lib.load_config(given.config or "quickstart", overrides)
-    else:
-        config_lib.override(config, overrides)
+    overrides = {k: x for k in config_lib.KEYS if (x := getattr(given, k)) is not None}
+    name, config = config_lib.load_config(given.config or "quickstart", overrides)
     config_lib.validate(config)
-    workdir = Path(given.workdir or f"runs/{name}")
     place = (given.coordinator, given.num_processes, given.process_id)
-    return Command(config, workdir, *place)
+    return Command(config, Path(given.workdir or f"runs/{name}"), *place)
 
 
 def _unknown(text: str) -> FupruneError:

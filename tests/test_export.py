@@ -11,11 +11,12 @@ import pytest
 import safetensors.numpy
 
 import fuprune
-from fuprune import export, surgery
+from fuprune import surgery
 from fuprune.models import zoo
 from fuprune.models.ensemble import Ensemble
 from fuprune.models.fresh import init_variables
 from fuprune.models.resnet import ResNet
+from fuprune.run import export
 from tests.models import drawing
 
 

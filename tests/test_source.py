@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from fuprune import export
+from fuprune.run import export
 
 FORBIDDEN_MODULES = {
     "pickle",

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuprune import export
 from fuprune.errors import FupruneError, InputError, MissingFileError
+from fuprune.run import export
 
 MODEL_FILE = "model.safetensors"
 _LOGGER = logging.getLogger(__name__)

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuprune import export
 from fuprune.models import zoo
-from fuprune.run import checkpoint
+from fuprune.run import checkpoint, export
 from tests.run.crafted import Payload
 from tests.run.watch import bounded_memory, nothing_happens_outside
 

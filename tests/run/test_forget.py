@@ -87,4 +87,4 @@ def test_the_command_writes_a_slim_model_and_a_page(tmp_path, capsys):
 def test_an_audit_needs_a_run(capsys):
     assert main(["fuprune", "audit"]) == 2
     assert main(["fuprune", "audit", "nowhere"]) == 2
-    assert re.search("nowhere/config.json does not exist", capsys.readouterr().err)
+    assert re.search("no config file 'nowhere/config.json'", capsys.readouterr().err)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fuprune import export, surgery
+from fuprune import surgery
+from fuprune.run import export
 from fuprune.surgery import PrunePlan
 from tests.surgery import networks
 

@@ -10,10 +10,11 @@ import optax
 import pytest
 from flax import linen as nn
 
-from fuprune import export, surgery
+from fuprune import surgery
 from fuprune.errors import InputError
 from fuprune.models import brought
 from fuprune.models.adapt import adapt
+from fuprune.run import export
 from fuprune.surgery import PrunePlan, cutting, rebuild
 from fuprune.surgery.arithmetic import static_value
 from fuprune.surgery.arrays import cut_tree

@@ -22,7 +22,7 @@ import safetensors.numpy
 from flax import traverse_util
 from jax import export
 
-from fuprune.errors import InputError, MissingFileError
+from fuprune.errors import InputError, MissingFileError, MissingPackageError
 from fuprune.files import write_whole
 from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.models.brought import Factory
@@ -218,7 +218,7 @@ def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
         if not call.startswith(_KNOWN_CALLS):
             raise InputError(
                 f"{path} calls out of itself, to {call!r}; write it with "
-                "fuprune.export."
+                "export_stablehlo."
             )
     return jax.jit(program.call)
 
@@ -226,6 +226,4 @@ def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:
 def _require_flatbuffers() -> None:
     """Refuses to go on without what serialises programs."""
     if importlib.util.find_spec("flatbuffers") is None:
-        raise ImportError(
-            "StableHLO files need the package flatbuffers; install fuprune[export]."
-        )
+        raise MissingPackageError("flatbuffers", "export", "a StableHLO file")
