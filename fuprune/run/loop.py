@@ -8,8 +8,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -17,13 +16,12 @@ import numpy as np
 
 from fuprune.config import ConfigError
 from fuprune.data.dataset import Dataset
-from fuprune.data.federated import FederatedDataset
 from fuprune.errors import InputError
 from fuprune.federated.cohort import resolve_backend
 from fuprune.federated.evaluate import Evaluation
 from fuprune.federated.objective import Objective
-from fuprune.federated.server import FedAlgorithm, ServerState
-from fuprune.federated.train import FitResult, Record, Step, iterate, reached
+from fuprune.federated.server import FedAlgorithm
+from fuprune.federated.train import FitResult, Record, iterate, reached
 from fuprune.models.layers import loops_are_fast
 from fuprune.results import MethodRow, StageRow
 from fuprune.run import (
@@ -158,12 +156,10 @@ def choice_split(config, federation: Federation) -> tuple[str, Dataset]:
 def make_judge(this: Experiment, model) -> Callable[[Any], dict[str, float]]:
     """`judge(variables)`: metrics on the split that choices are made on."""
     name, split = choice_split(*this.setup[:2])
-    evaluate = _evaluator(this, model, split)
-    accuracies = _make_accuracies(this, model)
+    evaluate = _make_evaluate(this, model, split)
 
     def judge(variables) -> dict[str, float]:
-        evaluation = evaluate(variables)
-        found = accuracies(evaluation, variables)
+        evaluation, found = evaluate(variables)
         judged = {judged_name(this, k): v for k, v in found.items() if v is not None}
         return {**judged, f"{name}_loss": evaluation.loss}
 
@@ -178,13 +174,12 @@ def judged_name(this: Experiment, metric: str) -> str:
 
 def measure(this: Experiment, name: str, stage: Stage) -> StageRow:
     """What a model does on the test split, which only the tables look at."""
-    evaluation = _evaluator(this, stage.model, this.federation.test)(stage.variables)
+    evaluate = _make_evaluate(this, stage.model, this.federation.test)
+    evaluation, accuracies = evaluate(stage.variables)
     return StageRow(
         name,
         stage.name,
-        **_make_accuracies(this, stage.model)(  # type: ignore[arg-type]
-            evaluation, stage.variables
-        ),
+        **accuracies,
         # JSON has no infinity.
         test_loss=evaluation.loss if np.isfinite(evaluation.loss) else None,
         per_class=evaluation.per_class.tolist(),
@@ -192,42 +187,35 @@ def measure(this: Experiment, name: str, stage: Stage) -> StageRow:
     )
 
 
-def _make_accuracies(this: Experiment, model):
-    """`accuracies(evaluation, variables)`: on everything, the U-set and the R-set.
+def _make_evaluate(
+    this: Experiment, model, split: Dataset
+) -> Callable[[Any], tuple[Evaluation, dict[str, Any]]]:
+    """`evaluate(variables)`: a split, and accuracies on all, the U-set and the R-set.
 
     For clients and examples the U-set are the forgotten training images, and the R-set
     is all of the split.
     """
-    if this.request.kind == "classes":
-        return lambda evaluation, variables: _accuracies(evaluation, this.classes)
-    evaluate = _evaluator(this, model, this.federation.forgotten)
-    held = len(this.federation.forgotten.labels)
-
-    def accuracies(evaluation: Evaluation, variables) -> dict[str, float | None]:
-        whole = evaluation.accuracy
-        # Clients elsewhere keep their images.
-        forgotten = evaluate(variables).accuracy if held else None
-        return {"accuracy": whole, "u_accuracy": forgotten, "r_accuracy": whole}
-
-    return accuracies
-
-
-def _accuracies(evaluation: Evaluation, classes) -> dict[str, float | None]:
-    """Accuracy on everything, on the forgotten classes and on the rest."""
-    images = evaluation.confusion.sum(axis=1)
-    forgotten = images[list(classes)].sum()
-    return {
-        "accuracy": evaluation.accuracy,
-        "u_accuracy": evaluation.accuracy_on(classes) if forgotten else None,
-        "r_accuracy": (
-            evaluation.accuracy_without(classes) if images.sum() > forgotten else None
-        ),
-    }
-
-
-def _evaluator(this: Experiment, model, split: Dataset):
+    federation, classes = this.federation, this.classes
     mesh = this.setup.mesh if backend_of(this) == "shard_map" else None
-    return this.federation.evaluator(model, split, mesh)
+    on_split = federation.evaluator(model, split, mesh)
+    # Clients elsewhere keep their images.
+    named = len(federation.forgotten.labels) > 0 and not classes
+    on_named = (
+        federation.evaluator(model, federation.forgotten, mesh) if named else None
+    )
+
+    def evaluate(variables) -> tuple[Evaluation, dict[str, Any]]:
+        found = on_split(variables)
+        u_set = on_named(variables).accuracy if on_named else None
+        r_set: float | None = found.accuracy
+        if classes:
+            images = found.confusion.sum(axis=1)
+            gone = images[list(classes)].sum()
+            u_set = found.accuracy_on(classes) if gone else None
+            r_set = found.accuracy_without(classes) if images.sum() > gone else None
+        return found, dict(accuracy=found.accuracy, u_accuracy=u_set, r_accuracy=r_set)
+
+    return evaluate
 
 
 def backend_of(this: Experiment) -> str:
@@ -245,30 +233,6 @@ def append_row(this: Experiment, unit: str, record: Record) -> None:
     if this.store.writes:
         for show in this.on_row:
             show(row)
-
-
-def train(
-    algorithm: FedAlgorithm,
-    state: ServerState,
-    data: FederatedDataset,
-    *,
-    kept: Path,
-    interval: int,
-    **options: Any,
-) -> Iterator[Step]:
-    """`federated.train.iterate`, with its `options`, keeping rounds as it goes.
-
-    Every `interval` rounds, what server and clients sent goes to the folder `kept`, for
-    methods that replay rounds; 0 keeps none.
-    """
-    for step in iterate(algorithm, state, data, **options):
-        before = step.record.round_number - 1
-        if is_kept(before, interval):
-            # `state` is still the one before the round, from which the clients started.
-            found = keep_round(before, state.variables, step.info)
-            kept_files.save_round(kept, found)
-        state = step.state
-        yield step
 
 
 def train_unit(
@@ -310,12 +274,12 @@ def train_unit(
     else:
         start, state, first_reached = saved
     is_over = budget.stops and first_reached is not None
-    steps = train(
+    # Never more than hold data once a class is gone.
+    holders = int(np.count_nonzero(jax.device_get(data.lengths)))
+    steps = iterate(
         algorithm,
         state,
         data,
-        kept=this.store.workdir / kept_files.KEPT_ROUNDS,
-        interval=interval,
         key=key,
         cohort_size=config.train.cohort,
         rounds=rounds,
@@ -324,26 +288,33 @@ def train_unit(
         evaluate=judge,
         evaluate_every=budget.is_due,
         dropout_rate=config.train.dropout_rate,
-        min_participants=_min_participants(config, data),
+        min_participants=min(config.train.min_participants, holders),
     )
     clock = time.monotonic()
     with this.progress.phase(unit, rounds, first_round=start) as update:
         for step in steps:
             number = step.record.round_number
+            if is_kept(number - 1, interval):
+                # From the state before the round, which the clients started from.
+                kept = keep_round(number - 1, state.variables, step.info)
+                kept_files.save_round(this.store.workdir / kept_files.KEPT_ROUNDS, kept)
             state = step.state
             append_row(this, unit, step.record)
             # From one record to the next, so that no part of a round goes untimed.
             seconds, clock = time.monotonic() - clock, time.monotonic()
             images = int(step.record.metrics["images"])
             this.store.clock_round(unit, number, seconds, images)
-            update(number, images=images, **_displayed(step.record.metrics))
+            update(number, **{**step.record.metrics, "images": images})
             if first_reached is None and reached(step.record, budget.target, metric):
                 first_reached = number
             is_over = budget.stops and first_reached is not None
             # A request to stop is obeyed after a save: the next start loses no round.
             last, stop = is_over or number == rounds, stopping(this)
             if last or stop or number % config.train.checkpoint_every == 0:
-                _save(this, unit, model, number, state, first_reached)
+                spec = {"model": rebuild.spec(model), "rounds_to_target": first_reached}
+                keep = config.train.checkpoint_keep
+                where = this.store.checkpoints(unit)
+                checkpoint.save(where, number, state, spec=spec, keep=keep)
             if stop:
                 raise StopRequested
             if last:
@@ -358,26 +329,6 @@ def _has_hash(model) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _displayed(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that the console has room for."""
-    accuracies = ("accuracy", "u_accuracy", "r_accuracy")
-    names = {"loss", *accuracies, *(f"validation_{name}" for name in accuracies)}
-    return {name: value for name, value in metrics.items() if name in names}
-
-
-def _save(this: Experiment, unit: str, model, number, state, first_reached) -> None:
-    checkpoint.save(
-        this.store.checkpoints(unit),
-        number,
-        state,
-        spec={
-            "model": rebuild.spec(model),
-            "rounds_to_target": first_reached,
-        },
-        keep=this.config.train.checkpoint_keep,
-    )
 
 
 def _restore(this: Experiment, unit: str, model, state):
@@ -400,9 +351,3 @@ def _restore(this: Experiment, unit: str, model, state):
     this.progress.note(f"{unit}: continues after round {start}")
     state = replicate(tree, this.setup.mesh)
     return start, state, saved["rounds_to_target"]
-
-
-def _min_participants(config, data) -> int:
-    """The configured number, but never more than hold data once a class is gone."""
-    holders = int(np.count_nonzero(jax.device_get(data.lengths)))
-    return min(config.train.min_participants, holders)

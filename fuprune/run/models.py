@@ -105,12 +105,37 @@ def further_models(config) -> dict[str, Path]:
 def retrained_models(config) -> list[Path]:
     """The saved retrained models of the runs that audit.reference names, if any.
 
+    They are in a run's workdir, or among published results.
+
     Raises:
       ConfigError: if one is no run, forgets other classes or has other data, or has no
         retrained model.
     """
-    places = filter(None, config.audit.reference.split(","))
-    return [path for place in places for path in _retrained_by(config, place)]
+    found: list[Path] = []
+    for place in filter(None, config.audit.reference.split(",")):
+        try:
+            stored = results.read_provenance(place).config
+        except FupruneError as error:
+            reason = f"which is no run's workdir ({error})"
+            raise _no_reference(place, reason) from None
+        theirs = _comparable(configuration.from_json(stored))
+        for key, mine in _comparable(config).items():
+            if mine != theirs[key]:
+                reason = f"whose {key} is {theirs[key]}, but must be {mine}, as here"
+                raise _no_reference(place, reason)
+        # Not retrain_short, nor the stages of any other method.
+        names = re.compile(r"retrain(_seed\d+)?(\.safetensors)?").fullmatch
+        here = (p for p in (Path(place) / "models").glob("retrain*") if names(p.name))
+        seeds = sorted(here, key=lambda path: int("0" + re.sub(r"\D", "", path.name)))
+        if not seeds:
+            reason = "where there is no retrained model; add retrain to its"
+            raise _no_reference(place, f"{reason} unlearn.methods")
+        found += seeds
+    return found
+
+
+def _no_reference(place: str, reason: str) -> ConfigError:
+    return ConfigError(f"audit.reference names {place!r}, {reason}.")
 
 
 def _comparable(config) -> dict[str, Any]:
@@ -124,34 +149,3 @@ def _comparable(config) -> dict[str, Any]:
         "unlearn.examples": config.unlearn.examples,
         "audit.backdoor": config.audit.backdoor,
     }
-
-
-def _retrained_by(config, place: str) -> list[Path]:
-    """The retrained models of one run, in its workdir or among published results."""
-    try:
-        stored = results.read_provenance(place)
-    except FupruneError as error:
-        raise ConfigError(
-            f"audit.reference names {place!r}, which is no run's workdir ({error}); "
-            "allowed: one with retrained models, or nothing."
-        ) from None
-    other = _comparable(configuration.from_json(stored.config))
-    for key, mine in _comparable(config).items():
-        theirs = other[key]
-        if mine != theirs:
-            raise ConfigError(
-                f"audit.reference names {place!r}, whose {key} is {theirs}, but must "
-                f"be {mine}, as here."
-            )
-    # Not retrain_short, nor the stages of any other method.
-    found = [
-        path
-        for path in (Path(place) / "models").glob("retrain*")
-        if re.fullmatch(r"retrain(_seed\d+)?(\.safetensors)?", path.name)
-    ]
-    if not found:
-        raise ConfigError(
-            f"audit.reference names {place!r}, where there is no retrained model; add "
-            "retrain to its unlearn.methods."
-        )
-    return sorted(found, key=lambda path: int("0" + re.sub(r"\D", "", path.name)))

@@ -128,8 +128,8 @@ class Progress:
 
         Yields:
           `update(round_number, *, images=0, **metrics)`, to be called after each round
-          with the images it trained on and any of loss and accuracy. A metric stays
-          visible until it is given again.
+          with the images it trained on and metrics, of which loss and accuracies are
+          shown. A metric stays visible until it is given again.
         """
         latest: dict[str, float] = {}
         last_line, first, seen, trained = self._clock(), 0.0, 0, 0
@@ -137,7 +137,7 @@ class Progress:
         def update(round_number: int, *, images: int = 0, **metrics: float) -> None:
             nonlocal last_line, first, seen, trained
             now, seen, trained = self._clock(), seen + 1, trained + images
-            latest.update(metrics)
+            latest.update({n: x for n, x in metrics.items() if _short(n) in _SHORT})
             # From the end of the first round, which compiles.
             first = first or now
             pace = (now - first) / max(1, seen - 1)
@@ -187,9 +187,13 @@ class Progress:
             show(completed=begun, total=max(begun, 1))
 
 
+def _short(name: str) -> str:
+    return name.removeprefix("validation_")
+
+
 def _metric(name: str, value: float) -> str:
-    short = _SHORT.get(name.removeprefix("validation_"), name)
-    return f"{short} {value:.4f}" if name == "loss" else f"{short} {value:.1%}"
+    share = f"{value:.4f}" if name == "loss" else f"{value:.1%}"
+    return f"{_SHORT[_short(name)]} {share}"
 
 
 def estimate(
