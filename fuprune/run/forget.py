@@ -74,7 +74,7 @@ class Forgotten:
         total = [_total(cut) for cut in self.result.notes["cuts"]]
         before, after = total[0]["channels_before"], total[-1]["channels_after"]
         rounds = 0 if self.result.fit is None else self.result.fit.state.round_number
-        tuned = f"fine-tuned for {int(rounds)} rounds" if rounds else "not fine-tuned"
+        tuned = f"rounds of fine-tuning: {int(rounds)}"
         return f"{before - after:,} of {before:,} channels cut, {tuned}"
 
     @property
@@ -233,15 +233,19 @@ def forget(
             (result.model, result.variables, last, "after"),
         )
     ]
-    names = (class_names[c] if class_names else "" for c in targets)
+    named = {c: class_names[c] for c in targets if class_names}
     return Forgotten(
         result.model,
         result.variables,
-        tuple(name or f"class {c}" for name, c in zip(names, targets, strict=True)),
+        tuple(_label(c, named.get(c, "")) for c in targets),
         *measured,
         "the clients' images" if test is None else f"{len(test.labels)} test images",
         result,
     )
+
+
+def _label(number: int, name: str) -> str:
+    return f"class {number}" if name in ("", str(number)) else name
 
 
 def _total(cut: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_fine_tuning_sees_none_of_the_class_and_is_told():
     model, dataset = TinyNet(deep=False), tiny_dataset(24)
     data = clients(dataset)
     found = forget(model, tiny_variables(model), data, (1, 2), rate=0.1, rounds=2)
-    assert "fine-tuned for 2 rounds" in found.cut
+    assert "rounds of fine-tuning: 2" in found.cut
     assert found.images == "the clients' images"
     # 12 of 24 images stay, and both rounds see each of them once.
     assert sum(r.metrics["images"] for r in found.result.fit.history) == 24
