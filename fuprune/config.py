@@ -378,13 +378,13 @@ def describe(config: Config) -> dict[str, list[tuple[str, Any, str]]]:
 
 def describe_keys(config: Config) -> str:
     """Returns every key with its value and use, by section, for `--help`."""
-    lines = []
+    lines = ["Keys and their values here"]
     for title, rows in describe(config).items():
         lines += ["", title]
         for name, value, use in rows:
             text = f"{f'  {name} = {value!r}':<37} {use}"
             lines += textwrap.wrap(text, 88, subsequent_indent=" " * 38)
-    return "\n".join(lines[1:])
+    return "\n".join(lines)
 
 
 def unknown_key(name: str) -> ConfigError:

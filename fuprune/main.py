@@ -19,7 +19,6 @@ where the last one stopped. FUPRUNE_TRACEBACK=1 shows where bad input was refuse
 
 import argparse
 import errno
-import importlib
 import logging
 import os
 import sys
@@ -68,8 +67,14 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("fuprune").setLevel(logging.INFO)
     command, *arguments = argv[1:] or ["run"]
     try:
-        if command in _ELSEWHERE:
-            return importlib.import_module(_ELSEWHERE[command]).main(arguments)
+        if command == "report":
+            from fuprune.report.__main__ import main as report
+
+            return report(arguments)
+        if command == "forget":
+            from fuprune.run.forget import main as forget
+
+            return forget(arguments)
         words = arguments if command == "run" else argv[1:]
         return run_command(audit_flags(arguments) if command == "audit" else words)
     except KeyboardInterrupt:
@@ -91,8 +96,7 @@ def run_command(arguments: Sequence[str]) -> int:
     asked = {"--help", "-h"} & set(arguments)
     command = parse(["fuprune", *(part for part in arguments if part not in asked)])
     if asked:
-        keys = config_lib.describe_keys(command.config)
-        print(f"{__doc__}\nKeys and their values here\n\n{keys}")
+        print(f"{__doc__}\n{config_lib.describe_keys(command.config)}")
         return 0
     try:
         command.workdir.mkdir(parents=True, exist_ok=True)
@@ -102,8 +106,7 @@ def run_command(arguments: Sequence[str]) -> int:
             f"the workdir {str(command.workdir)!r} cannot be used: {reason}; choose "
             "another --workdir."
         ) from error
-    # JAX takes seconds to import: mistakes do not wait for it, and a compiler, if the
-    # kernels of the network are to be built, works meanwhile.
+    # A compiler, if kernels are to be built, works while JAX is imported.
     if command.config.runtime.conv != "xla" and ":" not in command.config.model.name:
         from fuprune.kernels import library
 
@@ -113,9 +116,6 @@ def run_command(arguments: Sequence[str]) -> int:
     words = ["python", "-m", "fuprune.main", *arguments]
     run_experiment(**command._asdict(), command=words)
     return 0
-
-
-_ELSEWHERE = {"report": "fuprune.report.__main__", "forget": "fuprune.run.forget"}
 
 
 def audit_flags(arguments: Sequence[str]) -> list[str]:
