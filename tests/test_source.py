@@ -3,7 +3,7 @@
 import ast
 import pathlib
 
-from fuprune.run import export
+import fuprune
 
 FORBIDDEN_MODULES = {
     "pickle",
@@ -49,7 +49,7 @@ KNOWN_PLACES = {
 
 
 def sources():
-    root = pathlib.Path(export.__file__).parent
+    root = pathlib.Path(fuprune.__file__).parent
     for path in sorted(root.rglob("*.py")):
         yield path.relative_to(root).as_posix(), ast.parse(path.read_text("utf-8"))
 
