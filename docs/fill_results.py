@@ -8,6 +8,11 @@ written by hand. A test fails when pages and runs differ.
 
 import pathlib
 import re
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
 
 from fuprune.audit import reading
 from fuprune.report import subject, tables
@@ -54,6 +59,10 @@ def main():
     made = bodies()
     for page in PAGES:
         page.write_text(filled(page.read_text(), made))
+    paths = sorted(path.parent for path in RUNS.glob("leaderboard*/config.json"))
+    if paths:
+        rows = ranked(read_run(path, reading.read) for path in paths)
+        draw_leaderboard(rows, HERE / "leaderboard.png")
 
 
 def filled(text: str, made: dict[str, str]) -> str:
@@ -74,8 +83,13 @@ def bodies() -> dict[str, str]:
         for path in sorted(RUNS.glob("*/config.json"))
     }
     audits = {f"audit_{name}": audit(run) for name, run in runs.items() if run.audit}
-    ranked = leaderboard([run for name, run in runs.items() if "leaderboard" in name])
-    return {"models": models(runs), **audits, **ranked}
+    table = leaderboard(ranked(of_leaderboard(runs.values())))
+    return {"models": models(runs), **audits, "leaderboard": table}
+
+
+def of_leaderboard(runs: Iterable[Run]) -> list[Run]:
+    """The runs of configs/leaderboard.py, by their workdirs' names."""
+    return [run for run in runs if run.name.startswith("leaderboard")]
 
 
 def models(runs: dict[str, Run]) -> str:
@@ -112,47 +126,76 @@ def models(runs: dict[str, Run]) -> str:
     return "\n".join(lines)
 
 
-def leaderboard(runs: list[Run]) -> dict[str, str]:
-    """The methods that forget first, sorted by what they keep; nothing if none ran."""
-    rows = [
-        (run, row)
-        for run in runs
-        for row in run.record.methods
-        if row.u_accuracy is not None
-    ]
-    groups: dict[tuple[str, str], list[tuple[Run, MethodRow]]] = {}
-    for run, row in rows:
-        groups.setdefault((run.name, row.method), []).append((run, row))
+class Ranked(NamedTuple):
+    """One method in one run of the leaderboard; means over its seeds."""
 
-    def order(group):
-        u, r = (
-            sum(getattr(row, name) for _, row in group) / len(group)
-            for name in ("u_accuracy", "r_accuracy")
-        )
-        return (0, -r) if u <= FORGETS else (1, u)
+    run: str
+    method: str
+    seeds: int
+    u: float
+    r: float
+    images: float
+    upload_bytes: float
+    slimmer: bool  # its network is smaller than others' of the run
+    verdict: str
 
+    @property
+    def forgets(self) -> bool:
+        """Whether it may be compared by what it keeps."""
+        return self.u <= FORGETS
+
+
+def ranked(runs: Iterable[Run]) -> list[Ranked]:
+    """The methods that forget by what they keep, then the others by what is left."""
+    found = []
+    for run in runs:
+        by_method: dict[str, list[MethodRow]] = {}
+        for row in run.record.methods:
+            if row.u_accuracy is not None:
+                by_method.setdefault(row.method, []).append(row)
+        largest = max((row.model_bytes for row in run.record.methods), default=0)
+        for method, rows in by_method.items():
+            means = [
+                statistics.mean(getattr(row, name) or 0 for row in rows)
+                for name in ("u_accuracy", "r_accuracy", "images", "upload_bytes")
+            ]
+            slimmer = rows[0].model_bytes < largest
+            verdict = (run.audit.verdict(method) if run.audit else "") or ""
+            found.append(Ranked(run.name, method, len(rows), *means, slimmer, verdict))
+    return sorted(found, key=lambda one: (0, -one.r) if one.forgets else (1, one.u))
+
+
+def leaderboard(rows: list[Ranked]) -> str:
+    """The table, with a figure where something was run."""
+    if not rows:
+        return "Not run."
     lines = [
+        "![R against images of the methods that forget](leaderboard.png)",
+        "",
         "| run | method | seeds | U | R | images | bytes up | reads forgotten images"
-        " | the audit |",
-        "|---|---|---:|---:|---:|---:|---:|---|---|",
+        " | slimmer | the audit |",
+        "|---|---|---:|---:|---:|---:|---:|---|---|---|",
     ]
-    for (name, method), group in sorted(groups.items(), key=lambda one: order(one[1])):
-        seeds = [row for _, row in group]
-        u, r = (
-            _span([getattr(row, of) for row in seeds])
-            for of in ("u_accuracy", "r_accuracy")
-        )
-        images, sent = (
-            max((getattr(row, of) or 0) for row in seeds)
-            for of in ("images", "upload_bytes")
-        )
-        reads = "yes" if METHODS[method].reads_forgotten else "no"
-        verdict = group[0][0].audit.verdict(method) if group[0][0].audit else ""
+    for one in rows:
+        reads = "yes" if METHODS[one.method].reads_forgotten else "no"
         lines.append(
-            f"| {name} | `{method}` | {len(seeds)} | {u} | {r} | {images:,.0f} |"
-            f" {sent:,.0f} | {reads} | {verdict or ''} |"
+            f"| {one.run} | `{one.method}` | {one.seeds} | {one.u:.1%} | {one.r:.1%} |"
+            f" {one.images:,.0f} | {one.upload_bytes:,.0f} | {reads} |"
+            f" {'yes' if one.slimmer else 'no'} | {one.verdict} |"
         )
-    return {"leaderboard": "\n".join(lines)} if rows else {}
+    return "\n".join(lines)
+
+
+def draw_leaderboard(rows: list[Ranked], path: pathlib.Path) -> None:
+    """R against images, of the methods that forget."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for one in (row for row in rows if row.forgets):
+        axes.plot(one.images, 100 * one.r, "o", color="#3b6ea5")
+        axes.annotate(one.method, (one.images, 100 * one.r), fontsize=7)
+    axes.set_xlabel("images that clients trained on")
+    axes.set_ylabel("accuracy on the other classes, %")
+    figure.savefig(path, dpi=120)
 
 
 def _span(values: list[float]) -> str:

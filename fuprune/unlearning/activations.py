@@ -305,37 +305,6 @@ def merge_activations(
         uploads = [uploads]
     if not uploads:
         raise InputError("no client's statistics arrived; capture on more clients.")
-    _check_alike(uploads)
-    received: list[ClassActivations] = jax.device_get(list(uploads))
-    numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
-    # Noised counts need not be whole: a class is held if its count is above zero.
-    held = numbers.sum(axis=0) > 0  # [U]
-    merged = {}
-    for layer in uploads[0].total:
-        totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
-        mean = _mean(totals, numbers, weighting).astype(np.float32)
-        merged[layer] = np.where(held[:, None], mean, np.float32(np.nan))
-        if not np.all(np.isfinite(merged[layer][held])):
-            raise InputError(
-                f"statistics of layer {layer!r} are not finite; look for a diverged "
-                "model, or check uploads before merging them."
-            )
-    return merged
-
-
-def _mean(totals, numbers, weighting):
-    """[U, C]; anything, but no warning, for a class that is nowhere."""
-    if weighting == "examples":
-        number = np.sum(numbers, axis=0)[:, None]
-        return np.sum(totals, axis=0) / np.where(number > 0, number, 1.0)
-    held = numbers > 0
-    # The bound only keeps 0 / 0 away; the next line drops those entries.
-    means = totals / np.maximum(numbers, 1e-12)[:, :, None]
-    means = np.where(held[:, :, None], means, 0.0)
-    return np.sum(means, axis=0) / np.maximum(np.sum(held, axis=0), 1)[:, None]
-
-
-def _check_alike(uploads: Sequence[Any]) -> None:
     first, *others = (jax.tree.map(np.shape, upload) for upload in uploads)
     for i, shapes in enumerate(others, start=1):
         if shapes != first:
@@ -343,6 +312,28 @@ def _check_alike(uploads: Sequence[Any]) -> None:
                 f"statistics of upload {i} have layers or shapes unlike those of "
                 "upload 0; every client must run the same model."
             )
+    received: list[ClassActivations] = jax.device_get(list(uploads))
+    numbers = np.stack([np.asarray(u.num_examples) for u in received])  # [n, U]
+    # What a client's totals are divided by, and what the sum over clients is.
+    by_client = weighting == "clients"
+    share = (
+        np.where(numbers > 0, numbers, np.inf) if by_client else np.ones(numbers.shape)
+    )
+    # Noised counts need not be whole: a class is held if its count is above zero.
+    weight = np.sum(numbers > 0 if by_client else numbers, axis=0)  # [U]
+    held = weight > 0
+    merged = {}
+    for layer in uploads[0].total:
+        totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
+        total = np.sum(totals / share[:, :, None], axis=0)
+        mean = (total / np.where(held, weight, 1.0)[:, None]).astype(np.float32)
+        merged[layer] = np.where(held[:, None], mean, np.float32(np.nan))
+        if not np.all(np.isfinite(merged[layer][held])):
+            raise InputError(
+                f"statistics of layer {layer!r} are not finite; look for a diverged "
+                "model, or check uploads before merging them."
+            )
+    return merged
 
 
 def check_statistics(upload, template, client_size: int, *, clip=None) -> str | None:

@@ -61,8 +61,8 @@ class Options:
     )
     score: Annotated[str, one_of(SCORES)] = option(
         "tf_idf",
-        "the paper's TF-IDF; contrast: how much more the class activates a channel "
-        "than the others do; class_aware: how few classes need it",
+        "the paper's TF-IDF, how much more the class activates a channel than others, "
+        "or how few classes need it",
     )
     then: Literal["remove", "reset"] = option(
         "remove",
@@ -124,25 +124,20 @@ def server_proc(
     rate: float,
     *,
     score: str = "tf_idf",
-    scope: str = "global",
-    order: str = "highest",
-    min_channels: int = 1,
     idf: str = "paper",
     leaving: Sequence[int] = (),
     noise: float = 0.0,
-    seed: int = 0,
+    **cut: Any,
 ) -> ServerDecision:
     """Score every channel for the class `target` and choose what to cut (Alg. 3).
 
-    Arguments are those of `score_channels` and of `surgery.make_plan`; `rate` is R.
+    Arguments are those of `score_channels` and, as `rate` (R) and `cut`, of
+    `surgery.make_plan`.
     """
     scores = score_channels(
         activations, target, score=score, idf=idf, leaving=leaving, noise=noise
     )
-    plan = make_plan(
-        scores, rate, scope=scope, order=order, min_channels=min_channels, seed=seed
-    )
-    return ServerDecision(scores, plan)
+    return ServerDecision(scores, make_plan(scores, rate, **cut))
 
 
 def score_channels(

@@ -19,6 +19,10 @@ from fuprune.federated.local_work import count_batches
 from fuprune.federated.objective import cross_entropy
 from fuprune.federated.program import Client, ClientProgram, Shared
 
+NOBODY = (
+    "no participant holds an example to read; forget less or let more clients take "
+    "part (unlearn.participants)."
+)
 # (context, batch) -> tree of sums over the real examples of the batch.
 BatchSum = Callable[[Any, Batch], Any]
 MakeSum = Callable[[Any], BatchSum]  # of a network

@@ -16,6 +16,7 @@ from fuprune.federated.client import split_params
 from fuprune.options import option, options
 from fuprune.surgery.trace import names
 from fuprune.unlearning.client_sums import (
+    NOBODY,
     BatchSum,
     MakeSum,
     gradient_sum,
@@ -162,11 +163,7 @@ def mean_over_clients(
     """
     total, num_examples = job.sum(make_sum, chunk=chunk)(job.variables, data)
     if not num_examples:
-        raise UnlearnError(
-            "no participant holds an example that remains, so there is no Fisher "
-            "information; forget less or let more clients take part "
-            "(unlearn.participants)."
-        )
+        raise UnlearnError(NOBODY)
     mean = jax.tree.map(lambda x: x / num_examples, total)
     _check_finite(mean, what)
     return mean, num_examples

@@ -19,6 +19,7 @@ from scipy.sparse import linalg
 from fuprune.federated.client import split_params
 from fuprune.options import option, options
 from fuprune.unlearning.client_sums import (
+    NOBODY,
     BatchSum,
     gradient_sum,
     limit_examples,
@@ -162,11 +163,7 @@ def influence(job: Job, o: Options) -> UnlearnResult:
     remaining = job.remaining
     num_remaining = int(np.sum(jax.device_get(remaining.lengths)))
     if not num_remaining:
-        raise UnlearnError(
-            "no participant holds an example that remains, so there is no second "
-            "derivative; forget less or let more clients take part "
-            "(unlearn.participants)."
-        )
+        raise UnlearnError(NOBODY)
     variables = on_server(job.variables)
     params, rest = split_params(variables)
     flat, unravel = ravel_pytree(params)

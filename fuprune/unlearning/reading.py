@@ -14,9 +14,7 @@ import numpy as np
 
 from fuprune.data.federated import FederatedDataset, sample_cohort
 from fuprune.errors import InputError
-from fuprune.unlearning.request import (
-    held_classes,
-)
+from fuprune.unlearning.request import held_classes
 
 
 def choose_participants(
@@ -24,7 +22,7 @@ def choose_participants(
 ) -> tuple[int, ...]:
     """Draws `number` different clients, all equally likely; client ids in their order.
 
-    Of K clients 1 to K.
+    `number` must be in [1, K] for K clients.
     """
     drawn = sample_cohort(key, data, number)
     return tuple(jax.device_get(drawn.clients).tolist())
@@ -60,7 +58,7 @@ def check_participants(
     participants: Sequence[int], data: FederatedDataset
 ) -> tuple[int, ...]:
     """Client ids, each once and in their order, if there are such clients."""
-    # Who is named twice would count twice, and have noise for once.
+    # A repeated id would be counted twice but noised once.
     ids = tuple(dict.fromkeys(int(client) for client in participants))
     if not ids or min(ids) < 0 or max(ids) >= data.num_clients:
         raise InputError(

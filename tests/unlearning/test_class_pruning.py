@@ -94,18 +94,6 @@ def test_reused_and_recaptured_statistics_may_choose_differently(trained):
     assert again.notes["cuts"][0]["cut"] == reused.notes["cuts"][0]["cut"]
 
 
-def test_masking_and_compacting_give_the_same_function(trained):
-    """The two surgeries, through the whole method."""
-    images = np.random.default_rng(0).normal(size=(3, 6, 6, 1)).astype(np.float32)
-    compacted = forget(trained, (2,))
-    masked = forget(trained, (2,), surgery="mask")
-    np.testing.assert_allclose(
-        compacted.model.apply(compacted.variables, images),
-        masked.model.apply(masked.variables, images),
-        atol=1e-5,
-    )
-
-
 def both_surgeries(model, variables, data, classes, **options):
     """The method by mask and by compact, without any fine-tuning."""
     return (
@@ -250,13 +238,6 @@ def test_weighting_by_clients_is_refused_where_only_a_sum_arrives(trained):
     for options in (dict(secure_sum=True), dict(epsilon=1.0)):
         with pytest.raises(UnlearnError, match="weighting is 'clients'"):
             forget(trained, (3,), weighting="clients", **options)
-
-
-def test_the_method_is_deterministic_under_its_key(trained):
-    """The same key, the same participants and the same cut."""
-    one = forget(trained, (3,), capture_clients=2)
-    two = forget(trained, (3,), capture_clients=2)
-    assert one.notes["cuts"] == two.notes["cuts"]
 
 
 def test_orders_and_variants_choose_different_channels(trained):

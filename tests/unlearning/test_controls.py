@@ -7,14 +7,12 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.unlearning.head import set_rows
 from tests.unlearning.small import (
     SmallNet,
     SoftmaxRegression,
     forget_by,
     initial,
     make_fine_tune,
-    remembering,
     small_data,
 )
 
@@ -80,21 +78,6 @@ def test_a_head_without_bias_can_be_zeroed_but_not_masked():
     assert not result.variables["params"]["head"]["kernel"][:, 1].any()
     with pytest.raises(ValueError, match="has no bias"):
         forget_by("mask_logit", *given)
-
-
-def test_setting_rows_leaves_the_given_variables_alone(trained):
-    _, variables = trained
-    before = jax.tree.map(np.array, variables)
-    set_rows(variables, (0,), kernel=1.0, bias=2.0)
-    chex.assert_trees_all_equal(before, jax.tree.map(np.array, variables))
-
-
-def test_fine_tune_only_starts_from_the_trained_model(trained):
-    seen = []
-    result = forget("fine_tune_only", trained, remembering(seen))
-    ((model, variables, _, _),) = seen
-    assert model == MODEL and result.stages == ()
-    chex.assert_trees_all_equal(variables, trained[1])
 
 
 def test_retraining_starts_afresh_and_keys_give_the_spread(trained):

@@ -160,19 +160,6 @@ def test_a_killed_replay_goes_on_where_it_was(federation, trained, writes):
     assert list(kept) == kept.written[-1:]
 
 
-def test_removed_clients_images_make_no_difference(federation, trained):
-    _, data = federation
-    request = ForgetRequest(clients=(1,))
-    images = np.array(data.images)
-    images[np.asarray(data.rows)[1, : data.lengths[1]]] = 255
-    plain, other = (
-        erase(trained, given, request)
-        for given in (data, data._replace(images=jnp.asarray(images)))
-    )
-    chex.assert_trees_all_equal(plain.variables, other.variables)
-    assert plain.fit is None and not plain.stages
-
-
 def test_uncalibrated_is_the_sum_of_the_recorded_means(federation, trained):
     _, data = federation
     _, kept = trained

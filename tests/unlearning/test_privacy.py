@@ -189,11 +189,6 @@ def test_statement_gives_back_the_budget_that_set_the_noise(epsilon, clip, relea
     assert said["sigma_total"] == scales.total
 
 
-def test_statement_without_noise_promises_nothing():
-    said = describe_privacy(NoiseScales(0.0, 1.0), 1e-5, clip=1.0)
-    assert said["epsilon"] == math.inf
-
-
 def test_best_distinguisher_gains_delta_and_no_more():
     """The likelihood-ratio test between neighbours, on half a million releases."""
     epsilon, delta, trials = 1.0, 0.02, 500_000
