@@ -72,27 +72,18 @@ REFUSED = {
     "model.name is 'resnet18'; allowed: resnet8, resnet20, ": {
         "model.name": "resnet18"
     },
-    "model.norm is 'layer'; allowed: batch, group.": {"model.norm": "layer"},
-    "data.name is 'CIFAR 10'; allowed: digits, ": {"data.name": "CIFAR 10"},
     "data.name is '../x'": {"data.name": "../x"},
     "npz:PATH, folder:PATH, hf:NAME.": {"data.name": "npz:"},
-    "data.name is 'hf:a b'; allowed: digits, ": {"data.name": "hf:a b"},
     "partition.bias is 1.5; allowed: 0 to 1.": {"partition.bias": 1.5},
-    "partition.alpha is 0.0; allowed: more than 0": {"partition.alpha": 0.0},
-    "partition.column is ''; allowed: the name of a": {"partition.column": ""},
     "train.rounds is 1.5; allowed: a whole number.": {"train.rounds": 1.5},
     "train.momentum is 1.0; allowed: 0 or more and less": {"train.momentum": 1.0},
-    "train.augment is 1; allowed: True or False.": {"train.augment": 1},
     "allowed: 0 to 1, or -1.": {"fine_tune.target_accuracy": -0.5},
-    "audit.shadows is -1; allowed: 0 to 1000": {"audit.shadows": -1},
     ", or package.module:factory.": {"model.name": "my net:make"},
     "'retrian' (did you mean retrain?); allowed": {"unlearn.methods": "retrian"},
     "unlearn.method names 'zzz'; allowed": {"unlearn.method": "zzz"},
     "phases names 'adit' (did you mean audit?)": {"phases": "pretrain,adit"},
     "audit.tests names '7'; allowed: all, or some of accu": {"audit.tests": 7},
     "unlearn.classes is (1, 1); allowed: class num": {"unlearn.classes": (1, 1)},
-    "unlearn.classes is 'nine'; allowed: class num": {"unlearn.classes": "nine"},
-    "unlearn.classes is (); allowed": {"unlearn.classes": ()},
     # Values that are fine by themselves.
     "train.cohort is 101; allowed: at most partition.clients, which is 100.": {
         "train.cohort": 101

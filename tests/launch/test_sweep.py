@@ -1,7 +1,6 @@
 """sweep.py: grids into checked commands, run side by side, skipped when finished."""
 
 import importlib.util
-import itertools
 import os
 import shlex
 import signal
@@ -162,23 +161,6 @@ def test_a_failed_run_stops_nothing_and_is_left_out_of_the_report(
     out = capsys.readouterr().out
     assert "failed    quickstart__seed=1: fuprune: error: no luck" in out
     assert joined == [["quickstart__seed=0", "quickstart__seed=2"]]
-
-
-def test_no_more_runs_at_once_than_asked_for(sweep, tmp_path, instead_of_training):
-    body = (
-        "begin = time.time()\ntime.sleep(0.6)\n"
-        "(workdir / 'span').write_text(f'{begin} {time.time()}')\n" + FINISH
-    )
-    instead_of_training(body)
-    seeds = [str(i) for i in range(4)]
-    arguments = ["--runs", str(tmp_path), "--set", "seed", *seeds, "--jobs", "2"]
-    assert sweep.main(arguments) == 0
-    spans = [
-        tuple(map(float, path.read_text().split())) for path in tmp_path.glob("*/span")
-    ]
-    assert len(spans) == 4
-    for three in itertools.combinations(spans, 3):
-        assert max(s[0] for s in three) >= min(s[1] for s in three)
 
 
 def test_a_slurm_array_has_a_line_a_run(sweep, tmp_path, capsys):
