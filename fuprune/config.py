@@ -266,8 +266,8 @@ class Runtime:
         "auto",
         "how the clients of a round are run")
     dtype: Literal["auto", "float32", "bfloat16"] = option("float32",
-        "number format of activations; auto is bfloat16 where it is multiplied faster: "
-        "on TPUs, GPUs since Ampere, CPUs with AMX and AMD's with avx512_bf16")
+        "number format of activations; auto is bfloat16 where it is faster: on TPUs, "
+        "GPUs since Ampere, CPUs with AMX or avx512_bf16")
     conv: Literal["auto", "xla", "onednn"] = option("auto",
         "library for convolutions; onednn is for CPUs")
     devices: int = option(0, "number of CPU devices; 0 is automatic", ge=0, le=1024)

@@ -80,22 +80,17 @@ class Forgotten:
     @property
     def verdict(self) -> str:
         """Whether the answers forgot, and what to do next."""
-        name, found = ", ".join(self.names), self.after.u_accuracy
+        found, lost = self.after.u_accuracy, self.before.r_accuracy
+        lost -= self.after.r_accuracy
         if found > _GONE:
             return (
-                f"Gone? No: still right on {found:.1%} of {name}. Try a higher rate, "
-                "such as 0.5, or a few rounds of fine-tuning."
+                f"Gone? No: still right on {found:.1%} of {', '.join(self.names)}. Try "
+                "a higher rate, such as 0.5, or rounds of fine-tuning."
             )
-        if self.before.r_accuracy - self.after.r_accuracy > 0.05:
-            lost = f"{self.before.r_accuracy - self.after.r_accuracy:.1%}"
-            return (
-                f"Gone? From the answers. The others lost {lost}: fine-tune for a few "
-                "rounds, which see none of its images."
-            )
-        return (
-            "Gone? From the answers, which is weak evidence alone: compare with "
-            "retrained models (fuprune audit)."
-        )
+        text = "Gone? From the answers, which is weak evidence alone"
+        if lost > 0.05:
+            return f"{text}. The others lost {lost:.1%}: fine-tune for a few rounds."
+        return f"{text}: compare with retrained models (fuprune audit)."
 
     def rows(self) -> list[tuple[str, str, str]]:
         """What is measured, before and after, as text."""
@@ -115,23 +110,16 @@ class Forgotten:
     def __repr__(self) -> str:
         """A table, and the verdict."""
         rows = [("", "before", "after"), *self.rows()]
-        wide = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            f"{label:<{wide[0]}}  {one:>{wide[1]}}  {other:>{wide[2]}}"
-            for label, one, other in rows
-        ]
+        wide = max(len(row[0]) for row in rows)
+        lines = [f"{a:<{wide}}  {b:>12}  {c:>12}" for a, b, c in rows]
         title = f"Forgot {', '.join(self.names)}: {self.cut}; on {self.images}"
         return "\n".join([title, *lines, self.verdict])
 
     def _repr_html_(self) -> str:
-        cells = [
-            f"<tr><td>{html.escape(label)}</td><td>{one}</td><td>{other}</td></tr>"
-            for label, one, other in self.rows()
-        ]
-        title = html.escape(f"Forgot {', '.join(self.names)}: {self.cut}")
-        head = "<tr><th></th><th>before</th><th>after</th></tr>"
-        table = f"<table><caption>{title}</caption>{head}{''.join(cells)}</table>"
-        return f"{table}<p>{html.escape(self.verdict)}</p>"
+        rows = [("", "before", "after"), *self.rows()]
+        cells = ("".join(f"<td>{html.escape(x)}</td>" for x in row) for row in rows)
+        table = f"<table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
+        return f"{table}<p>{html.escape(f'{self.cut}. {self.verdict}')}</p>"
 
     def page(self, command: Sequence[str] = ()) -> str:
         """One page of Markdown on what was done."""
@@ -226,19 +214,16 @@ def forget(
     held = Dataset(np.asarray(clients.images), np.asarray(clients.labels))
     seen = held if test is None else test
     first, last = (_total(result.notes["cuts"][i]) for i in (0, -1))
-    measured = [
-        _measure(one, weights, seen, preprocess, targets, number, total, when)
-        for one, weights, total, when in (
-            (model, variables, first, "before"),
-            (result.model, result.variables, last, "after"),
-        )
-    ]
+    on = (seen, preprocess, targets, number)
+    before = _measure(model, variables, *on, first, "before")
+    after = _measure(result.model, result.variables, *on, last, "after")
     named = {c: class_names[c] for c in targets if class_names}
     return Forgotten(
         result.model,
         result.variables,
         tuple(_label(c, named.get(c, "")) for c in targets),
-        *measured,
+        before,
+        after,
         "the clients' images" if test is None else f"{len(test.labels)} test images",
         result,
     )
