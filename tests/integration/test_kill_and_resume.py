@@ -29,7 +29,7 @@ def test_a_run_shows_its_tables_and_leaves_its_files(uninterrupted):
     workdir, _, text = uninterrupted
     assert "pretrain  round 6/6" in text
     assert "| Forgot |" in text
-    assert f"Report: {workdir}/report/report.html" in text
+    assert f"Written: {workdir}/report/report.html" in text
     record = json.loads((workdir / "config.json").read_text())
     assert {"config", "versions", "commit", "command"} <= set(record)
     assert (workdir / "report" / "report.html").stat().st_size > 10_000

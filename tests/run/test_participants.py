@@ -22,7 +22,11 @@ ONE_CLASS_EACH = federate(
 
 def options(config, method, request=ForgetRequest(classes=(1,))):  # noqa: B008
     federation = SimpleNamespace(
-        data=ONE_CLASS_EACH, num_classes=4, prepare=jnp.asarray, request=request
+        data=ONE_CLASS_EACH,
+        num_classes=4,
+        prepare=jnp.asarray,
+        request=request,
+        clients=None,
     )
     return build.method_options(build.Setup(config, federation, "map"), method)
 
