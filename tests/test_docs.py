@@ -67,6 +67,29 @@ def test_functions_named_in_the_paper_map_exist(repository):
         assert f"def {name}(" in (repository / "tests" / path).read_text(), name
 
 
+@pytest.mark.parametrize(
+    ("name", "credit"), [("relabel", "Boundary Shrink"), ("regrow", "EU-k")]
+)
+def test_methods_after_others_credit_them(repository, name, credit):
+    assert credit in importlib.import_module(f"fuprune.unlearning.{name}").__doc__
+    page = (repository / "docs" / "methods.md").read_text()
+    (paragraph,) = re.findall(rf"^\*\*`{name}`\*\*.*?\n\n", page, re.M | re.S)
+    assert credit in paragraph
+
+
+def test_the_table_of_methods_is_made_of_their_declarations(repository):
+    fill = load_module(repository / "docs" / "fill_methods.py")
+    page = fill.PAGE.read_text()
+    assert fill.filled(page) == page, "run docs/fill_methods.py"
+
+
+def test_methods_that_train_on_forgotten_images_say_so():
+    from fuprune.unlearning.methods import METHODS
+
+    found = {name for name, method in METHODS.items() if method.trains_on_forgotten}
+    assert found == {"relabel", "prune_relabel"}
+
+
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/guide.md"])
 def test_the_pages_a_newcomer_reads_are_there(repository, name):
     """Not empty, and with no machine's private path in them."""

@@ -280,15 +280,3 @@ def test_options_say_what_a_method_can_be_told():
     assert not any(
         {"key", "fine_tune", "data"} & METHODS[name].options for name in METHODS
     )
-
-
-def test_the_page_on_methods_has_a_true_row_for_each(repository):
-    """Whether a method reads forgotten images and fine-tunes is as it says there."""
-    lines = (repository / "docs" / "methods.md").read_text().splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    rows = {row[0].strip("`"): row for row in rows if len(row) == 6}
-    for name in METHODS:
-        _, _, serves, reads, tunes, _ = rows[name]
-        assert tuple(serves.split(", ")) == METHODS[name].serves, name
-        assert reads.startswith("yes") == METHODS[name].reads_forgotten, name
-        assert (tunes != "no") == METHODS[name].fine_tunes, name
