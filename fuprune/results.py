@@ -258,9 +258,8 @@ class PhaseClock(NamedTuple):
     @property
     def steady(self) -> float:
         """All rounds at the pace of the median one, which compiles nothing."""
-        return len(self.rounds) * statistics.median(
-            s for _, s in self.rounds or [(0, 0)]
-        )
+        pace = statistics.median(s for _, s in self.rounds or [(0, 0)])
+        return min(self.training, len(self.rounds) * pace)
 
     def until(self, last: int) -> float:
         """The unit's own work and its rounds up to `last`."""
@@ -274,6 +273,7 @@ class FeatureMaps(NamedTuple):
     labels: np.ndarray  # [n] integers
     maps_most: np.ndarray  # [n, h, w] of the most discriminative channel
     maps_least: np.ndarray  # [n, h, w] of the least discriminative one
+    maps_next: np.ndarray | None = None  # [2, n, h, w] of the second and the third
 
 
 class Pictures(NamedTuple):
@@ -443,8 +443,9 @@ def read_arrays(path: str | os.PathLike, kind: Callable[..., Content]) -> Conten
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            fields = kind._fields  # type: ignore[attr-defined]
-            return kind(*(arrays[name] for name in fields))
+            optional = kind._field_defaults  # type: ignore[attr-defined]
+            fields = {*kind._fields} - ({*optional} - {*arrays})  # type: ignore
+            return kind(**{name: arrays[name] for name in fields})
     except Exception as error:  # NumPy's reader of headers raises many kinds
         raise FormatError(str(error) or type(error).__name__) from error
 

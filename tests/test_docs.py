@@ -53,6 +53,35 @@ def test_links_between_documents_lead_somewhere(repository):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def commands(repository):
+    """Every command of a shell block in a document, as words."""
+    for page in documents(repository):
+        for block in re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(), re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                yield page.name, shlex.split(line, comments=True)
+
+
+def test_commands_in_documents_are_accepted(repository):
+    """Configs and keys, targets of make, scripts: what a reader would type is there."""
+    from fuprune import main
+
+    targets = re.findall(r"(?m)^(\w[\w-]*):", (repository / "Makefile").read_text())
+    counted = 0
+    for page, words in commands(repository):
+        program, rest = (words or [""])[0], words[1:]
+        if "fuprune.main" in words or (program, *rest[:1]) == ("fuprune", "run"):
+            start = rest.index("fuprune.main") + 1 if "-m" in rest else 1
+            main.parse(["fuprune", *rest[start:]])
+        elif program == "make":
+            assert set(rest) <= set(targets), (page, words)
+        elif program == "python" and rest[0].endswith(".py"):
+            assert (repository / rest[0]).exists(), (page, words)
+        else:
+            continue
+        counted += 1
+    assert counted > 10
+
+
 def test_functions_named_in_the_paper_map_exist(repository):
     """Every function of the map can be imported; every test it names is there."""
     text = (repository / "docs" / "paper_map.md").read_text()

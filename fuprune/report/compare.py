@@ -16,7 +16,6 @@ from fuprune import results
 from fuprune.audit import reading
 from fuprune.errors import InputError
 from fuprune.report import figures, formats, page, subject, tables
-from fuprune.report.figures import Drawing
 from fuprune.report.formats import percent
 from fuprune.report.subject import RETRAIN, Subject
 from fuprune.report.tables import Column, Table, cell, mean_cell, words
@@ -52,7 +51,11 @@ def join(workdirs: Sequence[str | Path], folder: str | Path) -> Path:
             raise InputError(f"{str(place)!r} is given twice; give each run once.")
     runs = [results.read_run(workdir, reading.read) for workdir in workdirs]
     groups = group_runs(runs)
-    drawn = [one for n, group in enumerate(groups, 1) if (one := _recovery(n, group))]
+    drawn = [
+        dataclasses.replace(one, name=f"price_{number}", title=group.title)
+        for number, group in enumerate(groups, 1)
+        if (one := figures.price_figure(group.about)) is not None
+    ]
     compared, listed = comparison_table(groups), runs_table(groups)
     of_paper = paper_tables(groups)
     title = "Runs side by side"
@@ -87,12 +90,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for title, first, members in zip(
         _titles(described), described, found.values(), strict=True
     ):
-        rows = [row for _, row in _models(members)]
-        cuts = {unit: one for run in members for unit, one in run.record.cuts.items()}
-        whole = dataclasses.replace(first.record, methods=rows, cuts=cuts)
         audited = next((run.audit for run in members if run.audit), None)
-        about = subject.subject_of(first._replace(record=whole, audit=audited))
-        groups.append(Group(title, tuple(members), about))
+        others = [run for run in members if run is not first]
+        whole = subject.merged(first._replace(audit=audited), others)
+        groups.append(Group(title, tuple(members), subject.subject_of(whole)))
     return groups
 
 
@@ -122,21 +123,6 @@ def _telling_keys(configs: Sequence[dict[str, Any]]) -> list[str]:
     }
     differing = [key for key in values if values[key] > 1]
     return sorted(differing, key=lambda key: -values[key])[:2]
-
-
-def _models(runs: Sequence[Run]) -> list[tuple[Run, MethodRow]]:
-    """Every finished model, with its run.
-
-    Parts of an experiment that share the seed made the same model by the same name: it
-    counts once.
-    """
-    found: dict[tuple, tuple[Run, MethodRow]] = {}
-    for run in runs:
-        seed = setting(run.record, "seed") or 0
-        for row in run.record.methods:
-            if row.error is None:
-                found.setdefault((seed, row.name), (run, row))
-    return list(found.values())
 
 
 def raw_stages(group: Group) -> list[StageRow]:
@@ -191,22 +177,6 @@ def comparison_table(groups: Sequence[Group]) -> Table:
             "several runs. Speed-up: to retraining's own accuracy, of what forgot.",
         )
     )
-
-
-def _recovery(number: int, group: Group) -> Drawing | None:
-    """Accuracy by round of one group: the paper's Figure 3."""
-    curves: dict[str, dict[tuple, list[tuple[float, float]]]] = {}
-    for run in group.runs:
-        methods = {row.name: row.method for row in run.record.methods}
-        seed = setting(run.record, "seed") or 0
-        for unit, points in figures.accuracy_by_images(run.curves).items():
-            line = [(float(number), accuracy) for _, accuracy, number in points]
-            models = curves.setdefault(methods.get(unit, unit), {})
-            # Of what two parts both trained, one may have been stopped on the way.
-            models[seed, unit] = max(models.get((seed, unit), []), line, key=len)
-    lines = {method: [*found.values()] for method, found in curves.items()}
-    tested = group.about.tested
-    return figures.recovery_figure(f"recovery_{number}", group.title, lines, tested)
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
@@ -349,12 +319,8 @@ def _repeats(group: Group, printed: dict[str, str]) -> bool:
 def _numbers(group: Group, method: str) -> dict[str, list[float]]:
     """Ours for the columns of paper.csv, a value per seed."""
     found, retrained = (group.about.rows(name) for name in (method, RETRAIN))
-    cuts = [
-        stages
-        for run, row in _models(group.runs)
-        if row.method == method
-        and (stages := results.pruned_stages(run.record, row.name))
-    ]
+    pruned = (results.pruned_stages(group.about.record, row.name) for row in found)
+    cuts = [stages for stages in pruned if stages]
     models: dict[str, Sequence[StageRow | MethodRow]] = {
         "raw": raw_stages(group),
         "cut": [stages[0] for stages in cuts],

@@ -13,7 +13,7 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -519,50 +519,64 @@ def score_figure(about: Subject) -> Drawing | None:
     )
 
 
+_SIZES = [
+    f"{size}_{when}"
+    for size in ("channels", "parameters", "flops")
+    for when in ("before", "after")
+]
+
+
 @_styled
 def shape_figure(about: Subject) -> Drawing | None:
-    """Channels of each layer before and after all cuts."""
+    """Channels of each layer before and after all cuts; the CSV has all sizes."""
     _, cuts = cuts_to_show(about)
-    before = {row.layer: row for row in cuts[0].layers} if cuts else {}
-    after = before | ({row.layer: row for row in cuts[-1].layers} if cuts else {})
-    rows = [
-        (name, row.channels_before, after[name].channels_after)
-        for name, row in before.items()
-        if name != "total"
-    ]
-    if not rows:
+    last = {row.layer: row for row in cuts[-1].layers} if cuts else {}
+    pairs = [(row, last.get(row.layer, row)) for row in cuts[0].layers] if cuts else []
+    sizes = {
+        first.layer: [
+            getattr(final if name.endswith("after") else first, name) for name in _SIZES
+        ]
+        for first, final in pairs
+    }
+    rows = [(layer, *values) for layer, values in sizes.items()]
+    *_, parameters, parameters_left, flops, flops_left = sizes.pop("total", [0] * 6)
+    if not sizes:
         return None
-    figure, axes = _axes(0.8 + 0.2 * len(rows))
-    places, (names, wide, slim) = range(len(rows)), zip(*rows, strict=True)
+    figure, axes = _axes(0.8 + 0.2 * len(sizes))
+    places, (wide, slim, *_) = range(len(sizes)), zip(*sizes.values(), strict=True)
     axes.barh(places, wide, color=_RAW, alpha=0.45, label="before")
     axes.barh(places, slim, color=_MAIN, height=0.5, label="after")
-    axes.set_yticks(places, names, fontsize=7.5)
+    axes.set_yticks(places, [*sizes], fontsize=7.5)
     axes.invert_yaxis()
     axes.set_xlabel("channels")
     axes.grid(axis="y", visible=False)
     _legend_below(figure, axes, 2)
     caption = ""
-    if "total" in before and before["total"].flops_before:
-        first, last = before["total"], after["total"]
-        parameters = last.parameters_after / max(first.parameters_before, 1)
-        flops = last.flops_after / first.flops_before
-        caption = (
-            f"{percent(parameters)} of the parameters and {percent(flops)} of the "
-            "FLOPs are left."
+    if flops:
+        shares = (
+            percent(parameters_left / max(parameters, 1)),
+            percent(flops_left / flops),
         )
-    header = ["layer", "channels_before", "channels_after"]
+        caption = "{} of the parameters and {} of the FLOPs are left.".format(*shares)
+    header = ["layer", *_SIZES]
     return _drawing("shape", "The slim network's shape", caption, figure, header, rows)
 
 
 @_styled
 def map_figure(about: Subject) -> Drawing | None:
-    """What the most and the least telling channel see: the paper's Figure 2."""
+    """What the most and the least telling channels see: the paper's Figure 2."""
     maps, record = about.run.feature_maps, about.record
     if maps is None or not len(maps.images):
         return None
+    following = [] if maps.maps_next is None else maps.maps_next
+    seen = {"highest score": maps.maps_most, "lowest score": maps.maps_least}
+    if len(following) == 2:
+        names = ("highest score", "second", "third", "lowest score")
+        found = (maps.maps_most, *following, maps.maps_least)
+        seen = dict(zip(names, found, strict=True))
     number, rows = min(len(maps.images), 6), []
-    figure, grid = _axes(2.9, 3, number)
-    grid = np.reshape(grid, (3, number))
+    figure, grid = _axes(0.95 * (1 + len(seen)), 1 + len(seen), number)
+    grid = np.reshape(grid, (-1, number))
     for place, axes in enumerate(grid[0]):
         _photograph(axes, maps.images[place])
         label = int(maps.labels[place])
@@ -570,22 +584,20 @@ def map_figure(about: Subject) -> Drawing | None:
         style = dict(color=_MAIN, fontweight="bold") if gone else dict(color=_INK)
         named = results.class_name(record, label)[:10]
         axes.set_title(named, fontsize=8, **style)
-    kinds = {"highest score": maps.maps_most, "lowest score": maps.maps_least}
-    for down, (name, arrays) in enumerate(kinds.items(), 1):
+    for down, (name, arrays) in enumerate(seen.items(), 1):
         highest = float(np.nan_to_num(arrays, posinf=0.0).max(initial=0.0)) or 1.0
         for place, axes in enumerate(grid[down]):
             _photograph(axes, arrays[place], cmap="magma", vmin=0, vmax=highest)
             rows.append((name, int(maps.labels[place]), float(np.mean(arrays[place]))))
-    for axes, name in zip(grid[:, 0], ("image", *kinds), strict=True):
+    for axes, name in zip(grid[:, 0], ("image", *seen), strict=True):
         words = textwrap.fill(name, 8)
         axes.set_ylabel(words, rotation=0, ha="right", va="center", fontsize=8)
-    chosen = record.feature_maps
-    where = f" of layer {chosen.layer}" if chosen else ""
+    where = f" of layer {record.feature_maps.layer}" if record.feature_maps else ""
     return _drawing(
         "feature_maps",
-        f"What two channels{where} see",
-        "Brighter is more active. The channel with the highest score should light up "
-        "under the coloured name and stay dark under others.",
+        f"What channels{where} see",
+        "Brighter is more active. Channels with high scores should light up under the "
+        "coloured name and stay dark under others.",
         figure,
         ["channel", "label", "mean"],
         rows,
@@ -601,48 +613,3 @@ OF_A_RUN = (
     shape_figure,
     map_figure,
 )
-
-
-# Several runs.
-
-
-@_styled
-def recovery_figure(
-    name: str,
-    title: str,
-    curves: dict[str, list[list[tuple[float, float]]]],
-    tested: str | None,
-) -> Drawing | None:
-    """Accuracy by round of several methods, each the mean over its models."""
-    if not any(points[-1][0] for found in curves.values() for points in found):
-        return None
-    figure, axes = _axes(3.2)
-    rows = []
-    for method, found in curves.items():
-        rounds, means, deviations = _mean_curve(found)
-        hue = colour([*curves], tested, method)
-        axes.plot(rounds, means, color=hue, label=formats.in_words(method))
-        band = (rounds, means - deviations, means + deviations)
-        axes.fill_between(*band, color=hue, alpha=0.15, linewidth=0)
-        points = zip(rounds, means, deviations, strict=True)
-        rows += [(method, *map(float, row)) for row in points]
-    axes.set_xlabel("rounds")
-    _in_percent(axes.yaxis, 0)
-    _legend_below(figure, axes, 2)
-    return _drawing(
-        name,
-        title,
-        "Accuracy on what remains by round; shaded is a standard deviation over seeds.",
-        figure,
-        ["method", "round", "mean", "deviation"],
-        rows,
-    )
-
-
-def _mean_curve(curves: Iterable[list[tuple[float, float]]]):
-    """Rounds that all curves share, their mean and standard deviation there."""
-    named = [dict(points) for points in curves]
-    rounds = sorted(set.intersection(*(set(one) for one in named)))
-    values = np.array([[one[number] for number in rounds] for one in named])
-    deviations = values.std(axis=0, ddof=1) if len(named) > 1 else np.zeros(len(rounds))
-    return np.array(rounds), values.mean(axis=0), deviations

@@ -120,16 +120,13 @@ def _figures(about: Subject) -> list[Drawing]:
 def _tables(about: Subject) -> list[Table]:
     """Every table of a run that has rows."""
     record, audit = about.record, about.audit
-    unit, cuts = figures.cuts_to_show(about)
     provenance = record.provenance
     made = (
         tables.methods_table(about),
         tables.audit_table(about, headline=True),
         tables.audit_table(about, headline=False),
-        tables.speed_table(about),
         tables.seeds_table(about),
         tables.stages_table(record),
-        tables.layers_table(record, unit, cuts),
         tables.units_table(about.run.clocks),
         tables.key_value_table("privacy", "The privacy accountant", record.privacy),
         tables.key_value_table("settings", "Every setting", provenance.config),
@@ -259,7 +256,7 @@ def write_report(
     for one in drawn:
         content[f"{one.name}.svg"] = _DECLARED + one.svg
         content[f"{one.name}.pdf"] = one.pdf
-        content[f"{one.data.name}.csv"] = tables.to_csv(one.data)
+        content[f"{one.name}.csv"] = tables.to_csv(one.data)
     # A folder that holds a report is the report's own.
     if (folder / "report.html").exists():
         for path in folder.iterdir():

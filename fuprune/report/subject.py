@@ -1,7 +1,7 @@
 """What a report is about: a run, and the part that each of its models plays."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,36 +94,57 @@ def read_subject(workdir: str | Path) -> Subject:
     """Reads a run, and the retrained models of other runs that its audit refers to."""
     run = results.read_run(workdir, reading.read)
     names = str(results.setting(run.record, "audit.reference") or "").split(",")
-    if not results.rows_of(run.record, RETRAIN):
-        for name in names:
-            if name and Path(name).is_dir():
-                run = _with_retrained(run, results.read_run(name))
-    return subject_of(run)
-
-
-def _with_retrained(run: Run, other: Run) -> Run:
-    """The run with the retrained models of another one, its costs beside theirs."""
-    rows = results.rows_of(other.record, RETRAIN)
-    units, known = {row.name for row in rows}, {row.name for row in run.record.methods}
-    phases = {f"unlearn/{unit}" for unit in units - known}
-    curves = [*run.curves, *(row for row in other.curves if row.phase in phases)]
-    clocks = run.clocks | {n: c for n, c in other.clocks.items() if n in phases}
+    others = [results.read_run(name) for name in names if name and Path(name).is_dir()]
+    if not others or results.rows_of(run.record, RETRAIN):
+        return subject_of(run)
+    # When a method came to retraining's accuracy follows from all of the curves.
     measured = {row.phase.removeprefix("unlearn/") for row in run.curves}
-    # When a method came to retraining's accuracy follows from the curves.
     own = [
         dataclasses.replace(row, times=Times(), crossings=[])
         if row.name in measured
         else row
         for row in run.record.methods
     ]
-    stages = [stage for stage in other.record.stages if stage.method in units - known]
-    record = dataclasses.replace(
-        run.record,
-        methods=[*own, *(row for row in rows if row.name not in known)],
-        stages=[*run.record.stages, *stages],
-    )
-    record = results.with_costs(record, curves, clocks)
-    return run._replace(record=record, curves=curves, clocks=clocks)
+    record = dataclasses.replace(run.record, methods=own)
+    both = merged(run._replace(record=record), others, only=RETRAIN)
+    record = results.with_costs(both.record, both.curves, both.clocks)
+    return subject_of(both._replace(record=record))
+
+
+def merged(first: Run, others: Sequence[Run], only: str = "") -> Run:
+    """A run with the finished units of others, too; `only` those of one method.
+
+    Parts of an experiment that share the seed made the same model by the same name: it
+    counts once. A name that another seed's model has gets the run's name behind it.
+    """
+    found: dict[tuple, tuple[Run, MethodRow]] = {}
+    for run in (first, *others):
+        seed = results.setting(run.record, "seed") or 0
+        for row in run.record.methods:
+            known = found.get((seed, row.name))
+            wanted = run is first or (not row.error and only in ("", row.method))
+            if wanted and (known is None or known[1].error):
+                found[seed, row.name] = (run, row)
+    rows, cuts, clocks = [], {}, dict(first.clocks)
+    curves = [row for row in first.curves if not row.phase.startswith("unlearn/")]
+    stages = [stage for stage in first.record.stages if stage.method == RAW]
+    for run, row in found.values():
+        taken = {row.name for row in rows}
+        name = f"{row.name}, {run.name}" if row.name in taken else row.name
+        old, new = f"unlearn/{row.name}", f"unlearn/{name}"
+        rows.append(dataclasses.replace(row, name=name))
+        stages += [
+            dataclasses.replace(stage, method=name)
+            for stage in run.record.stages
+            if stage.method == row.name
+        ]
+        curves += [one._replace(phase=new) for one in run.curves if one.phase == old]
+        if old in run.clocks:
+            clocks[new] = run.clocks[old]
+        if row.name in run.record.cuts:
+            cuts[name] = run.record.cuts[row.name]
+    record = dataclasses.replace(first.record, methods=rows, stages=stages, cuts=cuts)
+    return first._replace(record=record, curves=curves, clocks=clocks)
 
 
 def subject_of(run: Run) -> Subject:

@@ -271,7 +271,8 @@ def _command(about: Subject, settings: dict[str, Any]) -> str:
     flags, old = _without(given, ["workdir", *(f"config.{key}" for key in settings)])
     folder = PurePath(old or f"runs/{about.run.name}")
     key, value = next(iter(settings.items()))
-    name = f"{folder.name}-{key.split('.')[-1]}{str(value).replace(',', '_')[:20]}"
+    name = f"{folder.name}-{key.split('.')[-1]}"
+    name += "" if isinstance(value, str) else str(value)
     if "model.load" not in settings and "model.load" not in " ".join(flags):
         flags.append(f"--config.model.load={folder / 'models' / 'raw'}")
     flags += [

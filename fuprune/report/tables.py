@@ -22,7 +22,7 @@ from fuprune.audit.record import Audit, Judged, Row
 from fuprune.report import formats, subject
 from fuprune.report.formats import percent
 from fuprune.report.subject import RETRAIN, Subject
-from fuprune.results import CutRow, MethodRow, PhaseClock, RunRecord
+from fuprune.results import MethodRow, PhaseClock, RunRecord
 
 
 class Cell(NamedTuple):
@@ -216,14 +216,16 @@ def gone_cell(forgot: bool | None) -> Cell:
     return cell("yes" if forgot else "no", tone="good" if forgot else "bad")
 
 
-def speed_cells(about: Subject, method: str, target: str = "retrained") -> list[Cell]:
-    """Speed-up over retraining in images, time and rounds, of what forgot alone."""
+def speed_cells(about: Subject, method: str) -> list[Cell]:
+    """Speed-up to retraining's accuracy in images, time, rounds, of what forgot."""
     unknown = [cell(None)] * 2
     if method == RETRAIN:
         return [cell(None), *unknown]
     if about.has_forgotten(method) is False:
         return [cell(None, "did not forget"), *unknown]
-    found, base = (results.reached(about.rows(m), target) for m in (method, RETRAIN))
+    found, base = (
+        results.reached(about.rows(m), "retrained") for m in (method, RETRAIN)
+    )
     if found is not None and base is not None and found.late:
         return [cell(None, "not reached"), *unknown]
     rounds, time, images, _ = results.speedups(found, base)
@@ -310,52 +312,6 @@ def seeds_table(about: Subject) -> Table:
     ]
     columns = [*words("Unit"), *(one.column for one in COLUMNS), *words("Stopped")]
     return without_empty_columns(Table("seeds", "Every method and seed", columns, rows))
-
-
-_SPENT = {"rounds": formats.number, "time": formats.seconds}
-_SPENT |= {"images": formats.count, "upload": formats.size}
-
-
-def speed_table(about: Subject) -> Table:
-    """When each method came to each target, and its speed-up over retraining."""
-    rows = [
-        [
-            cell(meaning),
-            cell(found.accuracy, percent),
-            cell(method, method_words),
-            *_reached_cells(found),
-            *speed_cells(about, method, target),
-        ]
-        for target, meaning in results.TARGETS.items()
-        for method in about.methods
-        if (found := results.reached(about.rows(method), target)) is not None
-    ]
-    spent = [Column(name, group="Spent until then") for name in _SPENT]
-    accuracy = Column(f"R-set, {about.record.chosen_on or 'test'}")
-    return Table(
-        "speed",
-        "When each method came to a target",
-        [*words("Target"), accuracy, *words("Method"), *spent, *_SPEED],
-        rows,
-        "Means over seeds, on one evaluation grid from round 0. Time includes a "
-        "method's own work. A shorter learning-rate schedule alone brings a crossing "
-        "forward; retrain short is the control for that.",
-        highlight=method_words(about.tested or ""),
-    )
-
-
-def _reached_cells(found: results.Reached) -> list[Cell]:
-    """Rounds, time, images and bytes until a target; seeds that were late are said."""
-    made = [
-        cell(getattr(found, cost), written)
-        for cost, written in zip(results.COSTS, _SPENT.values(), strict=True)
-    ]
-    if found.rounds is None:
-        made[0] = cell(None, "not reached")
-    elif found.late:
-        late = f"{made[0].text} ({found.late} of {found.seeds} not reached)"
-        made[0] = made[0]._replace(text=late)
-    return made
 
 
 # The audit.
@@ -481,40 +437,6 @@ def stages_table(record: RunRecord) -> Table:
     classes = [results.class_label(record, n) for n in range(number)]
     columns = [*words("Unit", "Stage"), *map(Column, ("U-set", "R-set", *classes))]
     return Table("stages", "Accuracy of every model on every class", columns, rows)
-
-
-def layers_table(record: RunRecord, unit: str, cuts: Sequence[CutRow]) -> Table:
-    """Every layer's width, parameters and cost before and after each cut."""
-    sizes = [
-        (title, size, when)
-        for title, size in zip(_SIZES, ("channels", "parameters", "flops"), strict=True)
-        for when in ("before", "after")
-    ]
-    rows = [
-        [
-            cell(results.class_label(record, cut.class_id)),
-            cell(row.layer),
-            *(
-                cell(getattr(row, f"{n}_{when}"), formats.number)
-                for _, n, when in sizes
-            ),
-            cell(row.spared),
-        ]
-        for cut in cuts
-        for row in cut.layers
-    ]
-    columns = [Column(when, group=title) for title, _, when in sizes]
-    return Table(
-        "layers",
-        f"Every layer before and after the cut ({formats.in_words(unit)})",
-        [*words("Class", "Layer"), *columns, Column("Spared")],
-        rows,
-        "Spared channels were due to go but kept so that the layer is not emptied.",
-        highlight="total",
-    )
-
-
-_SIZES = ("Channels", "Parameters", "FLOPs")
 
 
 def units_table(clocks: Mapping[str, PhaseClock]) -> Table:

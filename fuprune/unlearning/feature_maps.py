@@ -17,12 +17,14 @@ MIN_SIDE = 4  # pixels
 
 
 class FeatureMaps(NamedTuple):
-    """Two channels of a layer on n images."""
+    """Channels of a layer on n images."""
 
     layer: str
     most: int  # channel with the highest score
     least: int  # channel with the lowest
-    arrays: dict[str, np.ndarray]  # images, labels, maps_most, maps_least [n, h, w]
+    # images, labels, maps_most, maps_least [n, h, w]; maps_next [2, n, h, w] are those
+    # of the second and the third highest score.
+    arrays: dict[str, np.ndarray]
 
 
 def telling_feature_maps(
@@ -38,7 +40,7 @@ def telling_feature_maps(
     """Maps of the channels that say most and least about `target`.
 
     On `number` images of the dataset, two of the class first. `scores`, layer -> [C_l],
-    are the raw model's TF-IDF; `prepare` is `(key, uint8 images) -> float images`.
+    are the raw model's; `prepare` is `(key, uint8 images) -> float images`.
     """
     first = prepare(None, np.asarray(dataset.images)[:1])
     outputs = functools.partial(convolution_outputs, model)
@@ -61,6 +63,11 @@ def telling_feature_maps(
         "maps_most": maps[..., most].astype(np.float32),
         "maps_least": maps[..., least].astype(np.float32),
     }
+    if len(values) > 3:
+        following = np.argsort(-values, kind="stable")[1:3]
+        arrays["maps_next"] = np.moveaxis(maps[..., following], -1, 0).astype(
+            np.float32
+        )
     return FeatureMaps(layer, most, least, arrays)
 
 

@@ -200,6 +200,7 @@ def write_run(directory: Path, record=None, audit=None) -> Path:
     images = np.arange(3 * 48, dtype=np.uint8).reshape(3, 4, 4, 3)
     labels = np.array([3, 0, 1])
     maps = {"maps_most": np.ones((3, 2, 2)), "maps_least": np.zeros((3, 2, 2))}
+    maps["maps_next"] = np.full((2, 3, 2, 2), 0.5)
     np.savez(directory / "feature_maps.npz", images=images, labels=labels, **maps)
     answers = {"before": np.array([3, 3, 3]), "after": np.array([0, 1, 3])}
     np.savez(directory / "pictures.npz", images=images, labels=labels, **answers)

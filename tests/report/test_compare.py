@@ -108,7 +108,7 @@ def test_the_report_of_several_runs_is_written(tmp_path):
     page = Page(path.read_text())
     assert "What did each method reach" in page.text and "0 of" not in page.text
     names = {one.name for one in path.parent.iterdir()}
-    assert {"comparison.csv", "runs.csv", "recovery_1.pdf", "report.md"} <= names
+    assert {"comparison.csv", "runs.csv", "price_1.pdf", "report.md"} <= names
 
 
 def test_runs_are_asked_for_once_each(tmp_path):

@@ -59,7 +59,7 @@ def test_closed_it_is_short(html):
 def test_figures_and_tables_are_files_that_can_be_read(run):
     names = {path.name for path in (run / "report").iterdir()}
     assert {f"{n}.{kind}" for n in FIGURES for kind in ("svg", "pdf")} <= names
-    tables = ("methods", "audit", "seeds", "stages", "layers", "settings", "price")
+    tables = ("methods", "audit", "seeds", "stages", "settings", "price")
     assert {f"{name}.csv" for name in tables} <= names
     for svg in (run / "report").glob("*.svg"):
         Page(svg.read_text().split("?>", 1)[1])

@@ -26,3 +26,5 @@ def test_maps_are_those_of_the_most_and_least_telling_channel():
     np.testing.assert_allclose(
         shown.arrays["maps_most"], np.maximum(output[..., 1], 0), atol=1e-6
     )
+    following = [np.maximum(output[..., channel], 0) for channel in (2, 0)]
+    np.testing.assert_allclose(shown.arrays["maps_next"], following, atol=1e-6)
