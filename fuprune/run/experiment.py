@@ -123,7 +123,9 @@ def _open(
 ) -> Experiment:
     """The run with its data, checked before anything is written."""
     store = Store(workdir, writes=machine.is_main)
-    provenance.refuse_other_config(store, config)
+    if provenance.refuse_other_config(store, config) and store.writes:
+        (workdir / "audit.json").unlink(missing_ok=True)  # it lacks what is added
+    processes.any_process(False)
     federation = load()
     configuration.check_counts(
         config, federation.data.num_clients, federation.num_classes

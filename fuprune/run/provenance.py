@@ -2,7 +2,7 @@
 
 A run may be started several times in one workdir, and every start is recorded. What
 would change a result that is there is refused; what only adds to the run, such as an
-audit, replaces the first start's config and command.
+audit or a method, replaces the first start's config and command.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from fuprune import __version__, results
 from fuprune import config as configuration
 from fuprune.config import ConfigError
 from fuprune.results import FormatError, Provenance, Start
+from fuprune.run.build import unlearn_units
 from fuprune.run.store import Store
 
 
@@ -49,7 +50,7 @@ def of_run(config, store: Store, command: Sequence[str]) -> Provenance:
     before, now = (set(configuration.phases(c)) for c in (begun, config))
     # What would change a result that is there was refused; these parts may differ.
     repeats = before <= now
-    added = ("audit", "phases") if repeats else ()
+    added = ("unlearn", "fine_tune", *(("audit", "phases") if repeats else ()))
     stored = first.config | {name: present.config[name] for name in added}
     if stored == first.config:
         return first
@@ -57,14 +58,17 @@ def of_run(config, store: Store, command: Sequence[str]) -> Provenance:
     return dataclasses.replace(first, config=stored, command=command)
 
 
-def refuse_other_config(store: Store, config: Any) -> None:
-    """Raise if the workdir holds a run with another config.
+def refuse_other_config(store: Store, config: Any) -> bool:
+    """Whether the config adds methods or seeds to the run that the workdir holds.
 
-    As long as there is no audit, what only the audit reads may still change.
+    As long as there is no audit, what only the audit reads may change, too.
+
+    Raises:
+      ConfigError: any other key has another value.
     """
     workdir = store.workdir
     if not (workdir / "config.json").exists():
-        return
+        return False
     try:
         stored = results.read_provenance(workdir).config
     except FormatError as error:
@@ -72,8 +76,12 @@ def refuse_other_config(store: Store, config: Any) -> None:
     keys = configuration.difference(stored, configuration.to_json(config))
     if not store.is_finished("audit"):
         keys = [key for key in keys if not configuration.is_of_audit_alone(key)]
+    begun = configuration.from_json(stored)
+    units, before = set(unlearn_units(config)), set(unlearn_units(begun))
+    if before <= units:
+        keys = [key for key in keys if key not in _UNITS]
     if not keys:
-        return
+        return before < units
     raw = store.model("raw")
     way_out = "choose another --workdir, or delete it"
     if raw.exists():
@@ -82,6 +90,11 @@ def refuse_other_config(store: Store, config: Any) -> None:
         f"the workdir {workdir} holds a run with another value of "
         f"{', '.join(keys)}; {way_out}."
     )
+
+
+# Keys that say which methods run, with which seeds.
+_UNITS = ("unlearn.methods", "unlearn.method", "unlearn.retrain_seeds")
+_UNITS += ("unlearn.retrain_first", "fine_tune.seeds", "fine_tune.seeded")
 
 
 def _commit() -> str:

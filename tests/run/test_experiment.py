@@ -58,6 +58,22 @@ def test_a_model_that_cannot_be_adopted_leaves_nothing_behind(trained, tmp_path)
     run(tiny("unlearn", load=str(Store(trained).model("raw"))), tmp_path)
 
 
+def test_a_method_is_added_to_a_run_and_audited_with_the_others(trained):
+    (trained / "audit.json").touch()
+    config = tiny("pretrain,unlearn")
+    assert [row.name for row in run(config, trained).methods] == ["mask_logit"]
+    assert (trained / "audit.json").exists()
+    config.unlearn.methods = "mask_logit,zero_class_row"
+    added = run(config, trained)
+    assert [row.name for row in added.methods] == ["mask_logit", "zero_class_row"]
+    assert not (trained / "audit.json").exists()
+    stored = results.read_provenance(trained).config
+    assert stored["unlearn"]["methods"] == "mask_logit,zero_class_row"
+    config.unlearn.methods = "zero_class_row"
+    with pytest.raises(FupruneError, match="another value of unlearn.methods"):
+        run(config, trained)
+
+
 def test_a_step_without_the_one_before_it_names_it(tmp_path):
     with pytest.raises(FupruneError, match="pretrain has not been run"):
         run(tiny("unlearn"), tmp_path)
