@@ -82,10 +82,13 @@ class Forgotten:
         """Whether the answers forgot, and what to do next."""
         found, lost = self.after.u_accuracy, self.before.r_accuracy
         lost -= self.after.r_accuracy
+        names = ", ".join(self.names)
+        if self.before.u_accuracy <= _GONE:
+            return f"Nothing to forget: the network did not answer with {names}."
         if found > _GONE:
             return (
-                f"Gone? No: still right on {found:.1%} of {', '.join(self.names)}. Try "
-                "a higher rate, such as 0.5, or rounds of fine-tuning."
+                f"Gone? No: still right on {found:.1%} of {names}. Try a higher rate, "
+                "such as 0.5, or rounds of fine-tuning."
             )
         text = "Gone? From the answers, which is weak evidence alone"
         if lost > 0.05:
@@ -350,11 +353,15 @@ def read_classes(text: str, names: Sequence[str]) -> tuple[int, ...]:
         elif part in names:
             found.append(list(names).index(part))
         else:
-            hint = closest(part, filter(None, names))
-            known = ", ".join(f"{i} {name}".strip() for i, name in enumerate(names))
-            raise InputError(
-                f"there is no class {part!r}; {hint and hint + ' '}allowed: {known}."
-            )
+            found = []
+            break
+    if not found:
+        hint = closest(text, filter(None, names))
+        labels = (f"{i} {n}" if n != str(i) else n for i, n in enumerate(names))
+        raise InputError(
+            f"--classes is {text!r}; {hint and hint + ' '}allowed: some of "
+            f"{', '.join(map(str.strip, labels))}."
+        )
     return tuple(found)
 
 

@@ -1,5 +1,6 @@
 """Forgetting in a model that somebody has: the function and the command."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -29,8 +30,15 @@ def test_a_network_forgets_and_says_so_itself():
     assert found.after.parameters < found.before.parameters
     assert found.after.size < found.before.size
     text = repr(found)
-    assert len(text.splitlines()) < 12 and "Gone?" in text and "class 1" in text
+    assert len(text.splitlines()) < 12 and "class 1" in text
     assert "<table>" in found._repr_html_() and found.page().startswith("# Forgotten")
+    known = found.before._replace(u_accuracy=0.9, r_accuracy=0.9)
+    verdicts = {(0.9, 0.9): "Gone? No", (0.0, 0.5): "fine-tune", (0.0, 0.9): "compare"}
+    for (u_set, r_set), said in verdicts.items():
+        after = known._replace(u_accuracy=u_set, r_accuracy=r_set)
+        assert said in dataclasses.replace(found, before=known, after=after).verdict
+    unknown = known._replace(u_accuracy=0.0)
+    assert "Nothing" in dataclasses.replace(found, before=unknown).verdict
     shares = [evaluated(found.model, found.variables, dataset), found.after[:2]]
     np.testing.assert_allclose(*shares)
 
@@ -54,8 +62,8 @@ def test_fine_tuning_sees_none_of_the_class_and_is_told():
 def test_classes_are_read_by_number_or_name_and_refused_with_the_list():
     names = ("cat", "dog", "hen")
     assert read_classes("2,cat", names) == (2, 0)
-    for text in ("cow", "3", "-1", "dgo"):
-        with pytest.raises(InputError, match="allowed: 0 cat, 1 dog, 2 hen"):
+    for text in ("cow", "3", "-1", "dgo", "", "1,x"):
+        with pytest.raises(InputError, match="allowed: some of 0 cat, 1 dog, 2 hen"):
             read_classes(text, names)
     with pytest.raises(InputError, match="did you mean dog"):
         read_classes("dgo", names)
