@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.dataset import Dataset
-from fuprune.models.layers import ConvNorm, Wiring
+from fuprune.models.layers import ConvNorm
 
 
 class TinyNet(nn.Module):
@@ -24,10 +24,9 @@ class TinyNet(nn.Module):
 
     def setup(self):
         """Build the layers."""
-        inputs, hidden = (0,), tuple(range(self.width))
-        self.conv1 = ConvNorm(Wiring(inputs, hidden, self.width), self.norm)
+        self.conv1 = ConvNorm(self.width, self.norm)
         if self.deep:
-            self.conv2 = ConvNorm(Wiring(hidden, hidden, self.width), self.norm)
+            self.conv2 = ConvNorm(self.width, self.norm)
         self.head = nn.Dense(self.num_classes)
 
     def __call__(self, images, train=False, mask=None):

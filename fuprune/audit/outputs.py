@@ -85,7 +85,7 @@ def _depths(network: Any, variables: Any, images) -> dict[str, jax.Array]:
             for i in range(network.size)
         ]
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *members)
-    seen = observe(_traceable(network), variables, images)
+    seen = observe(network, variables, images)
     layers = list(seen.outputs.values())
     found = {"last": seen.logits if seen.features is None else seen.features}
     if layers:
@@ -95,13 +95,6 @@ def _depths(network: Any, variables: Any, images) -> dict[str, jax.Array]:
         depth: jnp.mean(x.astype(jnp.float32), axis=tuple(range(1, x.ndim - 1)))
         for depth, x in found.items()
     }
-
-
-def _traceable(network: Any) -> Any:
-    """The same network with XLA's convolutions, which tracing follows."""
-    if getattr(network, "conv", "xla") != "xla":
-        return network.clone(conv="xla")
-    return network
 
 
 class _Shape(NamedTuple):
@@ -135,7 +128,7 @@ def _find_heads(network: Any, shape: _Shape, image: Any) -> tuple[Path, ...]:
 
     def look(variables, images):
         # By the closure: a path is no array that `eval_shape` could return.
-        head = observe(_traceable(network), variables, images).head
+        head = observe(network, variables, images).head
         found.extend(() if head is None else (tuple(head),))
 
     leaves = [jax.ShapeDtypeStruct(*leaf) for leaf in shape.leaves]

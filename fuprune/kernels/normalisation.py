@@ -74,8 +74,7 @@ def batch_norm(
       kernels: whether a kernel computes it where there is one for such inputs.
     """
     if stream is None:
-        own = tuple(range(inputs.shape[-1]))
-        stream = Stream(own, own, len(own))
+        stream = _straight(inputs.shape[-1])
     if residual is None:
         stream = stream._replace(residual_places=())
     else:
@@ -105,6 +104,11 @@ def batch_norm(
 batch_norm_in_jax = functools.partial(batch_norm, kernels=False)
 
 
+def _straight(channels: int) -> Stream:
+    own = tuple(range(channels))
+    return Stream(own, own, channels)
+
+
 def _check_places(places: Sequence[int], channels: int, width: int) -> None:
     # The kernels write where they are told to.
     increasing = all(a < b for a, b in itertools.pairwise((-1, *places, width)))
@@ -115,8 +119,10 @@ def _check_places(places: Sequence[int], channels: int, width: int) -> None:
         )
 
 
-def combine(outputs, residual, relu: bool, stream: Stream):
+def combine(outputs, residual, relu: bool, stream: Stream | None = None):
     """A layer's outputs [..., C] added to what the stream [..., width] held before."""
+    if stream is None:
+        stream = _straight(outputs.shape[-1])
     outputs = widen(outputs, stream.places, stream.width)
     if residual is not None:
         outputs = outputs + widen(residual, stream.residual_places, stream.width)

@@ -1,15 +1,14 @@
-"""Models by name, and the JSON-able spec that rebuilds one, cut channels included."""
+"""Models by name, and the JSON-able spec that rebuilds one."""
 
 import re
 from typing import Any, cast
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from fuprune.errors import InputError, check_choice
 from fuprune.kernels.library import IMPLEMENTATIONS
 from fuprune.models import vgg
-from fuprune.models.layers import DENSE_LAYERS, NORMS
+from fuprune.models.layers import NORMS, ConvolutionalNetwork
 from fuprune.models.resnet import ResNet
 from fuprune.models.vgg import VGG
 
@@ -20,7 +19,7 @@ MODELS = (
 # Far above any use: a spec read from a file must not exhaust the memory.
 MAX_CLASSES = 100_000
 MAX_IMAGE_SIDE = 2048
-_SPEC_KEYS = ("name", "num_classes", "input_shape", "norm", "channels")
+_SPEC_KEYS = ("name", "num_classes", "input_shape", "norm")
 
 
 def create(
@@ -31,8 +30,8 @@ def create(
     norm: str = "batch",
     conv: str = "xla",
     dtype: Any = jnp.float32,
-) -> nn.Module:
-    """Returns an uncut model.
+) -> ConvolutionalNetwork:
+    """Returns a model.
 
     Args:
       name: one of `MODELS`.
@@ -78,7 +77,7 @@ def check_sizes(num_classes: int, input_shape) -> tuple[int, int, int]:
     return cast(tuple[int, int, int], shape)
 
 
-def spec(model: nn.Module) -> dict[str, Any]:
+def spec(model: ConvolutionalNetwork) -> dict[str, Any]:
     """Returns what rebuilds a model with `from_spec`, fit for JSON.
 
     How it computes (`conv`, `dtype`) is a choice of each run and is left out.
@@ -88,20 +87,19 @@ def spec(model: nn.Module) -> dict[str, Any]:
         "num_classes": model.num_classes,
         "input_shape": list(model.input_shape),
         "norm": model.norm,
-        "channels": {layer: list(ids) for layer, ids in model.channels},
     }
 
 
 def from_spec(
     spec: dict[str, Any], *, conv: str = "xla", dtype: Any = jnp.float32
-) -> nn.Module:
+) -> ConvolutionalNetwork:
     """Returns the model a spec describes, checking every value in it."""
     if not isinstance(spec, dict) or sorted(spec) != sorted(_SPEC_KEYS):
         seen = sorted(spec) if isinstance(spec, dict) else type(spec).__name__
         raise InputError(
             f"model spec has {seen}, but must have exactly {sorted(_SPEC_KEYS)}."
         )
-    model = create(
+    return create(
         spec["name"],
         num_classes=integer(spec["num_classes"], "num_classes"),
         input_shape=integers(spec["input_shape"], "input_shape"),  # type: ignore
@@ -109,25 +107,6 @@ def from_spec(
         conv=conv,
         dtype=dtype,
     )
-    if not isinstance(spec["channels"], dict):
-        raise InputError(
-            f"model spec has channels {spec['channels']!r}, but must map layers to ids."
-        )
-    names = layer_names(model)
-    unknown = [layer for layer in spec["channels"] if layer not in names]
-    if unknown:
-        raise InputError(
-            f"model spec cuts layer {unknown[0]!r}, which {spec['name']} does not have."
-        )
-    channels = tuple(
-        (layer, integers(spec["channels"][layer], layer))
-        for layer in names
-        if layer in spec["channels"]
-    )
-    model = model.clone(channels=channels)
-    # For its checks of the channels' ids.
-    model.wiring()
-    return model
 
 
 def integers(values, where: str) -> tuple[int, ...]:
@@ -142,11 +121,3 @@ def integer(value, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"model spec has {value!r} in {where}, but must be a number.")
     return value
-
-
-def layer_names(model: nn.Module) -> tuple[str, ...]:
-    """Returns the convolutional layers in forward order.
-
-    Each is a key of `variables["params"]`, holding "conv" and "norm".
-    """
-    return tuple(name for name in model.wiring() if name not in DENSE_LAYERS)

@@ -5,6 +5,7 @@ the model, widths included, and is checked against it when read; a StableHLO fil
 compiled-anywhere function from images to logits with any batch size.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -26,7 +27,8 @@ from fuprune.errors import InputError, MissingFileError, MissingPackageError
 from fuprune.files import write_whole
 from fuprune.models.adapt import Variables, adapt, own_variables
 from fuprune.models.brought import Factory
-from fuprune.surgery import rebuild
+from fuprune.models.ensemble import Ensemble
+from fuprune.surgery import SlimNetwork, rebuild
 
 FORMAT = "fuprune-model-1"
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -179,9 +181,7 @@ def export_stablehlo(
     `input_shape` is (H, W, C) of one image, for a network that does not say it.
     """
     variables, model = own_variables(model, variables), adapt(model)
-    if hasattr(model, "wiring"):
-        # A oneDNN call would tie the file to machines that have it.
-        model = model.clone(conv="xla")
+    model = _on_xla(model)
     shape = input_shape or getattr(model, "input_shape", None)
     if shape is None:
         raise InputError(
@@ -195,6 +195,15 @@ def export_stablehlo(
         jax.jit(lambda images: model.apply(variables, images)), platforms=_PLATFORMS
     )(images)
     write_whole(path, bytes(program.serialize()))
+
+
+def _on_xla(model: Any) -> Any:
+    """The model without oneDNN's calls, which tie a file to machines that have it."""
+    if isinstance(model, SlimNetwork):
+        return model.clone(base=_on_xla(model.base))
+    if isinstance(model, Ensemble):
+        return dataclasses.replace(model, member=_on_xla(model.member))
+    return model.clone(conv="xla") if hasattr(model, "conv") else model
 
 
 def load_stablehlo(path: str | os.PathLike) -> Callable[[jax.Array], jax.Array]:

@@ -150,6 +150,13 @@ def _follows(name, held, axis, shape, notes) -> bool:
     return name == "mul" and held.rest == 0 and _is_thin(held, shape)
 
 
+def dies_with(held, axis: int, kept, notes) -> bool:
+    """Whether parameters are zero along an axis wherever a channel is not kept."""
+    if held.kept[axis] is not None:
+        return held.has_zero_rest and np.isin(held.kept[axis], kept).all()
+    return held.has_zero_rest and _follows("", held, axis, held.shape, notes)
+
+
 def _is_thin(held, shape) -> bool:
     """Whether an array is small beside the result, so that computing its rest is."""
     return bool(held.shape) and 2 * math.prod(held.shape) <= math.prod(shape)
@@ -250,8 +257,8 @@ def convolution(eqn, operands, notes) -> Result:
         return "its batch is grouped"
     groups, feature = params["feature_group_count"], numbers.lhs_spec[1]
     (columns, rows), channel = numbers.rhs_spec[:2], numbers.out_spec[1]
-    image = _zero_elsewhere(operands[0], (feature,))
-    kernel = _zero_elsewhere(operands[1], (rows, columns))
+    image = zero_elsewhere(operands[0], (feature,))
+    kernel = zero_elsewhere(operands[1], (rows, columns))
     read_each = image.shape[feature] // groups
     written_each = kernel.shape[columns] // groups
     inputs = image.indices(feature)
@@ -286,13 +293,13 @@ def convolution(eqn, operands, notes) -> Result:
     kept = normal(_replaced((None,) * len(shape), channel, outputs), shape)
     result = Held(data, shape, kept, np.zeros((), data.dtype)[()])
     found = (operands[0], operands[1], columns, result, channel)
-    return [_found_layer(notes, "convolution", *found)]
+    return [found_layer(notes, "convolution", *found)]
 
 
 def dot_general(eqn, operands, notes) -> Result:
     """A matrix product: what either side lacks of a contracted axis is not summed."""
     (contracted, batched) = eqn.params["dimension_numbers"]
-    sides = [_zero_elsewhere(h, range(len(h.shape))) for h in operands]
+    sides = [zero_elsewhere(h, range(len(h.shape))) for h in operands]
     kept = [list(h.kept) for h in sides]
     for i, j in (*zip(*contracted, strict=True), *zip(*batched, strict=True)):
         kept[0][i] = kept[1][j] = intersection(kept[0][i], kept[1][j])
@@ -316,11 +323,12 @@ def dot_general(eqn, operands, notes) -> Result:
         if len(free[number]) == 1 and not batched[number] and side.origins:
             channel = len(free[0]) if number else 0
             found = (operands[1 - number], side, free[number][0], result, channel)
-            return [_found_layer(notes, "dense", *found)]
+            return [found_layer(notes, "dense", *found)]
     return [result]
 
 
-def _found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
+def found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
+    """Notes a product with a kernel, whose output channels lie along `columns`."""
     for (path, axis), origin in kernel.origins.items():
         if origin.axis == columns and origin.pure and not notes.is_channelwise(path):
             notes.product(path, Product(kind, axis, source, result, channel))
@@ -328,7 +336,7 @@ def _found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
     return result
 
 
-def _zero_elsewhere(held, axes) -> Held:
+def zero_elsewhere(held, axes) -> Held:
     """The array with nothing but zeros outside what is kept, cut along `axes` only."""
     if held.is_full:
         return held

@@ -1,19 +1,21 @@
 """Surgery on any network by tracing: its layers, what they give, and their cuts."""
 
-import dataclasses
+import functools
 from collections import Counter
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuprune.models.adapt import adapt, own_variables
+from fuprune.errors import InputError
+from fuprune.models.adapt import LinenNetwork, adapt, own_variables
 from fuprune.surgery.arrays import Path, PathCuts, PlannedCut
 from fuprune.surgery.findings import Findings, Layer, Product, SurgeryError
 from fuprune.surgery.held import Held, in_full, onto, same
 from fuprune.surgery.plan import PrunePlan, check_kept
-from fuprune.surgery.slim import PinnedNetwork, SlimNetwork
+from fuprune.surgery.slim import SlimNetwork
 from fuprune.surgery.trace import Program, follow_cuts
 
 # Sides of images to try, for a network that does not say what it takes.
@@ -30,15 +32,12 @@ class Traced(NamedTuple):
 
 def trace_network(model: Any, variables: Any, example: Any = None) -> Traced:
     """Returns the evaluation of a network; the arguments are those of `mask`."""
-    variables = own_variables(model, variables)
+    network, variables = unfilled(adapt(model)), own_variables(model, variables)
     if variables is None:
-        raise SurgeryError(
-            "variables are missing: this network is cut by tracing them."
-        )
-    network = unpinned(adapt(model))
+        variables = shapes_of(network)
     images = _example(network, variables, example)
     if not isinstance(network, SlimNetwork):
-        network = SlimNetwork(network, (), tuple(images.shape[1:]))
+        network = SlimNetwork(network, (), (), tuple(images.shape[1:]))
 
     def evaluate(variables, images):
         return network.base.apply(variables, images, train=False)
@@ -47,9 +46,22 @@ def trace_network(model: Any, variables: Any, example: Any = None) -> Traced:
     return Traced(network, program, jax.tree.leaves(variables))
 
 
-def unpinned(network: Any) -> Any:
-    """The network that a pinned one pins; dead channels are dead in its variables."""
-    return network.base if isinstance(network, PinnedNetwork) else network
+def unfilled(network: Any) -> Any:
+    """The network that a masked one masks; dead channels are dead in its variables."""
+    filled = isinstance(network, SlimNetwork) and network.filled
+    return network.base if filled else network
+
+
+def shapes_of(network: Any) -> Any:
+    """Shapes of the variables of a network that says what images it takes."""
+    shape = getattr(network, "input_shape", None)
+    if shape is None:
+        raise SurgeryError(
+            "variables are missing: this network is cut by tracing them."
+        )
+    # Two images, because networks may squeeze a batch of one.
+    images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    return jax.eval_shape(network.init, jax.random.key(0), images)
 
 
 def _example(network, variables, example) -> jax.ShapeDtypeStruct:
@@ -218,12 +230,44 @@ def capture(
     model: Any, variables: Any, images: Any, *, dense: bool = False
 ) -> dict[str, jax.Array]:
     """Returns what each layer of `trace_layers` gives, bias included: [B, ..., C]."""
-    _, program, leaves = trace_network(model, variables, images)
+    network, program, leaves = trace_network(model, variables, images)
+    layers = _cuttable(program, dense)
+    found = _capture_by_flax(network, own_variables(model, variables), images, layers)
+    if found is not None:
+        return found
     _, findings = program.run(leaves, [images])
     return {
         name: _outputs(findings.products[layer.path], program.cuts.get(layer.pair))
-        for name, layer in _cuttable(program, dense).items()
+        for name, layer in layers.items()
     }
+
+
+def _capture_by_flax(network, variables, images, layers) -> dict[str, Any] | None:
+    """The same by `capture_intermediates`, if every layer is a module of Linen's."""
+    base = getattr(network.base, "network", network.base)
+    if not isinstance(base, nn.Module | LinenNetwork):
+        return None
+    modules = {layer.path[1:-1] for layer in layers.values()}
+    _, captured = network.apply(
+        variables,
+        images,
+        train=False,
+        capture_intermediates=lambda module, method: (
+            isinstance(module, nn.Conv | nn.Dense)
+            and module.path in modules
+            and method == "__call__"
+        ),
+        mutable=["intermediates"],
+    )
+    found = {}
+    for name, layer in layers.items():
+        outputs = captured.get("intermediates", {})
+        for part in (*layer.path[1:-1], "__call__"):
+            outputs = outputs.get(part, {})
+        if not outputs:
+            return None
+        found[name] = outputs[-1]  # of several calls the last counts
+    return found
 
 
 def _outputs(found: Product, kept: np.ndarray | None = None) -> jax.Array:
@@ -267,8 +311,13 @@ def plan_cuts(
     """Returns the slim network, and what is left of these variables."""
     network, before, _ = trace_network(model, variables, example)
     after = carry_out(before, plan)
-    slim = dataclasses.replace(
-        network,
+    _, findings = after.examine()
+    slim = network.clone(
+        channels=tuple(
+            (name, tuple(after.cuts[layer.pair].tolist()))
+            for name, layer in layers_of(after, findings).items()
+            if layer.pair in after.cuts
+        ),
         cuts=_path_cuts(after),
         input_shape=before.arguments[0].shape[1:],
     )
@@ -281,6 +330,41 @@ def plan_cuts(
     }
     shapes = {path: stored.shape for path, stored in before.stored().items()}
     return PlannedCut(slim, _path_cuts(before._replace(cuts=relative)), shapes)
+
+
+# An audit loads many models with the same cuts, and tracing one takes a second.
+@functools.lru_cache(maxsize=16)
+def cut_to(
+    base: Any,
+    channels: tuple[tuple[str, tuple[int, ...]], ...],
+    input_shape: tuple[int, ...],
+    filled: bool = False,
+) -> Any:
+    """Returns a network cut to these channels, as `SlimNetwork` has them."""
+    said = getattr(base, "input_shape", input_shape)
+    if tuple(said) != input_shape:
+        raise InputError(
+            f"model spec cuts a network for {input_shape} images, but its base is for"
+            f" {tuple(said)}."
+        )
+    images = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
+    shapes = jax.eval_shape(base.init, jax.random.key(0), images)
+    plan = PrunePlan({layer: np.asarray(ids) for layer, ids in channels})
+    return (
+        filled_like(base, shapes, plan, images)
+        if filled
+        else (plan_cuts(base, shapes, plan, images).network)
+    )
+
+
+def filled_like(model: Any, variables: Any, plan: PrunePlan, example: Any) -> Any:
+    """Returns the network in which what a plan does not keep is filled with zeros."""
+    cut = plan_cuts(model, variables, plan, example)
+    channels = tuple(
+        (layer, tuple(np.asarray(keep).tolist())) for layer, keep in plan.keep.items()
+    )
+    network, shape = unfilled(adapt(model)), cut.network.input_shape
+    return SlimNetwork(network, channels, cut.cuts, shape, filled=True)
 
 
 def carry_out(program: Program, plan: PrunePlan) -> Program:

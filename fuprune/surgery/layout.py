@@ -97,7 +97,9 @@ def reshape(eqn, operands, notes) -> Result:
         rest = jnp.reshape(rest, rest_shape)
     sizes = [n if k is None else len(k) for n, k in zip(shape, kept, strict=True)]
     data, origins = jnp.reshape(held.data, sizes), held.origins_at(moved)
-    return [Held(data, shape, normal(kept, shape), rest, origins, held.uniform)]
+    # With axes of size one more or less, a layer's product is still that.
+    layer = held.layer if len(moved) == sum(n != 1 for n in held.shape) else None
+    return [Held(data, shape, normal(kept, shape), rest, origins, held.uniform, layer)]
 
 
 def _runs(before, after):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuprune.errors import InputError, check_choice
-from fuprune.models.cost import LayerCost
 
 SCOPES = ("global", "layer", "balanced")
 ORDERS = ("highest", "lowest", "random")
@@ -41,11 +40,19 @@ class LayerReport(NamedTuple):
     flops_after: int
 
 
+class LayerCost(NamedTuple):
+    """Size and work of one layer."""
+
+    parameters: int  # of its kernel
+    flops: int  # of one image forward, two per multiply-add; norms not counted
+    channels: int  # output channels, or units of a dense layer
+
+
 def report_rows(
     plan: PrunePlan,
     costs: Sequence[Mapping[str, LayerCost]],
     cuttable: Collection[str],
-    parameters: Sequence[int] | None = None,
+    parameters: Sequence[int],
 ) -> list[LayerReport]:
     """A row for each layer and one for the whole, from costs before and after.
 
@@ -53,7 +60,7 @@ def report_rows(
       plan: the plan that was carried out.
       costs: of each layer, before and after.
       cuttable: layers whose channels count in the total.
-      parameters: total before and after, by default those of the layers.
+      parameters: total before and after.
     """
     before, after = costs
     rows = [
@@ -70,8 +77,6 @@ def report_rows(
         for layer, cost in before.items()
     ]
     channels = [sum(cost[layer].channels for layer in cuttable) for cost in costs]
-    if parameters is None:
-        parameters = [sum(c.parameters for c in cost.values()) for cost in costs]
     flops = [sum(c.flops for c in cost.values()) for cost in costs]
     spared = sum(plan.spared.values())
     total = ["total", *channels, spared, *parameters, *flops]

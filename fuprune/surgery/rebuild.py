@@ -2,28 +2,28 @@
 
 A spec is one of
 
-    {"name": "resnet20", "num_classes": ..., "channels": ..., ...}       of the zoo
+    {"name": "resnet20", "num_classes": ..., "channels": {...}, ...}     of the zoo
     {"factory": "package.module:factory", "num_classes": ..., "input_shape": ...}
-    {"base": <spec>, "input_shape": ..., "cuts": [...]}                  channels gone
-    {"base": <spec>, "input_shape": ..., "pinned": [...]}                channels zeroed
+    {"base": <spec>, "input_shape": ..., "channels": {...}}              channels gone
+    {"base": <spec>, "input_shape": ..., "filled": {...}}                channels zeroed
     {"member": <spec>, "size": ..., "vote": ...}                         an ensemble
 
-It is data and never code: a factory that it names is used only if the caller gives it.
+where channels map layers to the ids that are kept. It is data and never code: a factory
+that it names is used only if the caller gives it.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from fuprune.errors import InputError
 from fuprune.models import zoo
 from fuprune.models.brought import BroughtNetwork, Factory, bring
 from fuprune.models.ensemble import Ensemble
-from fuprune.surgery.arrays import names
-from fuprune.surgery.slim import CutNetwork, PinnedNetwork, SlimNetwork
+from fuprune.models.layers import ConvolutionalNetwork
+from fuprune.surgery.cutting import cut_to
+from fuprune.surgery.slim import SlimNetwork
 
 MAX_DEPTH = 8  # of specs inside each other
 MAX_MEMBERS = 1000  # of an ensemble
@@ -35,8 +35,8 @@ def spec(model: Any) -> dict[str, Any]:
     Raises:
       InputError: nothing does, because nobody said what makes the network.
     """
-    if hasattr(model, "wiring"):
-        return zoo.spec(model)
+    if isinstance(model, ConvolutionalNetwork):
+        return {**zoo.spec(model), "channels": {}}
     if isinstance(model, BroughtNetwork):
         return {
             "factory": model.factory,
@@ -46,18 +46,13 @@ def spec(model: Any) -> dict[str, Any]:
     if isinstance(model, Ensemble):
         member = spec(model.member)
         return {"member": member, "size": model.size, "vote": model.vote}
-    if isinstance(model, CutNetwork):
-        cuts = [
-            {
-                "path": list(path),
-                "shape": list(shape),
-                "axes": {str(axis): list(ids) for axis, ids in axes},
-            }
-            for path, shape, axes in model.cuts
-        ]
-        kind = "pinned" if isinstance(model, PinnedNetwork) else "cuts"
-        shape = list(model.input_shape)
-        return {"base": spec(model.base), "input_shape": shape, kind: cuts}
+    if isinstance(model, SlimNetwork):
+        base = spec(model.base)
+        channels = {layer: list(ids) for layer, ids in model.channels}
+        if isinstance(model.base, ConvolutionalNetwork) and not model.filled:
+            return {**base, "channels": channels}
+        kind = "filled" if model.filled else "channels"
+        return {"base": base, "input_shape": list(model.input_shape), kind: channels}
     raise InputError(
         f"model is a {type(getattr(model, 'module', model)).__name__}, and nothing "
         "says how to make it again; write a function of num_classes and input_shape "
@@ -100,7 +95,12 @@ def _from_spec(spec, factory, conv, dtype, depth):
         return _ensemble(spec, inner)
     if "base" in keys:
         return _cut(spec, inner)
-    return zoo.from_spec(spec, conv=conv, dtype=dtype)
+    if "channels" not in keys:
+        return zoo.from_spec(spec, conv=conv, dtype=dtype)
+    whole = {key: value for key, value in spec.items() if key != "channels"}
+    model = zoo.from_spec(whole, conv=conv, dtype=dtype)
+    channels = _channels(spec["channels"])
+    return cut_to(model, channels, model.input_shape) if channels else model
 
 
 def _check_keys(spec: dict, *keys: str) -> None:
@@ -111,42 +111,21 @@ def _check_keys(spec: dict, *keys: str) -> None:
         )
 
 
-def _cut(spec, inner: Callable) -> CutNetwork:
-    kind = "pinned" if "pinned" in spec else "cuts"
+def _cut(spec, inner: Callable) -> SlimNetwork:
+    kind = "filled" if "filled" in spec else "channels"
     _check_keys(spec, "base", "input_shape", kind)
-    base = inner(spec["base"])
-    try:
-        cuts = tuple(_cuts_of_variable(entry) for entry in spec[kind])
-        input_shape = tuple(int(n) for n in spec["input_shape"])
-    except InputError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+    shape = zoo.integers(spec["input_shape"], "input_shape")
+    return cut_to(
+        inner(spec["base"]), _channels(spec[kind]), shape, filled=kind == "filled"
+    )
+
+
+def _channels(found) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    if not isinstance(found, dict):
         raise InputError(
-            f"model spec has {kind} that cannot be read: {type(error).__name__}."
-        ) from error
-    network = PinnedNetwork if kind == "pinned" else SlimNetwork
-    cut = network(base, cuts, input_shape)
-    _check_places(cut)
-    return cut
-
-
-def _cuts_of_variable(entry):
-    """An entry of `PathCuts` from its form in JSON."""
-    shape, axes = tuple(int(n) for n in entry["shape"]), []
-    for name, ids in entry["axes"].items():
-        axis, ids = int(name), tuple(int(i) for i in ids)
-        # Everything here takes kept indices to increase; disorder would give wrong
-        # numbers rather than an error.
-        increasing = all(a < b for a, b in itertools.pairwise(ids))
-        inside = 0 <= axis < len(shape) and ids and ids[0] >= 0
-        if not (inside and increasing and ids[-1] < shape[axis]):
-            raise InputError(
-                f"model spec keeps {list(ids)} along axis {axis} of"
-                f" {'/'.join(map(str, entry['path']))}, which has shape"
-                f" {list(shape)}; allowed: increasing indices inside it."
-            )
-        axes.append((axis, ids))
-    return tuple(map(str, entry["path"])), shape, tuple(axes)
+            f"model spec has channels {found!r:.80}, but must map layers to ids."
+        )
+    return tuple((layer, zoo.integers(ids, layer)) for layer, ids in found.items())
 
 
 def _ensemble(spec, inner: Callable) -> Ensemble:
@@ -178,25 +157,3 @@ def _brought(spec, factory) -> BroughtNetwork:
         num_classes=zoo.integer(spec["num_classes"], "num_classes"),
         input_shape=zoo.integers(spec["input_shape"], "input_shape"),  # type: ignore
     )
-
-
-def _check_places(cut: CutNetwork) -> None:
-    """Refuses cuts of variables that the uncut network does not have."""
-    said = getattr(cut.base, "input_shape", cut.input_shape)
-    if tuple(said) != cut.input_shape:
-        raise InputError(
-            f"model spec cuts a network for {cut.input_shape} images, but its base is "
-            f"for {tuple(said)}."
-        )
-    # By shapes alone, so that a crafted spec cannot ask for a huge array; two images,
-    # because networks may squeeze a batch of one.
-    images = jax.ShapeDtypeStruct((2, *cut.input_shape), jnp.float32)
-    variables = jax.eval_shape(cut.base.init, jax.random.key(0), images)
-    pairs, _ = jax.tree_util.tree_flatten_with_path(variables)
-    shapes = {names(path): tuple(leaf.shape) for path, leaf in pairs}
-    for path, shape, _ in cut.cuts:
-        if shapes.get(path) != shape and not isinstance(cut.base, SlimNetwork):
-            raise InputError(
-                f"model spec cuts {'/'.join(path)[:200]} of shape {list(shape)}, but "
-                f"the network has {list(shapes.get(path, ())) or 'none'} there."
-            )

@@ -4,10 +4,9 @@ import math
 from collections import Counter
 from typing import Any
 
-from fuprune.models.cost import LayerCost
 from fuprune.surgery import cutting
 from fuprune.surgery.findings import Findings
-from fuprune.surgery.plan import LayerReport, PrunePlan, report_rows
+from fuprune.surgery.plan import LayerCost, LayerReport, PrunePlan, report_rows
 
 
 def examine_plan(

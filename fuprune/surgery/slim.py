@@ -5,16 +5,15 @@ uncut network and runs the jaxpr on held arrays, so it computes what the masked 
 computes, in evaluation and in training, on the channels that are left alone.
 """
 
-import dataclasses
-import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fuprune.models.adapt import Network, Variables
+from fuprune.models.adapt import Variables
 from fuprune.surgery.arrays import PathCuts, cut_tree, names
 from fuprune.surgery.held import onto
 from fuprune.surgery.trace import Program, trace
@@ -22,43 +21,44 @@ from fuprune.surgery.trace import Program, trace
 KINDS = {"params": nnx.Param, "batch_stats": nnx.BatchStat}  # of an NNX module
 
 
-@dataclasses.dataclass(frozen=True)
-class CutNetwork(Network):
-    """A network and what is cut of it; by value, and static under jit."""
+class SlimNetwork(nn.Module):
+    """A network with channels removed, as a Linen module.
 
-    base: Any  # the uncut network, adapted
-    cuts: PathCuts  # what is left of each variable that is cut
-    input_shape: tuple[int, ...]  # (H, W, C) of one image
+    It is compared and hashed by value, and static under jit. With `filled` its
+    variables keep their shapes, and what is cut is read as the constants that `mask`
+    fills in: it has no gradient and stays dead, whatever an optimizer does to it.
 
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.base, self.cuts, self.input_shape))
+    Attributes:
+      base: the uncut network, adapted.
+      channels: the plan, `((layer, ids), ...)`: kept channels of the base.
+      cuts: what the plan leaves of each variable.
+      input_shape: (H, W, C) of one image.
+      filled: whether dead channels are zeros that are there.
+    """
 
-    def __hash__(self) -> int:
-        """By value, computed once: the cuts are long."""
-        return self._hash
+    base: Any
+    channels: tuple[tuple[str, tuple[int, ...]], ...]
+    cuts: PathCuts
+    input_shape: tuple[int, ...]
+    filled: bool = False
 
     @property
     def num_classes(self) -> int:
         """Columns of the logits, if the uncut network says them."""
         return self.base.num_classes
 
+    @nn.nowrap
+    def init(self, rngs, images, train: bool = False) -> Variables:
+        """Fresh variables: those of the uncut network, cut or filled."""
+        fresh = self.base.init(rngs, images, train=train)
+        return cut_tree(self.cuts, fresh, self.filled)
 
-# eq=False keeps the comparison and the hash of `CutNetwork`; a generated hash would go
-# through all cuts at every call under jit.
-@dataclasses.dataclass(frozen=True, eq=False)
-class SlimNetwork(CutNetwork):
-    """A network with channels removed, in the form that `models.adapt` describes."""
-
-    def init(self, key, images, train: bool = False) -> Variables:
-        """Fresh variables: those of the uncut network, cut."""
-        return cut_tree(self.cuts, self.base.init(key, images, train=train))
-
+    @nn.nowrap
     def apply(self, variables, images, train=False, mask=None, *, rngs=None, **options):
         """Logits [B, U], and the updated collections if `mutable` names any.
 
-        What `options`, those of the uncut network's `apply`, return has the shapes of
-        the masked network: `capture_intermediates` for one.
+        `options` are those of the uncut network's `apply`. What they return has the
+        slim shapes: `capture_intermediates` for one.
         """
 
         def call(variables, images, mask, rngs):
@@ -67,20 +67,42 @@ class SlimNetwork(CutNetwork):
             )
 
         arguments = (images, mask, rngs)
+        if self.filled:
+            return call(cut_tree(self.cuts, variables, fill=True), *arguments)
         program = self.trace(call, variables, arguments)
         leaves, others = jax.tree.leaves(variables), jax.tree.leaves(arguments)
         results, _ = program.run(leaves, others)
-        # New statistics are cut as the old ones are; everything else is whole. With
-        # `mutable` the result is the pair (logits, collections): in front of a
-        # variable's own path there is its place in the pair.
+        # With `mutable` the result is the pair (logits, collections): in front of a
+        # variable's own path there is its place in the pair. New statistics are cut as
+        # the old ones are, and the logits are whole.
         laid = [
-            onto(
+            held.data
+            if path[1:2] == ("intermediates",)
+            else onto(
                 held, [program.cuts.get((path[1:], i)) for i in range(len(held.shape))]
             )
             for path, held in zip(program.out_paths, results, strict=True)
         ]
         return jax.tree.unflatten(program.out_tree, laid)
 
+    def __call__(self, images, train: bool = False, mask=None):
+        """Logits [B, U]; as a part of another module, with the variables of its own."""
+        alone = self.clone(parent=None, name=None)
+        if self.is_initializing():
+            fresh = alone.init(self.make_rng("params"), images, train=train)
+            for collection, tree in fresh.items():
+                for name, value in tree.items():
+                    self.put_variable(collection, name, value)
+        rngs = {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
+        logits, new = alone.apply(
+            self.variables, images, train, mask, mutable=["batch_stats"], rngs=rngs
+        )
+        if train and self.is_mutable_collection("batch_stats"):
+            for name, value in new.get("batch_stats", {}).items():
+                self.put_variable("batch_stats", name, value)
+        return logits
+
+    @nn.nowrap
     def trace(self, call, variables, arguments) -> Program:
         """Traces `call(variables, *arguments)` of the uncut network."""
         shapes = {path: shape for path, shape, _ in self.cuts}
@@ -97,24 +119,6 @@ class SlimNetwork(CutNetwork):
             for axis, ids in axes
         }
         return trace(call, uncut, arguments, kept)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PinnedNetwork(CutNetwork):
-    """A network whose dead channels stay dead, whatever an optimizer does to them.
-
-    Entries that `mask` filled are read as the constants they were filled with, and so
-    have no gradient.
-    """
-
-    def init(self, key, images, train: bool = False) -> Variables:
-        """Fresh variables, masked."""
-        return cut_tree(self.cuts, self.base.init(key, images, train=train), fill=True)
-
-    def apply(self, variables, images, *arguments, **options) -> Any:
-        """That of the network itself, on the variables masked."""
-        masked = cut_tree(self.cuts, variables, fill=True)
-        return self.base.apply(masked, images, *arguments, **options)
 
 
 class SlimModule(nnx.Module):

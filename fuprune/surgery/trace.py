@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fuprune.surgery import arithmetic, layout
+from fuprune.surgery import arithmetic, kernel_rules, layout
 from fuprune.surgery.arrays import Path, dead_value, names
 from fuprune.surgery.findings import Findings, SurgeryError, Whole
 from fuprune.surgery.held import (
@@ -43,8 +43,8 @@ _NOT_THE_NETWORK = tuple(
 )
 Cuts = Mapping[Pair, np.ndarray]  # axis of a variable -> kept indices
 # What is done if operands are held; other primitives get them in full.
-RULES = arithmetic.RULES | layout.RULES
-PRODUCTS = ("dot_general", "conv_general_dilated")
+RULES = arithmetic.RULES | layout.RULES | kernel_rules.RULES
+PRODUCTS = ("dot_general", "conv_general_dilated", "fuprune_conv_forward")
 # Primitives that compute nothing.
 MOVES = (
     *("convert_element_type", "copy", "dynamic_slice", "stop_gradient"),
@@ -142,6 +142,8 @@ def work(eqn) -> int:
         if name == "conv_general_dilated":
             numbers = eqn.params["dimension_numbers"]
             return 2 * out * (math.prod(kernel) // kernel[numbers.rhs_spec[0]])
+        if name == "fuprune_conv_forward":
+            return 2 * out * math.prod(kernel[1:4])
         (_, contracted), _ = eqn.params["dimension_numbers"]
         return 2 * out * math.prod(kernel[axis] for axis in contracted)
     return max(math.prod(var.aval.shape) for var in (*eqn.invars, *eqn.outvars))

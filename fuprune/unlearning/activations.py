@@ -8,11 +8,9 @@ leaves a client. `merge_activations` is the first step of server_proc: A*.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
 from fuprune.data.preprocess import Preprocess, to_float
 from fuprune.errors import InputError, check_choice
@@ -27,7 +25,6 @@ from fuprune.federated.program import Task, Transport
 from fuprune.federated.uploads import check_tree, leaf_name
 from fuprune.models.layers import loops_are_fast
 from fuprune.surgery import capture
-from fuprune.surgery.cutting import layer_name
 from fuprune.unlearning.client_sums import sum_program
 from fuprune.unlearning.privacy import clip_scale
 from fuprune.unlearning.protocol import UnlearnError, tree_bytes
@@ -51,36 +48,14 @@ class Collected(NamedTuple):
     upload_bytes: int  # of one client
 
 
-def convolution_outputs(
-    model, variables, images, *, dense: bool = False
-) -> dict[str, Any]:
-    """O_l of every convolution, before any norm of the network: [B, ..., C_l].
-
-    Layers are named by module path, without a trailing "conv". Of a network that is not
-    of the zoo they are found by tracing, and with `dense` its dense layers, the last
-    one apart, are among them.
-    """
-    if not hasattr(model, "wiring"):
-        return capture(model, variables, images, dense=dense)
-    _, captured = model.apply(
-        variables,
-        images,
-        train=False,
-        capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
-        mutable=["intermediates"],
-    )
-    outputs: Any = traverse_util.flatten_dict(captured["intermediates"])
-    # Flax keeps one entry per call; a convolution of the zoo is called once.
-    return {layer_name(("params", *path)): x for path, (x,) in outputs.items()}
-
-
 def pooled_convolutions(
     model, variables, images, *, dense: bool = False
 ) -> dict[str, jax.Array]:
     """A_l = AvgPool(ReLU(O_l)) of every convolution (Eqs. 4-5): layer -> [B, C_l].
 
-    Arguments are those of `convolution_outputs`; dense layers are averaged over tokens
-    if there are any.
+    O_l is what the convolution gives, before any norm of the network; layers have the
+    names of `surgery.trace_layers`. With `dense` the hidden dense layers are among
+    them, averaged over tokens if there are any.
     """
 
     def pooled(output):
@@ -88,7 +63,7 @@ def pooled_convolutions(
         output = jnp.maximum(output.astype(jnp.float32), 0.0)
         return jnp.mean(output, axis=tuple(range(1, output.ndim - 1)))
 
-    outputs = convolution_outputs(model, variables, images, dense=dense)
+    outputs = capture(model, variables, images, dense=dense)
     return {name: pooled(output) for name, output in outputs.items()}
 
 

@@ -32,7 +32,6 @@ from fuprune.surgery import (
     trace_layers,
 )
 from fuprune.surgery.arrays import names
-from fuprune.surgery.cutting import layer_name
 from fuprune.unlearning import privacy
 from fuprune.unlearning.activations import Collected, collect, merge_activations
 from fuprune.unlearning.auto_rate import count_answers, judged, smallest_rate
@@ -341,14 +340,9 @@ def _without_dead_channels(job: Job, example, dense: bool) -> tuple[Any, Any]:
     """
     leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(job.variables))
     at = {names(path): np.asarray(leaf) for path, leaf in leaves}
-    if hasattr(job.model, "wiring"):
-        paths = {layer_name(path): path for path in at if path[-1] == "kernel"}
-        kernels = {layer: at[paths[layer]] for layer in layer_names(job.model)}
-    else:
-        # A network that somebody else wrote may call its kernels anything, and have
-        # the channels on any axis.
-        layers = trace_layers(job.model, job.variables, example, dense=dense)
-        kernels = {n: np.moveaxis(at[x.path], x.axis, -1) for n, x in layers.items()}
+    # A network may call its kernels anything, and have the channels on any axis.
+    layers = trace_layers(job.model, job.variables, example, dense=dense)
+    kernels = {n: np.moveaxis(at[x.path], x.axis, -1) for n, x in layers.items()}
     if not kernels:
         raise UnlearnError(
             "the network has no convolution whose channels could be cut; set "

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fuprune.unlearning.activations import convolution_outputs
+from fuprune.surgery import capture
 
 MIN_SIDE = 4  # pixels
 
@@ -43,7 +43,7 @@ def telling_feature_maps(
     are the raw model's; `prepare` is `(key, uint8 images) -> float images`.
     """
     first = prepare(None, np.asarray(dataset.images)[:1])
-    outputs = functools.partial(convolution_outputs, model)
+    outputs = functools.partial(capture, model)
     # Sizes of the maps, without computing any.
     shapes = jax.eval_shape(outputs, variables, first)
     layer = _telling_layer(scores, {name: x.shape[1] for name, x in shapes.items()})

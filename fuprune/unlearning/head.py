@@ -21,8 +21,6 @@ def head_name(model, variables: Variables, images) -> str | None:
     None if the logits do not come from a dense layer. Of the images, [B, H, W, C], only
     the shape matters.
     """
-    if hasattr(model, "wiring"):
-        return "head"
     path, _ = observed_layers(model, variables, images)
     return None if path is None else "/".join(path)
 

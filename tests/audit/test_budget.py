@@ -12,7 +12,7 @@ from fuprune.data.preprocess import normalise
 from fuprune.data.sources import load
 from fuprune.models import zoo
 from fuprune.models.fresh import init_variables
-from fuprune.surgery import compact, make_plan
+from fuprune.surgery import compact, layer_names, make_plan
 from tests.audit.conftest import Perceptron
 
 
@@ -64,7 +64,7 @@ def test_whole_audit_of_residual_nets_on_digits_stays_in_its_budget():
     generator = np.random.default_rng(0)
     scores = {
         layer: generator.random(nets[0]["params"][layer]["conv"]["kernel"].shape[-1])
-        for layer in zoo.layer_names(model)
+        for layer in layer_names(model)
     }
     begin = time.process_time()
     slim = compact(model, nets[0], make_plan(scores, 0.05))

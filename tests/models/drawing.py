@@ -8,7 +8,7 @@ import numpy as np
 
 from fuprune.models import zoo
 from fuprune.models.resnet import ResNet
-from fuprune.surgery import PrunePlan
+from fuprune.surgery import PrunePlan, trace_layers
 
 # Each drawn plan is a network of new shapes: compiling it counts, not running it.
 QUICK = {
@@ -66,10 +66,9 @@ def images_for(model, number, seed=0):
 def plan_for(model, seed, share=0.5):
     """A plan that keeps about `share` of each layer, at least one channel."""
     generator = np.random.default_rng(seed)
-    wiring = model.wiring()
     keep = {}
-    for layer in zoo.layer_names(model):
-        size = len(wiring[layer].outputs)
+    for layer, found in trace_layers(model, None).items():
+        size = found.channels
         kept = generator.random(size) < share
         kept[generator.integers(size)] = True
         keep[layer] = np.flatnonzero(kept)

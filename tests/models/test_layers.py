@@ -5,23 +5,22 @@ import numpy as np
 import pytest
 
 from fuprune.kernels.normalisation import widen
-from fuprune.models.layers import NUM_GROUPS, Norm, places, wire
+from fuprune.models.layers import NUM_GROUPS, Norm
 from tests.models.drawing import apply_in_training
 
 WIDTH = 16
-ALL = tuple(range(WIDTH))
 
 
-def make_norm(kind, outputs=ALL, seed=0):
-    norm = Norm(kind, outputs, WIDTH)
+def make_norm(kind, seed=0):
+    norm = Norm(kind)
     generator = np.random.default_rng(seed)
-    scale = generator.uniform(0.5, 1.5, WIDTH)[list(outputs)]
-    bias = generator.normal(size=WIDTH)[list(outputs)]
+    scale = generator.uniform(0.5, 1.5, WIDTH)
+    bias = generator.normal(size=WIDTH)
     variables = {"params": {"scale": jnp.float32(scale), "bias": jnp.float32(bias)}}
     if kind == "batch":
         variables["batch_stats"] = {
-            "mean": jnp.full(len(outputs), 0.5),
-            "var": jnp.full(len(outputs), 2.0),
+            "mean": jnp.full(WIDTH, 0.5),
+            "var": jnp.full(WIDTH, 2.0),
         }
     return norm, variables
 
@@ -151,15 +150,20 @@ def test_dead_channel_emits_zero_and_passes_no_gradient(kind, train):
         assert np.all(np.any(leaf[..., live].reshape(-1, live.size) != 0, axis=0))
 
 
-def test_group_norm_of_live_channels_equals_norm_without_the_dead():
+def test_group_norm_has_the_moments_of_live_channels_alone():
     dead = [0, 1, 4, 9]  # a whole group, and one of two in two others
-    kept = tuple(c for c in ALL if c not in dead)
     norm, variables = make_norm("group")
-    short, short_variables = make_norm("group", kept)
-    inputs = draw_inputs()
-    outputs = norm.apply(kill(variables, dead), inputs, train=True)
-    expected = short.apply(short_variables, inputs[..., list(kept)], train=True)
-    np.testing.assert_allclose(outputs[..., list(kept)], expected, atol=1e-6)
+    inputs = np.asarray(draw_inputs(), np.float64)
+    outputs = norm.apply(kill(variables, dead), jnp.float32(inputs), train=True)
+    live = np.setdiff1d(np.arange(WIDTH), dead).reshape(-1)
+    for group in np.unique(live // 2):
+        channels = live[live // 2 == group]
+        values = inputs[..., channels]
+        mean = values.mean((1, 2, 3), keepdims=True)
+        deviation = np.sqrt(values.var((1, 2, 3), keepdims=True) + 1e-5)
+        params = {k: np.asarray(v)[channels] for k, v in variables["params"].items()}
+        expected = (values - mean) / deviation * params["scale"] + params["bias"]
+        np.testing.assert_allclose(outputs[..., channels], expected, atol=1e-4)
 
 
 def test_norm_keeps_type_of_input_and_float32_statistics():
@@ -174,8 +178,7 @@ def test_norm_keeps_type_of_input_and_float32_statistics():
 def test_widen_puts_channels_where_their_ids_are_and_differentiates_both_ways(source):
     target = (0, 1, 3, 4, 9)
     values = jnp.arange(2.0 * len(source)).reshape(2, -1) + 1.0
-    positions = list(places(source, target))
-    assert [target[position] for position in positions] == list(source)
+    positions = [target.index(channel) for channel in source]
 
     def wide(values):
         return widen(values, positions, len(target))
@@ -193,9 +196,3 @@ def test_widen_puts_channels_where_their_ids_are_and_differentiates_both_ways(so
 def test_widening_to_the_same_channels_is_free():
     jaxpr = jax.make_jaxpr(lambda v: widen(v, (0, 1), 2))(jnp.zeros((3, 2)))
     assert not jaxpr.eqns
-
-
-@pytest.mark.parametrize("ids", [(), (1, 1), (2, 1), (-1, 2), (0, 16)])
-def test_wire_refuses_ids_that_are_no_channels(ids):
-    with pytest.raises(ValueError, match="increasing ids below 16"):
-        wire((("stem", ids),), "stem", (0,), WIDTH)

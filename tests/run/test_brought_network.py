@@ -220,15 +220,12 @@ def test_a_file_imports_nothing_unless_the_caller_names_it(package, form):
 CRAFTED = {
     "deeply nested": lambda spec: [spec := {**spec, "base": spec} for _ in range(9)][8],
     "another key": lambda spec: {**spec, "code": "1"},
-    "no list": lambda spec: {**spec, "cuts": 3},
-    "no places": lambda spec: {**spec, "cuts": [3]},
-    "another variable": lambda spec: {
+    "no mapping": lambda spec: {**spec, "channels": 3},
+    "no list": lambda spec: {**spec, "channels": {"inner/first": 3}},
+    "another layer": lambda spec: {**spec, "channels": {"absent": [1]}},
+    "huge channels": lambda spec: {
         **spec,
-        "cuts": [{"path": ["params", "x"], "shape": [5], "axes": {"0": [1]}}],
-    },
-    "another shape": lambda spec: {
-        **spec,
-        "cuts": [{**spec["cuts"][0], "shape": [10**9] * 4}],
+        "channels": {layer: [10**30] for layer in spec["channels"]},
     },
     "other images": lambda spec: {**spec, "input_shape": [5, 5, 1]},
     "no base": lambda spec: {**spec, "base": None},

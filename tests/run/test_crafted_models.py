@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from fuprune.models import zoo
 from fuprune.run import checkpoint, export
+from fuprune.surgery import layer_names, rebuild
 from tests.run.watch import bounded_memory, nothing_happens_outside
 
 
@@ -35,9 +36,9 @@ class Payload:
 def small_model():
     """A ResNet20 of one channel a layer: kilobytes."""
     whole = zoo.create("resnet20", num_classes=3, input_shape=(8, 8, 1))
-    spec = zoo.spec(whole)
-    spec["channels"] = {layer: [0] for layer in zoo.layer_names(whole)}
-    model = zoo.from_spec(spec)
+    spec = rebuild.spec(whole)
+    spec["channels"] = {layer: [0] for layer in layer_names(whole)}
+    model = rebuild.from_spec(spec)
     image = jnp.zeros((1, *model.input_shape))
     shapes = jax.eval_shape(model.init, jax.random.key(0), image)
     return model, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)

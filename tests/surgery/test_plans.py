@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fuprune import surgery
-from fuprune.models import zoo
 from fuprune.surgery import PrunePlan
 from tests.models import drawing
 from tests.models.drawing import make_model, small_model
@@ -200,21 +199,21 @@ def test_variables_of_another_model_are_refused():
 def test_report_counts_what_the_compacted_model_has(name):
     model = make_model(name)
     plan = drawing.plan_for(model, 3)
-    plan = plan._replace(spared={zoo.layer_names(model)[0]: 2})
+    plan = plan._replace(spared={surgery.layer_names(model)[0]: 2})
     rows = surgery.plan_report(model, plan, (8, 8, 1))
     *layers, total = rows
-    small, _ = surgery.compact(model, {}, plan)
-    assert [row.layer for row in layers] == list(model.wiring())
+    small = surgery.cutting.plan_cuts(model, None, plan).network
+    assert [row.layer for row in layers] == [*surgery.layer_names(model), "head"]
     for shapes, field in (
         (drawing.shapes_of(model), "parameters_before"),
         (drawing.shapes_of(small), "parameters_after"),
     ):
-        sizes = {
-            layer: sum(x.size for x in jax.tree.leaves(tree))
-            for layer, tree in shapes["params"].items()
-        }
-        assert {row.layer: getattr(row, field) for row in layers} == sizes
-        assert getattr(total, field) == sum(sizes.values())
+        for row in layers:
+            layer = shapes["params"][row.layer]
+            kernel = layer.get("conv", layer)["kernel"]
+            assert getattr(row, field) == kernel.size
+        everything = sum(x.size for x in jax.tree.leaves(shapes["params"]))
+        assert getattr(total, field) == everything
     assert total.layer == "total"
     assert total.spared == 2
     assert total.channels_after == sum(keep.size for keep in plan.keep.values())

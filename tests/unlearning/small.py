@@ -12,7 +12,7 @@ from fuprune.data.federated import FederatedDataset, federate
 from fuprune.federated.server import ServerState, fed_avg
 from fuprune.federated.train import FitResult, fit
 from fuprune.models.fresh import init_variables
-from fuprune.models.layers import ConvNorm, Wiring, wire
+from fuprune.models.layers import ConvNorm
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.methods import METHODS
 from fuprune.unlearning.request import ForgetRequest, as_request, forgotten
@@ -25,41 +25,16 @@ class SmallNet(nn.Module):
     num_classes: int = 4
     width: int = 6
     norm: str = "batch"
-    channels: tuple = ()
     conv: str = "xla"
     input_shape: tuple = (6, 6, 1)
 
-    def setup(self):
-        for layer, wiring in self.wiring().items():
-            if layer != "head":
-                setattr(self, layer, ConvNorm(wiring, self.norm, self._strides(layer)))
-        self.head = nn.Dense(self.num_classes)
-
+    @nn.compact
     def __call__(self, images, train=False, mask=None):
-        return self.head(self.features(images, train, mask))
-
-    def features(self, images, train=False, mask=None):
-        values = nn.relu(self.conv1(images, train=train, mask=mask))
-        values = nn.relu(self.conv2(values, train=train, mask=mask))
-        return jnp.mean(values, axis=(1, 2))
-
-    @nn.nowrap
-    def wiring(self):
-        first = wire(self.channels, "conv1", (0,), self.width)
-        second = wire(self.channels, "conv2", first.outputs, self.width)
-        classes = tuple(range(self.num_classes))
-        head = Wiring(second.outputs, classes, self.num_classes)
-        return {"conv1": first, "conv2": second, "head": head}
-
-    @nn.nowrap
-    def output_sizes(self):
-        height, width, _ = self.input_shape
-        half = (-(-height // 2), -(-width // 2))
-        return {"conv1": (height, width), "conv2": half}
-
-    @nn.nowrap
-    def _strides(self, layer):
-        return 2 if layer == "conv2" else 1
+        values = images
+        for name, strides in (("conv1", 1), ("conv2", 2)):
+            layer = ConvNorm(self.width, self.norm, strides, name=name)
+            values = nn.relu(layer(values, train=train, mask=mask))
+        return nn.Dense(self.num_classes, name="head")(jnp.mean(values, axis=(1, 2)))
 
 
 class SoftmaxRegression(nn.Module):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.data.preprocess import to_float
-from fuprune.unlearning.activations import convolution_outputs
+from fuprune.surgery import capture
 from fuprune.unlearning.feature_maps import telling_feature_maps
 from tests.tiny import TinyNet, tiny_dataset, tiny_variables
 
@@ -22,7 +22,7 @@ def test_maps_are_those_of_the_most_and_least_telling_channel():
     assert (shown.layer, shown.most, shown.least) == ("conv2", 1, 3)
     assert shown.arrays["labels"].tolist() == [2, 2, 0, 1, 3]
     images = to_float(None, jnp.asarray(shown.arrays["images"]))
-    output = convolution_outputs(model, variables, images)["conv2"]
+    output = capture(model, variables, images)["conv2"]
     np.testing.assert_allclose(
         shown.arrays["maps_most"], np.maximum(output[..., 1], 0), atol=1e-6
     )

@@ -14,7 +14,7 @@ from fuprune.federated.server import fed_avg
 from fuprune.federated.train import fit
 from fuprune.models import zoo
 from fuprune.models.fresh import init_variables
-from fuprune.surgery import PrunePlan, compact, mask
+from fuprune.surgery import PrunePlan, compact, mask, trace_layers
 from tests.models import drawing
 from tests.tiny import tiny_dataset, tiny_variables
 
@@ -90,8 +90,8 @@ def test_every_net_masked_and_compacted_has_the_same_weights_after_each_round(na
 def _half_of_every_layer(model):
     generator = np.random.default_rng(0)
     keep = {}
-    for layer in zoo.layer_names(model):
-        width = len(model.wiring()[layer].outputs)
+    for layer, found in trace_layers(model, None).items():
+        width = found.channels
         keep[layer] = np.sort(generator.choice(width, width // 2, replace=False))
     return PrunePlan(keep)
 
