@@ -51,7 +51,9 @@ def _run(jaxpr, constants, arrays):
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
         name, inner = eqn.primitive.name, _inner(eqn.params)
-        if inner is not None:
+        if name == "scan":
+            results = _scan(*operands, **eqn.params)
+        elif inner is not None:
             results = _run(*inner, operands)
         else:
             results = RULES[name](*operands, **eqn.params)
@@ -60,6 +62,17 @@ def _run(jaxpr, constants, arrays):
             assert np.shape(result) == var.aval.shape, (name, np.shape(result))
             values[var] = result
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _scan(*arrays, jaxpr, length, num_consts, num_carry, **params):
+    """A loop without stacked operands or results."""
+    assert (
+        len(arrays) == num_consts + num_carry == num_consts + len(jaxpr.jaxpr.outvars)
+    )
+    constants, carry = arrays[:num_consts], arrays[num_consts:]
+    for _ in range(length):
+        carry = _run(jaxpr.jaxpr, jaxpr.consts, [*constants, *carry])
+    return carry
 
 
 def _double(value):
@@ -147,8 +160,8 @@ def _convolution(
     image, kernel, *, window_strides, padding, lhs_dilation, rhs_dilation,
     dimension_numbers, feature_group_count, batch_group_count, **params,
 ):  # fmt: skip
-    """Windows of the image times the kernel, channels last, groups refused."""
-    assert feature_group_count == batch_group_count == 1
+    """Windows of the image times the kernel, group by group."""
+    assert batch_group_count == 1
     lhs, rhs, out = dimension_numbers
     image = image.transpose(lhs[0], *lhs[2:], lhs[1])
     kernel = kernel.transpose(*rhs[2:], rhs[1], rhs[0])
@@ -169,7 +182,14 @@ def _convolution(
     hole = tuple(slice(None, None, n) for n in rhs_dilation)
     windows = windows[(slice(None), *step, slice(None), *hole)]
     axes = (*range(rank + 2, 2 * rank + 2), rank + 1)
-    result = np.tensordot(windows, kernel, (axes, tuple(range(rank + 1))))
+    pairs = zip(
+        np.split(windows, feature_group_count, rank + 1),
+        np.split(kernel, feature_group_count, -1),
+        strict=True,
+    )
+    result = np.concatenate(
+        [np.tensordot(*pair, (axes, tuple(range(rank + 1)))) for pair in pairs], -1
+    )
     order = np.argsort((out[0], *out[2:], out[1]))
     return result.transpose(order)
 
@@ -192,6 +212,7 @@ RULES = {
     "gt": _elementwise(np.greater),
     "integer_pow": lambda x, *, y: x**y,
     "log": _elementwise(np.log),
+    "logistic": _elementwise(lambda x: 1 / (1 + np.exp(-x))),
     "lt": _elementwise(np.less),
     "max": _elementwise(np.maximum),
     "mul": _elementwise(np.multiply),

@@ -142,6 +142,8 @@ def _follows(name, held, axis, shape, notes) -> bool:
     """
     if held.kept[axis] is not None or not is_static(held.rest):
         return False
+    if held.shape[axis] != shape[axis]:  # one number for all channels
+        return False
     found = [(p, o) for p, o in held.origins.items() if o.axis == axis]
     if not found or not all(notes.is_channelwise(path) for (path, _), _ in found):
         return False
@@ -187,9 +189,10 @@ def _origins_together(name, operands, result, absorbed, notes):
             if pure:
                 origins[pair] = origin
             elif result.kept[axis] is not None:
-                follows = absorbed or h.kept[axis] is not None
-                if follows or _follows(name, h, axis, result.shape, notes):
+                if absorbed or h.kept[axis] is not None:
                     notes.read(pair, result.kept[axis])
+                elif _follows(name, h, axis, result.shape, notes):
+                    notes.follow(pair, result.kept[axis])
             elif h.kept[axis] is None and is_static(result.rest) and 1 in result.shape:
                 origins[pair] = Origin(axis, False)
     return origins
@@ -278,11 +281,11 @@ def convolution(eqn, operands, notes) -> Result:
     params["feature_group_count"] = len(alive)
     image_kept = _replaced(image.kept, feature, features)
     kernel_kept = _replaced(_replaced(kernel.kept, rows, read), columns, computed)
+    laid = onto(kernel, normal(kernel_kept, kernel.shape))
     data = eqn.primitive.bind(
-        onto(image, normal(image_kept, image.shape)),
-        onto(kernel, normal(kernel_kept, kernel.shape)),
-        **params,
+        onto(image, normal(image_kept, image.shape)), laid, **params
     )
+    work = 2 * data.size * (laid.size // len(computed))
     data = pick(data, np.searchsorted(computed, outputs), channel)
     for pair, origin in kernel.origins.items():
         if origin.axis == rows:
@@ -292,7 +295,7 @@ def convolution(eqn, operands, notes) -> Result:
     shape = tuple(eqn.outvars[0].aval.shape)
     kept = normal(_replaced((None,) * len(shape), channel, outputs), shape)
     result = Held(data, shape, kept, np.zeros((), data.dtype)[()])
-    found = (operands[0], operands[1], columns, result, channel)
+    found = (operands[0], operands[1], columns, result, channel, work)
     return [found_layer(notes, "convolution", *found)]
 
 
@@ -322,16 +325,18 @@ def dot_general(eqn, operands, notes) -> Result:
     for side, number in ((operands[1], 1), (operands[0], 0)):
         if len(free[number]) == 1 and not batched[number] and side.origins:
             channel = len(free[0]) if number else 0
-            found = (operands[1 - number], side, free[number][0], result, channel)
+            summed = math.prod(arrays[0].shape[axis] for axis in contracted[0])
+            work = 2 * data.size * summed
+            found = (operands[1 - number], side, free[number][0], result, channel, work)
             return [found_layer(notes, "dense", *found)]
     return [result]
 
 
-def found_layer(notes, kind, source, kernel, columns, result, channel) -> Held:
+def found_layer(notes, kind, source, kernel, columns, result, channel, work) -> Held:
     """Notes a product with a kernel, whose output channels lie along `columns`."""
     for (path, axis), origin in kernel.origins.items():
         if origin.axis == columns and origin.pure and not notes.is_channelwise(path):
-            notes.product(path, Product(kind, axis, source, result, channel))
+            notes.product(path, Product(kind, axis, source, result, channel, work))
             return result._replace(layer=path)
     return result
 

@@ -42,7 +42,17 @@ def trace_network(model: Any, variables: Any, example: Any = None) -> Traced:
     def evaluate(variables, images):
         return network.base.apply(variables, images, train=False)
 
-    program = network.trace(evaluate, variables, (images,))
+    try:
+        program = network.trace(evaluate, variables, (images,))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a network says
+        reason = " ".join(str(error).split())
+        raise SurgeryError(
+            f"the network cannot be traced with these variables and images of shape"
+            f" {images.shape}: {type(error).__name__}: {reason[:300]}; pass the"
+            " variables of this network, and compute nothing of it as Python numbers."
+        ) from error
     return Traced(network, program, jax.tree.leaves(variables))
 
 
@@ -112,7 +122,11 @@ def trace_layers(
 
 def _cuttable(program: Program, dense: bool) -> dict[str, Layer]:
     whole, findings = program.examine()
-    layers = layers_of(program, findings)
+    layers = {
+        name: layer
+        for name, layer in layers_of(program, findings).items()
+        if reads_images(program, findings.products[layer.path])
+    }
     hidden = _hidden(program, layers) if dense else set()
     chosen = {
         name: layer
@@ -120,6 +134,16 @@ def _cuttable(program: Program, dense: bool) -> dict[str, Layer]:
         if layer.kind == "convolution" or name in hidden
     }
     return _without_outputs(program, whole, chosen)
+
+
+def reads_images(program: Program, found: Product) -> bool:
+    """Whether a product has an entry per image, so that classes tell its rows apart.
+
+    A table of positions that goes through a layer has none, and patches that were
+    merged into the batch have several.
+    """
+    batch = program.arguments[0].shape[0]
+    return found.inputs.sees_images and found.outputs.shape[0] == batch
 
 
 def _hidden(program: Program, layers: dict[str, Layer]) -> set[str]:
@@ -178,7 +202,7 @@ def _without_outputs(
                 if layer.channels > 1
             }
             cuts = {**program.cuts, **planned}
-            results, _ = program._replace(cuts=cuts).examine()
+            results, _ = program._replace(cuts=cuts, explores=True).examine()
             if not _same_kept(results, whole):
                 return False
         return True
@@ -397,7 +421,9 @@ def carry_out(program: Program, plan: PrunePlan) -> Program:
             for name, layer in layers.items()
             if layer.pair in planned
             and not _same_kept(
-                program._replace(cuts={layer.pair: planned[layer.pair]}).examine()[0],
+                follow_cuts(program._replace(cuts={layer.pair: planned[layer.pair]}))[
+                    1
+                ],
                 whole,
             )
         ]

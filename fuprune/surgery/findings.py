@@ -8,7 +8,7 @@ import numpy as np
 
 from fuprune.errors import InputError
 from fuprune.surgery.arrays import Path
-from fuprune.surgery.held import Held, Pair, union
+from fuprune.surgery.held import Held, Pair, same, union
 
 
 class SurgeryError(InputError):
@@ -53,6 +53,7 @@ class Product(NamedTuple):
     inputs: Held
     outputs: Held  # with the bias, if one was added
     channel: int  # axis of the outputs, along which these channels lie
+    work: int  # FLOPs of all uses of the kernel, as they are computed
 
 
 @dataclasses.dataclass
@@ -64,6 +65,9 @@ class Findings:
     products: dict[Path, Product] = dataclasses.field(default_factory=dict)
     whole: list[Whole] = dataclasses.field(default_factory=list)
     handled: set[Pair] = dataclasses.field(default_factory=set)
+    # Parameters taken to die with the channels they are applied to, and what is left.
+    followed: dict[Pair, list] = dataclasses.field(default_factory=dict)
+    inner_work: int = 0  # FLOPs of products inside loops and branches
 
     def read(self, pair, kept):
         """An axis of a parameter is used, at these indices or (None) at all."""
@@ -71,6 +75,19 @@ class Findings:
         if pair in self.reads:
             kept = union(self.reads[pair], kept)
         self.reads[pair] = kept
+
+    def follow(self, pair, kept):
+        """An axis of a parameter dies with the channels it is applied to."""
+        self.read(pair, kept)
+        self.followed.setdefault(pair, []).append(kept)
+
+    def shared(self) -> set[Pair]:
+        """Followed axes of which another use reads more: they do not die."""
+        return {
+            pair
+            for pair, found in self.followed.items()
+            if not all(same(kept, self.reads[pair]) for kept in found)
+        }
 
     def is_channelwise(self, path):
         """Whether only one axis of a parameter is longer than one."""
@@ -86,6 +103,8 @@ class Findings:
                 f" disagree: its output channels lie along axis {seen.axis} in one use"
                 f" and {found.axis} in another; give each use a parameter of its own."
             )
+        if path in self.products:
+            found = found._replace(work=found.work + seen.work)
         self.products[path] = found
 
     def biased(self, path, outputs):

@@ -38,13 +38,14 @@ class Held(NamedTuple):
     shape: tuple[int, ...]  # of the whole array
     kept: Kept
     # The value elsewhere: a NumPy scalar, or an array with axes of the sizes in `shape`
-    # or of size one. Of an array that is held in full: the value its parameters would
-    # give a dead channel, or None if it has no such value.
+    # or of size one. Of an array that is held in full, while it is explored what a cut
+    # brings about: the value its parameters would give a dead channel, if there is one.
     rest: Any = None
     origins: Mapping[Pair, Origin] = {}  # the parameters this array is made of
     uniform: bool = False  # whether every entry equals `rest`
     layer: Path | None = None  # kernel whose product this is, bias aside
     filled: int | None = None  # number of the primitive whose whole result this is of
+    sees_images: bool = False  # whether it depends on the images
 
     @property
     def is_full(self) -> bool:

@@ -23,19 +23,17 @@ def convolution(eqn, operands, notes) -> Result:
     kernel = zero_elsewhere(operands[1], (3, 4))
     read = intersection(image.kept[CHANNELS], kernel.kept[3])
     written = kernel.kept[4]
-    data = eqn.primitive.bind(
-        onto(image, (None,) * 4 + (read,)),
-        onto(kernel, (None,) * 3 + (read, written)),
-        **eqn.params,
-    )
+    laid = onto(kernel, (None,) * 3 + (read, written))
+    data = eqn.primitive.bind(onto(image, (None,) * 4 + (read,)), laid, **eqn.params)
     for pair, origin in kernel.origins.items():
         if origin.axis == 3:
             notes.read(pair, read)
     result = _map(eqn, data, written, 0)
     if len(data) > 1:
         return [result]
+    work = 2 * data.size * (laid.size // laid.shape[-1])
     one = Held(data[0], result.shape[1:], result.kept[1:], result.rest)
-    found = found_layer(notes, "convolution", *operands, 4, one, CHANNELS - 1)
+    found = found_layer(notes, "convolution", *operands, 4, one, CHANNELS - 1, work)
     return [result._replace(layer=found.layer)]
 
 
@@ -59,7 +57,7 @@ def batch_norm(eqn, operands, notes) -> Result:
     for h in parameters:
         for pair, origin in h.origins.items():
             if origin.axis == 1:
-                notes.read(pair, own)
+                (notes.read if own is None else notes.follow)(pair, own)
     written = union(own, residual[0]) if residual else own
     places = everything if written is None else tuple(written.tolist())
     at = {channel: place for place, channel in enumerate(places)}

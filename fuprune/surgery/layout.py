@@ -171,6 +171,8 @@ def split(eqn, operands, notes) -> Result:
     for size, atom in zip(eqn.params["sizes"], eqn.outvars, strict=True):
         stored = held.indices(axis)
         inside = np.flatnonzero((stored >= start) & (stored < start + size))
+        if not len(inside):
+            return "it leaves nothing of a cut axis"
         kept = list(held.kept)
         if held.kept[axis] is not None:
             kept[axis] = stored[inside] - start

@@ -7,14 +7,16 @@ from typing import Any
 from fuprune.surgery import cutting
 from fuprune.surgery.findings import Findings
 from fuprune.surgery.plan import LayerCost, LayerReport, PrunePlan, report_rows
+from fuprune.surgery.trace import Program
 
 
 def examine_plan(
     model: Any, variables: Any, plan: PrunePlan, example: Any = None
-) -> tuple[list[LayerReport], Findings, int]:
-    """`surgery.plan_report`, what is found out about the cut network, and the batch."""
+) -> tuple[list[LayerReport], Findings, Program]:
+    """`surgery.plan_report`, what is found out about the cut network, and that."""
     before = cutting.trace_network(model, variables, example).program
     batch, costs, parameters = before.arguments[0].shape[0], [], []
+    inner: list[int] = []
     for program in (before, cutting.carry_out(before, plan)):
         _, findings = program.examine()
         layers = cutting.layers_of(program, findings)
@@ -22,14 +24,17 @@ def examine_plan(
         parameters.append(sum(sizes[path] for path in sizes if path[0] == "params"))
         cost = {}
         for name, layer in layers.items():
-            size, outputs = sizes[layer.path], findings.products[layer.path].outputs
-            # Multiplications per output entry: the kernel without its output axis. Each
-            # counts two FLOPs.
-            work = 2 * (size // layer.channels) * math.prod(outputs.data.shape)
-            cost[name] = LayerCost(size, work // batch, layer.channels)
+            work = findings.products[layer.path].work // batch
+            cost[name] = LayerCost(sizes[layer.path], work, layer.channels)
         costs.append(cost)
+        inner.append(findings.inner_work // batch)
     cuttable = [n for n in layers if layers[n].kind == "convolution" or n in plan.keep]
-    return report_rows(plan, costs, cuttable, parameters), findings, batch
+    *rows, total = report_rows(plan, costs, cuttable, parameters)
+    total = total._replace(
+        flops_before=total.flops_before + inner[0],
+        flops_after=total.flops_after + inner[1],
+    )
+    return [*rows, total], findings, program
 
 
 def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> str:
@@ -39,13 +44,20 @@ def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None)
     cost are the FLOPs, its own and those of what is computed from its result until a
     cut parameter meets it, that fall on entries which had to be filled in.
     """
-    rows, findings, batch = examine_plan(model, variables, plan, example)
+    rows, findings, program = examine_plan(model, variables, plan, example)
+    batch = program.arguments[0].shape[0]
     width = max(len(row.layer) for row in rows)
     lines = [
         f"{row.layer:<{width}}  channels {row.channels_before} -> {row.channels_after},"
         f" parameters {row.parameters_before:,} -> {row.parameters_after:,},"
         f" FLOPs {row.flops_before:,} -> {row.flops_after:,}"
         for row in rows
+    ]
+    lines += [
+        f"{name} has no entry per image, so that no class has a score there; it is not"
+        " offered"
+        for name, layer in cutting.layers_of(program, findings).items()
+        if not cutting.reads_images(program, findings.products[layer.path])
     ]
     if not findings.whole:
         return "\n".join([*lines, "no primitive runs whole"])

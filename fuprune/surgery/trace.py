@@ -64,7 +64,11 @@ def interpret(jaxpr, constants, operands, findings: Findings) -> list[Held]:
     values.update(zip(jaxpr.constvars, map(whole, constants), strict=True))
     values.update(zip(jaxpr.invars, operands, strict=True))
     for eqn in jaxpr.eqns:
-        results = _evaluate(eqn, [read(atom) for atom in eqn.invars], findings)
+        operands = [read(atom) for atom in eqn.invars]
+        results = _evaluate(eqn, operands, findings)
+        if CALLS.get(eqn.primitive.name) is not _call:
+            sees = any(h.sees_images for h in operands)
+            results = [h._replace(sees_images=sees) for h in results]
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -83,6 +87,7 @@ def _evaluate(eqn, operands, findings) -> list[Held]:
     if name in CALLS:
         return CALLS[name](eqn, operands, findings)
     findings.handled.clear()
+    findings.inner_work += _inner_work(eqn)
     if all(h.is_full and not h.origins and h.rest is None for h in operands):
         results = "neither a cut nor a parameter is involved"
     elif name in RULES:
@@ -147,6 +152,20 @@ def work(eqn) -> int:
         (_, contracted), _ = eqn.params["dimension_numbers"]
         return 2 * out * math.prod(kernel[axis] for axis in contracted)
     return max(math.prod(var.aval.shape) for var in (*eqn.invars, *eqn.outvars))
+
+
+def _inner_work(eqn) -> int:
+    """FLOPs of the products inside a loop, once per step, or inside branches."""
+    found = 0
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            jaxpr = getattr(inner, "jaxpr", inner)
+            if isinstance(jaxpr, core.Jaxpr):
+                found += sum(
+                    work(e) if e.primitive.name in PRODUCTS else _inner_work(e)
+                    for e in jaxpr.eqns
+                )
+    return found * eqn.params.get("length", 1) if found else 0
 
 
 def _run_whole(eqn, operands) -> list[Held]:
@@ -287,6 +306,10 @@ class Program(NamedTuple):
     out_paths: tuple[Path, ...]  # of the leaves of the result
     out_tree: Any
     cuts: Cuts
+    # While it is found out what the cuts bring about, parameters are taken to die with
+    # the channels they are applied to, unless they are used elsewhere as well.
+    explores: bool = False
+    shared: frozenset[Pair] = frozenset()
 
     @property
     def arguments(self) -> list[jax.ShapeDtypeStruct]:
@@ -321,12 +344,15 @@ class Program(NamedTuple):
             axes = range(len(shape.shape))
             kept = normal([self.cuts.get((path, i)) for i in axes], shape.shape)
             origins = {(path, i): Origin(i, True) for i in axes}
-            rest = None
+            rest, pairs = None, set(origins)
+            dies = self.explores and not pairs & self.shared
             # Typed keys have no number to be dead with.
-            if not jax.dtypes.issubdtype(shape.dtype, jax.dtypes.extended):
+            if (dies or pairs & self.cuts.keys()) and not jax.dtypes.issubdtype(
+                shape.dtype, jax.dtypes.extended
+            ):
                 rest = np.asarray(dead_value(path), shape.dtype)[()]
             operands.append(Held(leaf, shape.shape, kept, rest, origins))
-        operands += map(whole, arguments)
+        operands += [whole(x)._replace(sees_images=True) for x in arguments]
         findings = Findings(self.shapes)
         jaxpr, constants = self.jaxpr.jaxpr, self.jaxpr.consts
         return interpret(jaxpr, constants, operands, findings), findings
@@ -369,17 +395,26 @@ def follow_cuts(program: Program) -> tuple[Program, list[Held]]:
     # that it enters reads it in full. What was cut in vain stays whole, which is never
     # wrong, and the passes come to an end.
     in_vain: set[Pair] = set()
+    shared: set[Pair] = set()
     for _ in range(20):
-        results, findings = program._replace(cuts=cuts).examine()
+        exploring = program._replace(cuts=cuts, explores=True, shared=frozenset(shared))
+        _, findings = exploring.examine()
+        again = not findings.shared() <= shared
+        shared |= findings.shared()
         # From the plan again in every pass, so that a cut which no longer follows from
         # the others does not stay.
         after = dict(planned)
         for pair, kept in findings.reads.items():
-            if kept is not None and pair not in in_vain:
+            path, axis = pair
+            full = kept is None or len(kept) == program.shapes[path].shape[axis]
+            if not full and pair not in in_vain:
                 after[pair] = np.intersect1d(kept, planned.get(pair, kept))
         in_vain |= cuts.keys() - after.keys()
-        if after.keys() == cuts.keys() and all(same(after[p], cuts[p]) for p in cuts):
-            return program._replace(cuts=cuts), results
+        settled = after.keys() == cuts.keys() and not again
+        if settled and all(same(after[p], cuts[p]) for p in cuts):
+            settled_program = program._replace(cuts=cuts)
+            # Without assumptions: an array is dead where its parameters are.
+            return settled_program, settled_program.examine()[0]
         cuts = after
     raise SurgeryError(
         "the cuts of this network do not settle; a parameter is used in ways that"

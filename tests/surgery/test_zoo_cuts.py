@@ -207,14 +207,17 @@ def test_a_slim_network_is_a_linen_module():
     chex.assert_trees_all_equal_shapes(new["batch_stats"], cut["batch_stats"])
 
     class Outer(nn.Module):
-        @nn.compact
-        def __call__(self, images, train):
-            return slim.clone(name="inner")(images, train=train)
+        inner: nn.Module
 
-    fresh = Outer().init(jax.random.key(0), images, train=False)
+        def __call__(self, images, train):
+            return self.inner(images, train=train)
+
+    fresh = Outer(slim).init(jax.random.key(0), images, train=False)
     chex.assert_trees_all_equal_shapes(fresh["params"]["inner"], cut["params"])
     inner = {collection: {"inner": tree} for collection, tree in cut.items()}
-    logits, update = Outer().apply(inner, images, train=True, mutable=["batch_stats"])
+    logits, update = Outer(slim).apply(
+        inner, images, train=True, mutable=["batch_stats"]
+    )
     np.testing.assert_allclose(logits, expected, rtol=1e-5)
     chex.assert_trees_all_close(update["batch_stats"]["inner"], new["batch_stats"])
 
