@@ -266,7 +266,9 @@ def _custom_vjp(eqn, operands, findings) -> list[Held]:
     held = interpret(jaxpr, constants, operands, silent)
     # What the silent run found about other functions says nothing about the backward
     # pass, which may read any index.
-    if not _is_elementwise(jaxpr) or not all(is_static(h.rest) for h in held):
+    if not _is_elementwise(jaxpr) or not all(
+        h.is_full or is_static(h.rest) for h in held
+    ):
         for pair in set().union(*(h.origins for h in operands)):
             findings.read(pair, None)
         return computed

@@ -203,7 +203,7 @@ def test_a_factory_in_a_models_file_is_not_imported(home, trace, saved, nested):
             "input_shape": [8, 8, 1],
         }
         if nested:
-            spec = {"base": spec, "input_shape": [8, 8, 1], "cuts": []}
+            spec = {"base": spec, "input_shape": [8, 8, 1], "channels": {}}
         with pytest.raises(ValueError, match="factory 'crafted_nets:make'"):
             load_model(home, with_spec_text(json.dumps(spec))(saved))
     finally:

@@ -307,7 +307,7 @@ def test_spec_rebuilds_a_slim_network_on_its_base():
     small, _ = surgery.compact(network, small_network()[1], plan, example=IMAGES)
     record = json.loads(json.dumps(rebuild.spec(small)))
     assert rebuild.from_spec(record, factory=make_small) == small
-    record["cuts"][0]["axes"] = {"0": [99]}
+    record["channels"]["first"] = [99]
     with pytest.raises(InputError, match="99"):
         rebuild.from_spec(record, factory=make_small)
 
