@@ -39,10 +39,7 @@ class Options:
     )
     learning_rate: float = option(0.1, "learning rate of the ascent", gt=0, le=1000)
     loss_cap: float = option(
-        5.0,
-        "loss on the forgotten images at which it stops",
-        gt=0,
-        allow_inf_nan=False,
+        5.0, "loss on the forgotten images at which it stops", gt=0
     )
 
 

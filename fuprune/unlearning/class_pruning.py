@@ -64,8 +64,7 @@ class Options:
         "or how few classes need it",
     )
     then: Literal["remove", "reset"] = option(
-        "remove",
-        "remove the cut channels, as in the paper, or let them start afresh",
+        "remove", "remove the cut channels, as in the paper, or let them start afresh"
     )
     scope: Literal["global", "layer", "balanced"] = option(
         "global",

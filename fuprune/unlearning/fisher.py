@@ -41,25 +41,17 @@ class Options:
     """Options of fisher."""
 
     variant: Literal["golatkar", "paper"] = option("golatkar", "noise F^-1/2, or Eq. 1")
-    alpha: float = option(1e-6, "scale of the noise", gt=0, allow_inf_nan=False)
+    alpha: float = option(1e-6, "scale of the noise", gt=0)
     max_variance: float = option(
-        1e-3,
-        "upper bound on the noise variance of a weight",
-        gt=0,
-        allow_inf_nan=False,
+        1e-3, "upper bound on the noise variance of a weight", gt=0
     )
     reset_row: bool = option(
         True, "for golatkar: reset the forgotten classes' rows of the head"
     )
     max_examples: int = option(
-        0,
-        "retained images used, over all clients; 0 uses all",
-        ge=0,
-        le=2**31 - 1,
+        0, "retained images used, over all clients; 0 uses all", ge=0, le=2**31 - 1
     )
-    damping: float = option(
-        1.0, "for paper: added to F before it is inverted", gt=0, allow_inf_nan=False
-    )
+    damping: float = option(1.0, "for paper: added to F before it is inverted", gt=0)
     chunk: int = option(
         1,
         "images whose gradients are in memory at once; more of them suit a GPU",

@@ -131,9 +131,7 @@ def gauss_newton_product(model) -> BatchSum:
 class Options:
     """Options of influence."""
 
-    damping: float = option(
-        0.03, "added to the Hessian's diagonal", gt=0, allow_inf_nan=False
-    )
+    damping: float = option(0.03, "added to the Hessian's diagonal", gt=0)
     iterations: int = option(
         20, "maximum number of conjugate gradient steps", ge=1, le=100_000
     )
@@ -141,10 +139,7 @@ class Options:
         1e-3, "relative residual at which these steps end", gt=0, lt=1
     )
     max_examples: int = option(
-        0,
-        "retained images used, over all clients; 0 uses all",
-        ge=0,
-        le=2**31 - 1,
+        0, "retained images used, over all clients; 0 uses all", ge=0, le=2**31 - 1
     )
 
 

@@ -38,17 +38,11 @@ class Options:
         False, "the server receives the sum of the statistics over clients only"
     )
     epsilon: float = option(
-        0.0,
-        "epsilon of differential privacy; 0 adds no noise",
-        ge=0,
-        allow_inf_nan=False,
+        0.0, "epsilon of differential privacy; 0 adds no noise", ge=0
     )
     delta: float = option(1e-5, "delta of differential privacy", gt=0, lt=1)
     clip: float = option(
-        1.0,
-        "L2 bound on one example's activations, used if epsilon is set",
-        gt=0,
-        allow_inf_nan=False,
+        1.0, "L2 bound on one example's activations, used if epsilon is set", gt=0
     )
     min_count: int = option(
         0, "classes with fewer examples are suppressed", ge=0, le=2**31 - 1

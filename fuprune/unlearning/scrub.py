@@ -27,15 +27,9 @@ class Options:
     )
     learning_rate: float = option(5e-4, "of these passes, by Adam", gt=0, le=1000)
     batch_size: int = option(64, "of these passes", ge=1, le=65_536)
-    temperature: float = option(
-        2.0, "T of the softmax of teacher and student", gt=0, allow_inf_nan=False
-    )
-    alpha: float = option(
-        0.5, "weight of the teacher in the fine-tuning", ge=0, allow_inf_nan=False
-    )
-    gamma: float = option(
-        1.0, "weight of the labels in the fine-tuning", ge=0, allow_inf_nan=False
-    )
+    temperature: float = option(2.0, "T of the softmax of teacher and student", gt=0)
+    alpha: float = option(0.5, "weight of the teacher in the fine-tuning", ge=0)
+    gamma: float = option(1.0, "weight of the labels in the fine-tuning", ge=0)
 
 
 @method(

@@ -1,23 +1,29 @@
 """SSD: dampening the weights that matter more to the forgotten data than to all data.
 
 Foster, Schoepf and Brintrup, "Fast Machine Unlearning Without Retraining Through
-Selective Synaptic Dampening" (AAAI 2024). With the diagonals I_f and I of the Fisher
-information on the forgotten and on all data,
+Selective Synaptic Dampening" (AAAI 2024). With the importances I_f and I of a weight on
+the forgotten and on all data,
 
     w <- min(lambda I / I_f, 1) w    where    I_f > alpha I.
 
-The sums are those of `fisher`, with the expectation over the model's own labels where
-the paper takes the true ones. Clients upload two of them and train nothing.
+An importance is the mean over batches of the squared gradient of a batch's mean loss,
+as in the released code: batches of one class pull together where mixed ones cancel. (By
+single images, I_f / I could not exceed the inverse of the forgotten share.) Clients
+upload two sums and train nothing.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fuprune.data.federated import FederatedDataset
 from fuprune.options import option, options
-from fuprune.unlearning.fisher import fisher_sum, mean_over_clients
+from fuprune.unlearning.client_sums import NOBODY, BatchSum, gradient_sum
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
-from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
+from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
+from fuprune.unlearning.reading import participating
 
 
 @options
@@ -25,17 +31,10 @@ class Options:
     """Options of ssd."""
 
     alpha: float = option(
-        10.0,
-        "a weight is dampened if it matters this many times more to the forgotten",
-        gt=0,
-        allow_inf_nan=False,
+        10.0, "a weight is dampened if it matters this many times more", gt=0
     )
-    dampening: float = option(
-        1.0, "lambda: strength of the dampening", gt=0, allow_inf_nan=False
-    )
-    chunk: int = option(
-        1, "images whose gradients are in memory at once", ge=1, le=65_536
-    )
+    dampening: float = option(1.0, "lambda: strength of the dampening", gt=0)
+    batch_size: int = option(64, "images of a batch", ge=1, le=65_536)
 
 
 @method("ssd", serves=ALL_KINDS, options=Options, reads_forgotten=True)
@@ -44,15 +43,16 @@ def ssd(job: Job, o: Options) -> UnlearnResult:
 
     The stage `dampened` is the model before the fine-tuning.
     """
-    what = "the Fisher information"
-    forgotten, n_forgotten = mean_over_clients(
-        job, fisher_sum, what, job.forgotten, o.chunk
-    )
-    remaining, n_remaining = mean_over_clients(
-        job, fisher_sum, what, job.remaining, o.chunk
-    )
-    share = n_forgotten / (n_forgotten + n_remaining)
-    every = jax.tree.map(lambda f, r: share * f + (1 - share) * r, forgotten, remaining)
+    run = job.sum(importance_sum, chunk=o.batch_size)
+
+    def importance(data: FederatedDataset) -> tuple[Any, int]:
+        (squares, batches), examples = run(job.variables, data)
+        if not examples:
+            raise UnlearnError(NOBODY)
+        return jax.tree.map(lambda x: x / batches, squares), examples
+
+    forgotten, n_forgotten = importance(job.forgotten)
+    every, n_every = importance(participating(job.data, job.participants))
     old = jax.device_get(job.variables["params"])
     params = jax.tree.map(
         lambda w, f, i: dampened(w, f, i, o.alpha, o.dampening), old, forgotten, every
@@ -61,7 +61,7 @@ def ssd(job: Job, o: Options) -> UnlearnResult:
     weights = sum(x.size for x in jax.tree.leaves(old))
     notes = {
         "dampened_share": float(sum(jax.tree.leaves(chosen)) / weights),
-        "images": n_forgotten + n_remaining,
+        "images": n_forgotten + n_every,
     }
     return job.recover(
         {**job.variables, "params": params},
@@ -69,6 +69,20 @@ def ssd(job: Job, o: Options) -> UnlearnResult:
         notes=notes,
         upload_bytes=2 * tree_bytes(old),
     )
+
+
+def importance_sum(model) -> BatchSum:
+    """`(variables, batch) ->` the squared mean gradient, and 1 if there is an image."""
+    gradient = gradient_sum(model)
+
+    def squares(variables, batch):
+        number = jnp.sum(batch.mask)
+        mean = jax.tree.map(
+            lambda g: g / jnp.maximum(number, 1), gradient(variables, batch)
+        )
+        return jax.tree.map(jnp.square, mean), jnp.minimum(number, 1)
+
+    return squares
 
 
 def dampened(weights, forgotten, every, alpha: float, dampening: float):

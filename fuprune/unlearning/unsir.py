@@ -31,9 +31,7 @@ class Options:
     images: int = option(32, "images of noise per class", ge=1, le=65_536)
     noise_steps: int = option(25, "steps that make the noise, by Adam", ge=0, le=10_000)
     noise_rate: float = option(0.1, "learning rate of these steps", gt=0, le=1000)
-    penalty: float = option(
-        0.1, "weight of the noise's squared norm", ge=0, allow_inf_nan=False
-    )
+    penalty: float = option(0.1, "weight of the noise's squared norm", ge=0)
     impair_steps: int = option(20, "steps that teach the noise", ge=0, le=10_000)
     impair_rate: float = option(0.02, "learning rate of these steps", gt=0, le=1000)
 

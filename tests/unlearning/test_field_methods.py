@@ -21,7 +21,7 @@ from fuprune.unlearning.job import Job
 from fuprune.unlearning.request import ForgetRequest
 from fuprune.unlearning.salun import salient
 from fuprune.unlearning.scores import class_aware
-from fuprune.unlearning.ssd import dampened
+from fuprune.unlearning.ssd import dampened, importance_sum
 from fuprune.unlearning.teaching import Frozen, answers_of, teach
 from fuprune.unlearning.unsir import descend
 from tests.unlearning.small import (
@@ -168,6 +168,18 @@ def test_weights_that_matter_more_to_the_forgotten_are_dampened():
     np.testing.assert_array_equal(
         dampened(weights, forgotten, every, 10.0, 1e6), weights
     )
+
+
+def test_importance_is_the_square_of_a_batchs_mean_gradient():
+    model = SoftmaxRegression(num_classes=4)
+    regression = initial(model)
+    squares, number = importance_sum(model)(regression, BATCH)
+    mean = np.zeros(4)
+    for image, label, real in zip(*BATCH, strict=True):
+        p = softmax(np.float64(model.apply(regression, image[None])[0]))
+        mean += real * (p - np.eye(4)[label]) / 4
+    assert number == 1
+    np.testing.assert_allclose(squares["head"]["bias"], mean**2, rtol=1e-4)
 
 
 def test_salient_weights_are_the_largest_share_of_all():

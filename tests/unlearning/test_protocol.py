@@ -49,7 +49,7 @@ OPTIONS = {
     "prune_relabel": dict(rate=0.3),
     "sisa": dict(shards=2, slices=1, train=make_train()),
     "delete": dict(rounds=1),
-    "ssd": dict(alpha=0.2, chunk=8),
+    "ssd": dict(alpha=0.2),
     "salun": dict(rounds=1),
     "fed_osd": dict(rounds=1),
     "unsir": dict(noise_steps=2, impair_steps=2),
