@@ -155,13 +155,14 @@ def ranked(runs: Iterable[Run]) -> list[Ranked]:
                 by_method.setdefault(row.method, []).append(row)
         largest = max((row.model_bytes for row in run.record.methods), default=0)
         for method, rows in by_method.items():
-            means = [
+            u, r, images, sent = (
                 statistics.mean(getattr(row, name) or 0 for row in rows)
                 for name in ("u_accuracy", "r_accuracy", "images", "upload_bytes")
-            ]
+            )
             slimmer = rows[0].model_bytes < largest
             verdict = (run.audit.verdict(method) if run.audit else "") or ""
-            found.append(Ranked(run.name, method, len(rows), *means, slimmer, verdict))
+            about = (run.name, method, len(rows), u, r, images, sent)
+            found.append(Ranked(*about, slimmer, verdict))
     return sorted(found, key=lambda one: (0, -one.r) if one.forgets else (1, one.u))
 
 

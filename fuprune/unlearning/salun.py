@@ -29,8 +29,8 @@ class Options:
 
     share: float = option(0.5, "share of all weights that are salient", gt=0, le=1)
     rounds: int = option(10, "passes over the forgotten images", ge=0, le=100_000)
-    learning_rate: float = option(0.01, "of these passes", gt=0, le=1000)
-    batch_size: int = option(64, "of these passes", ge=1, le=65_536)
+    learning_rate: float = option(0.013, "of these passes", gt=0, le=1000)
+    batch_size: int = option(256, "of these passes", ge=1, le=65_536)
 
 
 @method("salun", options=Options, reads_forgotten=True)
@@ -57,7 +57,7 @@ def salun(job: Job, o: Options) -> UnlearnResult:
         stage="relabelled",
     )
     return result._replace(
-        notes=result.notes | notes | {"images": result.notes["images"] + examples},
+        notes={**result.notes, **notes, "images": result.notes["images"] + examples},
         upload_bytes=result.upload_bytes + tree_bytes(total),
     )
 

@@ -27,7 +27,7 @@ def secure_sum(uploads: Sequence):
     """
     check_threshold(len(uploads))
     words = [encode(upload, num_clients=len(uploads)) for upload in uploads]
-    return decode(np.sum(words, axis=0, dtype=np.uint64), uploads[0])
+    return decode(np.stack(words).sum(axis=0), uploads[0])
 
 
 def check_threshold(num_clients: int, threshold: int | None = None) -> int:
