@@ -94,7 +94,7 @@ class Replay(NamedTuple):
 
     algorithm: FedAlgorithm  # with `keep_updates=True`, and less local work
     moves: Moves = Moves()  # of the training's clients, and of those who stay
-    # Of clients with lengths [M], the images [M] of a round of the training; None takes
+    # The images [M] in a round of the training of clients with lengths [M]; None takes
     # each of theirs once.
     training_images: Callable[[np.ndarray], np.ndarray] | None = None
     training_rounds: int = 0  # 0: as many as were kept
@@ -263,7 +263,7 @@ def calibrated_step(recorded: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
     A direction of length zero has none: the tensor stays where it is.
     """
-    # Of the flattened tensor as a whole, not channel by channel.
+    # The length of the flattened tensor as a whole, not channel by channel.
     length = np.linalg.norm(direction)
     if not length > 0:
         return np.zeros_like(direction)

@@ -134,7 +134,7 @@ def describe_request(request: ForgetRequest) -> str:
 def remaining(data: FederatedDataset, request: ForgetRequest) -> FederatedDataset:
     """The federation without what the request names, all shapes as they were.
 
-    A client who leaves has weight 0 and is never drawn into a cohort again.
+    A client that leaves has weight 0 and is never drawn into a cohort again.
     """
     drop, _ = _SPLIT[request.kind]
     return drop(data, request.targets)
@@ -154,7 +154,7 @@ def held_examples(data: FederatedDataset) -> np.ndarray:
 
 def held_classes(data: FederatedDataset) -> set[int]:
     """Classes of which some client holds an example."""
-    # Of images that somebody holds: the pool keeps those that everybody has dropped.
+    # The pool keeps images that every client has dropped; they do not count.
     labels = np.asarray(jax.device_get(data.labels))
     return set(labels[held_examples(data)].tolist())
 
@@ -168,7 +168,7 @@ def holders(data: FederatedDataset, request: ForgetRequest) -> tuple[int, ...]:
 def warn_of(data: FederatedDataset, request: ForgetRequest) -> list[str]:
     """What a request does beyond its own words, one line each.
 
-    A client who is the only holder of a class takes the class away.
+    The only holder of a class takes the class away.
     """
     if request.kind == "classes":
         return []
