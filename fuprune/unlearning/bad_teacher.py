@@ -34,7 +34,7 @@ class Options:
     reads_forgotten=True,
 )
 def bad_teacher(job: Job, o: Options) -> UnlearnResult:
-    """Teach the forgotten images a random network's answers, then the old ones' rest.
+    """Teach forgotten images a random network's answers, and the others the old ones.
 
     The stage `badly_taught` is the model before the fine-tuning.
     """
