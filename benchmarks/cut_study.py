@@ -73,15 +73,23 @@ STARTS = (
     "contrast_0.1_reset",
     "contrast_0.15_reset",
     "contrast_balanced_0.1_reset",
-    "random_0.1",
-    "random_0.1_reset",
-    "lowest_0.1",
-    "lowest_0.1_reset",
+    "random_balanced_0.1",
+    "random_balanced_0.1_reset",
+    "lowest_balanced_0.1",
+    "lowest_balanced_0.1_reset",
     "noise_0.3",
     "noise_0.5",
     "decay_0.005",
     "projected",
 )
+_DRAWN = {
+    "no_cut": ("no cut", "tab:gray"),
+    "tf_idf_0.05": ("TF-IDF 0.05 (paper)", "tab:red"),
+    "contrast_balanced_0.1": ("contrast 0.1, removed", "tab:blue"),
+    "contrast_balanced_0.1_reset": ("contrast 0.1, reset", "tab:green"),
+    "random_balanced_0.1_reset": ("random of the same layers, reset", "tab:olive"),
+    "projected": ("direction projected out", "tab:purple"),
+}
 _COLUMNS = {
     "u": "U %",
     "r": "R %",
@@ -379,6 +387,33 @@ def table(rows, rounds) -> str:
     return "\n".join(lines)
 
 
+def picture(rows, file: Path) -> None:
+    """Accuracy on the others against depth: a curve per start, a point per rounds."""
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams |= {"svg.hashsalt": "fuprune", "svg.fonttype": "none"}
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for name, (label, colour) in _DRAWN.items():
+        course = sorted(
+            (row["rounds"], 100 * row["relearn"], 100 * row["r"])
+            for row in rows
+            if row["start"] == name and row["rounds"]
+        )
+        if not course:
+            continue
+        rounds, depth, others = zip(*course, strict=True)
+        axes.plot(depth, others, "o-", color=colour, label=label)
+        for number, x, y in zip(rounds, depth, others, strict=True):
+            axes.annotate(
+                str(number), (x, y), (3, 4), textcoords="offset points", fontsize=8
+            )
+    axes.set_xlabel("relearned from a fresh row, % (less is deeper)")
+    axes.set_ylabel("accuracy on the other classes, %")
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -387,6 +422,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--table", action="store_true", help="print it, run nothing")
     parser.add_argument("--alone", action="store_true", help="cuts without training")
+    parser.add_argument("--picture", type=Path, help="file to draw the frontier in")
     options = parser.parse_args()
     if options.alone:
         return alone(ALONE)
@@ -394,6 +430,8 @@ def main() -> None:
     if not options.table:
         run(options.starts, rounds, options.out)
     print(table(read(options.out), rounds))
+    if options.picture:
+        picture(read(options.out), options.picture)
 
 
 if __name__ == "__main__":
