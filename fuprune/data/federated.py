@@ -58,7 +58,7 @@ def federate(
     dataset: Dataset,
     parts: Sequence[np.ndarray],
     *,
-    place: Callable[[np.ndarray], Any] = jnp.asarray,
+    place: Callable[[np.ndarray], Any] = jax.device_put,
 ) -> FederatedDataset:
     """Puts a dataset on the device and gives each client its part.
 

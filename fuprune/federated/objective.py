@@ -5,6 +5,7 @@ variables, say) travel to the clients as arguments of a round, so they are neith
 constants of the compiled program nor a reason to compile it again.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ def _cross_entropies(logits, labels, label_smoothing):
     return optax.softmax_cross_entropy(at_least_float32(logits), targets)
 
 
+@functools.cache
 def classification(label_smoothing: float = 0.0) -> Objective:
     """Cross-entropy with the labels: the objective by default."""
 

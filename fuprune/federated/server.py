@@ -30,7 +30,12 @@ from fuprune.federated.client import (
     local_sgd,
     split_params,
 )
-from fuprune.federated.cohort import clients_of, for_each_client, resolve_backend
+from fuprune.federated.cohort import (
+    clients_of,
+    for_each_client,
+    keep_compiled,
+    resolve_backend,
+)
 from fuprune.federated.local_work import check_local_work
 from fuprune.federated.objective import Objective, as_objective, classification
 from fuprune.federated.program import ClientProgram, Shared, Transport
@@ -118,19 +123,17 @@ def fed_avg(
       **rounds: the options of `Rounds`.
     """
     check_local_work(local_epochs, local_steps)
-    network = adapt(model)
-    program = functools.partial(
+    program = _Program(
         local_sgd,
-        network,
-        client_optimizer,
-        local_epochs=local_epochs,
-        local_steps=local_steps,
-        batch_size=batch_size,
+        (adapt(model), client_optimizer),
+        (
+            ("local_epochs", local_epochs),
+            ("local_steps", local_steps),
+            ("batch_size", batch_size),
+        ),
     )
-    optimizer = follow(server_optimizer or optax.sgd(1.0))
-    return _make_algorithm(
-        model, network, program, optimizer, schedule, batch_size, **rounds
-    )
+    optimizer = follow(server_optimizer) if server_optimizer else _ADD_THE_CHANGE
+    return _make_algorithm(model, program, optimizer, schedule, batch_size, **rounds)
 
 
 def fed_sgd(
@@ -150,15 +153,15 @@ def fed_sgd(
       microbatch: examples per piece, in which a client accumulates its gradient.
       **rounds: the options of `Rounds`.
     """
-    network = adapt(model)
-    program = functools.partial(
-        local_gradient, network, batch_size=batch_size, microbatch=microbatch
+    program = _Program(
+        local_gradient,
+        (adapt(model),),
+        (("batch_size", batch_size), ("microbatch", microbatch)),
     )
-    return _make_algorithm(
-        model, network, program, server_optimizer, None, microbatch, **rounds
-    )
+    return _make_algorithm(model, program, server_optimizer, None, microbatch, **rounds)
 
 
+@functools.lru_cache(maxsize=8)
 def follow(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """The optimiser, fed a change to follow in place of a gradient to descend."""
 
@@ -169,10 +172,20 @@ def follow(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
     return optax.GradientTransformation(optimizer.init, update)
 
 
+_ADD_THE_CHANGE = follow(optax.sgd(1.0))  # FedAvg's server as it is
+
+
+class _Program(NamedTuple):
+    """What clients run, as far as an algorithm's own arguments say it."""
+
+    make: Callable[..., ClientProgram]
+    parts: tuple[Any, ...]  # the network first
+    work: tuple[tuple[str, Any], ...]
+
+
 def _make_algorithm(
     model,
-    network,
-    make_program: Callable[..., ClientProgram],
+    client: _Program,
     optimizer: optax.GradientTransformation,
     schedule: Callable[[Any], Any] | None,
     statistics_batch: int,
@@ -186,7 +199,7 @@ def _make_algorithm(
     backend: str | Transport = "auto",
     mesh=None,
 ) -> FedAlgorithm:
-    """The rounds of clients that run `make_program` and of a server that descends."""
+    """The rounds of clients that run a program and of a server that descends."""
     _check_options(aggregate, max_update_norm, bn)
     goal = as_objective(objective or classification())
     if isinstance(backend, str):
@@ -199,21 +212,21 @@ def _make_algorithm(
         spread = mesh = mesh or make_client_mesh()
     # A mean is summed up client by client; other rules need all updates at once.
     add_up = aggregate is weighted_mean
-    receive = make_receive(
-        add_up=add_up, keep_updates=keep_updates, max_update_norm=max_update_norm
-    )
+    admission = (add_up, keep_updates, max_update_norm)
 
     # Rows of another length are other shapes; a run has one, or a few.
     @functools.cache
     def train_rows_of(max_length: int):
-        program = make_program(
-            max_length=max_length, preprocess=preprocess, objective=goal
+        # The objective's arrays are arguments of a round, and no part of the program.
+        losses = goal._replace(context=())
+        return _make_training(
+            client, max_length, preprocess, losses, admission, backend, mesh
         )
-        return for_each_client(program, receive=receive, backend=backend, mesh=mesh)
 
-    finish_round = jax.jit(
-        _make_finish_round(optimizer, None if add_up else aggregate, keep_updates)
-    )
+    rule = None if add_up else aggregate
+    finish_round = _make_finish_round(optimizer, rule, keep_updates)
+    # One program in place of one for every operation of a schedule.
+    factor_of = jax.jit(lambda number: jnp.float32(schedule(number) if schedule else 1))
     # Put on the mesh once: a teacher does not change from round to round.
     teacher = on_mesh(goal.context, spread) if spread else goal.context
 
@@ -226,11 +239,10 @@ def _make_algorithm(
         train = train_rows_of(cohort.rows.shape[1])
         if spread is not None:
             state = on_mesh(state, spread)
-        factor = 1.0 if schedule is None else schedule(state.round_number)
         context = TrainContext(
             state.variables,
             key,
-            jnp.asarray(factor, jnp.float32),
+            factor_of(state.round_number),
             None if state.local is None else state.local.batch_stats,
             teacher,
         )
@@ -244,13 +256,29 @@ def _make_algorithm(
     if bn == "recalibrate":
         return recalibrated(
             algorithm,
-            network,
+            client.parts[0],
             batch_size=statistics_batch,
             preprocess=preprocess,
             backend=backend,
             mesh=mesh,
         )
     return algorithm
+
+
+# Algorithms that differ in their schedule or their server share the clients' program:
+# to trace and load one takes longer than many rounds of a small network.
+@keep_compiled
+def _make_training(client, max_length, preprocess, objective, admission, backend, mesh):
+    program = client.make(
+        *client.parts,
+        **dict(client.work),
+        max_length=max_length,
+        preprocess=preprocess,
+        objective=objective,
+    )
+    return for_each_client(
+        program, receive=make_receive(*admission), backend=backend, mesh=mesh
+    )
 
 
 def _check_options(aggregate, max_update_norm, bn) -> None:
@@ -277,6 +305,7 @@ def _check_options(aggregate, max_update_norm, bn) -> None:
         )
 
 
+@keep_compiled
 def _make_finish_round(optimizer, rule: Rule | None, keep_updates: bool):
     """`(state, total, uploads, ids) -> (state, info)`: the server's own step.
 
@@ -323,4 +352,4 @@ def _make_finish_round(optimizer, rule: Rule | None, keep_updates: bool):
         )
         return new, info
 
-    return finish_round
+    return jax.jit(finish_round)

@@ -27,7 +27,7 @@ class Upload(NamedTuple):
 
 
 def make_receive(
-    *, add_up: bool, keep_updates: bool, max_update_norm: float = math.inf
+    add_up: bool, keep_updates: bool, max_update_norm: float = math.inf
 ) -> Receive:
     """`receive(shared, client, sent) -> (total, Upload)` of a `ClientUpdate`.
 

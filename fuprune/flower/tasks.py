@@ -34,7 +34,6 @@ class Setting(NamedTuple):
     prepare: Callable  # (key, uint8 images) -> what the model sees in evaluation
     prepare_training: Callable  # the same with augmentation, if it is on
     max_length: int  # examples of the largest client
-    learning_rate: float
     objective: Objective  # of training; a teacher's arrays come with the model
 
 
@@ -50,7 +49,7 @@ class Maker(NamedTuple):
 def _local_sgd(setting: Setting, **work) -> ClientProgram:
     return local_sgd(
         setting.model,
-        optimizer(setting.config.train, setting.learning_rate),
+        optimizer(setting.config.train, 1.0),  # the round brings its rate
         max_length=setting.max_length,
         preprocess=setting.prepare_training,
         objective=setting.objective,

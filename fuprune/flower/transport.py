@@ -57,7 +57,6 @@ class RemoteClients:
     num_classes: int
     mean: Sequence[float]  # of the colours
     std: Sequence[float]
-    learning_rate: float = 0.0  # the clients' peak
     secure: bool = False  # class statistics are summed under masks
     order: str | None = None  # the forget order that is being carried out
     # `spec` and `masked_classes` of fine-tuning's teacher, whose arrays are part of the
@@ -71,8 +70,8 @@ class RemoteClients:
         """The same clients under other terms."""
         return dataclasses.replace(self, **terms)
 
-    def training(self, learning_rate: float, objective: Any) -> "RemoteClients":
-        """The same clients, who train at a rate, its peak, with an objective.
+    def training(self, objective: Any) -> "RemoteClients":
+        """The same clients, training with an objective.
 
         Raises:
           InputError: the objective is none that clients know.
@@ -87,7 +86,7 @@ class RemoteClients:
                 )
             spec = rebuild.spec(getattr(task.model, "module", task.model))
             teacher = {"spec": spec, **task.arguments}
-        return self.under(learning_rate=float(learning_rate), teacher=teacher)
+        return self.under(teacher=teacher)
 
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """How many images clients [M] say they have, [M]."""
@@ -170,7 +169,6 @@ class RemoteClients:
                 "config": dict(self.config),
                 "mean": list(self.mean),
                 "std": list(self.std),
-                "learning_rate": self.learning_rate,
                 "max_length": max(self.roster.examples.values(), default=1),
                 "teacher": self.teacher,
             },

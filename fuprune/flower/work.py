@@ -139,8 +139,8 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
     try:
         settings = header["settings"]
         told, mean, std = (settings[name] for name in ("config", "mean", "std"))
-        rate, longest = float(settings["learning_rate"]), int(settings["max_length"])
-        finite = np.all(np.isfinite(np.asarray([*mean, *std, rate], np.float64)))
+        longest = int(settings["max_length"])
+        finite = np.all(np.isfinite(np.asarray([*mean, *std], np.float64)))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             "the request's settings cannot be read; it is of another version."
@@ -162,7 +162,6 @@ def _setting(header, shape: tuple[int, ...]) -> tasks.Setting:
         model,
         *make_preprocessing(mean, std, shape, augment=config.train.augment),
         longest,
-        rate,
         teaching(config, model, settings.get("teacher")),
     )
 

@@ -29,7 +29,7 @@ from fuprune.models.brought import bring, named_factories
 from fuprune.models.fresh import init_variables
 from fuprune.run import checkpoint
 from fuprune.run.data import Federation, replicate
-from fuprune.run.optimizers import optimizer
+from fuprune.run.optimizers import optimizer, plain_sgd
 from fuprune.run.store import Store
 from fuprune.unlearning.fed_eraser import Moves, Replay, calibration_epochs
 from fuprune.unlearning.head import head_name
@@ -146,7 +146,7 @@ def make_algorithm(
     train, clients = config.train, federation.data.num_clients
     backend = setup.backend
     if not isinstance(backend, str):
-        backend = backend.training(schedule.learning_rate, objective)
+        backend = backend.training(objective)
     common: dict[str, Any] = dict(
         backend=backend,
         mesh=setup.mesh,
@@ -165,14 +165,13 @@ def make_algorithm(
             batch_size=_images_per_round(train, federation, work),
             **common,
         )
-    rate, peak = schedule.by_round(), schedule.learning_rate
     return fed_avg(
         model,
-        client_optimizer=optimizer(train, peak),
+        # The rate is the schedule's, so that training and fine-tuning share a program.
+        client_optimizer=optimizer(train, 1.0),
         batch_size=train.batch_size,
         server_optimizer=server_optimizer,
-        # A factor: the client's optimizer has the peak rate built in.
-        schedule=lambda number: rate(number) / peak,
+        schedule=schedule.by_round(),
         **_local_work(train, work),
         **common,
     )
@@ -289,7 +288,7 @@ def _server_optimizer(train, schedule: Schedule) -> optax.GradientTransformation
     if train.algorithm == "fed_sgd":
         return optimizer(train, rate)
     if train.server_optimizer == "sgd":
-        return optax.sgd(train.server_learning_rate)
+        return plain_sgd(train.server_learning_rate)
     # Adam divides the size of the mean update out, and with it the clients' schedule
     # and the smaller rate of fine-tuning: there, the server's rate has to follow them.
     return optax.adam(

@@ -337,5 +337,5 @@ def deal_to_hosts(lengths: np.ndarray, owners: np.ndarray) -> HostPool:
 def replicate(tree, mesh: Mesh | None):
     """A tree of host arrays as arrays that every process and device holds."""
     if mesh is None:
-        return jax.tree.map(jax.numpy.asarray, tree)
+        return jax.device_put(tree)
     return on_mesh(tree, mesh)

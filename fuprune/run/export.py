@@ -115,7 +115,7 @@ def load_safetensors(
         raise InputError(f"{path} has a spec that is not JSON: {error}.") from error
     model = rebuild.from_spec(spec, factory=factory, conv=conv, dtype=dtype)
     _check_arrays(model, flat, str(path))
-    arrays = {name: jnp.asarray(value) for name, value in flat.items()}
+    arrays = jax.device_put(flat)
     return model, traverse_util.unflatten_dict(arrays, sep="/")
 
 

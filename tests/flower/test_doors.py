@@ -349,7 +349,7 @@ def test_a_request_for_unknown_work_is_answered_with_a_line(setting, tmp_path):
 )
 def test_a_request_may_bound_local_steps_and_name_nothing_else(setting, given, problem):
     config, _, model, _ = setting
-    place = tasks.Setting(config, model, to_float, to_float, 30, 0.1, classification())
+    place = tasks.Setting(config, model, to_float, to_float, 30, classification())
     arguments = {"local_epochs": 2, "batch_size": 8, **given}
     if problem is not None:
         with pytest.raises(InputError, match=problem):

@@ -8,6 +8,7 @@ from fuprune import results
 from fuprune.errors import FupruneError
 from fuprune.run.experiment import run
 from fuprune.run.store import Store
+from tests.compilations import counted
 from tests.settings import quickstart
 
 
@@ -77,3 +78,28 @@ def test_a_method_is_added_to_a_run_and_audited_with_the_others(trained):
 def test_a_step_without_the_one_before_it_names_it(tmp_path):
     with pytest.raises(FupruneError, match="pretrain has not been run"):
         run(tiny("unlearn"), tmp_path)
+
+
+def test_a_second_seed_and_a_second_method_compile_nothing(tmp_path):
+    """Nor does fine-tuning at a rate of its own: the rate is an argument."""
+    config = tiny("pretrain,unlearn")
+    config.unlearn.methods = "fine_tune_only,mask_logit,retrain"
+    config.unlearn.retrain_seeds = 2
+    config.train.rounds = config.fine_tune.rounds = 2
+    config.fine_tune.learning_rate = config.train.learning_rate / 2
+    compiled, ended = {}, 0
+    with counted() as programs:
+
+        def note(row):
+            nonlocal ended
+            compiled.setdefault(row["phase"], []).extend(programs[ended:])
+            ended = len(programs)
+
+        run(config, tmp_path, on_row=[note])
+    first, tuned, *others = compiled.values()
+    training = {"jit(init)", "jit(step)", "jit(finish)"}
+    assert training <= set(first) and not training & set(tuned)
+    assert "jit(finish_round)" not in tuned
+    masked, retrained, second_seed = others
+    assert masked == second_seed == []
+    assert set(retrained) <= {"jit(count)"}  # of validation without the class
