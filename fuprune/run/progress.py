@@ -16,8 +16,9 @@ import rich.table
 import rich.text
 
 DAY = 86_400.0
-# What metrics are called where space is short.
+# What metrics are called where space is short; others are not shown.
 _SHORT = {"loss": "loss", "accuracy": "all", "u_accuracy": "U", "r_accuracy": "R"}
+_SHORT |= {f"validation_{name}": _SHORT[name] for name in list(_SHORT)[1:]}
 
 
 class _Status(rich.progress.ProgressColumn):
@@ -137,7 +138,7 @@ class Progress:
         def update(round_number: int, *, images: int = 0, **metrics: float) -> None:
             nonlocal last_line, first, seen, trained
             now, seen, trained = self._clock(), seen + 1, trained + images
-            latest.update({n: x for n, x in metrics.items() if _short(n) in _SHORT})
+            latest.update({n: x for n, x in metrics.items() if n in _SHORT})
             # From the end of the first round, which compiles.
             first = first or now
             pace = (now - first) / max(1, seen - 1)
@@ -187,13 +188,9 @@ class Progress:
             show(completed=begun, total=max(begun, 1))
 
 
-def _short(name: str) -> str:
-    return name.removeprefix("validation_")
-
-
 def _metric(name: str, value: float) -> str:
     share = f"{value:.4f}" if name == "loss" else f"{value:.1%}"
-    return f"{_SHORT[_short(name)]} {share}"
+    return f"{_SHORT[name]} {share}"
 
 
 def estimate(

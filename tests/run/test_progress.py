@@ -48,7 +48,9 @@ def test_on_a_terminal_bar_round_and_time_left_fit_and_go_at_the_end(
     monkeypatch.setenv("COLUMNS", str(columns))
     stream, clock = Terminal(), Clock()
     shown = progress.Progress(stream=stream, clock=clock)
-    metrics = dict.fromkeys(("accuracy", "u_accuracy", "r_accuracy"), 0.5)
+    accuracies = ("accuracy", "u_accuracy", "r_accuracy")
+    metrics = {f"validation_{name}": 0.5 for name in accuracies}
+    metrics |= {"validation_loss": 2.0, "participants": 10, "train_accuracy": 0.1}
     with shown, shown.phase("unlearn/class_pruning_seed2", 2000) as update:
         for number in range(1, 4):
             clock.now += 60.0
@@ -57,7 +59,7 @@ def test_on_a_terminal_bar_round_and_time_left_fit_and_go_at_the_end(
         line = stream.getvalue().splitlines()[-1]
     assert "\u2501" in line and "3/2000" in line and "1 day 9 h left" in line
     lasting = "unlearn/class_pruning_seed2: 3/2000 in 3 min 0 s  loss 1.0000  all 50.0%"
-    assert f"{lasting}  U 50.0%  R 50.0%" in stream.getvalue()
+    assert f"{lasting}  U 50.0%  R 50.0%\n" in stream.getvalue()
 
 
 def test_progress_that_is_off_says_nothing():
