@@ -6,10 +6,11 @@ when a field is assigned; what it finds is told in one sentence, with the key, t
 and what is allowed. Lists are written as people type them: 9, "0,9" or (0, 9).
 """
 
+import contextlib
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import (
     Annotated,
     Any,
@@ -54,17 +55,13 @@ def options(cls: type[Options]) -> type[Options]:
     make, assign = kind.__init__, kind.__setattr__
 
     def __init__(self, *args, **given):
-        try:
+        with _one_sentence(kind):
             make(self, *args, **given)
-        except pydantic.ValidationError as error:
-            raise _refusal(kind, error) from None
 
     def __setattr__(self, name, value):
         where = self.__dict__.get("_where", "")
-        try:
+        with _one_sentence(kind, where):
             assign(self, name, value)
-        except pydantic.ValidationError as error:
-            raise _refusal(kind, error, where) from None
         name_in_errors(self, where)  # pydantic has replaced `__dict__`
 
     kind.__init__, kind.__setattr__ = __init__, __setattr__
@@ -83,11 +80,9 @@ def make(kind: type[Options], given: Mapping[str, Any], where: str = "") -> Opti
       ConfigError: an option is unknown or its value is not allowed.
     """
     validator, made = kind.__pydantic_validator__, kind.__new__(kind)  # type: ignore
-    try:
+    with _one_sentence(kind, where):
         values = ArgsKwargs((), dict(given))
         return validator.validate_python(values, self_instance=made)
-    except pydantic.ValidationError as error:
-        raise _refusal(kind, error, where) from None
 
 
 def read_text(kind: type, name: str, text: str, where: str = "") -> Any:
@@ -96,11 +91,9 @@ def read_text(kind: type, name: str, text: str, where: str = "") -> Any:
     Raises:
       ConfigError: its value is not allowed.
     """
-    try:
+    with _one_sentence(kind, where):
         validator = kind.__pydantic_validator__  # type: ignore
         return getattr(validator.validate_strings({name: text}), name)
-    except pydantic.ValidationError as error:
-        raise _refusal(kind, error, where) from None
 
 
 def name_in_errors(instance: Any, where: str) -> None:
@@ -111,11 +104,6 @@ def name_in_errors(instance: Any, where: str) -> None:
 def fields(kind: type) -> dict[str, Any]:
     """The options of a class by name, as pydantic describes them."""
     return dict(kind.__pydantic_fields__)  # type: ignore
-
-
-def allowed(field: Any) -> str:
-    """What a field may be, to complete "allowed: "."""
-    return _allowed(field.annotation, field.metadata)
 
 
 def choices(field: Any) -> tuple[str, ...]:
@@ -174,13 +162,8 @@ def within(holds: Callable[[Any], bool], text: str) -> Kind:
 def one_of(names: Iterable[str]) -> Kind:
     """One of some words, which other packages may have added to."""
     words = tuple(names)
-
-    def read(value):
-        if value not in words:
-            raise ValueError
-        return value
-
-    return Kind(read, ", ".join(words), words)
+    kind = within(lambda value: value in words, ", ".join(words))
+    return dataclasses.replace(kind, choices=words)
 
 
 def matching(pattern: str, text: str) -> Kind:
@@ -240,9 +223,16 @@ def pieces(value: Any) -> tuple[str, ...]:
     return tuple(str(part).strip() for part in parts)
 
 
-def _refusal(
-    kind: type, error: pydantic.ValidationError, where: str = ""
-) -> ConfigError:
+@contextlib.contextmanager
+def _one_sentence(kind: type, where: str = "") -> Iterator[None]:
+    """Raises what pydantic finds inside as a ConfigError of one sentence."""
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        raise _refusal(kind, error, where) from None
+
+
+def _refusal(kind: type, error: pydantic.ValidationError, where: str) -> ConfigError:
     """The first thing that pydantic found, in one sentence."""
     first, known = error.errors()[0], fields(kind)
     place = first["loc"][0]
@@ -251,7 +241,7 @@ def _refusal(
         hint = closest(f"{where}{name}", [where + other for other in known])
         hint = hint or f"allowed: {', '.join(known)}."
         return ConfigError(f"unknown key {quoted(where + name)}; {hint}")
-    text = allowed(known[name])
+    text = _allowed(known[name].annotation, known[name].metadata)
     if first["type"].startswith(("int_", "float_", "bool_")):
         text = _TYPES.get(known[name].annotation, text)
     reason = str(first.get("ctx", {}).get("error", ""))
@@ -263,7 +253,7 @@ def _refusal(
 
 
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
-_BOUNDS += ("multiple_of", "finite_number")
+_BOUNDS += ("finite_number",)
 _TYPES = {bool: "True or False", int: "a whole number", float: "a number"}
 _TYPES |= {str: "a string"}
 
@@ -273,7 +263,7 @@ def _allowed(annotation: Any, marks: Iterable[Any]) -> str:
     for mark in marks:
         if isinstance(mark, Kind):
             return mark.text
-        names = ("gt", "ge", "lt", "le", "multiple_of")  # such as annotated_types.Ge
+        names = ("gt", "ge", "lt", "le")  # such as annotated_types.Ge
         bounds |= {name: getattr(mark, name) for name in names if hasattr(mark, name)}
     if get_origin(annotation) is Literal:
         return ", ".join(map(str, get_args(annotation)))
@@ -289,8 +279,6 @@ def _allowed(annotation: Any, marks: Iterable[Any]) -> str:
         text = " and ".join(
             words[name].format(bounds[name]) for name in words if name in bounds
         )
-    if "multiple_of" in bounds:
-        text += f", a multiple of {bounds['multiple_of']}"
     return text or _TYPES.get(annotation) or f"a {annotation.__name__}"
 
 

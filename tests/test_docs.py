@@ -72,6 +72,10 @@ def test_commands_in_documents_are_accepted(repository):
         if "fuprune.main" in words or (program, *rest[:1]) == ("fuprune", "run"):
             start = rest.index("fuprune.main") + 1 if "-m" in rest else 1
             main.parse(["fuprune", *rest[start:]])
+        elif (program, *rest[:1]) == ("fuprune", "forget"):
+            from fuprune.run import forget
+
+            assert forget.parse(rest[1:]).classes
         elif program == "make":
             assert set(rest) <= set(targets), (page, words)
         elif program == "python" and rest[0].endswith(".py"):
