@@ -28,6 +28,7 @@ smartquotes = False  # defaults of keys are quoted as Python quotes them
 html_theme = "furo"
 html_title = f"fuprune {release}"
 html_static_path: list[str] = []
+html_extra_path = ["explorer.html"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3

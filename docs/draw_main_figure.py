@@ -1,4 +1,4 @@
-"""Draws the README's main figure from the published runs that forget class 9.
+"""Draws the README's picture and fills its table, from the run of `make cifar10`.
 
 Left, the price: accuracy on the other classes by images trained on. Right, the effect:
 accuracy of each class before and after.
@@ -6,21 +6,67 @@ accuracy of each class before and after.
     python docs/draw_main_figure.py
 """
 
+import os
 import pathlib
+import re
 
-from fuprune.report import figures, subject
-from fuprune.results import read_run
+from fuprune import results
+from fuprune.report import figures, formats, subject
+from fuprune.report.formats import percent
 
-HERE = pathlib.Path(__file__).resolve().parent
-RUN = HERE.parent / "results" / "cifar10_resnet20_class9"
-PICTURE = HERE / "main_figure.png"
+HOME = pathlib.Path(__file__).resolve().parents[1]
+RUN = "results/cifar10_resnet20_class9_contrast"
+README, PICTURE = HOME / "README.md", HOME / "docs" / "main_figure.png"
+
+NAMES = {
+    "class pruning": "the cut, then fine-tuning",
+    "fine tune only": "fine-tuning alone",
+    "retrain": "retraining, five seeds",
+}
 
 
 def main():
-    """Write docs/main_figure.png."""
-    about = subject.subject_of(read_run(RUN))
+    """Write docs/main_figure.png and the table of README.md."""
+    os.chdir(HOME)  # the run names its retrained models from here
+    about = subject.read_subject(RUN)
     figure = figures.main_figure(about, only=("retrain", "fine_tune_only"))
-    figure.savefig(PICTURE, dpi=160, facecolor="white", metadata={"Software": None})
+    lines = {text.get_text(): text for text in figure.axes[0].get_legend().get_texts()}
+    for name, words in NAMES.items():
+        lines[name].set_text(words)
+    figure.savefig(PICTURE, dpi=110, facecolor="white", metadata={"Software": None})
+    README.write_text(filled(README.read_text(), about))
+
+
+def filled(text: str, about: subject.Subject) -> str:
+    """The README with its table of today's numbers."""
+    made = "\n".join(table(about))
+    pattern = r"(<!-- table -->\n).*?(\n<!-- end of table -->)"
+    return re.sub(pattern, lambda found: found[1] + made + found[2], text, flags=re.S)
+
+
+def table(about: subject.Subject) -> list[str]:
+    """Markdown: before, the cut, the cut and fine-tuning, fine-tuning, retraining."""
+    tested = about.tested
+    cut = results.pruned_stages(about.record, about.rows(tested)[0].name)[-1]
+    lines = [
+        "| CIFAR-10, ResNet20 | trucks | the others | images trained on |",
+        "|---|---:|---:|---:|",
+        _row("before", about.raw.u_accuracy, about.raw.r_accuracy, "-"),
+        _row("**the cut alone**", cut.u_accuracy, cut.r_accuracy, "0"),
+    ]
+    for name, method in (
+        ("**the cut, fine-tuned**", tested),
+        ("fine-tuned without a cut", "fine_tune_only"),
+        ("retrained without trucks", results.RETRAIN),
+    ):
+        u, r = (about.mean(method, f"{letter}_accuracy") for letter in "ur")
+        images = formats.number(about.mean(method, "images"))
+        lines.append(_row(name, u, r, images))
+    return lines
+
+
+def _row(name: str, u: float, r: float, images: str) -> str:
+    return f"| {name} | {percent(u)} | {percent(r)} | {images} |"
 
 
 if __name__ == "__main__":

@@ -86,6 +86,24 @@ def test_commands_in_documents_are_accepted(repository):
     assert counted > 10
 
 
+def test_pages_hold_the_published_numbers(repository, monkeypatch):
+    """The README's table and the explorer, which scripts write from results/."""
+    from fuprune.report import subject
+
+    monkeypatch.chdir(repository)
+    picture = load_module(repository / "docs" / "draw_main_figure.py")
+    readme = (repository / "README.md").read_text()
+    assert picture.filled(readme, subject.read_subject(picture.RUN)) == readme
+    explorer = load_module(repository / "docs" / "make_explorer.py")
+    page = explorer.page(explorer.NUMBERS.read_text())
+    assert explorer.PAGE.read_text() == page and "NUMBERS" not in page
+
+
+def test_the_readme_is_short(repository):
+    lines = (repository / "README.md").read_text().splitlines()
+    assert len(lines) <= 110 and lines.index("<!-- end of the first screen -->") < 40
+
+
 def test_functions_named_in_the_paper_map_exist(repository):
     """Every function of the map can be imported; every test it names is there."""
     text = (repository / "docs" / "paper_map.md").read_text()
