@@ -44,6 +44,9 @@ def test_interval_is_never_narrower_than_the_images_allow():
         found = compared([0.01], retrained, error=0.5)
         assert found.half_width == pytest.approx(stats.norm.ppf(0.975) * 0.5)
         assert found.p_value > 0.4
+    # Without a spread between seeds, the images alone decide.
+    far = compared([2.0], [0.0] * 4, error=0.5)
+    assert far.p_value == pytest.approx(2 * stats.norm.sf(2.0 / 0.5))
     # Three seeds answer for the same images; their mean is as sure as three models'.
     three = compared([0.01] * 3, [0.0] * 4, error=0.5)
     ratio = np.sqrt((1 / 3 + 1 / 4) / (1 + 1 / 4))
@@ -54,7 +57,7 @@ def test_no_spread_says_nothing_but_that_equals_are_equal():
     assert compared([0.1], [0.1]) is None
     assert compared([None]) is None
     assert compared([0.1], [0.0, 0.0, 0.0]) is None
-    assert compared([0.3], [0.3, 0.1 + 0.2, 0.3]).p_value == 1.0
+    assert compared([0.3], [0.3, 0.1 + 0.2, 0.3]) == (0.0, 0.0, 1.0)
     assert compared([0.1], [0.1, 0.2], leave_one_out=True) is None
     (row,) = judge([measure([0.1], [0.0, 0.0])])
     assert row.models["mine"].note.startswith("the retrained models agree exactly")
@@ -94,14 +97,15 @@ def test_only_the_headline_is_judged_and_shares_one_error():
 @pytest.mark.parametrize(
     ("harm", "value", "different"),
     [
-        *[("higher", 5.0, True), ("higher", -5.0, False)],
-        *[("lower", 5.0, False), ("lower", -5.0, True)],
+        *[("higher", 0.9, True), ("higher", -0.4, False)],
+        *[("lower", 0.9, False), ("lower", -0.4, True)],
         *[("either", 5.0, True), ("either", -5.0, True)],
     ],
 )
 def test_only_the_harmful_side_counts(harm, value, different):
     (row,) = judge([measure([value], harm=harm)])
     assert row.models["mine"].different is different
+    assert row.models["mine"].note == ""
 
 
 def test_equivalent_is_the_whole_interval_within_the_margin():
@@ -117,6 +121,7 @@ def test_equivalent_is_the_whole_interval_within_the_margin():
         assert row.models["mine"].equivalent is False
     (row,) = judge([measure([0.5] * 9, retrained)])
     assert row.margin == 1.0 and row.models["mine"].equivalent
+    assert judge([measure([0.5], [0.0, 1.0])])[0].margin == 1.0
 
 
 def test_measure_that_does_not_see_the_raw_model_has_no_power():
