@@ -73,6 +73,7 @@ from .surgery import PrunePlan as PrunePlan
 from .surgery import compact as compact
 from .surgery import cut_optimizer_state as cut_optimizer_state
 from .surgery import layer_names as layer_names
+from .surgery import load_plan as load_plan
 from .surgery import make_plan as make_plan
 from .surgery import mask as mask
 from .surgery import plan_report as plan_report

@@ -28,7 +28,7 @@ from fuprune.audit.record import RAW
 from fuprune.audit.training import batch_rows, init_state, sgd_step
 from fuprune.data.dataset import Dataset, concatenated
 from fuprune.errors import InputError
-from fuprune.models.fresh import fresh_variables
+from fuprune.models.fresh import init_variables
 
 
 def membership_measures(
@@ -194,7 +194,7 @@ def train_shadows(
     for i, inside in enumerate(members):
         subject.notify(f"shadow model {i + 1} of {options.shadows}")
         key = jax.random.key(int(generator.integers(2**31)))
-        state = init_state(dict(fresh_variables(network, like, key, sample)))
+        state = init_state(dict(init_variables(network, key, sample, like)))
         rows = np.flatnonzero(inside)
         if not len(rows):
             rows = np.arange(count)

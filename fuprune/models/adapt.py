@@ -16,12 +16,14 @@ returns is hashable, and equal for equal networks, so it is static under jit.
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from fuprune.errors import InputError
@@ -37,12 +39,21 @@ class Convention(NamedTuple):
     training: tuple[str, ...] = ()  # arguments that are true in training
     evaluation: tuple[str, ...] = ()  # arguments that are true in evaluation
     takes_mask: bool = False
+    takes_rngs: bool = False
 
-    def arguments(self, train: bool, mask=None) -> dict[str, Any]:
+    def arguments(self, train: bool, mask=None, key=None) -> dict[str, Any]:
         """Keyword arguments of one call."""
         chosen: dict[str, Any] = {name: train for name in self.training}
         chosen |= {name: not train for name in self.evaluation}
-        return chosen | ({"mask": mask} if self.takes_mask else {})
+        chosen |= {"mask": mask} if self.takes_mask else {}
+        return chosen | ({"rngs": nnx.Rngs(key)} if self.takes_rngs else {})
+
+    def without(self, other: "Convention") -> "Convention":
+        """What another convention does not say."""
+        return Convention(
+            tuple(name for name in self.training if name not in other.training),
+            tuple(name for name in self.evaluation if name not in other.evaluation),
+        )
 
 
 def adapt(
@@ -63,12 +74,14 @@ def adapt(
 
     Args:
       model: a Linen module; an NNX module, or the class or function of `rngs` that
-        makes one; an object with `apply` and perhaps `init`; or a function
-        `(variables, images, ...) -> logits`.
+        makes one; what haiku transformed; an Equinox module; a Keras model; an object
+        with `apply` and perhaps `init`; or a function `(variables, images, ...)` or
+        `(params, images, ...)` that gives logits.
       init: `(key, images) -> variables`, for a function.
       takes_mask: whether the argument `mask` of its call, if it has one, is this
         module's; by default yes. An attention mask, for instance, is not.
-      rngs: names of the streams of random numbers that a Linen module draws from.
+      rngs: names of the streams of random numbers that a Linen module draws from; all
+        others draw from one more.
 
     Example:
       >>> net = adapt(nn.Sequential([nn.Conv(8, (3, 3)), lambda x: x.mean((1, 2))]))
@@ -79,7 +92,7 @@ def adapt(
     if isinstance(model, Network):
         return model
     if isinstance(model, nn.Module):
-        convention = _read_convention(_parameters(type(model).__call__), takes_mask)
+        convention = read_convention(parameters(type(model).__call__), takes_mask)
         if convention == Convention(("train",), (), True):
             return model
         return LinenNetwork(model, convention, tuple(rngs))
@@ -87,8 +100,12 @@ def adapt(
         adapted = getattr(model, "adapted", None)  # it stands for such a network
         return adapted or _adapt_nnx(model, None, takes_mask)
     if _makes_nnx(model):
-        # Shapes only: the graph is needed here, and no weights.
-        return _adapt_nnx(nnx.eval_shape(lambda: _make(model, 0)), model, takes_mask)
+        # It runs, because constructors may compute numbers that no tracer has.
+        return _adapt_nnx(_make(model, 0), model, takes_mask)
+    from fuprune.models import foreign  # which imports from here
+
+    if foreign.library_of(model) is not None:
+        return foreign.adapt_foreign(model)
     apply = getattr(model, "apply", model)
     linen_class = isinstance(model, type) and issubclass(model, nn.Module)
     if linen_class or not callable(apply):
@@ -98,25 +115,28 @@ def adapt(
             f"model is {what}, which is no network; give a Linen or NNX module, or a "
             "function (variables, images) -> logits."
         )
-    names = _parameters(apply)
+    names = parameters(apply)
     if {"train", "mask", "mutable", "rngs"} <= names.keys() and model is not apply:
         return model
     return FunctionNetwork(
         apply,
         init if init is not None else getattr(model, "init", None),
-        _read_convention(names, takes_mask),
+        read_convention(names, takes_mask),
         tuple(name for name in ("mutable", "rngs") if name in names),
+        next(iter(names), None) == "params",
     )
 
 
-def _parameters(function) -> Mapping[str, inspect.Parameter]:
+def parameters(function) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function, none if it does not say."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # some built-in callables do not tell
         return {}
 
 
-def _read_convention(names: Collection[str], takes_mask: bool | None) -> Convention:
+def read_convention(names: Collection[str], takes_mask: bool | None) -> Convention:
+    """The convention of a call with parameters of these names."""
     return Convention(
         tuple(name for name in TRAINING_NAMES if name in names),
         tuple(name for name in EVALUATION_NAMES if name in names),
@@ -130,7 +150,11 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class LinenNetwork(Network):
-    """A Linen module of any convention, called by ours."""
+    """A Linen module of any convention, called by ours.
+
+    Of several results the first counts, the logits. An axis that its norms average over
+    is bound, as one device.
+    """
 
     module: nn.Module
     convention: Convention
@@ -165,15 +189,30 @@ class LinenNetwork(Network):
                 # draws what it would draw by itself.
                 name: jax.random.fold_in(key, i) if i else key
                 for i, name in enumerate(self.streams)
-            }
+            } | {"params": jax.random.fold_in(key, len(self.streams))}
         options |= self.convention.arguments(train, mask)
-        return self._at(train).apply(variables, images, rngs=rngs, **options)
+
+        def call(_=None):
+            return self._at(train).apply(variables, images, rngs=rngs, **options)
+
+        try:
+            result = call()
+        except NameError as error:
+            axis = re.search("unbound axis name: ([A-Za-z_0-9]+)", str(error))
+            if axis is None:
+                raise
+            result = jax.vmap(call, axis_name=axis[1])(jnp.zeros(1))
+            result = jax.tree.map(lambda x: x[0], result)
+        if options.get("mutable", False) is False:
+            return first_result(result)
+        return first_result(result[0]), result[1]
 
     def _at(self, train):
         """The module with those of its attributes set that say the same."""
         fields = [field.name for field in dataclasses.fields(self.module)]
         # Some modules take the mode as an attribute, which only a clone can change.
-        settings = _read_convention(fields, takes_mask=False).arguments(train)
+        said = read_convention(fields, takes_mask=False).without(self.convention)
+        settings = said.arguments(train)
         return self.module.clone(**settings) if settings else self.module
 
 
@@ -185,17 +224,18 @@ class NNXNetwork(Network):
     places: tuple[tuple[str, tuple], ...]  # (collection, path in the module) of arrays
     convention: Convention
     factory: Callable | None = None
+    # The variables it came with, for `init`.
+    given: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def init(self, key, images, train: bool = False):
-        """Fresh variables, if the network was given as what makes it."""
+        """Fresh variables: by the network's factory, or drawn in place of its own."""
         del images, train
-        if self.factory is None:
-            raise InputError(
-                "an NNX module that exists cannot be initialised afresh; give its "
-                "class or a function of rngs, adapt(lambda rngs: Net(rngs=rngs)), or "
-                "take the module's own arrays with variables_of(module)."
-            )
-        return variables_of(_make(self.factory, key))
+        if self.factory is not None:
+            try:
+                return variables_of(_make(self.factory, key))
+            except jax.errors.ConcretizationTypeError:
+                pass  # a constructor that computes numbers, inside another program
+        return drawn_like(self.given, key)
 
     def apply(
         self, variables, images, train=False, mask=None, *, mutable=False, rngs=None
@@ -203,7 +243,10 @@ class NNXNetwork(Network):
         """Logits [B, U], and its statistics, if any, unless `mutable` is False."""
         module = self.module(variables, rngs=rngs)
         module.train() if train else module.eval()
-        logits = module(images, **self.convention.arguments(train, mask))
+        key = rngs["dropout"] if rngs else jax.random.key(0)
+        logits = first_result(
+            module(images, **self.convention.arguments(train, mask, key))
+        )
         if mutable is False:
             return logits
         # Without statistics nothing, as Flax does: a loop over steps needs its state to
@@ -238,6 +281,7 @@ class FunctionNetwork(Network):
     initialise: Callable | None
     convention: Convention
     also: tuple[str, ...] = ()  # of "mutable" and "rngs", those it takes
+    takes_params: bool = False  # and no other variables
 
     def init(self, key, images, train: bool = False):
         """Fresh variables, if a function for it was given."""
@@ -255,30 +299,65 @@ class FunctionNetwork(Network):
         """Logits [B, U], and its state or {} unless `mutable` is False."""
         options = {"mutable": mutable, "rngs": rngs}
         result = self.function(
-            variables,
+            variables["params"] if self.takes_params else variables,
             images,
             **self.convention.arguments(train, mask),
             **{name: options[name] for name in self.also},
         )
+        if mutable is not False and "mutable" in self.also:
+            return first_result(result[0]), result[1]
         # A function that knows nothing of state has none to return.
-        is_whole = mutable is False or "mutable" in self.also
-        return result if is_whole else (result, {})
+        logits = first_result(result)
+        return logits if mutable is False else (logits, {})
+
+
+def first_result(result: Any) -> Any:
+    """The logits of a network that may return more, as (logits, features)."""
+    return result[0] if isinstance(result, tuple | list) else result
+
+
+def drawn_like(variables: Variables, key: jax.Array) -> dict[str, Any]:
+    """Variables of the same shapes, drawn anew.
+
+    What has the shape of a kernel is drawn from He's normal distribution, biases and
+    means become 0, scales and variances 1, and all else stays as it is.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(dict(variables))
+    fresh = []
+    for number, (path, leaf) in enumerate(leaves):
+        name, shape = str(getattr(path[-1], "key", path[-1])), jnp.shape(leaf)
+        if len(shape) > 1:
+            # He's deviation, sqrt(2 / fan-in); all axes but the last are inputs.
+            draw = jax.random.normal(jax.random.fold_in(key, number), shape)
+            leaf = (draw * np.sqrt(2 / np.prod(shape[:-1]))).astype(leaf.dtype)
+        elif name in ("bias", "mean"):
+            leaf = jnp.zeros_like(leaf)
+        elif name in ("scale", "var"):
+            leaf = jnp.ones_like(leaf)
+        fresh.append(leaf)
+    return jax.tree_util.tree_unflatten(structure, fresh)
 
 
 def own_variables(model: Any, variables: Any) -> Any:
-    """The variables given, or of an NNX module given without any, those it holds."""
-    if variables is None and isinstance(model, nnx.Module):
+    """The variables given, or those that the model holds."""
+    if variables is not None:
+        return variables
+    from fuprune.models import foreign
+
+    if isinstance(model, nnx.Module) or foreign.library_of(model) is not None:
         return variables_of(model)
-    return variables
+    return None
 
 
-def variables_of(module: nnx.Module) -> dict[str, Any]:
+def variables_of(module: Any) -> dict[str, Any]:
     """The arrays of an NNX module as {"params": ..., "batch_stats": ...}.
 
     Other kinds of variables, if any, are under "state"; the state of random number
     generators is left out, because keys are arguments here. Numbers in a path, from
-    lists, become strings.
+    lists, become strings. An Equinox module or a Keras model gives its arrays, too.
     """
+    if not isinstance(module, nnx.Module):
+        return dict(adapt(module).given)
     if getattr(module, "adapted", None) is not None:
         return getattr(module, "variables")()  # noqa: B009
     variables: dict[str, Any] = {}
@@ -309,8 +388,10 @@ def _arrays(module: nnx.Module) -> list[tuple[str, tuple, Any]]:
 
 def _adapt_nnx(module, factory, takes_mask) -> NNXNetwork:
     places = tuple((collection, path) for collection, path, _ in _arrays(module))
-    convention = _read_convention(_parameters(type(module).__call__), takes_mask)
-    return NNXNetwork(nnx.graphdef(module), places, convention, factory)
+    names = parameters(type(module).__call__)
+    convention = read_convention(names, takes_mask)._replace(takes_rngs="rngs" in names)
+    graph, given = nnx.graphdef(module), variables_of(module)
+    return NNXNetwork(graph, places, convention, factory, given)
 
 
 def _makes_nnx(model) -> bool:
@@ -319,7 +400,7 @@ def _makes_nnx(model) -> bool:
         return issubclass(model, nnx.Module)
     required = [
         name
-        for name, each in _parameters(model).items()
+        for name, each in parameters(model).items()
         if each.default is each.empty
         and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable
@@ -117,34 +118,20 @@ def _find(name: str) -> Callable[..., Any]:
     """Imports a factory."""
     if not _FACTORY_NAME.fullmatch(name):
         raise InputError(f"factory is {name!r}, but must be package.module:factory.")
-    home, _, attribute = name.partition(":")
     here = os.getcwd()
     if sys.path[:1] != [here]:
         # As `python -m` does; a console script would look beside itself instead.
         sys.path.insert(0, here)
         importlib.invalidate_caches()
     try:
-        module = importlib.import_module(home)
+        function = pkgutil.resolve_name(name)
     except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        # Otherwise the module is there, and it is one of its own imports that fails.
-        if missing and f"{home}.".startswith(f"{missing}."):
-            raise InputError(
-                f"model.name is {name!r}, but there is no module {missing} in {here} "
-                "or among the installed packages."
-            ) from error
-        raise InputError(f"importing {home} failed: {_one_line(error)}") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        own = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", "") == home
-        ]
         raise InputError(
-            f"model.name is {name!r}, but the module {home} has no function "
-            f"{attribute}; it has {', '.join(own[:8]) or 'none'}."
-        )
+            f"importing model.name {name} failed: {_one_line(error)}; it is looked for"
+            f" in {here} and among the installed packages."
+        ) from error
+    if not callable(function):
+        raise InputError(f"model.name is {name!r}, which is no function.")
     return function
 
 

@@ -27,6 +27,7 @@ from fuprune.surgery.plan import ORDERS as ORDERS
 from fuprune.surgery.plan import SCOPES as SCOPES
 from fuprune.surgery.plan import LayerReport as LayerReport
 from fuprune.surgery.plan import PrunePlan as PrunePlan
+from fuprune.surgery.plan import load_plan as load_plan
 from fuprune.surgery.plan import make_plan as make_plan
 from fuprune.surgery.report import explain as explain
 from fuprune.surgery.slim import SlimModule as SlimModule
@@ -55,7 +56,7 @@ def mask(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) ->
     """
     cut = _planned(model, variables, plan, example)
     masked = cut.variables(own_variables(model, variables), fill=True)
-    if variables is not None:
+    if variables is not None or not isinstance(model, nnx.Module):
         return masked
     if isinstance(model, SlimModule):
         return SlimModule(model.slim, masked)
@@ -74,12 +75,13 @@ def compact(
       its state). With nothing to cut, all is as it was.
     """
     cut = _planned(model, variables, plan, example)
-    if variables is None:
+    if variables is None and isinstance(model, nnx.Module):
         module = model
         if cut.cuts:
             module = SlimModule(cut.network, cut.variables(own_variables(model, None)))
         return module, nnx.state(module)
-    return cut.network if cut.cuts else adapt(model), cut.variables(variables)
+    cut_variables = cut.variables(own_variables(model, variables))
+    return cut.network if cut.cuts else adapt(model), cut_variables
 
 
 def pin(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None) -> Any:

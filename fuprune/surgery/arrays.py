@@ -92,7 +92,7 @@ def dead_value(path: Path) -> int:
 
     A variance of 1 is that of a fresh norm, and keeps its division harmless.
     """
-    return 1 if path and path[-1].startswith("var") else 0
+    return 1 if path and "var" in path[-1] else 0
 
 
 def cut_tree(cuts: PathCuts, tree: Any, fill: bool = False) -> Any:

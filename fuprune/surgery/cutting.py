@@ -235,6 +235,8 @@ def layers_of(program: Program, findings: Findings) -> dict[str, Layer]:
     short = Counter(map(layer_name, findings.products))
     layers = {}
     for path, found in findings.products.items():
+        if path in findings.disagree:
+            continue
         alone = short[layer_name(path)] == 1
         channels = len(program.kept((path, found.axis)))
         layer = Layer(path, found.kind, channels, found.axis)
@@ -389,6 +391,28 @@ def filled_like(model: Any, variables: Any, plan: PrunePlan, example: Any) -> An
     )
     network, shape = unfilled(adapt(model)), cut.network.input_shape
     return SlimNetwork(network, channels, cut.cuts, shape, filled=True)
+
+
+def scales_of(
+    model: Any, variables: Any, layers: dict[str, Layer], example: Any = None
+) -> dict[str, Path]:
+    """The path of the scale of the norm behind each layer, if it has one of its own.
+
+    It is the first parameter of that name that loses a channel with the layer.
+    """
+    program, found = trace_network(model, variables, example).program, {}
+    for name, layer in layers.items():
+        if layer.channels > 1:
+            cuts = {**program.cuts, layer.pair: program.kept(layer.pair)[1:]}
+            after, _ = follow_cuts(program._replace(cuts=cuts))
+            scales = [
+                path
+                for (path, axis), kept in after.cuts.items()
+                if path[-1] == "scale" and same(kept, cuts[layer.pair])
+            ]
+            if scales:
+                found[name] = scales[0]
+    return found
 
 
 def carry_out(program: Program, plan: PrunePlan) -> Program:

@@ -67,6 +67,8 @@ class Findings:
     handled: set[Pair] = dataclasses.field(default_factory=set)
     # Parameters taken to die with the channels they are applied to, and what is left.
     followed: dict[Pair, list] = dataclasses.field(default_factory=dict)
+    # Kernels whose output channels lie along different axes in different uses.
+    disagree: set[Path] = dataclasses.field(default_factory=set)
     inner_work: int = 0  # FLOPs of products inside loops and branches
 
     def read(self, pair, kept):
@@ -98,11 +100,7 @@ class Findings:
         """A kernel was applied; of several times the last counts."""
         seen = self.products.get(path, found)
         if seen.axis != found.axis:
-            raise SurgeryError(
-                f"parameter {'/'.join(path)} is used twice in ways that"
-                f" disagree: its output channels lie along axis {seen.axis} in one use"
-                f" and {found.axis} in another; give each use a parameter of its own."
-            )
+            self.disagree.add(path)
         if path in self.products:
             found = found._replace(work=found.work + seen.work)
         self.products[path] = found

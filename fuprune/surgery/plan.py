@@ -4,13 +4,17 @@ A plan is static data on the host. It knows no architecture: layers are names, c
 are positions.
 """
 
+import json
 import math
+import os
+import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fuprune.errors import InputError, check_choice
+from fuprune.files import write_whole
 
 SCOPES = ("global", "layer", "balanced")
 ORDERS = ("highest", "lowest", "random")
@@ -24,7 +28,24 @@ class PrunePlan(NamedTuple):
     """
 
     keep: dict[str, np.ndarray]  # layer -> increasing positions, [kept] int
-    spared: dict[str, int] = {}  # layer -> cuts not made because of min_channels
+    spared: dict[str, int] = {}  # layer -> cuts not made for min_channels or round_to
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the kept channels as JSON, to be edited and read by `load_plan`."""
+        keep = {layer: np.asarray(ids).tolist() for layer, ids in self.keep.items()}
+        write_whole(path, json.dumps(keep, indent=1).encode())
+
+
+def load_plan(path: str | os.PathLike) -> PrunePlan:
+    """Reads a plan that `PrunePlan.save` wrote, or one that was written by hand."""
+    try:
+        found = json.loads(pathlib.Path(path).read_text())
+        return PrunePlan({layer: np.array(ids) for layer, ids in found.items()})
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path} holds no plan ({error}); it must be JSON that maps layers to lists"
+            " of kept channels."
+        ) from error
 
 
 class LayerReport(NamedTuple):
@@ -90,6 +111,7 @@ def make_plan(
     scope: str = "global",
     order: str = "highest",
     min_channels: int = 1,
+    round_to: int = 1,
     seed: int = 0,
 ) -> PrunePlan:
     """Chooses the channels to cut from their scores.
@@ -107,6 +129,9 @@ def make_plan(
         authors' code), "random" any, as a control.
       min_channels: a cut that would leave a layer fewer is not made, nor replaced by
         another, and is counted in `spared`.
+      round_to: what is left of a layer is rounded up to a multiple of it, or to the
+        whole layer, because hardware computes such widths faster: the last cuts of the
+        layer are not made, and count as spared.
       seed: of "random".
 
     Returns:
@@ -114,7 +139,7 @@ def make_plan(
       floor(rate * channels) of all channels together, less the spared ones.
     """
     values = {layer: np.asarray(score) for layer, score in scores.items()}
-    _check_choices(values, rate, scope, order, min_channels)
+    _check_choices(values, rate, scope, order, min_channels, round_to)
     values = {layer: score.astype(np.float64) for layer, score in values.items()}
     if scope == "balanced":
         values = {layer: score * score.size for layer, score in values.items()}
@@ -125,6 +150,7 @@ def make_plan(
         groups = {tuple(values): sum(groups.values())}
     keep = {layer: np.ones(score.size, bool) for layer, score in values.items()}
     spared = dict.fromkeys(values, 0)
+    removed: dict[str, list[int]] = {layer: [] for layer in values}
     for group, number in groups.items():
         channels = [(layer, c) for layer in group for c in range(values[layer].size)]
         ranked = np.concatenate([values[layer] for layer in group] or [np.zeros(0)])
@@ -137,8 +163,13 @@ def make_plan(
         for layer, channel in (channels[i] for i in ranking[:number]):
             if np.count_nonzero(keep[layer]) > min_channels:
                 keep[layer][channel] = False
+                removed[layer].append(channel)
             else:
                 spared[layer] += 1
+    for layer, channels in removed.items():
+        while channels and np.count_nonzero(keep[layer]) % round_to:
+            keep[layer][channels.pop()] = True
+            spared[layer] += 1
     return PrunePlan(
         {layer: np.flatnonzero(kept) for layer, kept in keep.items()}, spared
     )
@@ -159,11 +190,13 @@ def _equal_shares(values, rate: float) -> dict[str, int]:
     return shares
 
 
-def _check_choices(values, rate, scope, order, min_channels):
+def _check_choices(values, rate, scope, order, min_channels, round_to):
     if not 0 <= rate < 1:
         raise InputError(f"rate is {rate}, but must be at least 0 and below 1.")
     check_choice("scope", scope, SCOPES)
     check_choice("order", order, ORDERS)
+    if round_to < 1:
+        raise InputError(f"round_to is {round_to}, but must be at least 1.")
     if min_channels < 1:
         raise InputError(
             f"min_channels is {min_channels}, but must be at least 1, as no layer can"

@@ -59,6 +59,11 @@ def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None)
         for name, layer in cutting.layers_of(program, findings).items()
         if not cutting.reads_images(program, findings.products[layer.path])
     ]
+    lines += [
+        f"{'/'.join(path[1:])} is used in ways that disagree on which axis its output"
+        " channels lie; it is not offered"
+        for path in findings.disagree
+    ]
     if not findings.whole:
         return "\n".join([*lines, "no primitive runs whole"])
     entries: Counter = Counter()

@@ -5,6 +5,10 @@ A score is a function `(A*, class) -> [C]` of one layer's mean activations by cl
 in `tfidf`). It ranks by how much a class uses a channel, and cuts nearly the same
 channels for every class, because channels that are strong for one class are strong for
 most. `contrast` ranks by how much more the class uses a channel than the others do.
+
+A pruner's scores know no class: `IMPORTANCES`. They are functions
+`(model, variables, images, labels) -> {layer: [C]}`, and the channels with the lowest
+scores are cut (`make_plan(..., order="lowest")`).
 """
 
 import math
@@ -12,7 +16,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fuprune.models.adapt import adapt
+from fuprune.surgery import trace_layers
+from fuprune.surgery.arrays import names
+from fuprune.surgery.cutting import scales_of
 from fuprune.unlearning.entry_points import load_entry_points
 from fuprune.unlearning.tfidf import tf_idf
 
@@ -99,3 +108,71 @@ SCORES: dict[str, Callable[..., jax.Array]] = {
     "class_aware": class_aware,
 }
 load_entry_points("fuprune.scores", SCORES.setdefault)
+
+
+def magnitude(model, variables, images, labels=None) -> dict[str, np.ndarray]:
+    """The norm of every filter over the root of its size (Li et al., ICLR 2017).
+
+    Of the images, [B, H, W, C], only the shape matters, and no label does.
+    """
+    del labels
+    return {
+        layer: np.sqrt(np.mean(kernel**2, axis=0))
+        for layer, kernel in _filters(model, variables, variables, images).items()
+    }
+
+
+def norm_scale(model, variables, images, labels=None) -> dict[str, np.ndarray]:
+    """The scale of the norm behind every channel (Liu et al., ICCV 2017).
+
+    Layers without such a norm have no score. Arguments are those of `magnitude`.
+    """
+    del labels
+    values = _by_path(variables)
+    layers = trace_layers(model, variables, images)
+    return {
+        name: np.abs(values[path])
+        for name, path in scales_of(model, variables, layers, images).items()
+    }
+
+
+def taylor(model, variables, images, labels) -> dict[str, np.ndarray]:
+    """What a batch's loss changes if a filter goes, to first order (Molchanov et al.).
+
+    The square of the sum over a filter of weight times gradient (CVPR 2019).
+
+    Args:
+      model: any network.
+      variables: its variables.
+      images: [B, H, W, C] float, as the network takes them.
+      labels: [B] int.
+    """
+    network = adapt(model)
+
+    def loss(params):
+        logits = network.apply({**variables, "params": params}, images, train=False)
+        logs = jax.nn.log_softmax(logits)
+        return -jnp.mean(jnp.take_along_axis(logs, jnp.asarray(labels)[:, None], 1))
+
+    gradients = {"params": jax.jit(jax.grad(loss))(variables["params"])}
+    weights = _filters(model, variables, variables, images)
+    slopes = _filters(model, variables, gradients, images)
+    return {n: np.sum(weights[n] * slopes[n], axis=0) ** 2 for n in weights}
+
+
+IMPORTANCES = {"magnitude": magnitude, "norm_scale": norm_scale, "taylor": taylor}
+
+
+def _filters(model, variables, tree, images) -> dict[str, np.ndarray]:
+    """[entries, C] of every layer's kernel in a tree like the variables."""
+    values = _by_path(tree)
+    kernels = {
+        name: np.moveaxis(values[layer.path], layer.axis, -1)
+        for name, layer in trace_layers(model, variables, images).items()
+    }
+    return {name: x.reshape(-1, x.shape[-1]) for name, x in kernels.items()}
+
+
+def _by_path(tree) -> dict[tuple[str, ...], np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(tree))
+    return {names(path): np.asarray(leaf) for path, leaf in leaves}

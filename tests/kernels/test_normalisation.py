@@ -116,78 +116,6 @@ def test_places_that_do_not_fit_are_refused(function, places, width):
 
 
 @needs_onednn
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("mask", [None, MASK])
-def test_gradients_equal_those_of_jax(residual, relu, mask):
-    arguments = operands((3, 5, 4, 13), residual=residual)
-    places = tuple(range(len(arguments)))
-    assert_close(
-        *both(lambda f: jax.value_and_grad(f, places), arguments, mask=mask, relu=relu)
-    )
-
-
-@needs_onednn
-@pytest.mark.parametrize("stream", [None, scattered(5, 6, 8)], ids=["own", "placed"])
-def test_higher_derivatives_equal_those_of_jax(stream):
-    held = len(stream.residual_places) if stream else 5
-    arguments = operands((3, 4, 4, 5), residual=True, held=held)
-    direction = tuple(jnp.cos(argument) for argument in arguments)
-
-    def grad_of_grad(function):
-        def squared(*arguments):
-            gradients = jax.grad(function, (0, 1, 2, 3))(*arguments)
-            return sum(jnp.sum(gradient**2) for gradient in gradients)
-
-        return jax.grad(squared, (0, 1, 2, 3))
-
-    def directional(function):
-        return lambda *primals: jax.jvp(function, primals, direction)
-
-    def hessian_vector_product(function):
-        gradient = jax.grad(function, (0, 1, 2, 3))
-        return lambda *primals: jax.jvp(gradient, primals, direction)[1]
-
-    for transform in (grad_of_grad, directional, hessian_vector_product):
-        assert_close(*both(transform, arguments, mask=MASK, stream=stream))
-
-
-@needs_onednn
-@pytest.mark.parametrize("axes", [(0, 0, 0, 0), (1, None, None, 2), (0, 1, None, 0)])
-@pytest.mark.parametrize("stream", [None, scattered(5, 6, 8)], ids=["own", "placed"])
-def test_vmap_of_gradients_equals_that_of_jax(axes, stream):
-    held = len(stream.residual_places) if stream else 5
-    arguments = []
-    own = operands((3, 4, 4, 5), residual=True, held=held)
-    for argument, axis in zip(own, axes, strict=True):
-        if axis is not None:
-            argument = jnp.stack([argument, jnp.sin(argument)], axis)
-        arguments.append(argument)
-
-    def mapped(function):
-        return jax.vmap(jax.value_and_grad(function, (0, 1, 2, 3)), axes)
-
-    assert_close(*both(mapped, arguments, mask=MASK, stream=stream))
-
-
-@needs_onednn
-def test_loops_equal_those_of_jax():
-    data, scale, bias = operands((3, 4, 4, 5), residual=False)
-
-    def looped(function):
-        def run(data, scale, bias):
-            def step(vectors, _):
-                gradients = jax.grad(function, (1, 2))(data, *vectors)
-                return jax.tree.map(jnp.subtract, vectors, gradients), vectors[0]
-
-            return jax.lax.scan(step, (scale, bias), length=3)
-
-        return run
-
-    assert_close(*both(looped, (data, scale, bias)))
-
-
-@needs_onednn
 def test_padding_does_not_reach_the_moments():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)
     spoilt = data.at[1].set(jnp.inf)
@@ -234,31 +162,11 @@ def test_number_of_threads_does_not_change_one_bit():
     chex.assert_trees_all_equal(*results)
 
 
-@needs_onednn
-def test_the_gradient_is_the_kernel():
-    data, scale, bias = operands((3, 4, 4, 5), residual=False)
-    gradient = jax.vmap(jax.grad(loss(normalisation.batch_norm)), (0, None, None))
-    text = jax.jit(gradient).lower(data[None], scale, bias).as_text()
-    assert "fuprune_batch_norm_backward" in text
-
-
-def test_other_platforms_lower_to_xla():
-    data, scale, bias = operands((3, 4, 4, 5), residual=False)
-    gradient = jax.jit(jax.grad(loss(normalisation.batch_norm)))
-    lowered = gradient.trace(data, scale, bias).lower(lowering_platforms=("cuda",))
-    assert "fuprune" not in lowered.as_text()
-
-
 def test_other_dtypes_go_to_jax():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)
     half = data.astype(jnp.float16)
     text = str(jax.make_jaxpr(normalisation.batch_norm)(half, scale, bias))
     assert "fuprune" not in text
-
-
-def test_unknown_implementation_is_refused():
-    with pytest.raises(ValueError, match="'cudnn'.*xla, onednn"):
-        normalisation.implementation("cudnn")
 
 
 def test_primitives_without_the_library_lower_to_xla(without_onednn):

@@ -51,31 +51,3 @@ def test_infinities_and_nan_are_selected_as_jax_does():
         for pool in (pooling.max_pool, pooling.max_pool_in_jax)
     )
     assert_same_bits(ours, theirs)
-
-
-def test_clients_side_by_side_equal_one_after_the_other():
-    values = values_with_ties(jnp.float32, 3, 2, 4, 4, 5)
-    pool = jax.jit(jax.vmap(jax.grad(lambda x: jnp.sum(jnp.sin(pooling.max_pool(x))))))
-    alone = jax.grad(lambda x: jnp.sum(jnp.sin(pooling.max_pool_in_jax(x))))
-    for actual, one in zip(pool(values), values, strict=True):
-        np.testing.assert_allclose(actual, alone(one), rtol=1e-6)
-
-
-def test_derivatives_of_higher_order_are_those_of_jax():
-    values, direction = random("values", 2, 4, 4, 3), random("direction", 2, 4, 4, 3)
-
-    def loss(pool):
-        return lambda x: jnp.sum(jnp.sin(pool(x) * pool(x * x)))
-
-    def hessian_products(pool):
-        """Forward over reverse, and reverse over reverse."""
-        gradient = jax.grad(loss(pool))
-        along = jax.jvp(gradient, (values,), (direction,))[1]
-        back = jax.grad(lambda x: jnp.vdot(gradient(x), direction))(values)
-        return along, back
-
-    ours = jax.jit(lambda: hessian_products(pooling.max_pool))()
-    for actual, expected in zip(
-        ours, hessian_products(pooling.max_pool_in_jax), strict=True
-    ):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

@@ -189,9 +189,9 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_state_of_any_shape_is_cut_like_the_parameters(name):
     model = small_model()
-    params = drawing.variables_of(model)["params"]
-    plan = drawing.plan_for(model, 8)
-    small, compacted = surgery.compact(model, {"params": params}, plan)
+    variables = drawing.variables_of(model)
+    params, plan = variables["params"], drawing.plan_for(model, 8)
+    _, compacted = surgery.compact(model, variables, plan)
     compact = surgery.cut_optimizer_state(
         model, plan, OPTIMIZERS[name].init(params), how="compact"
     )

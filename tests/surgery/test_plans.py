@@ -215,3 +215,24 @@ def test_report_counts_what_the_compacted_model_has(name):
     assert total.channels_after == sum(keep.size for keep in plan.keep.values())
     assert total.flops_after == sum(row.flops_after for row in layers)
     assert 0 < total.flops_after < 0.6 * total.flops_before
+
+
+def test_what_is_left_is_rounded_up_to_a_multiple():
+    scores = {"a": np.arange(16.0), "b": np.arange(10.0)}
+    plan = surgery.make_plan(scores, 0.5, scope="layer", round_to=4)
+    assert {layer: ids.size for layer, ids in plan.keep.items()} == {"a": 8, "b": 8}
+    # The last cuts are those that are not made: the lowest of the highest scores.
+    np.testing.assert_array_equal(plan.keep["b"], np.arange(8))
+    assert plan.spared == {"a": 0, "b": 3}
+    whole = surgery.make_plan(scores, 0.5, scope="layer", round_to=32)
+    assert {layer: ids.size for layer, ids in whole.keep.items()} == {"a": 16, "b": 10}
+
+
+def test_a_plan_is_saved_edited_and_replayed(tmp_path):
+    plan = surgery.make_plan(SCORES, 0.5)
+    plan.save(tmp_path / "plan.json")
+    again = surgery.load_plan(tmp_path / "plan.json")
+    chex.assert_trees_all_equal(again.keep, plan.keep)
+    (tmp_path / "plan.json").write_text("[1]")
+    with pytest.raises(ValueError, match="holds no plan"):
+        surgery.load_plan(tmp_path / "plan.json")

@@ -118,55 +118,6 @@ def test_every_slim_network_equals_masked_network_and_trains_like_it(name):
         check(name, 1e-12, jnp.float64)
 
 
-def test_compacting_twice_is_compacting_at_once():
-    network, variables = small_network()
-    first = PrunePlan({"first": np.array([0, 2, 3, 5]), "second": np.array([1, 2, 3])})
-    second = PrunePlan({"first": np.array([1, 3]), "second": np.array([0, 2])})
-    both = PrunePlan({"first": np.array([2, 5]), "second": np.array([1, 3])})
-    small, cut = surgery.compact(network, variables, first, example=IMAGES)
-    small, cut = surgery.compact(small, cut, second)
-    at_once, cut_at_once = surgery.compact(network, variables, both, example=IMAGES)
-    assert small == at_once
-    jax.tree.map(np.testing.assert_array_equal, cut, cut_at_once)
-    assert surgery.kept_channels(small, cut)["first"] == (2, 5)
-
-
-def cut_moments(optimizer):
-    """The optimizer's state after a cut, and what it would be afresh."""
-    network, variables = small_network()
-    plan = PrunePlan({"first": np.array([1, 4])})
-    state = optimizer.init(variables["params"])
-    small, cut = surgery.compact(network, variables, plan, example=IMAGES)
-    moments = surgery.cut_optimizer_state(
-        network, plan, state, "compact", variables=variables, example=IMAGES
-    )
-    return moments, optimizer.init(cut["params"])
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    # The second keeps several gradients in an array, the third arrays of one number.
-    [optax.adam(0.1), optax.scale_by_lbfgs(memory_size=3), optax.adafactor(0.1)],
-    ids=["adam", "lbfgs", "adafactor"],
-)
-def test_moments_are_cut_as_parameters_are(optimizer):
-    moments, expected = cut_moments(optimizer)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape),
-                 moments, expected)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        (optax.flatten(optax.adam(1e-3)), "in one array"),
-        (optax.adafactor(1e-3, min_dim_size_to_factor=4), "start that state afresh"),
-    ],
-)
-def test_moments_of_other_shapes_than_the_parameters_are_refused(optimizer, message):
-    with pytest.raises(InputError, match=message):
-        cut_moments(optimizer)
-
-
 def test_pinned_network_has_no_gradient_where_it_is_dead():
     network, variables = small_network()
     plan = PrunePlan({"first": np.array([1, 4])})
@@ -177,31 +128,13 @@ def test_pinned_network_has_no_gradient_where_it_is_dead():
     jax.tree.map(np.testing.assert_array_equal, again["params"], gradients)
 
 
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({"third": [0]}, "layer 'third', which was not found; the network has first,"),
-        ({"classifier": [0, 1]}, "'classifier', whose channels are columns"),
-        ({"first": [7]}, "channel 7 of layer 'first', which has 6"),
-    ],
-)
-def test_plans_that_cannot_be_carried_out_are_refused_in_a_line(plan, words):
-    network, variables = small_network()
-    plan = PrunePlan({layer: np.asarray(keep) for layer, keep in plan.items()})
-    with pytest.raises(ValueError, match=words) as error:
-        surgery.compact(network, variables, plan, example=IMAGES)
-    assert "\n" not in str(error.value)
-
-
-def test_a_kernel_used_along_two_axes_is_refused():
+def test_a_kernel_used_along_two_axes_is_not_offered():
     def tied(variables, images):
         images = images.reshape(images.shape[0], -1)
         return images @ variables["params"]["w"] @ variables["params"]["w"].T
 
-    variables = {"params": {"w": jnp.ones((12, 4))}}
-    words = "parameter params/w is used twice in ways that disagree"
-    with pytest.raises(surgery.SurgeryError, match=words):
-        surgery.trace_layers(tied, variables, np.zeros((2, 2, 2, 3)), dense=True)
+    variables, images = {"params": {"w": jnp.ones((12, 4))}}, np.zeros((2, 2, 2, 3))
+    assert not surgery.trace_layers(tied, variables, images, dense=True)
 
 
 @jax.custom_vjp

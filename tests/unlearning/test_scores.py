@@ -3,13 +3,17 @@
 import hypothesis
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
+import jax
 import numpy as np
+import optax
 import pytest
 
 from fuprune.errors import InputError
+from fuprune.surgery import layer_names
 from fuprune.unlearning.class_pruning import score_channels, server_proc
 from fuprune.unlearning.protocol import UnlearnError
-from fuprune.unlearning.scores import SMOOTHING, contrast, noise_floor
+from fuprune.unlearning.scores import IMPORTANCES, SMOOTHING, contrast, noise_floor
+from tests.models.drawing import images_for, make_model, run_quick, variables_of
 
 
 def twin(a, target, floor=0.0):
@@ -122,3 +126,36 @@ def test_the_floor_lets_the_class_s_own_channel_through_noise():
     with_floor = score_channels({"l": a}, 2, score="contrast", noise=0.3)["l"]
     without = score_channels({"l": a}, 2, score="contrast")["l"]
     assert with_floor.argmax() == 7 and without.argmax() != 7
+
+
+def test_a_pruners_scores_follow_their_definitions():
+    model = make_model("resnet8")
+    variables, images = variables_of(model), images_for(model, 4)
+    labels = np.array([0, 1, 2, 3])
+    found = {
+        name: score(model, variables, images, labels)
+        for name, score in IMPORTANCES.items()
+    }
+    layers = layer_names(model)
+    assert all(tuple(scores) == layers for scores in found.values())
+
+    def loss(params):
+        logits = model.apply({**variables, "params": params}, images, train=False)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return losses.mean()
+
+    gradients = run_quick(jax.grad(loss), variables["params"])
+    for layer in layers:
+        params = variables["params"][layer]
+        kernel = np.asarray(params["conv"]["kernel"], np.float64)
+        slope = np.asarray(gradients[layer]["conv"]["kernel"], np.float64)
+        expected = {
+            "magnitude": np.sqrt((kernel**2).mean((0, 1, 2))),
+            "norm_scale": np.abs(params["norm"]["scale"]),
+            "taylor": (kernel * slope).sum((0, 1, 2)) ** 2,
+        }
+        for name, scores in expected.items():
+            largest = scores.max()
+            np.testing.assert_allclose(
+                found[name][layer], scores, rtol=1e-3, atol=1e-4 * largest
+            )
