@@ -387,7 +387,7 @@ def audit_figure(about: Subject) -> Drawing | None:
         return None
     models = tables.judged_models(audit, about.tested)
     height = 0.62 * len(rows) + 0.7
-    figure, grid = _axes(height, len(rows), width=WIDTH + 1.6)
+    figure, grid = _axes(height, len(rows), width=WIDTH + 0.7)
     strips = np.ravel(grid)
     for axes, row in zip(strips, rows, strict=True):
         _strip(axes, row, models, about.tested)
@@ -446,7 +446,7 @@ def _strip(axes: Axes, row: Row, models: Sequence[str], tested: str | None) -> N
     axes.spines["left"].set_visible(False)
     if row.unit == "fraction":
         _in_percent(axes.xaxis)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(labelsize=9)
     name = textwrap.fill(tables.measure_words(row.name), 16)
     axes.set_ylabel(name, rotation=0, ha="right", va="center")
     if models and (verdict := row.verdict(models[0])):
