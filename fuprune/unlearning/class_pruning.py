@@ -23,7 +23,6 @@ from fuprune.surgery import (
     PrunePlan,
     compact,
     kept_channels,
-    layer_names,
     make_plan,
     mask,
     pin,
@@ -233,7 +232,10 @@ def class_pruning(
     )
     # Only its shape is looked at, by networks that are cut by tracing.
     example = jax.ShapeDtypeStruct((2, *job.data.images.shape[1:]), np.float32)
-    model, variables = _without_dead_channels(job, example, o.dense)
+    model, variables, order = _without_dead_channels(job, example, o.dense)
+    # By their ids in the uncut network, as they are and as they were.
+    whole = kept_channels(job.model, job.variables, example=example)
+    channels = kept_channels(model, variables, example=example)
     result = (job.model, job.variables)
     stages: list[Stage] = []
     notes: dict[str, Any] = {"cuts": [], "model_bytes": tree_bytes(job.variables)}
@@ -255,9 +257,8 @@ def class_pruning(
             )
             upload_bytes += collected.upload_bytes
             seen = protection.show(collected, noise_key)
-            layers = layer_names(model, variables, example=example, dense=o.dense)
             activations, facts = _merged(
-                collected, seen, layers, o.weighting, protection.hides
+                collected, seen, order, o.weighting, protection.hides
             )
             notes |= facts
         scores = score_channels(
@@ -302,7 +303,8 @@ def class_pruning(
             rows = [row._asdict() for row in tried]
             notes.setdefault("auto_rate", {})[str(target)] = rows
         plan = plan_at(rate)
-        described = _describe(model, variables, scores, plan, example)
+        rows = plan_report(model, plan, example.shape[1:], variables=variables)
+        described = _describe(channels, scores, plan, rows)
         notes["cuts"].append({"class": target, **described})
         if o.then == "reset":
             variables = refresh(plan)
@@ -312,17 +314,23 @@ def class_pruning(
                 for layer, a in activations.items()
             }
         else:
-            held = kept_channels(model, variables, example=example)
+            held = channels
             model, variables = compact(model, variables, plan, example=example)
-            left = kept_channels(model, variables, example=example)
+            channels = kept_channels(model, variables, example=example)
             # A depthwise layer loses more than its plan says: what nothing writes.
             activations = {
-                layer: a[:, np.isin(held[layer], left[layer])]
+                layer: a[:, np.isin(held[layer], channels[layer])]
                 for layer, a in activations.items()
             }
         result = (model, variables)
         if o.surgery == "mask" and o.then == "remove":
-            result = _masked(job, model, variables, example)
+            kept = {
+                layer: np.flatnonzero(np.isin(whole[layer], ids))
+                for layer, ids in channels.items()
+            }
+            # Zeros alone would not stay zeros under an optimizer.
+            what = (job.model, job.variables, PrunePlan(kept))
+            result = pin(*what, example=example), mask(*what, example=example)
         stages.append(Stage(f"pruned_{target}", *result))
     model, variables = result
     result = job._replace(model=model).recover(
@@ -331,8 +339,8 @@ def class_pruning(
     return result._replace(stages=tuple(stages))
 
 
-def _without_dead_channels(job: Job, example, dense: bool) -> tuple[Any, Any]:
-    """The network without the channels whose filter is zero throughout.
+def _without_dead_channels(job: Job, example, dense: bool) -> tuple[Any, Any, list]:
+    """The network without channels of zeros, and the layers to cut in forward order.
 
     A channel that an earlier cut zeroed no longer exists. If it were counted, it would
     take a part of R, of Eq. 7's mean and of min_channels.
@@ -351,32 +359,23 @@ def _without_dead_channels(job: Job, example, dense: bool) -> tuple[Any, Any]:
     # No layer may be empty, so one that is dead throughout counts as whole.
     plan = {n: np.flatnonzero(x) for n, x in alive.items() if x.any() and not x.all()}
     if not plan:
-        return job.model, job.variables
-    return compact(job.model, job.variables, PrunePlan(plan), example=example)
-
-
-def _masked(job: Job, model, variables, example) -> tuple[Any, Any]:
-    """The job's network with those channels masked that the compacted one lacks."""
-    before = kept_channels(job.model, job.variables, example=example)
-    after = kept_channels(model, variables, example=example)
-    kept = {k: np.flatnonzero(np.isin(before[k], ids)) for k, ids in after.items()}
-    plan = PrunePlan(kept)
-    masked = mask(job.model, job.variables, plan, example=example)
-    # Zeros alone would not stay zeros under an optimizer.
-    return pin(job.model, job.variables, plan, example=example), masked
+        return job.model, job.variables, list(layers)
+    small = compact(job.model, job.variables, PrunePlan(plan), example=example)
+    return *small, list(layers)
 
 
 def _merged(
-    collected: Collected, seen, layers, weighting: str, hides: bool
+    collected: Collected, seen, order, weighting: str, hides: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A*, in the order of `layers`, of what the server saw; and notes."""
+    """A* of what the server saw, its layers in an order; and notes."""
     merged = merge_activations(seen, weighting=weighting)
-    activations = {layer: merged[layer] for layer in layers}
+    # Trees come back sorted by name, and the order of layers decides ties.
+    activations = {layer: merged[layer] for layer in order if layer in merged}
     notes: dict[str, Any] = {
         "participants": len(collected.clients),
         "rejected": {str(k): v for k, v in collected.rejected.items()},
     }
-    absent = np.isnan(activations[layers[0]]).any(axis=1)
+    absent = np.isnan(next(iter(activations.values()))).any(axis=1)
     if absent.any():
         # Behind a protection the server cannot tell the two apart.
         why = "suppressed" if hides else "absent"
@@ -384,10 +383,8 @@ def _merged(
     return activations, notes
 
 
-def _describe(model, variables, scores, plan: PrunePlan, example) -> dict[str, Any]:
+def _describe(channels, scores, plan: PrunePlan, rows) -> dict[str, Any]:
     """The cut in JSON form; channels by their ids in the uncut network."""
-    channels = kept_channels(model, variables, example=example)
-    rows = plan_report(model, plan, example.shape[1:], variables=variables)
     return {
         "scores": {layer: np.asarray(s, float).tolist() for layer, s in scores.items()},
         "channels": {layer: list(channels[layer]) for layer in plan.keep},
