@@ -21,23 +21,14 @@ def head_name(model, variables: Variables, images) -> str | None:
     None if the logits do not come from a dense layer. Of the images, [B, H, W, C], only
     the shape matters.
     """
-    path, _ = observed_layers(model, variables, images)
-    return None if path is None else "/".join(path)
-
-
-def observed_layers(
-    model, variables: Variables, images
-) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """The path of the last dense layer and the names of the others, by tracing."""
-    # By a closure, because `eval_shape` returns shapes, and these are none.
-    found: list[tuple[tuple[str, ...] | None, tuple[str, ...]]] = []
+    # By a closure, because `eval_shape` returns shapes, and this is none.
+    found: list[tuple[str, ...] | None] = []
 
     def look(variables, images):
-        seen = observe(model, variables, images)
-        found.append((seen.head, tuple(seen.outputs)))
+        found.append(observe(model, variables, images).head)
 
     jax.eval_shape(look, variables, images)
-    return found[0]
+    return None if found[0] is None else "/".join(found[0])
 
 
 def head_classes(variables: Variables, head: str = "head") -> int:

@@ -163,13 +163,13 @@ def _signature(declared: Method) -> inspect.Signature:
     return inspect.Signature(found)
 
 
-def check_served(method: Any, request: ForgetRequest) -> None:
+def check_served(method: Method, request: ForgetRequest) -> None:
     """Raises InputError unless the method serves this kind of request."""
     if request.kind in method.serves:
         return
-    name = next((n for n, known in METHODS.items() if known == method), "this method")
     others = [n for n, known in METHODS.items() if request.kind in known.serves]
     raise InputError(
-        f"{name} serves requests of {' and '.join(method.serves)}, but the request "
-        f"names {describe_request(request)}; choose some of {', '.join(others)}."
+        f"{method.name} serves requests of {' and '.join(method.serves)}, but the "
+        f"request names {describe_request(request)}; choose some of "
+        f"{', '.join(others)}."
     )
