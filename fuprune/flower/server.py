@@ -37,11 +37,7 @@ from fuprune.unlearning.request import ForgetRequest
 _LOGGER = logging.getLogger(__name__)
 _TRAINING = "training"  # in the workdir: the run that trains
 # Methods that need more than clients' uploads, and what that is.
-UNAVAILABLE = {
-    "influence": "it takes one message to every client for each step of a linear "
-    "solver, hundreds in all",
-    "sisa": "it trains an ensemble of its own, a network for each group of clients",
-}
+UNAVAILABLE = {name: m.simulated for name, m in METHODS.items() if m.simulated}
 
 
 def run(grid, settings: Settings) -> None:

@@ -15,7 +15,7 @@ from fuprune.options import option, options
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.teaching import answers_of, teach
+from fuprune.unlearning.teaching import SIMULATED, answers_of, teach
 
 
 @options
@@ -32,6 +32,7 @@ class Options:
     serves=ALL_KINDS,
     options=Options,
     reads_forgotten=True,
+    simulated=SIMULATED,
 )
 def bad_teacher(job: Job, o: Options) -> UnlearnResult:
     """Teach forgotten images a random network's answers, and the others the old ones.

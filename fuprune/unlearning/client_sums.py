@@ -19,6 +19,7 @@ from fuprune.federated.local_work import count_batches
 from fuprune.federated.objective import cross_entropy
 from fuprune.federated.program import Client, ClientProgram, Shared
 
+SIMULATED = "it asks clients for sums that no message describes"
 NOBODY = (
     "no participant holds an example to read; forget less or let more clients take "
     "part (unlearn.participants)."

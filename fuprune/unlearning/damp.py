@@ -19,13 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuprune.surgery.arrays import names
+from fuprune.unlearning.client_sums import SIMULATED
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 from fuprune.unlearning.reading import participating
 
 
-@method("damp", reads_forgotten=True)
+@method("damp", reads_forgotten=True, simulated=SIMULATED)
 def damp(job: Job) -> UnlearnResult:
     """Make layers blind to the forgotten class's direction, then fine-tune.
 

@@ -16,7 +16,7 @@ from fuprune.options import option, options
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.teaching import answers_of, own_label, teach
+from fuprune.unlearning.teaching import SIMULATED, answers_of, own_label, teach
 
 
 @options
@@ -38,6 +38,7 @@ def without_own_class(logits, batch):
     serves=ALL_KINDS,
     options=Options,
     reads_forgotten=True,
+    simulated=SIMULATED,
 )
 def delete(job: Job, o: Options) -> UnlearnResult:
     """Teach the forgotten images the model's other answers, then fine-tune.

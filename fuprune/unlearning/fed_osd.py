@@ -19,7 +19,12 @@ from jax.flatten_util import ravel_pytree
 
 from fuprune.federated.client import split_params
 from fuprune.options import option, options
-from fuprune.unlearning.client_sums import gradient_sum, on_server, sum_program
+from fuprune.unlearning.client_sums import (
+    SIMULATED,
+    gradient_sum,
+    on_server,
+    sum_program,
+)
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import method
 from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
@@ -34,7 +39,13 @@ class Options:
     chunk: int = option(64, "images at a time", ge=1, le=65_536)
 
 
-@method("fed_osd", serves=("clients",), options=Options, reads_forgotten=True)
+@method(
+    "fed_osd",
+    serves=("clients",),
+    options=Options,
+    reads_forgotten=True,
+    simulated=SIMULATED,
+)
 def fed_osd(job: Job, o: Options) -> UnlearnResult:
     """Unlearn the clients orthogonally to the others, then fine-tune without them.
 

@@ -17,7 +17,7 @@ from fuprune.options import option, options
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import method
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.teaching import answers_of, own_label, teach
+from fuprune.unlearning.teaching import SIMULATED, answers_of, own_label, teach
 
 
 @options
@@ -40,6 +40,7 @@ def with_lowest_own_class(logits, batch):
     serves=("clients", "examples"),
     options=Options,
     reads_forgotten=True,
+    simulated=SIMULATED,
 )
 def fed_quit(job: Job, o: Options) -> UnlearnResult:
     """Let the leaving clients unlearn their labels, then fine-tune without them.

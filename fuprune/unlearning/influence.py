@@ -143,7 +143,14 @@ class Options:
     )
 
 
-@method("influence", serves=ALL_KINDS, options=Options, reads_forgotten=True)
+@method(
+    "influence",
+    serves=ALL_KINDS,
+    options=Options,
+    reads_forgotten=True,
+    simulated="it takes one message to every client for each step of a linear solver, "
+    "hundreds in all",
+)
 def influence(job: Job, o: Options) -> UnlearnResult:
     """Take the forgotten examples out by one Newton step, then fine-tune.
 

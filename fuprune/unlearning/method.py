@@ -50,6 +50,7 @@ class Method:
     needs: str = ""  # the key of `train` that keeps the record which it reads
     needs_every_round: bool = False  # with that key at 1
     control: str = ""  # controls only: what it does, in one phrase
+    simulated: str = ""  # why it cannot run with remote clients, if it cannot
 
     def __call__(
         self,

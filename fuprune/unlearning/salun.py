@@ -20,7 +20,7 @@ from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import method
 from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
 from fuprune.unlearning.relabel import relabelled
-from fuprune.unlearning.teaching import teach
+from fuprune.unlearning.teaching import SIMULATED, teach
 
 
 @options
@@ -33,7 +33,7 @@ class Options:
     batch_size: int = option(256, "of these passes", ge=1, le=65_536)
 
 
-@method("salun", options=Options, reads_forgotten=True)
+@method("salun", options=Options, reads_forgotten=True, simulated=SIMULATED)
 def salun(job: Job, o: Options) -> UnlearnResult:
     """Teach the forgotten images random labels by salient weights, then fine-tune.
 

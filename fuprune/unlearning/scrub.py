@@ -15,7 +15,7 @@ from fuprune.options import option, options
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.teaching import answers_of, teach
+from fuprune.unlearning.teaching import SIMULATED, answers_of, teach
 
 
 @options
@@ -37,6 +37,7 @@ class Options:
     serves=ALL_KINDS,
     options=Options,
     reads_forgotten=True,
+    simulated=SIMULATED,
 )
 def scrub(job: Job, o: Options) -> UnlearnResult:
     """Move away from the old answers on the forgotten images, then fine-tune.

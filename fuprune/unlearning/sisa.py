@@ -82,7 +82,13 @@ class Options:
     )
 
 
-@method("sisa", serves=ALL_KINDS, options=Options, fine_tunes=False)
+@method(
+    "sisa",
+    serves=ALL_KINDS,
+    options=Options,
+    fine_tunes=False,
+    simulated="it trains an ensemble of its own, a network for each group of clients",
+)
 def sisa(job: Job, o: Options) -> UnlearnResult:
     """Train the ensemble on everything, then again where the request is.
 

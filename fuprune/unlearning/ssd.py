@@ -19,7 +19,12 @@ import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.options import option, options
-from fuprune.unlearning.client_sums import NOBODY, BatchSum, gradient_sum
+from fuprune.unlearning.client_sums import (
+    NOBODY,
+    SIMULATED,
+    BatchSum,
+    gradient_sum,
+)
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
@@ -37,7 +42,13 @@ class Options:
     batch_size: int = option(64, "images of a batch", ge=1, le=65_536)
 
 
-@method("ssd", serves=ALL_KINDS, options=Options, reads_forgotten=True)
+@method(
+    "ssd",
+    serves=ALL_KINDS,
+    options=Options,
+    reads_forgotten=True,
+    simulated=SIMULATED,
+)
 def ssd(job: Job, o: Options) -> UnlearnResult:
     """Dampen what the forgotten images need most, then fine-tune.
 

@@ -22,6 +22,8 @@ from fuprune.models.layers import loops_are_fast
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 
+SIMULATED = "its clients train by an objective that no message describes"
+
 
 class Frozen(NamedTuple):
     """A network that trains as it is evaluated: its statistics stay as they are."""
@@ -93,8 +95,8 @@ def teach(
     """
     if not isinstance(job.backend, str):
         raise InputError(
-            "the method trains clients by an objective that cannot be sent to remote "
-            "ones; choose ascent or relabel, or run it as a simulation."
+            f"the method cannot run with remote clients: {SIMULATED}; choose ascent or "
+            "relabel, or run it as a simulation."
         )
     variables, lengths = job.variables, np.asarray(jax.device_get(data.lengths))
     if lengths.any() and rounds:

@@ -224,7 +224,7 @@ def simulate(place, wanted):
         *(
             (method, "classes", "")
             for method in METHODS
-            if method not in server.UNAVAILABLE
+            if method not in server.UNAVAILABLE and "classes" in METHODS[method].serves
         ),
         *(
             (method, "clients", "")
