@@ -64,6 +64,11 @@ def explain(model: Any, variables: Any, plan: PrunePlan, *, example: Any = None)
         " channels lie; it is not offered"
         for path in findings.disagree
     ]
+    if findings.inner_work:
+        lines.append(
+            f"about {findings.inner_work // batch:,} FLOPs per image are inside loops"
+            " or branches, whose layers are not found and stay whole"
+        )
     if not findings.whole:
         return "\n".join([*lines, "no primitive runs whole"])
     entries: Counter = Counter()

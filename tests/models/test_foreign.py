@@ -1,4 +1,4 @@
-"""Networks of Equinox, haiku and Keras, as they are; skipped where those are not."""
+"""Networks of Equinox, haiku and Keras (`fuprune[zoo]`), as they are."""
 
 import os
 

@@ -309,6 +309,11 @@ def test_flops_inside_a_loop_are_counted():
     found = total(Scanned(), {})
     convolutions = 2 * 16 * 9 * (3 * 8 + 4 * 8 * 8)
     assert found.flops_before == found.flops_after == convolutions + 2 * 8 * 4
+    network = adapt(Scanned())
+    variables = networks.variables_of(network, (4, 4, 3))
+    text = surgery.explain(network, variables, PrunePlan({}), example=IMAGES)
+    inside = 2 * 16 * 9 * 4 * 8 * 8
+    assert f"about {inside:,} FLOPs per image are inside loops" in text
 
 
 class Grouped(nn.Module):
