@@ -14,7 +14,7 @@ import numpy as np
 
 from fuprune.data.dataset import DamagedDataError, DataUnavailableError, LabelledSet
 from fuprune.data.pictures import Pictures, read_pictures
-from fuprune.errors import first_line
+from fuprune.errors import first_line, from_extra
 
 _TEST_NAMES = ("test", "validation", "valid", "val")
 # Preferred when a set has several label columns: CIFAR-100's fine one, for example.
@@ -32,15 +32,24 @@ def open_splits(name: str) -> dict[str, Any]:
     The name is a directory that `save_to_disk` wrote, or a name on the hub, with the
     configuration behind a colon if it has several: "cifar100", "owner/set:config".
     """
-    try:
-        # Imported where it is used: it takes seconds, and few need it.
+    # Imported where it is used: it takes seconds, and few need it.
+    with from_extra("hf", f"hf:{name}"):
         import datasets
-    except ImportError as error:
+    try:
+        if os.path.isdir(os.path.expanduser(name)):
+            found = datasets.load_from_disk(os.path.expanduser(name))
+        else:
+            found = _load_from_hub(datasets, name)
+    except DataUnavailableError:
+        raise
+    # The library lets through whatever its many parts raise.
+    except Exception as error:
         raise DataUnavailableError(
-            f"hf:{name} needs the package datasets; install it with "
-            "pip install 'fuprune[hf]'."
+            f"hf:{name} did not load ({type(error).__name__}: {first_line(error)}); "
+            "check the name, or load it once where there is a network and copy HF_HOME "
+            "here."
         ) from error
-    return _load_splits(datasets, name)
+    return {"train": found} if isinstance(found, datasets.Dataset) else dict(found)
 
 
 def fingerprint(splits: dict[str, Any]) -> tuple:
@@ -81,27 +90,6 @@ def read(name: str, splits: dict[str, Any], size: int | None = None) -> Labelled
         },
         origin=origin,
     )
-
-
-def _load_splits(datasets: Any, name: str) -> dict[str, Any]:
-    """Split name -> datasets.Dataset."""
-    try:
-        if os.path.isdir(os.path.expanduser(name)):
-            found = datasets.load_from_disk(os.path.expanduser(name))
-        else:
-            found = _load_from_hub(datasets, name)
-    except DataUnavailableError:
-        raise
-    # The library lets through whatever its many parts raise.
-    except Exception as error:
-        raise DataUnavailableError(
-            f"hf:{name} did not load ({type(error).__name__}: {first_line(error)}); "
-            "check the name, or load it once where there is a network and copy HF_HOME "
-            "here."
-        ) from error
-    if isinstance(found, datasets.Dataset):
-        return {"train": found}
-    return dict(found)
 
 
 def _load_from_hub(datasets: Any, name: str) -> Any:

@@ -14,6 +14,7 @@ from fuprune.data.dataset import (
     from_arrays,
 )
 from fuprune.data.sources import class_names, column, load
+from fuprune.errors import FupruneError
 from tests.data.tiny_sets import arrays, assert_one_line
 
 
@@ -339,6 +340,6 @@ def test_a_set_of_the_hub_without_network_or_cache_fails_in_one_line(
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataUnavailableError) as error:
+    with pytest.raises(FupruneError) as error:
         load("hf:cifar100", split="train")
     assert_one_line(error, "fuprune[hf]")

@@ -29,15 +29,30 @@ def data():
     return federate(rounds.train_set(), rounds.parts())
 
 
+# What is computed, and how close sums in another order stay.
+COMPUTED = {
+    "fed_avg": (
+        lambda data, **on: rounds.train(rounds.averaging(**on), data),
+        CLOSE,
+    ),
+    "fed_sgd": (
+        lambda data, **on: rounds.train(rounds.gradients(**on), data),
+        CLOSE,
+    ),
+    "statistics": (rounds.statistics, dict(rtol=1e-5, atol=1e-6)),
+    "fisher": (rounds.fisher, dict(rtol=1e-4, atol=1e-7)),
+    "evaluation": (
+        lambda data, backend=None, mesh=None: rounds.evaluation(mesh),
+        dict(rtol=1e-6),
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def expected(data):
     """By `lax.map` on one device, without any mesh."""
-    options = dict(backend="map")
     return {
-        "fed_avg": rounds.train(rounds.averaging(**options), data),
-        "fed_sgd": rounds.train(rounds.gradients(**options), data),
-        "statistics": rounds.statistics(data, **options),
-        "fisher": rounds.fisher(data, **options),
+        name: compute(data, backend="map") for name, (compute, _) in COMPUTED.items()
     }
 
 
@@ -51,20 +66,17 @@ def on(data, mesh, spec):
     )
 
 
-@pytest.mark.parametrize("number", DEVICES)
-def test_fed_avg_is_the_same_on_any_number_of_devices(number, data, expected):
-    algorithm = rounds.averaging(backend="shard_map", mesh=mesh_of(number))
-    chex.assert_trees_all_close(
-        rounds.train(algorithm, data), expected["fed_avg"], **CLOSE
-    )
-
-
-@pytest.mark.parametrize("number", (4,))
-def test_fed_sgd_is_the_same_on_any_number_of_devices(number, data, expected):
-    algorithm = rounds.gradients(backend="shard_map", mesh=mesh_of(number))
-    chex.assert_trees_all_close(
-        rounds.train(algorithm, data), expected["fed_sgd"], **CLOSE
-    )
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *((name, 4) for name in COMPUTED),
+        *((name, n) for name in ("fed_avg", "statistics") for n in (1, 2, 8)),
+    ],
+)
+def test_the_result_is_the_same_on_any_number_of_devices(name, number, data, expected):
+    compute, close = COMPUTED[name]
+    found = compute(data, backend="shard_map", mesh=mesh_of(number))
+    chex.assert_trees_all_close(found, expected[name], **close)
 
 
 @pytest.mark.parametrize(
@@ -84,26 +96,6 @@ def test_rules_and_policies_are_the_same_on_four_devices(options, data):
         )
     ]
     chex.assert_trees_all_close(*ends, **CLOSE)
-
-
-@pytest.mark.parametrize("number", DEVICES)
-def test_capture_statistics_are_the_same(number, data, expected):
-    found = rounds.statistics(data, backend="shard_map", mesh=mesh_of(number))
-    chex.assert_trees_all_close(found, expected["statistics"], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("number", (4,))
-def test_fisher_sums_are_the_same(number, data, expected):
-    found = rounds.fisher(data, backend="shard_map", mesh=mesh_of(number))
-    chex.assert_trees_all_close(found, expected["fisher"], rtol=1e-4, atol=1e-7)
-
-
-@pytest.mark.parametrize("number", DEVICES)
-def test_evaluation_is_the_same(number):
-    confusion, loss = rounds.evaluation()
-    other_confusion, other_loss = rounds.evaluation(mesh_of(number))
-    np.testing.assert_array_equal(confusion, other_confusion)
-    np.testing.assert_allclose(loss, other_loss, rtol=1e-6)
 
 
 @pytest.mark.parametrize("number", (2, 4, 8))
