@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fuprune.data.federated import Cohort, federate, take_clients, whole_cohort
+from fuprune.data.federated import federate, take_clients, whole_cohort
 from fuprune.federated import cohort as iteration
 from fuprune.federated.aggregate import coordinate_median
 from fuprune.federated.batch_norm import LocalBatchNorm
@@ -205,9 +205,3 @@ def test_auto_names_a_backend_and_unknown_names_are_refused():
     assert resolve_backend("auto", platform="gpu", device_count=1)[0] == "vmap"
     with pytest.raises(ValueError, match="'pmap', but must be one of auto, loop"):
         resolve_backend("pmap")
-
-
-def test_cohort_rows_are_not_copied_into_images(data):
-    """A cohort refers to the pool of images, whatever its size."""
-    assert isinstance(whole_cohort(data), Cohort)
-    assert whole_cohort(data).images is data.images
