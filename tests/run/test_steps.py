@@ -32,7 +32,7 @@ def test_own_time_is_capture_scoring_and_surgery_and_not_training(monkeypatch, s
         state = fed_sgd(model, server_optimizer=optax.sgd(0.1)).init(variables)
         return FitResult(state, [], None)
 
-    for name, seconds in {"collect": 1, "server_proc": 10, surgery: 100}.items():
+    for name, seconds in {"collect": 1, "score_channels": 10, surgery: 100}.items():
         longer = lasting(getattr(class_pruning, name), seconds)
         monkeypatch.setattr(class_pruning, name, longer)
     monkeypatch.setattr(steps, "train_unit", train_unit)
