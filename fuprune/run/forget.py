@@ -27,6 +27,7 @@ from fuprune.data.federated import FederatedDataset
 from fuprune.data.preprocess import Preprocess, to_float
 from fuprune.errors import InputError, UsageError, distinct_integers
 from fuprune.federated.evaluate import make_evaluator
+from fuprune.federated.objective import classification
 from fuprune.federated.server import fed_avg
 from fuprune.federated.train import fit
 from fuprune.files import write_whole
@@ -105,10 +106,8 @@ class Forgotten:
             ("Size in bytes", "size", "{:,}"),
             (f"Milliseconds for {_BATCH} images", "milliseconds", "{:.1f}"),
         )
-        return [
-            (label, *(form.format(getattr(x, name)) for x in (self.before, self.after)))
-            for label, name, form in forms
-        ]
+        before, after = self.before._asdict(), self.after._asdict()
+        return [(x, f.format(before[n]), f.format(after[n])) for x, n, f in forms]
 
     def __repr__(self) -> str:
         """A table, and the verdict."""
@@ -195,7 +194,7 @@ def forget(
             local_epochs=1,
             batch_size=batch_size,
             preprocess=preprocess,
-            **({} if objective is None else {"objective": objective}),
+            objective=objective or classification(),
         )
         cohort = min(25, data.num_clients)
         state = algorithm.init(variables)

@@ -76,7 +76,7 @@ class Progress:
             transient=True,
         )
         self._whole_run_rounds, self._interval = whole_run_rounds, interval
-        self._ends = dict(
+        self._ends: dict[str, Any] = dict(
             audit_follows=audit_follows,
             platform=platform,
             reduced_config=reduced_config,
