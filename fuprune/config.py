@@ -510,6 +510,7 @@ def validate(config: Config) -> None:
     train, tuning, privacy = config.train, config.fine_tune, config.privacy
     kind, averages = request_kind(config), train.algorithm == "fed_avg"
     private = privacy.secure_sum or privacy.epsilon
+    cuts = any("prune" in METHODS[name].sections for name in methods(config))
     for wrong, name, rest in (
         (
             train.min_participants > train.cohort,
@@ -545,6 +546,11 @@ def validate(config: Config) -> None:
             config.prune.weighting == "clients" and private,
             "prune.weighting",
             "examples with privacy, which shows the server sums over clients only",
+        ),
+        (
+            cuts and privacy.epsilon and config.prune.rate == "auto",
+            "prune.rate",
+            "a number with privacy.epsilon, which covers no answers to cuts",
         ),
         (
             config.partition.kind == "file" and not config.partition.file,

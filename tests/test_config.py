@@ -109,6 +109,10 @@ REFUSED = {
         "prune.weighting": "clients",
         "privacy.secure_sum": True,
     },
+    "prune.rate is 'auto'; allowed: a number with privacy.epsilon": {
+        "prune.rate": "auto",
+        "privacy.epsilon": 1.0,
+    },
     "partition.file is ''; allowed: a text file": {"partition.kind": "file"},
     "partition.classes_per_client is 11; allowed: at most 10, the classes of": {
         "partition.kind": "pathological",

@@ -18,6 +18,7 @@ SHORT = (
     "--config.train.rounds=0",
     "--config.fine_tune.rounds=0",
     "--config.unlearn.methods=class_pruning",
+    "--config.prune.rate=0.3",  # to try several asks for more than the noise covers
     "--config.runtime.progress=off",
 )
 
