@@ -30,9 +30,9 @@ def main():
     os.chdir(HOME)  # the run names its retrained models from here
     about = subject.read_subject(RUN)
     figure = figures.main_figure(about, only=("retrain", "fine_tune_only"))
-    lines = {text.get_text(): text for text in figure.axes[0].get_legend().get_texts()}
-    for name, words in NAMES.items():
-        lines[name].set_text(words)
+    legend = figure.axes[0].get_legend()
+    for line in legend.get_texts() if legend else ():
+        line.set_text(NAMES.get(line.get_text(), line.get_text()))
     figure.savefig(PICTURE, dpi=110, facecolor="white", metadata={"Software": None})
     README.write_text(filled(README.read_text(), about))
 
@@ -46,12 +46,12 @@ def filled(text: str, about: subject.Subject) -> str:
 
 def table(about: subject.Subject) -> list[str]:
     """Markdown: before, the cut, the cut and fine-tuning, fine-tuning, retraining."""
-    tested = about.tested
+    tested, raw = about.tested, about.raw or results.StageRow()
     cut = results.pruned_stages(about.record, about.rows(tested)[0].name)[-1]
     lines = [
         "| CIFAR-10, ResNet20 | trucks | the others | images trained on |",
         "|---|---:|---:|---:|",
-        _row("before", about.raw.u_accuracy, about.raw.r_accuracy, "-"),
+        _row("before", raw.u_accuracy, raw.r_accuracy, "-"),
         _row("**the cut alone**", cut.u_accuracy, cut.r_accuracy, "0"),
     ]
     for name, method in (
@@ -60,12 +60,12 @@ def table(about: subject.Subject) -> list[str]:
         ("retrained without trucks", results.RETRAIN),
     ):
         u, r = (about.mean(method, f"{letter}_accuracy") for letter in "ur")
-        images = formats.number(about.mean(method, "images"))
+        images = formats.number(about.mean(method, "images") or 0)
         lines.append(_row(name, u, r, images))
     return lines
 
 
-def _row(name: str, u: float, r: float, images: str) -> str:
+def _row(name: str, u: float | None, r: float | None, images: str) -> str:
     return f"| {name} | {percent(u)} | {percent(r)} | {images} |"
 
 

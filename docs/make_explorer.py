@@ -49,6 +49,7 @@ def measured() -> dict:
     """Orders of channels, and accuracies of every class after every cut."""
     model, variables = fuprune.load(str(MODEL))
     known = find_known("cifar10")
+    assert known is not None
     prepare = fuprune.make_preprocess(known.mean, known.std)
     train, test = (balanced(split, n) for split, n in (("train", 500), ("test", 100)))
     uploads = [

@@ -39,7 +39,7 @@ _MAIN, _GOLD, _RAW = "#d9480f", "#2f7ed8", "#868c96"
 _BAD, _GOOD = "#d3372b", "#23915a"
 _OTHERS = ("#2b9a66", "#9a5fd1", "#b07d0a", "#c2417c", "#2b8f9a", "#8a6a4f")
 _INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color")
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "svg.hashsalt": "fuprune",
     "svg.fonttype": "path",
     "text.parse_math": False,  # names come from files
@@ -264,7 +264,7 @@ def picture_figure(about: Subject) -> Drawing | None:
     )
 
 
-def _photograph(axes: Axes, image: np.ndarray, **options) -> None:
+def _photograph(axes: Axes, image: np.ndarray, **options: Any) -> None:
     if image.ndim == 3 and image.shape[-1] == 1:
         image, options = image[..., 0], dict(cmap="gray")
     axes.imshow(image, interpolation="nearest", **options)

@@ -78,11 +78,10 @@ def cell(value: Any, text: str | Callable[..., str] = str, tone: str = "") -> Ce
     return Cell(text(value) if callable(text) else text, exact, tone)
 
 
-def to_text(table: Table, *, width: int = 0) -> str:
-    """A table for a terminal; plain lines that are never broken if width is 0."""
+def to_text(table: Table) -> str:
+    """A table for a terminal, in plain lines that are never broken."""
     drawn = rich.table.Table(title=table.title or None, title_justify="left")
-    if not width:
-        drawn.box, drawn.show_edge, drawn.pad_edge = rich.box.ASCII, False, False
+    drawn.box, drawn.show_edge, drawn.pad_edge = rich.box.ASCII, False, False
     for column in table.columns:
         justify = "right" if column.numeric else "left"
         # As `Text`, because rich would take [..] in a name for markup.
@@ -90,7 +89,7 @@ def to_text(table: Table, *, width: int = 0) -> str:
     for row in table.rows:
         drawn.add_row(*(rich.text.Text(entry.text) for entry in row))
     stream = io.StringIO()
-    rich.console.Console(file=stream, width=width or 1000).print(drawn)
+    rich.console.Console(file=stream, width=1000).print(drawn)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
