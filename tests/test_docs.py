@@ -84,6 +84,12 @@ def test_commands_in_documents_are_accepted(repository):
             continue
         counted += 1
     assert counted > 10
+    recipes = (repository / "Makefile").read_text().replace("\\\n", " ")
+    recipes = recipes.replace("$(PUBLISHED)", "results/cifar10_resnet20")
+    made = [one for one in recipes.splitlines() if "-m fuprune.main" in one]
+    for line in made:
+        main.parse(["fuprune", *shlex.split(line.split("fuprune.main")[1])])
+    assert len(made) == 2
 
 
 def test_pages_hold_the_published_numbers(repository, monkeypatch):
