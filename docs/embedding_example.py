@@ -11,7 +11,7 @@ import optax
 import fuprune
 
 
-def main(rounds: int = 6, tune_rounds: int = 3) -> dict[str, float]:
+def main(rounds: int = 5, tune_rounds: int = 3) -> dict[str, float]:
     """Train, forget, compare; returns the accuracies it prints."""
     train = fuprune.load_dataset("digits", split="train")
     test = fuprune.load_dataset("digits", split="test")
@@ -65,7 +65,7 @@ def main(rounds: int = 6, tune_rounds: int = 3) -> dict[str, float]:
         key=jax.random.key(2),
         fine_tune=fine_tune,
         num_classes=10,
-        rate=0.05,
+        rate=0.2,
     )
     before = accuracies(model, fitted.state.variables)
     after = accuracies(forgotten.model, forgotten.variables)

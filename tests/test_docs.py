@@ -29,7 +29,7 @@ def test_the_embedding_example_forgets_a_class(repository, capsys):
     before = jax.config.read(name)
     jax.config.update(name, False)
     try:
-        result = load_example(repository).main(rounds=5, tune_rounds=3)
+        result = load_example(repository).main()
     finally:
         jax.config.update(name, before)
     assert result["u_before"] > 0.7
