@@ -87,9 +87,10 @@ def start(
         )
     conv = _choose_convolution(conv)
     used = jax.devices()
-    # More devices than clients would idle; an explicit number is taken as it is.
-    if not several and not devices and cohort:
-        used = used[:cohort]
+    # More devices than clients would idle; an explicit number is taken as it is, also
+    # where JAX was running before and has more.
+    if not several:
+        used = used[: devices or cohort or None]
     chosen, _ = resolve_backend(
         backend, loops_are_fast=loops_are_fast(conv), device_count=len(used)
     )

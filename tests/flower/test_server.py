@@ -265,12 +265,12 @@ def test_methods_that_need_more_than_uploads_say_so(place, method):
     ("given", "match"),
     [
         ({"command": "destroy"}, "must be one of train"),
-        ({"command": "forget"}, "needs an id, and classes or"),
-        ({"command": "forget", "order": "a"}, "needs an id, and classes or"),
+        ({"command": "forget"}, "needs an id, and to forget classes or"),
+        ({"command": "forget", "order": "a"}, "needs an id, and to forget classes or"),
         ({"command": "forget", "classes": "1", "order": "../../etc"}, "an id is"),
         (
             {"command": "forget", "classes": "1", "clients": "1", "order": "a"},
-            "needs an id, and classes or",
+            "needs an id, and to forget classes or",
         ),
         ({"clients": "first"}, "clients is 'first'"),
         ({"examples": "2:"}, "such as 2:14,2:15"),
