@@ -97,7 +97,9 @@ def projection(
     for mean in forgotten:
         rest = mean - basis @ (basis.T @ mean)
         length, whole = np.linalg.norm(rest), np.linalg.norm(mean - centre)
-        scale = min(length / whole, 1.0) if length > 1e-6 * np.linalg.norm(mean) else 0
+        # A mean that lies in the span, but for rounding, has nothing of its own.
+        own = length > 1e-6 * max(np.linalg.norm(mean), 1e-30)
+        scale = min(length / whole, 1.0) if own and whole > 0 else 0.0
         scales.append(float(scale))
         if scale:
             direction = rest / length

@@ -1,4 +1,5 @@
 import json
+import socket
 import sys
 import types
 
@@ -207,7 +208,12 @@ def test_set_without_images_is_refused(offline):
 
 
 def test_a_set_that_only_tfds_knows_is_left_to_its_builder(offline, monkeypatch):
-    """Its hosts are out of reach here, which is said in one line of the message."""
+    """Its hosts are out of reach, which is said in one line of the message."""
+
+    def unreachable(*_):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
     with pytest.raises(DataUnavailableError, match="TFDS did not prepare it"):
         load("eurosat", split="train", data_dir=offline)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)

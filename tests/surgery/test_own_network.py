@@ -174,7 +174,8 @@ VARIANTS = ("prune_random", "prune_lowest", "prune_relabel", "retrain_short")
     "method",
     [
         pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name
-        for name in METHODS
+        for name, method in METHODS.items()
+        if "classes" in method.serves
     ],
 )
 def test_every_method_runs_on_a_network_of_somebody_else(method):
@@ -188,7 +189,9 @@ def test_every_method_runs_on_a_network_of_somebody_else(method):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_quickly")
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize(
+    "method", [name for name, one in METHODS.items() if "classes" in one.serves]
+)
 @pytest.mark.parametrize("name", CONTRACT)
 def test_every_method_runs_on_every_network(name, method):
     network = networks.adapted(name, shallow=True)
