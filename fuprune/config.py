@@ -543,7 +543,7 @@ def validate(config: Config) -> None:
             "0 for classes (it is planted in clients' or single images)",
         ),
         (
-            config.prune.weighting == "clients" and private,
+            config.prune.weighting != "examples" and private,
             "prune.weighting",
             "examples with privacy, which shows the server sums over clients only",
         ),

@@ -95,7 +95,9 @@ def merge(clients, *, weighting):
     classes = sorted({label for client in clients for label, _ in client})
     rows = []
     for u in classes:
-        if weighting == "examples":
+        holders = sum(any(label == u for label, _ in c) for c in clients)
+        median = weighting == "median" and holders > 2
+        if weighting == "examples" or (weighting == "median" and not median):
             rows.append(
                 np.mean([a for c in clients for label, a in c if label == u], axis=0)
             )
@@ -105,5 +107,5 @@ def merge(clients, *, weighting):
                 for c in clients
                 if any(label == u for label, _ in c)
             ]
-            rows.append(np.mean(means, axis=0))
+            rows.append(np.median(means, axis=0) if median else np.mean(means, axis=0))
     return np.stack(rows)

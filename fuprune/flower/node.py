@@ -385,18 +385,21 @@ def drop_secret(folder: Path, session: str) -> None:
     _secret_path(folder, session).unlink(missing_ok=True)
 
 
-def answer_once(folder: Path, question: str) -> None:
+def answer_once(folder: Path, question: str, *, look: bool = False) -> None:
     """Notes that the answer to a question goes into a sum that is opened.
 
     Two sums of the same statistics, of other clients each, differ by a client's own.
+    With `look` it only looks whether it may.
 
     Raises:
       InputError: it went into one before.
     """
-    path = folder / "sums" / "answered"
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "sums" / "answered" / hashlib.sha256(question.encode()).hexdigest()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        (path / hashlib.sha256(question.encode()).hexdigest()).touch(exist_ok=False)
+        if look and not path.exists():
+            return
+        path.touch(exist_ok=False)
     except FileExistsError:
         raise InputError(
             "this client's statistics of this model are in a secure sum already; two "

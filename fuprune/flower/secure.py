@@ -57,20 +57,34 @@ def seal_shares(secure: Any, node: Node) -> dict[str, Any]:
     with _reading("directory"):
         party = _party(kept)
     threshold, number = party.directory.threshold, len(party.directory.public_keys)
-    if threshold <= number // 2:
+    if threshold < fewest(number):
         raise InputError(
             f"threshold {threshold} of {number} lets two groups of clients open "
-            "different shares; refuse the sum."
+            f"different shares, or shows a sum of two; it takes {fewest(number)}. "
+            "Refuse the sum."
         )
     sealed = share_keys(party)
     nodes.keep_secret(node.folder, session, kept)
     return {"sealed": [box.hex() for box in sealed]}
 
 
-def masked_upload(upload: Any, secure: Any, node: Node) -> np.ndarray:
-    """A client's third message: its upload under masks, [D] uint64."""
+def fewest(number: int) -> int:
+    """How many of n clients a sum takes: a majority, and three at least.
+
+    Of a sum of two each would know the other's part.
+    """
+    return max(3, number // 2 + 1)
+
+
+def masked_upload(upload: Any, secure: Any, node: Node, question: str) -> np.ndarray:
+    """A client's third message: its upload under masks, [D] uint64.
+
+    `question` says what it is the answer to, which goes into one sum alone.
+    """
     session = _session(secure)
     kept, party = _recall(session, node)
+    nodes.answer_once(node.folder, question, look=True)
+    kept["question"] = question
     # Two uploads under the same masks would show their difference in the clear.
     if "boxes" in kept:
         raise InputError(f"secure sum {session} has this client's upload already.")
@@ -92,7 +106,9 @@ def reveal(secure: Any, node: Node) -> dict[str, Any]:
     sent = _senders(secure, party)
     shown = reveal_shares(held, party.directory, sent=sent)
     # Before the answer leaves: a second question, with other senders, would open the
-    # other half of somebody's secrets.
+    # other half of somebody's secrets, and a second sum, without one of the senders,
+    # would show by the difference what that one sent.
+    nodes.answer_once(node.folder, kept.get("question", session))
     nodes.drop_secret(node.folder, session)
     return {"shares": {str(owner): hex(share) for owner, share in shown.items()}}
 
@@ -112,7 +128,7 @@ def secure_statistics(
       sizes: how many images each client says it has.
 
     Raises:
-      TooFewClientsError: fewer than a majority of the clients stayed to the end.
+      TooFewClientsError: fewer than three, or than a majority, stayed to the end.
       UnlearnError: the sum cannot be one of class statistics, so a client spoiled it.
     """
     session, members = secrets.token_hex(16), list(requests)
@@ -131,7 +147,13 @@ def secure_statistics(
     # depends on it.
     published = dict(sorted(_readable(replies, _public_keys).items()))
     members = [members[i] for i in published]
-    directory = make_directory(list(published.values()), session=session)
+    number = len(members)
+    if number < fewest(number):
+        raise TooFewClientsError(
+            f"{number} clients take part in a secure sum, which takes three at least: "
+            "of a sum of two, each knows the other's part."
+        )
+    directory = make_directory(list(published.values()), fewest(number), session)
     places = range(len(members))
     told = {
         "public": [[key.hex() for key in keys] for keys in directory.public_keys],
@@ -139,14 +161,11 @@ def secure_statistics(
     }
     replies = tell("query.secure_shares", {i: {**told, "position": i} for i in places})
     sealed = _readable(replies, lambda header: _sealed(header, len(members)))
-    # A client whose shares are missing could not be made up for: everybody must have
-    # shared before anything is masked.
-    if len(sealed) < len(members):
-        missing = [k for i, k in enumerate(members) if i not in sealed]
-        raise TooFewClientsError(
-            f"clients {missing} left a secure sum before they had shared their keys; "
-            "ask again."
-        )
+    # A client whose shares are missing could not be made up for, and nothing is masked
+    # yet: the others start afresh without it.
+    if len(sealed) < number:
+        left = {members[i]: requests[members[i]] for i in sealed}
+        return secure_statistics(exchange, left, template, sizes)
     boxes = {i: {"boxes": {str(o): sealed[o][i].hex() for o in places}} for i in places}
     size = sum(x.size for x in jax.tree.leaves(template))
     masked = {
@@ -168,8 +187,8 @@ def secure_statistics(
     if reason is not None:
         raise UnlearnError(
             f"the secure sum cannot be one of class statistics ({reason}), and whose "
-            "upload spoiled it does not show; ask without privacy.secure_sum to find "
-            "the client."
+            "upload spoiled it does not show; look at what each client runs, or choose "
+            "a method that reads no class statistics, such as fine_tune_only."
         )
     return words
 

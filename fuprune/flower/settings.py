@@ -77,6 +77,9 @@ def read_settings(run_config: Mapping[str, Any]) -> Settings:
     workdir = Path(str(given["workdir"])).expanduser().absolute()
     least = _positive(given, "min-clients")
     configuration.update(config, _of_server(workdir, config, least))
+    if "prune.weighting" not in str(given["config"]) and not config.privacy.secure_sum:
+        # One client's word must not choose what is cut.
+        config.prune.weighting = "median"
     numbers = "numbers such as 3 or 3,7"
     order = Entry(
         str(given["order"]),

@@ -64,7 +64,9 @@ def run_task(header: Mapping[str, Any], tree: Any, node: Node) -> Answer:
         return worked_on, None
     if header.get("secure") is None:
         return worked_on, (total, each)
-    return worked_on, secure.masked_upload(each, header["secure"], node)
+    # The model, what is asked of it, and of which images.
+    question = json.dumps([worked_on, name, header["arguments"], header["classes"]])
+    return worked_on, secure.masked_upload(each, header["secure"], node, question)
 
 
 @functools.lru_cache(maxsize=8)

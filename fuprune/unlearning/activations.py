@@ -29,7 +29,7 @@ from fuprune.unlearning.client_sums import sum_program
 from fuprune.unlearning.privacy import clip_scale
 from fuprune.unlearning.protocol import UnlearnError, tree_bytes
 
-WEIGHTINGS = ("examples", "clients")
+WEIGHTINGS = ("examples", "clients", "median")
 
 
 class ClassActivations(NamedTuple):
@@ -258,7 +258,9 @@ def merge_activations(
       uploads: one per client, or a single one that is already a sum over clients.
       weighting: `examples` averages over all images of a class (appendix A.3),
         `clients` averages the clients' own class means (section 5.2); a client that
-        does not hold a class has no say in that class.
+        does not hold a class has no say in that class. `median` takes the median of
+        those means, channel by channel, of classes that three or more hold, so that
+        fewer than half of them cannot choose it; of others the mean over images.
 
     Returns:
       layer -> [U, C_l] float32, on the host: the statistics have arrived there. The row
@@ -271,10 +273,10 @@ def merge_activations(
     """
     check_choice("weighting", weighting, WEIGHTINGS)
     if isinstance(uploads, ClassActivations):
-        if weighting == "clients":
+        if weighting != "examples":
             raise UnlearnError(
-                "weighting is 'clients', but only a sum over clients arrived, as under "
-                "secure sums or noise, and it does not hold their own means; use "
+                f"weighting is {weighting!r}, but only a sum over clients arrived, as "
+                "under secure sums or noise, and it does not hold their own means; use "
                 "prune.weighting=examples."
             )
         uploads = [uploads]
@@ -297,11 +299,15 @@ def merge_activations(
     # Noised counts need not be whole: a class is held if its count is above zero.
     weight = np.sum(numbers > 0 if by_client else numbers, axis=0)  # [U]
     held = weight > 0
+    several = np.sum(numbers > 0, axis=0) > 2
     merged = {}
     for layer in uploads[0].total:
         totals = np.stack([np.asarray(u.total[layer]) for u in received])  # [n, U, C]
         total = np.sum(totals / share[:, :, None], axis=0)
         mean = (total / np.where(held, weight, 1.0)[:, None]).astype(np.float32)
+        if weighting == "median" and several.any():
+            number = np.where(numbers > 0, numbers, np.nan)[:, several, None]
+            mean[several] = np.nanmedian(totals[:, several] / number, axis=0)
         merged[layer] = np.where(held[:, None], mean, np.float32(np.nan))
         if not np.all(np.isfinite(merged[layer][held])):
             raise InputError(

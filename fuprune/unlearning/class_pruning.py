@@ -77,8 +77,10 @@ class Options:
     idf: Literal["paper", "released"] = option(
         "paper", "Eq. 7, or as in the authors' code"
     )
-    weighting: Literal["examples", "clients"] = option(
-        "examples", "how clients' statistics are weighted"
+    weighting: Literal["examples", "clients", "median"] = option(
+        "examples",
+        "how clients' statistics are weighted; median takes that of clients' class "
+        "means, which a minority of liars cannot move far",
     )
     surgery: Literal["compact", "mask"] = option(
         "compact", "compact removes channels; mask zeroes them"

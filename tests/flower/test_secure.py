@@ -3,6 +3,7 @@
 import json
 
 import chex
+import jax
 import numpy as np
 import pytest
 
@@ -11,13 +12,30 @@ from fuprune.errors import InputError, TooFewClientsError
 from fuprune.flower import client_app, node, secure
 from fuprune.flower.node import Node
 from fuprune.flower.records import PROTOCOL, unpack
+from fuprune.flower.settings import read_config
+from fuprune.run import build
 from fuprune.unlearning.activations import collect, merge_activations
 from fuprune.unlearning.protocol import UnlearnError
 from fuprune.unlearning.secure_sum import encode
-from tests.flower.small import FakeGrid, remote
+from tests.flower.small import CONFIG, FakeGrid, federation, remote, small_model
 from tests.flower.test_doors import altered
 
 NOTHING = np.zeros(0, np.int32)
+FOUR = f"{CONFIG} partition.clients=4 train.cohort=4"
+
+
+@pytest.fixture(scope="module")
+def setting():
+    """Four clients, of whom a sum takes three."""
+    config, model = read_config(FOUR), small_model()
+    variables = build.initial_variables(model, jax.random.key(1))
+    return config, federation(config), model, variables
+
+
+def behind_messages(setting, folder, meddle=None, *, secure=True):
+    """The grid, the clients behind it, and the server's stand-in for their data."""
+    grid = FakeGrid(folder, FOUR, clients=4, meddle=meddle)
+    return grid, *remote(grid, setting[0], num_clients=4, secure=secure)
 
 
 def gather(setting, backend, data):
@@ -33,9 +51,8 @@ def gather(setting, backend, data):
 
 
 def test_the_server_receives_a_sum_and_nothing_that_shows_an_upload(setting, tmp_path):
-    config, local, _, _ = setting
-    grid = FakeGrid(tmp_path)
-    clients, data = remote(grid, config, secure=True)
+    local = setting[1]
+    grid, clients, data = behind_messages(setting, tmp_path)
     (total,) = gather(setting, clients, data).uploads
     plain = gather(setting, "loop", local.data)
     chex.assert_trees_all_close(
@@ -44,7 +61,7 @@ def test_the_server_receives_a_sum_and_nothing_that_shows_an_upload(setting, tmp
     np.testing.assert_array_equal(
         total.num_examples, sum(np.asarray(u.num_examples) for u in plain.uploads)
     )
-    uploads = [encode(upload, num_clients=3) for upload in plain.uploads]
+    uploads = [encode(upload, num_clients=4) for upload in plain.uploads]
     masked = []
     for message, reply in grid.seen:
         header, tree = unpack(reply.content)
@@ -56,45 +73,63 @@ def test_the_server_receives_a_sum_and_nothing_that_shows_an_upload(setting, tmp
             assert not any(np.any(tree == upload) for upload in uploads)
         else:
             assert tree is None
-    assert len(masked) == 3
-    # Not even two of the three together show the third.
-    for i in range(3):
+    assert len(masked) == 4
+    # Not even three of the four together show the fourth.
+    for i in range(4):
         others = sum((m for j, m in enumerate(masked) if j != i), np.uint64(0))
         known = sum((u for j, u in enumerate(uploads) if j != i), np.uint64(0))
         assert np.mean(others == known) == 0
     # The keys of the sum are gone from the clients' disks.
-    assert not list(tmp_path.glob("*/sums/*"))
+    assert not list(tmp_path.glob("*/sums/*.json"))
+
+
+def test_a_second_sum_that_would_show_the_difference_is_refused(setting, tmp_path):
+    """Of the same model without one client, as a server that starts again asks it."""
+    grid, clients, data = behind_messages(setting, tmp_path)
+    gather(setting, clients, data)
+    grid.dead = {103}
+    with pytest.raises(TooFewClientsError):
+        gather(setting, clients, data)
+    reply, _ = unpack(grid.seen[-1][1].content)
+    assert "in a secure sum already" in reply["problem"]
+    # Another model is another question.
+    other = jax.tree.map(lambda x: 1.01 * x, setting[3])
+    assert gather((*setting[:3], other), clients, data).uploads
+
+
+def test_a_sum_of_two_is_none(setting, tmp_path):
+    grid, clients, data = behind_messages(setting, tmp_path)
+    grid.dead = {102, 103}
+    with pytest.raises(TooFewClientsError, match="takes three at least"):
+        gather(setting, clients, data)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_client_without_images_uploads_zeros(setting, tmp_path, monkeypatch, masked):
-    config, local, _, _ = setting
     part = node._part
 
-    def nothing_for_2(folder, text, client):
+    def nothing_for_3(folder, text, client):
         images, labels = part(folder, text, client)
-        return (images, labels) if client < 2 else (images[:0], labels[:0])
+        return (images, labels) if client < 3 else (images[:0], labels[:0])
 
-    monkeypatch.setattr(node, "_part", nothing_for_2)
-    clients, data = remote(FakeGrid(tmp_path), config, secure=masked)
+    monkeypatch.setattr(node, "_part", nothing_for_3)
+    _, clients, data = behind_messages(setting, tmp_path, secure=masked)
     uploads = gather(setting, clients, data).uploads
-    assert len(uploads) == (1 if masked else 2)
-    plain = gather(setting, "loop", local.data).uploads[:2]
+    assert len(uploads) == (1 if masked else 3)
+    plain = gather(setting, "loop", setting[1].data).uploads[:3]
     chex.assert_trees_all_close(
         merge_activations(uploads), merge_activations(plain), atol=1e-4
     )
 
 
 def test_a_client_that_drops_out_after_sharing_is_made_up_for(setting, tmp_path):
-    config, local, _, _ = setting
-
     def silent(client, message, reply):
         kind = message.metadata.message_type
         return None if client == 1 and kind == "query.class_statistics" else reply
 
-    clients, data = remote(FakeGrid(tmp_path, meddle=silent), config, secure=True)
+    _, clients, data = behind_messages(setting, tmp_path, silent)
     (total,) = gather(setting, clients, data).uploads
-    plain = gather(setting, "loop", local.data)
+    plain = gather(setting, "loop", setting[1].data)
     expected = [u for k, u in zip(plain.clients, plain.uploads, strict=True) if k != 1]
     chex.assert_trees_all_close(
         merge_activations([total]), merge_activations(expected), atol=1e-4
@@ -102,14 +137,12 @@ def test_a_client_that_drops_out_after_sharing_is_made_up_for(setting, tmp_path)
 
 
 def test_a_spoiled_sum_and_a_sum_of_too_few_end_in_one_line(setting, tmp_path):
-    config = setting[0]
-
     def spoil(client, message, reply):
         if client == 1 and message.metadata.message_type == "query.class_statistics":
             return altered(reply, message, lambda h, words: (h, words + np.uint64(1)))
         return reply
 
-    clients, data = remote(FakeGrid(tmp_path / "a", meddle=spoil), config, secure=True)
+    _, clients, data = behind_messages(setting, tmp_path / "a", spoil)
     with pytest.raises(UnlearnError, match="cannot be one of class statistics"):
         gather(setting, clients, data)
 
@@ -117,7 +150,7 @@ def test_a_spoiled_sum_and_a_sum_of_too_few_end_in_one_line(setting, tmp_path):
         kind = message.metadata.message_type
         return None if client and kind == "query.class_statistics" else reply
 
-    clients, data = remote(FakeGrid(tmp_path / "b", meddle=leave), config, secure=True)
+    _, clients, data = behind_messages(setting, tmp_path / "b", leave)
     with pytest.raises(TooFewClientsError):
         gather(setting, clients, data)
 
@@ -136,21 +169,16 @@ def test_a_spoiled_sum_and_a_sum_of_too_few_end_in_one_line(setting, tmp_path):
 def test_an_answer_of_a_secure_sum_that_cannot_be_read(
     setting, tmp_path, kind, field, wrong
 ):
-    """Without keys or a share the others go on; without its boxes nobody can."""
+    """Without its keys, boxes or share the others go on."""
 
     def meddle(client, message, reply):
         if client == 1 and message.metadata.message_type == f"query.secure_{kind}":
             return altered(reply, message, lambda h, t: ({**h, field: wrong}, t))
         return reply
 
-    grid = FakeGrid(tmp_path, meddle=meddle)
-    clients, data = remote(grid, setting[0], secure=True)
-    if kind == "shares":
-        with pytest.raises(TooFewClientsError, match=r"clients \[1\] left"):
-            gather(setting, clients, data)
-        return
+    _, clients, data = behind_messages(setting, tmp_path, meddle)
     (total,) = gather(setting, clients, data).uploads
-    held = [k for k in range(3) if k != 1 or kind == "reveal"]
+    held = [k for k in range(4) if k != 1 or kind == "reveal"]
     expected = sum(clients.roster.examples[k] for k in held)
     assert int(np.sum(total.num_examples)) == expected
 
@@ -159,7 +187,7 @@ def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
     parties = [Node(k, tmp_path / str(k), NOTHING, NOTHING) for k in range(3)]
     named = {"session": "s1"}
     public = [secure.publish_keys(named, party)["keys"] for party in parties]
-    told = {**named, "public": public, "threshold": 2}
+    told = {**named, "public": public, "threshold": 3}
     sealed = [
         secure.seal_shares({**told, "position": k}, party)["sealed"]
         for k, party in enumerate(parties)
@@ -167,8 +195,8 @@ def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
     boxes = {str(owner): sealed[owner][0] for owner in range(3)}
     upload = {"sum": np.ones(4, np.float32)}
     with pytest.raises(InputError, match="boxes"):
-        secure.masked_upload(upload, {**named, "boxes": {"0": "zz"}}, parties[0])
-    secure.masked_upload(upload, {**named, "boxes": boxes}, parties[0])
+        secure.masked_upload(upload, {**named, "boxes": {"0": "zz"}}, parties[0], "q")
+    secure.masked_upload(upload, {**named, "boxes": boxes}, parties[0], "q")
     for wrong in ([7, 8, 9], [1, 2], ["0", "1"], None):
         with pytest.raises(InputError, match="senders"):
             secure.reveal({**named, "sent": wrong}, parties[0])
@@ -177,13 +205,12 @@ def test_a_client_opens_no_shares_for_senders_that_cannot_be(tmp_path):
         "query.secure_reveal", header, None, lambda data: parties[0]
     )
     assert "1 of 3 clients remain" in reply["problem"]
-    shown = secure.reveal({**named, "sent": [0, 2]}, parties[0])["shares"]
+    shown = secure.reveal({**named, "sent": [0, 1, 2]}, parties[0])["shares"]
     assert sorted(shown) == ["0", "1", "2"]
 
 
 def test_a_client_opens_shares_once(setting, tmp_path):
-    grid = FakeGrid(tmp_path)
-    clients, data = remote(grid, setting[0], secure=True)
+    grid, clients, data = behind_messages(setting, tmp_path)
     gather(setting, clients, data)
     asked = [m for m, _ in grid.seen if m.metadata.message_type.endswith("reveal")]
     header, _ = unpack(asked[0].content)

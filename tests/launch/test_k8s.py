@@ -1,4 +1,4 @@
-"""The JobSet of launch/: valid, and of one mind about its numbers and names."""
+"""The manifests of launch/: valid, and of one mind about their numbers and names."""
 
 import pytest
 import yaml
@@ -70,3 +70,55 @@ def test_the_workdir_is_on_the_shared_volume(jobset):
     (workdir,) = [c for c in command_of(jobset) if c.startswith("--workdir=")]
     assert workdir.removeprefix("--workdir=").startswith(mount["mountPath"] + "/")
     assert [v["name"] for v in pod["volumes"]] == [mount["name"]]
+
+
+@pytest.fixture
+def federation(repository):
+    text = (repository / "launch/k8s-federation.yaml").read_text()
+    parts = list(yaml.safe_load_all(text))
+    return {(part["kind"], part["metadata"]["name"]): part for part in parts}
+
+
+def test_the_federation_is_one_that_kubernetes_takes(federation):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for part in federation.values():
+        kubernetes_validate.validate(part, "1.30", strict=True)
+
+
+def test_nodes_reach_the_gate_and_nothing_else(federation):
+    link = federation["StatefulSet", "fuprune-link"]["spec"]["template"]
+    node = federation["StatefulSet", "fuprune-node-0"]["spec"]["template"]
+    (service,) = federation["Service", "fuprune-link"]["spec"]["ports"]
+    (door,) = link["spec"]["containers"][0]["ports"]
+    assert service["targetPort"] == door["containerPort"]
+    flags = link["spec"]["containers"][0]["command"]
+    assert f"--port={door['containerPort']}" in flags and "--host=fuprune-link" in flags
+    command = node["spec"]["containers"][0]["command"]
+    assert f"--superlink=fuprune-link:{service['port']}" in command
+    policy = federation["NetworkPolicy", "fuprune-node"]["spec"]
+    assert (
+        policy["podSelector"]["matchLabels"].items()
+        <= node["metadata"]["labels"].items()
+    )
+    assert "ingress" not in policy and set(policy["policyTypes"]) == {
+        "Ingress",
+        "Egress",
+    }
+    to = policy["egress"][0]["to"][0]["podSelector"]["matchLabels"]
+    assert to == link["metadata"]["labels"]
+    for pod in (link, node):
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert pod["spec"]["securityContext"]["runAsNonRoot"]
+    mounts = node["spec"]["containers"][0]["volumeMounts"]
+    assert {m["name"] for m in mounts if m.get("readOnly")} == {"keys", "data"}
+
+
+def test_the_links_command_is_one_that_the_launcher_takes(federation, monkeypatch):
+    launch = pytest.importorskip("fuprune.flower.launch")
+    pod = federation["StatefulSet", "fuprune-link"]["spec"]["template"]["spec"]
+    command, asked = pod["containers"][0]["command"], []
+    monkeypatch.setattr(launch, "link", asked.append)
+    assert command[:3] == ["python", "-m", "fuprune.flower.launch"]
+    assert launch.main(command[3:]) == 0
+    assert (asked[0].port, asked[0].nodes) == (8443, 3)

@@ -127,7 +127,7 @@ def test_a_client_whose_statistics_are_broken_is_turned_away_alone(federation):
     assert list(collected.rejected) == [2] and "NaN" in collected.rejected[2]
 
 
-@pytest.mark.parametrize("weighting", ["examples", "clients"])
+@pytest.mark.parametrize("weighting", ["examples", "clients", "median"])
 def test_a_class_nobody_holds_has_no_mean(federation, weighting):
     """Its row is NaN, not a class that is silent; the others are as without it."""
     _, data, variables = federation
@@ -147,6 +147,19 @@ def test_a_sum_does_not_tell_clients_apart():
     merge_activations(total)
     with pytest.raises(UnlearnError, match="weighting is 'clients'.*examples"):
         merge_activations(total, weighting="clients")
+
+
+def test_fewer_than_half_cannot_move_the_median_beyond_the_others():
+    honest = [
+        ClassActivations({"l": np.full((2, 3), float(v))}, np.ones(2))
+        for v in (4, 5, 6)
+    ]
+    liars = [ClassActivations({"l": np.full((2, 3), 1e30)}, np.ones(2))] * 2
+    merged = merge_activations([*liars, *honest], weighting="median")["l"]
+    assert np.all((merged >= 4) & (merged <= 6))
+    # Two have no majority: then it is the mean over images.
+    two = merge_activations(honest[:2], weighting="median")["l"]
+    np.testing.assert_allclose(two, 4.5)
 
 
 def test_a_class_a_client_lacks_does_not_drag_its_mean():
