@@ -44,14 +44,10 @@ class Federation:
     def __init__(self, folder: Path, *, insecure: bool = False, app: Path = APP):
         self.folder, self.insecure, self.app = folder.absolute(), insecure, app
         self.keys, self.nodes = self.folder / "keys", {}
+        self.workdir = self.folder / "server"  # of the server, unless a run has its own
         self._started: list[subprocess.Popen] = []
         for name in ("logs", "flwr"):
             (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    @property
-    def workdir(self) -> Path:
-        """Of the server."""
-        return self.folder / "server"
 
     def start(self, nodes: int, hosts: Sequence[str] = (HERE,), port: int = 0) -> None:
         """Starts the link, and before it a gate for `hosts`; registers nodes' keys."""
@@ -152,6 +148,7 @@ class Federation:
     def start_run(self, **config) -> str:
         """Starts a run; its number."""
         settings = {"workdir": str(self.workdir), **config}
+        self.workdir = Path(settings["workdir"]).expanduser().absolute()
         if self.keys.exists():
             settings = {"keys": str(self.keys), **settings}
             if settings.get("command") == "forget":
