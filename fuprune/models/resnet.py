@@ -1,5 +1,7 @@
 """ResNet20/32/44/56 for small images, after He et al., with the option-A shortcut."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 
@@ -21,7 +23,7 @@ class ResNet(ConvolutionalNetwork):
           train: whether batch statistics are of this batch, and recorded.
           mask: [B], nonzero for real examples; padding enters no statistic.
         """
-        options = dict(train=train, mask=mask, relu=True)
+        options: dict[str, Any] = dict(train=train, mask=mask, relu=True)
         stream = self.layer("stem", STAGE_WIDTHS[0])(self.typed(images), **options)
         for stage, width in enumerate(STAGE_WIDTHS, 1):
             for block in range(1, (self.depth - 2) // 6 + 1):

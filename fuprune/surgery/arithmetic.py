@@ -155,7 +155,7 @@ def _follows(name, held, axis, shape, notes) -> bool:
 def dies_with(held, axis: int, kept, notes) -> bool:
     """Whether parameters are zero along an axis wherever a channel is not kept."""
     if held.kept[axis] is not None:
-        return held.has_zero_rest and np.isin(held.kept[axis], kept).all()
+        return held.has_zero_rest and bool(np.isin(held.kept[axis], kept).all())
     return held.has_zero_rest and _follows("", held, axis, held.shape, notes)
 
 

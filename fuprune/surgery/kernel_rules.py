@@ -33,7 +33,10 @@ def convolution(eqn, operands, notes) -> Result:
         return [result]
     work = 2 * data.size * (laid.size // laid.shape[-1])
     one = Held(data[0], result.shape[1:], result.kept[1:], result.rest)
-    found = found_layer(notes, "convolution", *operands, 4, one, CHANNELS - 1, work)
+    source, weights = operands
+    found = found_layer(
+        notes, "convolution", source, weights, 4, one, CHANNELS - 1, work
+    )
     return [result._replace(layer=found.layer)]
 
 

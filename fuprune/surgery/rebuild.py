@@ -98,7 +98,7 @@ def _from_spec(spec, factory, conv, dtype, depth):
     if "channels" not in keys:
         return zoo.from_spec(spec, conv=conv, dtype=dtype)
     whole = {key: value for key, value in spec.items() if key != "channels"}
-    model = zoo.from_spec(whole, conv=conv, dtype=dtype)
+    model: Any = zoo.from_spec(whole, conv=conv, dtype=dtype)
     channels = _channels(spec["channels"])
     return cut_to(model, channels, model.input_shape) if channels else model
 

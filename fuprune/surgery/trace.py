@@ -408,8 +408,9 @@ def follow_cuts(program: Program) -> tuple[Program, list[Held]]:
         after = dict(planned)
         for pair, kept in findings.reads.items():
             path, axis = pair
-            full = kept is None or len(kept) == program.shapes[path].shape[axis]
-            if not full and pair not in in_vain:
+            if kept is None or len(kept) == program.shapes[path].shape[axis]:
+                continue
+            if pair not in in_vain:
                 after[pair] = np.intersect1d(kept, planned.get(pair, kept))
         in_vain |= cuts.keys() - after.keys()
         settled = after.keys() == cuts.keys() and not again

@@ -164,7 +164,7 @@ def test_the_number_of_threads_does_not_change_the_numbers(operation):
     finally:
         library.set_threads(1)
     for result in results[1:]:
-        assert_close(result, results[0], tolerance=1e-6)
+        assert_close(result, results[0])
 
 
 def lowered_text(operation, *platforms):
