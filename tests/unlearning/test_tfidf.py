@@ -64,6 +64,12 @@ def test_layer_that_activates_nothing_scores_zero(variant):
     np.testing.assert_array_equal(scores, np.zeros(6))
 
 
+def test_frequencies_of_a_quiet_layer_are_shares_as_well():
+    np.testing.assert_allclose(
+        tfidf.term_frequency([[0.1, 0.3], [2.0, 1.0]], 0), [0.25, 0.75], rtol=1e-6
+    )
+
+
 def test_term_frequencies_of_an_active_class_sum_to_one():
     a = np.random.default_rng(0).random((5, 33))
     assert np.isclose(np.sum(tfidf.term_frequency(a, 3)), 1.0, rtol=1e-6)
