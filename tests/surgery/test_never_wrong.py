@@ -270,7 +270,6 @@ class Merged(nn.Module):
         (Merged(), {"Conv_0"}, "merged"),
     ],
     ids=["table of 9", "table of 1", "table of 2", "low rank", "merged"],
-    ids=str,
 )
 def test_layers_without_an_entry_per_image_are_not_offered(module, offered, left_out):
     network = adapt(module)
