@@ -92,8 +92,10 @@ def orthogonal_step(c: np.ndarray, others: np.ndarray) -> np.ndarray:
     if not len(others):
         return c
     others = others.astype(np.float64)
-    products = np.linalg.pinv(others @ others.T, rcond=1e-6, hermitian=True)
-    d = c - others.T @ (products @ (others @ c))
+    products = np.linalg.pinv(others @ others.T, rcond=1e-10, hermitian=True)
+    d = c
+    for _ in range(2):  # the second time takes the rounding of the first away
+        d = d - others.T @ (products @ (others @ d))
     length, whole = np.linalg.norm(d), np.linalg.norm(c)
     return d * whole / length if length > 1e-6 * whole else np.zeros_like(c)
 
