@@ -30,16 +30,17 @@ def read(folder: pathlib.Path) -> LabelledSet | None:
         splits = []
         for split in ("train", "test"):
             # Mapped, so that a process which needs some images holds only those.
-            arrays = [
+            images, labels = (
                 np.load(path, "r", allow_pickle=False) for path in _paths(folder, split)
-            ]
-            splits.append(checked(*arrays, len(names), folder))
+            )
+            splits.append(checked(images, labels, len(names), folder))
         number = len(splits[0].labels)
         if not all(isinstance(name, str) for name in names) or any(
             column.shape != (number,) for column in columns.values()
         ):
             raise ValueError(f"{folder / _FACTS} does not fit the images")
-        return LabelledSet(*splits, names, columns)
+        train, test = splits
+        return LabelledSet(train, test, names, columns)
     except Exception as error:  # NumPy's reader of headers raises many kinds
         _LOGGER.warning("%s will be made again: %s", folder, first_line(error))
         return None
@@ -55,7 +56,7 @@ def write(folder: pathlib.Path, whole: LabelledSet) -> None:
         for split, dataset in (("train", whole.train), ("test", whole.test)):
             for path, array in zip(_paths(folder, split), dataset, strict=True):
                 write_whole(path, lambda to, array=array: np.save(to, array))
-        write_whole(folder / _FACTS, lambda to: np.savez(to, **facts))
+        write_whole(folder / _FACTS, lambda to: np.savez(to, **facts))  # type: ignore
     except OSError as error:
         _LOGGER.info("No decoded copy was kept in %s: %s", folder, error)
 

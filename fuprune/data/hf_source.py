@@ -49,7 +49,9 @@ def open_splits(name: str) -> dict[str, Any]:
             "check the name, or load it once where there is a network and copy HF_HOME "
             "here."
         ) from error
-    return {"train": found} if isinstance(found, datasets.Dataset) else dict(found)
+    if isinstance(found, datasets.Dataset):
+        return {"train": found}
+    return {str(name): split for name, split in found.items()}
 
 
 def fingerprint(splits: dict[str, Any]) -> tuple:

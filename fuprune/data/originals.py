@@ -90,7 +90,8 @@ def _get(url: str, path: pathlib.Path, expected: str) -> None:
             answer.raise_for_status()
             _keep(answer.iter_content(_BLOCK), path, expected)
     except requests.HTTPError as error:
-        reason = f"the host answers with status {error.response.status_code}"
+        status = None if error.response is None else error.response.status_code
+        reason = f"the host answers with status {status}"
         raise FetchError(reason) from error
     except requests.Timeout as error:
         raise FetchError("the host does not answer in time") from error

@@ -165,8 +165,8 @@ def fed_sgd(
 def follow(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """The optimiser, fed a change to follow in place of a gradient to descend."""
 
-    def update(change, state, params=None):
-        gradient = jax.tree.map(jnp.negative, change)
+    def update(updates, state, params=None):
+        gradient = jax.tree.map(jnp.negative, updates)
         return optimizer.update(gradient, state, params)
 
     return optax.GradientTransformation(optimizer.init, update)

@@ -201,8 +201,11 @@ class Roster:
             expected[node] = (request, blob)
             client = client_of.get(node)
             # Who has not said yet who it is hears of orders with the next request.
-            known = () if client is None else self.orders.values()
-            orders = [order.for_client(client)._asdict() for order in known]
+            orders = (
+                []
+                if client is None
+                else [o.for_client(client)._asdict() for o in self.orders.values()]
+            )
             header = {**header, "protocol": PROTOCOL, "request": request}
             message = Message(
                 pack({**header, "orders": orders}, blob),

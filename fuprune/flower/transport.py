@@ -213,8 +213,8 @@ class RemoteClients:
             arrived = self._bounded(shared.context, arrived)
         answered, each, total = 0, {}, None
         for client, sent, known in arrived:
-            answered += known
-            part, each[client] = admitted(client, sent)
+            answered += known  # type: ignore
+            part, each[client] = admitted(client, sent)  # type: ignore
             # In float64, so that it hardly matters who comes first.
             part = jax.tree.map(lambda x: np.asarray(x, np.float64), part)
             total = part if total is None else jax.tree.map(np.add, total, part)

@@ -81,7 +81,11 @@ def conjugate_gradients(
         at, residual, done = x.copy(), residual - step * product, done + 1
 
     linalg.cg(
-        linalg.LinearOperator((len(b), len(b)), multiplied, dtype=np.float64),
+        linalg.LinearOperator(
+            (len(b), len(b)),
+            multiplied,
+            dtype=np.float64,  # type: ignore
+        ),
         b,
         rtol=tolerance,
         maxiter=iterations,

@@ -79,7 +79,8 @@ def test_an_order_is_carried_out_and_stays_in_force(place, capsys):
     held = np.bincount(federation(read_config(SMALL)).train.labels, minlength=10)
     trained_on = 0
     for header, (_, (_, update)) in train_requests(grid):
-        assert 3 not in header["classes"] and header["orders"][0]["order"] == "o-1"
+        assert 3 not in header["classes"]
+        assert header["orders"][0]["order"].endswith("/o-1")  # after the federation's
         trained_on += update[2]
     assert trained_on == held.sum() - held[3]
     with pytest.raises(InputError, match="o-1' is closed"):
@@ -257,7 +258,8 @@ def test_methods_end_where_a_simulation_ends(place, method, kind, more):
 @pytest.mark.parametrize("method", sorted(server.UNAVAILABLE))
 def test_methods_that_need_more_than_uploads_say_so(place, method):
     with pytest.raises(InputError, match=f"{method} cannot run over a federation"):
-        run(FakeGrid(place, SMALL), order(place / "server", method))
+        kind = server.METHODS[method].serves[0]
+        run(FakeGrid(place, SMALL), order(place / "server", method, **NAMED[kind]))
     assert not (place / "server" / "orders.json").exists()
 
 
