@@ -50,7 +50,7 @@ from fuprune.unlearning.request import ForgetRequest, remaining
 RAW = "results/cifar10_resnet20_raw/models/raw.safetensors"
 OUT = Path(__file__).parent / "results" / "cut_study.jsonl"
 ALONE = OUT.with_name("cut_alone.jsonl")
-AUTO = (("contrast", "global"), ("contrast", "balanced"), ("contrast", "layer"))
+AUTO = (("contrast", "global"), ("contrast", "balanced"))
 FORGOTTEN, LAST_STAGE = 0, "stage3"
 SEED, PEAK, WARMUP, TEACHER = 0, 0.125, 15, 0.9
 RELEARN_STEPS, RELEARN_DRAWS = 60, 2
