@@ -118,10 +118,30 @@ def _gone(about: Subject) -> Iterator[str]:
     short = "" if forgot is None else "Yes: " if forgot else "No: still "
     right = "right" if short else "Right"
     yield f"{short}{right} on {still} of {target}{beside}."
+    yield from _chosen_rates(about, method)
     if about.is_undertrained() and raw is not None:
         yield (
             f"The raw model is undertrained: {percent(raw.r_accuracy, 0)} on the rest, "
             "so that little can be forgotten."
+        )
+
+
+def _chosen_rates(about: Subject, method: str) -> Iterator[str]:
+    """What `prune.rate=auto` chose for each class, and why."""
+    rows = about.rows(method)
+    chosen = rows[0].notes.get("auto_rate", {}) if rows else {}
+    for target, tried in chosen.items():
+        last = tried[-1]
+        smaller = [one for one in tried if one["rate"] < last["rate"]]
+        why = ""
+        if smaller:
+            nearest = max(smaller, key=lambda one: one["rate"])
+            left = percent(nearest["forgotten"], 0)
+            why = f"; {nearest['rate']:g} would have left {left}"
+        yield (
+            f"By the clients' answers to {len(tried)} cuts, R is {last['rate']:g} for "
+            f"class {target}: right on {percent(last['forgotten'], 0)} of it with the "
+            f"cut alone, and {percent(last['others'], 0)} of the others{why}."
         )
 
 

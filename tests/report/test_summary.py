@@ -177,3 +177,19 @@ def test_requests_for_images_are_compared_with_retraining(kind, targets, named):
     record = replace(make_record(outcomes=far, classes=()), request=request, classes=[])
     about = subject.subject_of(make_run(record))
     assert about.has_forgotten("class_pruning") is False
+
+
+def test_what_the_answers_chose_is_said_with_the_cut_below_it():
+    record = make_record()
+    tried = [
+        {"rate": 0.05, "forgotten": 1.0, "others": 1.0},
+        {"rate": 0.3, "forgotten": 0.0, "others": 0.7},
+        {"rate": 0.2, "forgotten": 0.4, "others": 0.9},
+        {"rate": 0.25, "forgotten": 0.01, "others": 0.8},
+    ]
+    first, *others = record.methods
+    assert first.method == "class_pruning"
+    first = replace(first, notes={"auto_rate": {"3": tried}})
+    said = text(replace(record, methods=(first, *others)))
+    assert "answers to 4 cuts, R is 0.25 for class 3: right on 1% of it" in said
+    assert "80% of the others; 0.2 would have left 40%." in said
