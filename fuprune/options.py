@@ -2,8 +2,7 @@
 
 A dataclass marked `@options` is at once the keyword options of a function, a section of
 the config and a row of the docs. Pydantic checks a value when an instance is made and
-when a field is assigned; what it finds is told in one sentence, with the key, the value
-and what is allowed. Lists are written as people type them: 9, "0,9" or (0, 9).
+when a field is assigned. Lists are written as people type them: 9, "0,9" or (0, 9).
 """
 
 import contextlib
@@ -11,20 +10,11 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)
+from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
 import pydantic
 from pydantic import dataclasses as checked
-from pydantic_core import ArgsKwargs, core_schema
+from pydantic_core import ArgsKwargs, PydanticCustomError, core_schema
 
 from fuprune.errors import ConfigError
 
@@ -69,15 +59,9 @@ def options(cls: type[Options]) -> type[Options]:
 
 
 def make(kind: type[Options], given: Mapping[str, Any], where: str = "") -> Options:
-    """The options `given` by name, the others by default.
+    """The options `given` by name, the others by default; raises ConfigError.
 
-    Args:
-      kind: a class made by `options`.
-      given: values by name.
-      where: what the sentence of an error puts before a name, such as "prune.".
-
-    Raises:
-      ConfigError: an option is unknown or its value is not allowed.
+    `where` is what the sentence of an error puts before a name, such as "prune.".
     """
     validator, made = kind.__pydantic_validator__, kind.__new__(kind)  # type: ignore
     with _one_sentence(kind, where):
@@ -86,11 +70,7 @@ def make(kind: type[Options], given: Mapping[str, Any], where: str = "") -> Opti
 
 
 def read_text(kind: type, name: str, text: str, where: str = "") -> Any:
-    """The value of one option written as text, as on a command line.
-
-    Raises:
-      ConfigError: its value is not allowed.
-    """
+    """The value of one option written as text; raises as `make` does."""
     with _one_sentence(kind, where):
         validator = kind.__pydantic_validator__  # type: ignore
         return getattr(validator.validate_strings({name: text}), name)
@@ -115,8 +95,7 @@ def choices(field: Any) -> tuple[str, ...]:
 
 def quoted(value: Any) -> str:
     """The value on one line, shortened, with nothing a terminal would obey."""
-    text = ascii(value) if isinstance(value, str) else repr(value)
-    text = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -144,7 +123,11 @@ class Kind:
         )
 
     def _check(self, value: Any) -> Any:
-        self.read(value)
+        try:
+            self.read(value)
+        except ValueError as error:
+            given = {"text": self.text, "seen": str(error)}
+            raise PydanticCustomError("kind", "{text}", given) from None
         return self.keep(value) if self.keep else value
 
 
@@ -195,9 +178,7 @@ def whole_numbers(text: str) -> Kind:
     """Whole numbers such as "0,9", (0, 9) or 9, each once; or nothing."""
 
     def read(value):
-        if value == "":
-            return ()
-        parts = pieces(value)
+        parts = () if value == "" else pieces(value)
         if not all(re.fullmatch(r"[+-]?[0-9]{1,9}", part) for part in parts):
             raise ValueError
         found = tuple(map(int, parts))
@@ -234,57 +215,15 @@ def _one_sentence(kind: type, where: str = "") -> Iterator[None]:
 
 def _refusal(kind: type, error: pydantic.ValidationError, where: str) -> ConfigError:
     """The first thing that pydantic found, in one sentence."""
-    first, known = error.errors()[0], fields(kind)
+    first, known = error.errors()[0], list(fields(kind))
     place = first["loc"][0]
-    name = place if isinstance(place, str) else list(known)[place]
+    name = place if isinstance(place, str) else known[place]
     if name not in known:
         hint = closest(f"{where}{name}", [where + other for other in known])
         hint = hint or f"allowed: {', '.join(known)}."
         return ConfigError(f"unknown key {quoted(where + name)}; {hint}")
-    text = _allowed(known[name].annotation, known[name].metadata)
-    if first["type"].startswith(("int_", "float_", "bool_")):
-        text = _TYPES.get(known[name].annotation, text)
-    reason = str(first.get("ctx", {}).get("error", ""))
-    value = first["input"]
-    # The text of a number that is out of bounds is shown as the number it is.
-    is_number = isinstance(value, str) and first["type"] in _BOUNDS
-    seen = reason or f"is {value if is_number else quoted(value)}"
-    return ConfigError(f"{where}{name} {seen}; allowed: {text}.")
-
-
-_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
-_BOUNDS += ("finite_number",)
-_TYPES = {bool: "True or False", int: "a whole number", float: "a number"}
-_TYPES |= {str: "a string"}
-
-
-def _allowed(annotation: Any, marks: Iterable[Any]) -> str:
-    bounds: dict[str, Any] = {}
-    for mark in marks:
-        if isinstance(mark, Kind):
-            return mark.text
-        names = ("gt", "ge", "lt", "le")  # such as annotated_types.Ge
-        bounds |= {name: getattr(mark, name) for name in names if hasattr(mark, name)}
-    if get_origin(annotation) is Literal:
-        return ", ".join(map(str, get_args(annotation)))
-    if get_origin(annotation) is Union:
-        return ", or ".join(
-            _allowed(*_parts(branch)) for branch in get_args(annotation)
-        )
-    if {"ge", "le"} <= set(bounds):
-        text = f"{bounds['ge']} to {bounds['le']}"
-    else:
-        words = {"gt": "more than {:g}", "ge": "{:g} or more"}
-        words |= {"lt": "less than {:g}", "le": "at most {:g}"}
-        text = " and ".join(
-            words[name].format(bounds[name]) for name in words if name in bounds
-        )
-    return text or _TYPES.get(annotation) or f"a {annotation.__name__}"
-
-
-def _parts(branch: Any) -> tuple[Any, list[Any]]:
-    """The type in a branch of a union, and its bounds."""
-    if get_origin(branch) is not Annotated:
-        return branch, []
-    base, *marks = get_args(branch)
-    return base, [m for mark in marks for m in getattr(mark, "metadata", [mark])]
+    # A field of several types has an error for each.
+    found = [one["msg"] for one in error.errors() if one["loc"][0] == place]
+    texts = (re.sub("^Input should be |, (got|unable) .*", "", x) for x in found)
+    seen = first.get("ctx", {}).get("seen") or f"is {quoted(first['input'])}"
+    return ConfigError(f"{where}{name} {seen}; allowed: {', or '.join(texts)}.")

@@ -1,14 +1,16 @@
-import os
+import contextlib
+import io
 import subprocess
 import sys
 import types
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 import fuprune
 from fuprune import config as config_lib
 from fuprune import main as main_lib
-from fuprune.config import MODELS
 from fuprune.errors import FupruneError
 from tests.settings import quickstart
 
@@ -100,14 +102,12 @@ BAD_INPUT = [
     (["--config"], "argument --config: expected one argument"),
     (["--config.trian.rounds=3"], "did you mean train.rounds?"),
     (["--config.foo=1"], "unknown key 'foo'; allowed: seed, phases"),
-    (["--config.=1"], "unknown key ''"),
+    (["--config=cifar10_resnet:57"], "model.name is 'resnet57'; allowed: resnet8, "),
+    (["--config=quickstart:56"], "failed: TypeError"),
     (["--config.train=3"], "train is a group of keys"),
-    (["--config.train.rounds.x=3"], "unknown key 'train.rounds.x'"),
-    (["--config.train.rounds=abc"], "train.rounds is 'abc'; allowed: a whole num"),
-    (["--config.train.rounds"], "argument --config.train.rounds: expected one"),
+    (["--config.train.rounds=abc"], "train.rounds is 'abc'; allowed: a valid int"),
     (["--noconfig.train.rounds"], "unexpected argument '--noconfig.train.rounds'"),
     (["--config.train.cohort=21"], "at most partition.clients, which is 10"),
-    (["--config.unlearn.classes={'a': 1}"], "unlearn.classes is \"{'a': 1}\""),
     (["--config.unlearn.classes=" + "-" * 100_000 + "1"], "allowed: class numbers"),
     (
         ["--config.unlearn.classes=truck", "--config.data.name=cifar10"],
@@ -115,11 +115,8 @@ BAD_INPUT = [
     ),
     (["--config.data.name=\x1b[31mé\n"], "data.name is '\\x1b[31m\\xe9\\n'"),
     (["--wrokdir=x"], "unexpected argument '--wrokdir=x'; did you mean --workdir?"),
-    (["stray"], "unexpected argument 'stray'"),
     (["--num_processes=two"], "--num_processes: invalid int value: 'two'"),
-    (["--workdir=/proc/none/x"], "the workdir '/proc/none/x' cannot be used"),
     (["--workdir=a.txt"], "cannot be used: File exists"),
-    (["--workdir=a\0b"], "cannot be used"),
 ]
 
 
@@ -162,24 +159,18 @@ def test_bad_input_is_one_line_and_exit_code_two(
             "    config = default()\n"
             "    config.train.rounds = 'many'\n"
             "    return config\n",
-            "train.rounds is 'many'; allowed: a whole number.",
+            "train.rounds is 'many'; allowed: a valid integer.",
         ),
     ],
 )
-@pytest.mark.parametrize("overrides", [[], ["--config.seed=1"]])
 def test_config_file_that_does_not_work_is_one_line(
-    ran, capsys, tmp_path, source, message, overrides
+    ran, capsys, tmp_path, source, message
 ):
     file = tmp_path / "mine.py"
     file.write_text(source)
-    assert run("--config", file, *overrides) == 2
+    assert run("--config", file) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1 and not ran
-
-
-def test_argument_that_a_config_does_not_take_is_one_line(ran, capsys, repository):
-    assert run("--config", f"{repository}/configs/quickstart.py:56") == 2
-    assert "failed: TypeError" in capsys.readouterr().err
 
 
 def stand_in_error(monkeypatch, error):
@@ -239,47 +230,6 @@ def test_help_shows_each_key_with_its_use_and_the_value_it_would_have(
     assert max(map(len, lines)) <= 88 and not ran
 
 
-def command(repository, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "fuprune.main", *arguments],
-        cwd=repository,
-        env={k: v for k, v in os.environ.items() if k != "FUPRUNE_TRACEBACK"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_process_ends_with_exit_code_two_and_one_line(repository):
-    done = command(
-        repository, "--config", "configs/cifar10_resnet.py:57", "--config.seed=3"
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "fuprune: error: model.name is 'resnet57'; allowed: "
-        f"{', '.join(MODELS)}, or package.module:factory.\n"
-    )
-
-
-def test_absent_config_names_those_that_are_shipped(repository):
-    done = command(repository, "--config", "configs/cifar.py")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "allowed: cifar100_resnet, " in done.stderr
-
-
-@pytest.mark.parametrize("text", ["cifar10_resnet", "cifar10_resnet:56"])
-def test_shipped_config_is_found_by_its_name(ran, text):
-    assert run("--config", text, "--config.seed=3") == 0
-    ((config, workdir, _),) = ran
-    assert config.model.name == ("resnet56" if ":" in text else "resnet20")
-    assert workdir.as_posix() == f"runs/{text.replace(':', '_')}"
-
-
-def test_shipped_names_are_the_files_of_the_checkout(repository):
-    files = {path.stem: path for path in (repository / "configs").glob("*.py")}
-    assert config_lib.shipped_configs() == files
-
-
 def test_version_is_that_of_the_package(ran, capsys):
     assert run("--version") == 0
     assert capsys.readouterr().out == f"fuprune {fuprune.__version__}\n"
@@ -295,30 +245,38 @@ def test_report_is_the_command_of_the_report(ran, monkeypatch, capsys):
     assert asked == [["runs/a", "runs/b", "--output", "x"]] and not ran
 
 
-@pytest.mark.parametrize("flags", [["--help"], ["--version"], ["--config.x=1"]])
-def test_nothing_starts_a_device_before_the_run(repository, flags):
+def test_nothing_starts_a_device_before_the_run(repository):
     """A run chooses devices and joins other processes before JAX looks for any."""
     source = (
         "import sys; from fuprune.main import main; "
-        f"code = main(['fuprune', *{flags!r}]); "
+        "code = main(['fuprune', '--help']); "
         "from jax._src import xla_bridge; "
         "assert not xla_bridge.backends_are_initialized(); sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=repository, capture_output=True, text=True
-    )
-    assert done.returncode == (2 if "--config.x=1" in flags else 0), done.stderr
+    subprocess.run([sys.executable, "-c", source], cwd=repository, check=True)
 
 
-def test_reader_of_the_help_may_leave_early(repository):
-    """As in `fuprune --help | head`."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fuprune.main", "--help"],
-        cwd=repository,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait(timeout=60) == 1
+EXTREMES = (
+    *("-1", "0", "1e400", "nan", "-inf", "9" * 40, "", ",", "[]", "None", "True", "'"),
+    *("\x00", "../../etc/passwd", "{0.__class__}", "数字", "\u202e", "a" * 5000, "9,9"),
+)
+
+
+@hypothesis.settings(
+    max_examples=150,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+    st.sampled_from(["", "--workdir", "--num_processes"])
+    | st.sampled_from(sorted(config_lib.KEYS)).map("--config.{}".format),
+    st.sampled_from(EXTREMES) | st.text(max_size=9) | st.integers().map(str),
+)
+def test_any_command_line_runs_or_ends_in_one_line(ran, tmp_path, flag, value):
+    """Never a traceback, never a hang."""
+    ran.clear()
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        code = run(f"--workdir={tmp_path}", f"{flag}={value}")
+    assert code == (0 if ran else 2)
+    lines = errors.getvalue().splitlines()
+    assert ran or (len(lines) == 1 and len(lines[0]) < 1500), lines

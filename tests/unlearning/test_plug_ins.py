@@ -90,5 +90,5 @@ def test_an_installed_package_brings_a_method_and_a_score(repository, tmp_path):
     done = run("-c", USE, cwd=repository, env={**os.environ, "PYTHONPATH": path})
     notes, refusal, names = json.loads(done.stdout)
     assert notes == {"times": 3} and "do_nothing" in names and "retrain" in names
-    assert refusal.startswith("do_nothing.times is 0; allowed: 1 or more")
+    assert refusal.startswith("do_nothing.times is 0; allowed: greater than")
     assert "idle.that_is_not_there cannot be used: ModuleNotFoundError" in done.stderr

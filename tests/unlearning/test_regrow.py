@@ -55,5 +55,5 @@ def test_variables_may_be_frozen():
 @pytest.mark.parametrize("name", ["share", "shrink"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_options_out_of_range_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"regrow.{name} is {value}; allowed: 0 to 1"):
+    with pytest.raises(ValueError, match=f"regrow.{name} is {value}; allowed: "):
         start_of(**{name: value})
