@@ -21,7 +21,7 @@ from fuprune.unlearning.client_sums import loss_sum, on_server
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
-from fuprune.unlearning.teaching import Frozen
+from fuprune.unlearning.teaching import Frozen, labels_only
 
 BATCH_SIZE = 32  # of the clients' passes, one per round
 CLIP_NORM = 1.0  # longest gradient of a batch, in L2
@@ -47,49 +47,43 @@ class Options:
 def ascent(job: Job, o: Options) -> UnlearnResult:
     """Raise the loss on the forgotten examples, then fine-tune on the others.
 
-    BatchNorm uses its running statistics, which stay as they are: the forgotten images
-    must not leave a trace in them. The stage `ascended` is the model before the
-    fine-tuning.
+    BatchNorm uses its running statistics, which stay as they are. The stage `ascended`
+    is the model before the fine-tuning.
     """
     forgotten, variables = job.forgotten, on_server(job.variables)
+    images = int(np.sum(jax.device_get(forgotten.lengths)))
     run_loss = job.sum(loss_sum, chunk=BATCH_SIZE)
-    program = local_ascent(
-        job.model, o, max_length=job.data.max_length, preprocess=job.preprocess
+    size = job.data.max_length
+    run_round = job.run(
+        local_ascent(job.model, o, max_length=size, preprocess=job.preprocess)
     )
-    run_round = job.run(program)
     losses: list[float] = []
-
-    def measure() -> float:
+    for done in range(o.rounds + 1) if images else ():
         total, examples = run_loss(variables, forgotten)
         losses.append(float(total) / examples)
         if not np.isfinite(losses[-1]):
             raise UnlearnError(
-                f"gradient ascent diverged in round {len(losses) - 1}: the loss is "
-                f"{losses[-1]}; lower ascent.learning_rate."
+                f"gradient ascent diverged in round {done}: the loss is {losses[-1]}; "
+                "lower ascent.learning_rate."
             )
-        return losses[-1]
-
-    done, held = 0, np.any(jax.device_get(forgotten.lengths))
-    while held and measure() < o.loss_cap and done < o.rounds:
+        if losses[-1] >= o.loss_cap or done == o.rounds:
+            break
         key = jax.random.fold_in(job.own_key, done)
         context = TrainContext(variables, key, jnp.ones(()), None)
         (change, weight), _ = jax.device_get(run_round(context, forgotten))
         params = jax.tree.map(
             lambda w, c, n=weight: w + c / n, variables["params"], change
         )
-        variables, done = {**variables, "params": params}, done + 1
+        variables = {**variables, "params": params}
+    rounds = max(len(losses) - 1, 0)
     notes = {
-        "ascent_rounds": done,
-        "images": done * int(np.sum(jax.device_get(forgotten.lengths))),
+        "ascent_rounds": rounds,
+        "images": rounds * images,
         "forgotten_loss": losses,
         "reached_cap": bool(losses) and losses[-1] >= o.loss_cap,
     }
-    return job.recover(
-        variables,
-        stage="ascended",
-        notes=notes,
-        upload_bytes=tree_bytes(variables["params"]) * done,
-    )
+    sent = tree_bytes(variables["params"]) * rounds
+    return job.recover(variables, stage="ascended", notes=notes, upload_bytes=sent)
 
 
 def local_ascent(model, o: Options, *, max_length: int, preprocess) -> ClientProgram:
@@ -99,11 +93,8 @@ def local_ascent(model, o: Options, *, max_length: int, preprocess) -> ClientPro
     """
 
     def capped(logits, batch):
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits.astype(jnp.float32), batch.labels
-        )
         # At the cap the minimum is constant: such an example has no gradient.
-        return -jnp.minimum(losses, o.loss_cap)
+        return -jnp.minimum(labels_only(logits, batch), o.loss_cap)
 
     program = local_sgd(
         Frozen(model),
@@ -117,8 +108,7 @@ def local_ascent(model, o: Options, *, max_length: int, preprocess) -> ClientPro
 
     def finish(shared, client, carry):
         _, sent = program.finish(shared, client, carry)
-        # Weighted here, so that the server's sum divided by the sum of weights is
-        # FedAvg.
+        # Weighted, so that the server's sum over the sum of weights is FedAvg.
         change = jax.tree.map(lambda x: sent.num_examples * x, sent.update)
         return (change, sent.num_examples), ()
 

@@ -11,43 +11,20 @@ import jax.numpy as jnp
 import optax
 
 from fuprune.models.fresh import init_variables
-from fuprune.options import option, options
 from fuprune.unlearning.job import Job
-from fuprune.unlearning.method import ALL_KINDS, method
+from fuprune.unlearning.method import ALL_KINDS
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.teaching import SIMULATED, answers_of, teach
+from fuprune.unlearning.teaching import answers_of, passes, taught, teach
 
 
-@options
-class Options:
-    """Options of bad_teacher."""
-
-    rounds: int = option(1, "passes over the forgotten images", ge=0, le=100_000)
-    learning_rate: float = option(1e-4, "of these passes, by Adam", gt=0, le=1000)
-    batch_size: int = option(256, "of these passes", ge=1, le=65_536)
-
-
-@method(
-    "bad_teacher",
-    serves=ALL_KINDS,
-    options=Options,
-    reads_forgotten=True,
-    simulated=SIMULATED,
-)
-def bad_teacher(job: Job, o: Options) -> UnlearnResult:
+@taught("bad_teacher", serves=ALL_KINDS, options=passes(1, 1e-4, 256))
+def bad_teacher(job: Job, o) -> UnlearnResult:
     """Teach forgotten images a random network's answers, and the others the old ones.
 
     The stage `badly_taught` is the model before the fine-tuning.
     """
     image = jnp.zeros((1, *job.data.images.shape[1:]))
-    untrained = init_variables(job.model, job.own_key, image)
-    return teach(
-        job,
-        job.forgotten,
-        answers_of(job.model, untrained),
-        optax.adam(o.learning_rate),
-        rounds=o.rounds,
-        batch_size=o.batch_size,
-        stage="badly_taught",
-        recover=answers_of(job.model, job.variables),
-    )
+    bad = answers_of(job.model, init_variables(job.model, job.own_key, image))
+    good = answers_of(job.model, job.variables)
+    adam = optax.adam(o.learning_rate)
+    return teach(job, o, bad, adam, "badly_taught", recover=good)

@@ -12,20 +12,10 @@ which takes the class away and leaves the other classes in the proportion they h
 import jax.numpy as jnp
 import optax
 
-from fuprune.options import option, options
 from fuprune.unlearning.job import Job
-from fuprune.unlearning.method import ALL_KINDS, method
+from fuprune.unlearning.method import ALL_KINDS
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.teaching import SIMULATED, answers_of, own_label, teach
-
-
-@options
-class Options:
-    """Options of delete."""
-
-    rounds: int = option(20, "passes over the forgotten images", ge=0, le=100_000)
-    learning_rate: float = option(1e-3, "of these passes", gt=0, le=1000)
-    batch_size: int = option(128, "of these passes", ge=1, le=65_536)
+from fuprune.unlearning.teaching import answers_of, own_label, passes, taught, teach
 
 
 def without_own_class(logits, batch):
@@ -33,24 +23,11 @@ def without_own_class(logits, batch):
     return jnp.where(own_label(batch, logits.shape[-1]), -jnp.inf, logits)
 
 
-@method(
-    "delete",
-    serves=ALL_KINDS,
-    options=Options,
-    reads_forgotten=True,
-    simulated=SIMULATED,
-)
-def delete(job: Job, o: Options) -> UnlearnResult:
+@taught("delete", serves=ALL_KINDS, options=passes(20, 1e-3, 128))
+def delete(job: Job, o) -> UnlearnResult:
     """Teach the forgotten images the model's other answers, then fine-tune.
 
     The stage `erased` is the model before the fine-tuning.
     """
-    return teach(
-        job,
-        job.forgotten,
-        answers_of(job.model, job.variables, without_own_class),
-        optax.sgd(o.learning_rate, momentum=0.9),
-        rounds=o.rounds,
-        batch_size=o.batch_size,
-        stage="erased",
-    )
+    objective = answers_of(job.model, job.variables, without_own_class)
+    return teach(job, o, objective, optax.sgd(o.learning_rate, momentum=0.9), "erased")

@@ -42,48 +42,38 @@ def telling_feature_maps(
     On `number` images of the dataset, two of the class first. `scores`, layer -> [C_l],
     are the raw model's; `prepare` is `(key, uint8 images) -> float images`.
     """
-    first = prepare(None, np.asarray(dataset.images)[:1])
+    images, labels = np.asarray(dataset.images), np.asarray(dataset.labels)
     outputs = functools.partial(capture, model)
     # Sizes of the maps, without computing any.
-    shapes = jax.eval_shape(outputs, variables, first)
+    shapes = jax.eval_shape(outputs, variables, prepare(None, images[:1]))
     layer = _telling_layer(scores, {name: x.shape[1] for name, x in shapes.items()})
-    values = np.asarray(scores[layer])
-    most, least = int(np.argmax(values)), int(np.argmin(values))
-    labels = np.asarray(dataset.labels)
-    others = [u for u in np.unique(labels) if u != target]
-    chosen = list(np.flatnonzero(labels == target)[:2])
-    chosen += [int(np.flatnonzero(labels == u)[0]) for u in others]
+    order = np.argsort(-np.asarray(scores[layer]), kind="stable")
+    most, least = int(order[0]), int(np.argmin(scores[layer]))
+    firsts = {u: np.flatnonzero(labels == u) for u in np.unique(labels)}
+    chosen = [*firsts.pop(target, [])[:2], *(places[0] for places in firsts.values())]
     chosen = np.array(chosen[:number])
-    images = np.asarray(dataset.images)[chosen]
     output = jax.jit(lambda *seen: outputs(*seen)[layer])
-    maps = np.maximum(output(variables, prepare(None, images)), 0.0)
+    maps = output(variables, prepare(None, images[chosen]))
+    maps = np.maximum(maps, 0.0).astype(np.float32)
     arrays = {
-        "images": images,
+        "images": images[chosen],
         "labels": labels[chosen].astype(np.int32),
-        "maps_most": maps[..., most].astype(np.float32),
-        "maps_least": maps[..., least].astype(np.float32),
+        "maps_most": maps[..., most],
+        "maps_least": maps[..., least],
     }
-    if len(values) > 3:
-        following = np.argsort(-values, kind="stable")[1:3]
-        arrays["maps_next"] = np.moveaxis(maps[..., following], -1, 0).astype(
-            np.float32
-        )
+    if len(order) > 3:
+        arrays["maps_next"] = np.moveaxis(maps[..., order[1:3]], -1, 0)
     return FeatureMaps(layer, most, least, arrays)
 
 
 def _telling_layer(scores, sides: Mapping[str, int]) -> str:
     """The layer whose best channel stands out most from its average.
 
-    The stem is left out, and so are layers whose maps are too small to show anything.
+    The stem, which is first and sees edges and colours, is left out, and so are layers
+    whose maps are too small to show anything.
     """
-    # The first layer of the mapping is the stem, which sees edges and colours.
     layers = list(scores)[1:] or list(scores)
     visible = [layer for layer in layers if sides.get(layer, 0) >= MIN_SIDE]
     layers = visible or [max(layers, key=lambda layer: sides.get(layer, 0))]
-    return max(
-        layers,
-        key=lambda layer: (
-            float(np.max(scores[layer])) * len(scores[layer]),
-            layers.index(layer),
-        ),
-    )
+    # The last of equal ones.
+    return max(reversed(layers), key=lambda x: np.max(scores[x]) * len(scores[x]))

@@ -1,10 +1,7 @@
 """Forgetting by growing the deepest layers anew.
 
 What a network knows of one class sits mostly in its deep layers; the shallow ones hold
-edges and textures that any class would teach. So the deepest layers and the head start
-again from fresh weights, as in retraining, and only the shallow ones keep what they
-learned. It is not in the paper: it aims at what pruning leaves behind, which a linear
-probe and a few steps of relearning find. It is of the family of EU-k (Goel et al.,
+edges and textures that any class would teach. It is of the family of EU-k (Goel et al.,
 "Towards Adversarial Evaluations for Inexact Machine Unlearning", arXiv 2201.06640,
 2022): re-initialise the last k layers and train them again without the class. EU-k
 freezes the layers before; here they are fine-tuned, too.
@@ -44,10 +41,9 @@ class Options:
 def regrow(job: Job, o: Options) -> UnlearnResult:
     """Give the deepest layers fresh weights, then fine-tune on what remains.
 
-    Every dense layer starts afresh, too, and a `share` of 1 is retraining with another
-    budget. The weights of the layers that stay become `shrink` times the old ones plus
-    `1 - shrink` times fresh ones. The stage `regrown` is the model before the
-    fine-tuning.
+    Every dense layer starts afresh, too. The weights of the layers that stay become
+    `shrink` times the old ones plus `1 - shrink` times fresh ones. The stage `regrown`
+    is the model before the fine-tuning.
     """
     images = jnp.zeros((2, *job.data.images.shape[1:]))
     fresh = init_variables(job.model, job.own_key, images[:1])
@@ -67,7 +63,5 @@ def regrow(job: Job, o: Options) -> UnlearnResult:
     old = dict(job.variables)
     fresh = jax.tree.unflatten(jax.tree.structure(old), jax.tree.leaves(fresh))
     grown = jax.tree_util.tree_map_with_path(start, old, fresh)
-    notes = {
-        "fresh_layers": [name for name in layers if name.split("/")[0] not in kept]
-    }
-    return job.recover(grown, stage="regrown", notes=notes)
+    afresh = [name for name in layers if name.split("/")[0] not in kept]
+    return job.recover(grown, stage="regrown", notes={"fresh_layers": afresh})

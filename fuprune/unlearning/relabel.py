@@ -2,16 +2,13 @@
 
 A retrained model, which has no class for these images, gives them the nearest of the
 others. Here each participant asks the trained model for that answer, gives it to its
-own forgotten images as their label, and the federation fine-tunes with them. Features
-that distinguish the class lose their use and are pulled into the neighbours'. Labels
-never leave their client. `prune_relabel` cuts first, as the paper does, and lets this
-be the fine-tuning.
+own forgotten images as their label, and the federation fine-tunes with them. Labels
+never leave their client. `prune_relabel` cuts first, as the paper does.
 
-The idea is not ours: relabelling to the nearest wrong class is Boundary Shrink (Chen et
-al., "Boundary Unlearning", CVPR 2023), which finds that class by an adversarial step
-where this takes the second-best logit; random labels are older still (Graves et al.,
-"Amnesiac Machine Learning", AAAI 2021). Both train on the forgotten images, and so does
-this, for the whole fine-tuning.
+Relabelling to the nearest wrong class is Boundary Shrink (Chen et al., "Boundary
+Unlearning", CVPR 2023), which finds that class by an adversarial step where this takes
+the second-best logit; random labels are older still (Graves et al., "Amnesiac Machine
+Learning", AAAI 2021).
 """
 
 from typing import Any, ClassVar, Literal
@@ -74,14 +71,10 @@ def prune_relabel(
     data, notes = relabelled(job, o.answer)
     taught = drop_classes(data, job.classes)
 
-    def tune_on_everything(model, variables, data, key, objective=None):
-        # The data are what is left without the classes, and class_pruning has no
-        # objective.
-        del data, objective
+    def tune(model, variables, data, key):
         return job.fine_tune(model, variables, taught, key)
 
-    taught_job = job._replace(fine_tune=tune_on_everything)
-    result = class_pruning.class_pruning.function(taught_job, cut, p)
+    result = class_pruning.class_pruning.function(job._replace(fine_tune=tune), cut, p)
     return result._replace(notes={**result.notes, **notes})
 
 
@@ -91,12 +84,9 @@ def relabelled(job: Job, answer: str) -> tuple[FederatedDataset, dict[str, Any]]
     others = np.setdiff1d(np.arange(job.num_classes), job.classes)
     rows, lengths = jax.device_get((forgotten.rows, forgotten.lengths))
     if answer == "nearest":
+        size, options = rows.shape[1], dict(batch_size=BATCH_SIZE)
         program = answers_program(
-            job.model,
-            others,
-            rows.shape[1],
-            batch_size=BATCH_SIZE,
-            preprocess=job.preprocess,
+            job.model, others, size, **options, preprocess=job.preprocess
         )
         _, answers = job.run(program)(job.variables, forgotten)
     else:
@@ -125,19 +115,16 @@ def answers_program(model, others, size, *, batch_size, preprocess) -> ClientPro
     others = jnp.asarray(others, jnp.int32)
 
     def init(shared, client):
-        del shared, client
         return jnp.zeros(padded, jnp.int32)
 
     def step(shared, client, answers, i):
         positions = i * batch_size + jnp.arange(batch_size)
         batch = gather_batch(shared, client, positions, preprocess, jax.random.key(0))
         logits = model.apply(shared.context, batch.images, train=False)
-        # Positions among `others` back to classes.
         best = others[jnp.argmax(logits[:, others], axis=-1)]
         return jax.lax.dynamic_update_slice(answers, best, (i * batch_size,))
 
     def finish(shared, client, answers):
-        del shared, client
         return (), answers[:size]
 
     def num_steps(client):

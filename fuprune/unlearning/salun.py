@@ -17,23 +17,19 @@ import optax
 from fuprune.options import option, options
 from fuprune.unlearning.client_sums import gradient_sum
 from fuprune.unlearning.job import Job
-from fuprune.unlearning.method import method
 from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
 from fuprune.unlearning.relabel import relabelled
-from fuprune.unlearning.teaching import SIMULATED, teach
+from fuprune.unlearning.teaching import labels_only, passes, taught, teach
 
 
 @options
-class Options:
+class Options(passes(10, 0.013, 256)):
     """Options of salun."""
 
     share: float = option(0.5, "share of all weights that are salient", gt=0, le=1)
-    rounds: int = option(10, "passes over the forgotten images", ge=0, le=100_000)
-    learning_rate: float = option(0.013, "of these passes", gt=0, le=1000)
-    batch_size: int = option(256, "of these passes", ge=1, le=65_536)
 
 
-@method("salun", options=Options, reads_forgotten=True, simulated=SIMULATED)
+@taught("salun", options=Options)
 def salun(job: Job, o: Options) -> UnlearnResult:
     """Teach the forgotten images random labels by salient weights, then fine-tune.
 
@@ -41,21 +37,13 @@ def salun(job: Job, o: Options) -> UnlearnResult:
     """
     total, examples = job.sum(gradient_sum, chunk=64)(job.variables, job.forgotten)
     mask = salient(total, o.share)
-    data, notes = relabelled(job, "random")
     masked = optax.stateless(
-        lambda updates, params: jax.tree.map(jnp.multiply, updates, mask)
+        lambda updates, _: jax.tree.map(jnp.multiply, updates, mask)
     )
-    result = teach(
-        job,
-        job.forgotten._replace(labels=data.labels),
-        lambda logits, batch: optax.softmax_cross_entropy_with_integer_labels(
-            logits.astype(jnp.float32), batch.labels
-        ),
-        optax.chain(optax.sgd(o.learning_rate, momentum=0.9), masked),
-        rounds=o.rounds,
-        batch_size=o.batch_size,
-        stage="relabelled",
-    )
+    optimizer = optax.chain(optax.sgd(o.learning_rate, momentum=0.9), masked)
+    relabels, notes = relabelled(job, "random")
+    data = job.forgotten._replace(labels=relabels.labels)
+    result = teach(job, o, labels_only, optimizer, "relabelled", data=data)
     return result._replace(
         notes={**result.notes, **notes, "images": result.notes["images"] + examples},
         upload_bytes=result.upload_bytes + tree_bytes(total),

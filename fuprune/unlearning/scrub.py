@@ -7,61 +7,38 @@ paper alternates both passes in its first epochs; here all maximising passes com
 and the fine-tuning minimises.
 """
 
-import jax.numpy as jnp
 import optax
 
 from fuprune.federated.objective import Objective
 from fuprune.options import option, options
 from fuprune.unlearning.job import Job
-from fuprune.unlearning.method import ALL_KINDS, method
+from fuprune.unlearning.method import ALL_KINDS
 from fuprune.unlearning.protocol import UnlearnResult
-from fuprune.unlearning.teaching import SIMULATED, answers_of, teach
+from fuprune.unlearning.teaching import answers_of, labels_only, passes, taught, teach
 
 
 @options
-class Options:
+class Options(passes(3, 5e-4, 64)):
     """Options of scrub."""
 
-    rounds: int = option(
-        3, "maximising passes over the forgotten images", ge=0, le=100_000
-    )
-    learning_rate: float = option(5e-4, "of these passes, by Adam", gt=0, le=1000)
-    batch_size: int = option(64, "of these passes", ge=1, le=65_536)
     temperature: float = option(2.0, "T of the softmax of teacher and student", gt=0)
     alpha: float = option(0.5, "weight of the teacher in the fine-tuning", ge=0)
     gamma: float = option(1.0, "weight of the labels in the fine-tuning", ge=0)
 
 
-@method(
-    "scrub",
-    serves=ALL_KINDS,
-    options=Options,
-    reads_forgotten=True,
-    simulated=SIMULATED,
-)
+@taught("scrub", serves=ALL_KINDS, options=Options)
 def scrub(job: Job, o: Options) -> UnlearnResult:
     """Move away from the old answers on the forgotten images, then fine-tune.
 
     The stage `scrubbed` is the model before the fine-tuning.
     """
     away, near = objectives(job.model, job.variables, o)
-    return teach(
-        job,
-        job.forgotten,
-        away,
-        optax.adam(o.learning_rate),
-        rounds=o.rounds,
-        batch_size=o.batch_size,
-        stage="scrubbed",
-        recover=near,
-    )
+    return teach(job, o, away, optax.adam(o.learning_rate), "scrubbed", recover=near)
 
 
 def objectives(teacher, variables, o: Options) -> tuple[Objective, Objective]:
     """What is minimised on forgotten images, and what on those that remain."""
-    answers = answers_of(
-        teacher, variables, lambda logits, batch: logits / o.temperature
-    )
+    answers = answers_of(teacher, variables, lambda t, batch: t / o.temperature)
 
     def divergence(context, logits, batch):
         # T^2 keeps the size of the gradient the same over temperatures.
@@ -72,9 +49,7 @@ def objectives(teacher, variables, o: Options) -> tuple[Objective, Objective]:
         return -divergence(context, logits, batch)
 
     def near(context, logits, batch):
-        labelled = optax.softmax_cross_entropy_with_integer_labels(
-            logits.astype(jnp.float32), batch.labels
-        )
-        return o.gamma * labelled + o.alpha * divergence(context, logits, batch)
+        teachers = o.alpha * divergence(context, logits, batch)
+        return o.gamma * labels_only(logits, batch) + teachers
 
     return Objective(away, variables), Objective(near, variables)

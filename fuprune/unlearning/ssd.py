@@ -19,12 +19,7 @@ import jax.numpy as jnp
 
 from fuprune.data.federated import FederatedDataset
 from fuprune.options import option, options
-from fuprune.unlearning.client_sums import (
-    NOBODY,
-    SIMULATED,
-    BatchSum,
-    gradient_sum,
-)
+from fuprune.unlearning.client_sums import NOBODY, SIMULATED, BatchSum, gradient_sum
 from fuprune.unlearning.job import Job
 from fuprune.unlearning.method import ALL_KINDS, method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
@@ -43,11 +38,7 @@ class Options:
 
 
 @method(
-    "ssd",
-    serves=ALL_KINDS,
-    options=Options,
-    reads_forgotten=True,
-    simulated=SIMULATED,
+    "ssd", serves=ALL_KINDS, options=Options, reads_forgotten=True, simulated=SIMULATED
 )
 def ssd(job: Job, o: Options) -> UnlearnResult:
     """Dampen what the forgotten images need most, then fine-tune.
@@ -88,10 +79,10 @@ def importance_sum(model) -> BatchSum:
 
     def squares(variables, batch):
         number = jnp.sum(batch.mask)
-        mean = jax.tree.map(
-            lambda g: g / jnp.maximum(number, 1), gradient(variables, batch)
+        squared = jax.tree.map(
+            lambda g: (g / jnp.maximum(number, 1)) ** 2, gradient(variables, batch)
         )
-        return jax.tree.map(jnp.square, mean), jnp.minimum(number, 1)
+        return squared, jnp.minimum(number, 1)
 
     return squares
 

@@ -1,10 +1,10 @@
 """Rounds in which clients train on what is to be forgotten, by another objective.
 
-What several methods share: rounds of FedAvg over the holders of the forgotten images,
-one local pass each, with an objective and an optimiser of the method's own. The network
-trains as it is evaluated, so that these images leave no trace in its statistics.
+They are rounds of FedAvg over the holders of the forgotten images, one local pass each.
+The network trains as it is evaluated: these images leave no trace in its statistics.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,10 +19,27 @@ from fuprune.federated.objective import Objective
 from fuprune.federated.server import fed_avg
 from fuprune.models.adapt import adapt
 from fuprune.models.layers import loops_are_fast
+from fuprune.options import option, options
 from fuprune.unlearning.job import Job
+from fuprune.unlearning.method import method
 from fuprune.unlearning.protocol import UnlearnError, UnlearnResult, tree_bytes
 
 SIMULATED = "its clients train by an objective that no message describes"
+taught = functools.partial(method, reads_forgotten=True, simulated=SIMULATED)
+
+
+def passes(number: int, rate: float, size: int) -> Any:
+    """The options of a method that teaches, with what its paper did as defaults."""
+
+    @options
+    class Passes:
+        rounds: int = option(
+            number, "passes over the forgotten images", ge=0, le=100_000
+        )
+        learning_rate: float = option(rate, "of these passes", gt=0, le=1000)
+        batch_size: int = option(size, "of these passes", ge=1, le=65_536)
+
+    return Passes
 
 
 class Frozen(NamedTuple):
@@ -37,7 +54,6 @@ class Frozen(NamedTuple):
 
     def apply(self, variables, images, train=False, mask=None, mutable=(), rngs=None):
         """Logits [B, U], and the collections in `mutable` as they were."""
-        del train, mask, rngs
         logits = self.network.apply(variables, images, train=False)
         kept = {name: variables[name] for name in mutable if name in variables}
         return (logits, kept) if mutable else logits
@@ -48,18 +64,16 @@ def answers_of(
 ) -> Objective:
     """KL(softmax(change(t, batch)) || softmax(s)) of student s and teacher t, [B].
 
-    `change` edits the teacher's logits [B, U]; those of minus infinity get no
-    probability.
+    `change` edits the teacher's logits [B, U]; minus infinity gets no probability.
     """
     teacher = adapt(teacher)
 
     def losses(variables, logits, batch):
-        taught = teacher.apply(variables, batch.images, train=False)
-        taught = change(taught.astype(jnp.float32), batch)
-        log_taught = jax.nn.log_softmax(taught)
-        gaps = log_taught - jax.nn.log_softmax(logits.astype(jnp.float32))
+        answers = teacher.apply(variables, batch.images, train=False)
+        wanted = jax.nn.log_softmax(change(answers.astype(jnp.float32), batch))
+        gaps = wanted - jax.nn.log_softmax(logits.astype(jnp.float32))
         # 0 log 0 is 0: an answer that is ruled out has no say.
-        chances = jnp.exp(log_taught)
+        chances = jnp.exp(wanted)
         return jnp.sum(jnp.where(chances > 0, chances * gaps, 0.0), axis=-1)
 
     return Objective(losses, variables)
@@ -70,47 +84,47 @@ def own_label(batch, classes: int) -> jax.Array:
     return jax.nn.one_hot(batch.labels, classes) > 0
 
 
+def labels_only(logits, batch) -> jax.Array:
+    """The cross-entropy of each example, [B]."""
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits.astype(jnp.float32), batch.labels
+    )
+
+
 def teach(
     job: Job,
-    data: FederatedDataset,
+    o: Any,
     objective: Objective | Callable,
     optimizer: optax.GradientTransformation,
-    *,
-    rounds: int,
-    batch_size: int,
     stage: str,
+    *,
+    data: FederatedDataset | None = None,
     recover: Objective | None = None,
 ) -> UnlearnResult:
-    """Rounds of FedAvg on `data`, usually the forgotten, then the fine-tuning.
+    """Rounds of FedAvg on the forgotten images or `data`, then the fine-tuning.
 
-    Args:
-      job: the job.
-      data: what the clients that hold any of it train on.
-      objective: what they minimise.
-      optimizer: of a client, fresh in each round.
-      rounds: how many, of one local pass each: the epochs of a central method.
-      batch_size: of the local passes.
-      stage: the name of the model before the fine-tuning.
-      recover: what the fine-tuning minimises in place of the cross-entropy.
+    `o` are options as `passes` makes them; `stage` names the model before the
+    fine-tuning, which minimises `recover`, or the cross-entropy.
     """
     if not isinstance(job.backend, str):
         raise InputError(
             f"the method cannot run with remote clients: {SIMULATED}; choose ascent or "
             "relabel, or run it as a simulation."
         )
-    variables, lengths = job.variables, np.asarray(jax.device_get(data.lengths))
-    if lengths.any() and rounds:
+    data = job.forgotten if data is None else data
+    variables, images = job.variables, int(np.sum(jax.device_get(data.lengths)))
+    if images and o.rounds:
         algorithm = fed_avg(
             Frozen(adapt(job.model)),
             client_optimizer=optimizer,
-            batch_size=batch_size,
+            batch_size=o.batch_size,
             objective=objective,
             preprocess=job.preprocess,
             backend=job.backend,
             mesh=job.mesh,
         )
         state, cohort = algorithm.init(variables), whole_cohort(data)
-        for number in range(rounds):
+        for number in range(o.rounds):
             key = jax.random.fold_in(job.own_key, number)
             state, _ = algorithm.round(state, cohort, key)
         # Means over clients round what all clients have in common.
@@ -123,7 +137,7 @@ def teach(
     return job.recover(
         variables,
         stage=stage,
-        notes={"rounds": rounds, "images": rounds * int(lengths.sum())},
-        upload_bytes=rounds * tree_bytes(job.variables["params"]),
+        notes={"rounds": o.rounds, "images": o.rounds * images},
+        upload_bytes=o.rounds * tree_bytes(job.variables["params"]),
         objective=recover,
     )

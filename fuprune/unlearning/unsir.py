@@ -6,17 +6,15 @@ TNNLS 2023). The server makes noise that the model takes least for the class,
     x = argmin -CE(model(x), class) + penalty mean |x|^2,
 
 trains the model to call it the class (impair), and fine-tuning without the class
-repairs what broke. No forgotten image is needed, and clients do nothing before the
-fine-tuning. The paper's impairing step mixes remaining images in, which a server does
-not have.
+repairs what broke. Clients do nothing before it. The paper's impairing step mixes
+remaining images in, which a server does not have.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fuprune.federated.client import split_params
 from fuprune.models.adapt import adapt
 from fuprune.options import option, options
 from fuprune.unlearning.job import Job
@@ -43,32 +41,25 @@ def unsir(job: Job, o: Options) -> UnlearnResult:
     The stage `impaired` is the model before the fine-tuning.
     """
     model = adapt(job.model)
+    params, rest = split_params(job.variables)
     labels = jnp.repeat(jnp.asarray(job.classes), o.images)
     shape = (len(labels), *job.data.images.shape[1:])
-    start = jax.random.normal(job.own_key, shape)
-    params = job.variables["params"]
-    rest = {k: v for k, v in job.variables.items() if k != "params"}
 
     def loss(params, images):
         # Statistics stay as they are: noise must leave no trace in them.
         logits = model.apply({"params": params, **rest}, images, train=False)
-        return jnp.mean(
-            optax.softmax_cross_entropy_with_integer_labels(
-                logits.astype(jnp.float32), labels
-            )
-        )
+        logits = logits.astype(jnp.float32)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.mean(losses)
 
     def unlike(images):
         size = jnp.mean(jnp.sum(images**2, axis=(1, 2, 3)))
         return o.penalty * size - loss(params, images)
 
-    noise = descend(unlike, start, optax.adam(o.noise_rate), o.noise_steps)
-    impaired = descend(
-        functools.partial(loss, images=noise),
-        params,
-        optax.sgd(o.impair_rate),
-        o.impair_steps,
-    )
+    start, adam = jax.random.normal(job.own_key, shape), optax.adam(o.noise_rate)
+    noise = descend(unlike, start, adam, o.noise_steps)
+    sgd = optax.sgd(o.impair_rate)
+    impaired = descend(lambda at: loss(at, noise), params, sgd, o.impair_steps)
     notes = {
         "loss_of_noise": float(loss(params, noise)),
         "loss_after_impairing": float(loss(impaired, noise)),

@@ -22,7 +22,7 @@ from fuprune.unlearning.request import ForgetRequest
 from fuprune.unlearning.salun import salient
 from fuprune.unlearning.scores import class_aware
 from fuprune.unlearning.ssd import dampened, importance_sum
-from fuprune.unlearning.teaching import Frozen, answers_of, teach
+from fuprune.unlearning.teaching import answers_of, passes, teach
 from fuprune.unlearning.unsir import descend
 from tests.unlearning.small import (
     SmallNet,
@@ -116,15 +116,7 @@ def test_teaching_leaves_statistics_as_they_are_and_lowers_its_loss(variables):
     tune = remembering([])
     job = Job(MODEL, variables, data, request, jax.random.key(0), tune, num_classes=4)
     objective = answers_of(MODEL, variables, without_own_class)
-    result = teach(
-        job,
-        job.forgotten,
-        objective,
-        optax.sgd(0.5),
-        rounds=3,
-        batch_size=4,
-        stage="taught",
-    )
+    result = teach(job, passes(3, 0.5, 4)(), objective, optax.sgd(0.5), "taught")
     images = np.asarray(data.images, np.float32)[np.asarray(data.labels) == 1] / 255
     batch = Batch(images, np.ones(len(images), np.int32), np.ones(len(images)))
     before, after = (
@@ -141,8 +133,7 @@ def test_teaching_leaves_statistics_as_they_are_and_lowers_its_loss(variables):
     assert result.notes == {"rounds": 3, "images": 30}
     job = job._replace(backend=lambda program, receive: None)
     with pytest.raises(InputError, match="choose ascent or relabel"):
-        teach(job, data, objective, optax.sgd(1), rounds=1, batch_size=1, stage="x")
-    assert Frozen(MODEL).apply(variables, images).shape == (10, 4)
+        teach(job, passes(1, 1.0, 1)(), objective, optax.sgd(1), "x")
 
 
 def test_negating_twice_changes_nothing_and_once_the_first_layer_only(variables):
