@@ -106,11 +106,6 @@ def run_command(arguments: Sequence[str]) -> int:
             f"the workdir {str(command.workdir)!r} cannot be used: {reason}; choose "
             "another --workdir."
         ) from error
-    # A compiler, if kernels are to be built, works while JAX is imported.
-    if command.config.runtime.conv != "xla" and ":" not in command.config.model.name:
-        from fuprune.kernels import library
-
-        library.start_build()
     from fuprune.run.experiment import run as run_experiment
 
     words = ["python", "-m", "fuprune.main", *arguments]

@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from typing import NamedTuple
 
 import jax
@@ -81,23 +80,6 @@ def _wheel_roots() -> list[str]:
             if file.name == _LIBRARY:
                 return [str(pathlib.Path(str(file.locate())).resolve().parents[1])]
     return []
-
-
-def start(folder: pathlib.Path) -> threading.Thread:
-    """Begins to build the library of ``folder``, for a `load` that comes later.
-
-    The compiler is a process of its own, so that seconds of imports, say, can pass
-    beside it. Whoever loads the library waits for this build by its lock file, and is
-    told what went wrong by building it again.
-    """
-
-    def try_to_build() -> None:
-        with contextlib.suppress(BuildError):
-            _built(folder, find_onednn())
-
-    thread = threading.Thread(target=try_to_build, name="kernels")
-    thread.start()
-    return thread
 
 
 @functools.cache

@@ -7,8 +7,6 @@ as cores, with one thread each, is the fastest way to train clients.
 """
 
 import functools
-import importlib.metadata
-import importlib.util
 import logging
 import os
 import pathlib
@@ -51,17 +49,6 @@ def choose(name: str, kernel: Callable, fallback: Callable) -> Callable:
     return kernel if name == "onednn" and ready() else fallback
 
 
-def start_build() -> None:
-    """Begins to build the library in the background, where a CPU is all there is.
-
-    Which platform JAX will choose is known only once it has opened its backends, so
-    that any accelerator's plugin counts.
-    """
-    plugins = importlib.metadata.entry_points(group="jax_plugins")
-    if not plugins and importlib.util.find_spec("libtpu") is None:
-        build.start(_FOLDER)
-
-
 @functools.cache
 def ready() -> bool:
     """Like `available`, with one notice in the log if not."""
@@ -101,8 +88,6 @@ def notice_slow_bfloat16() -> None:
 
 def set_threads(threads: int) -> None:
     """Sets how many OpenMP threads each device uses, from the next kernel on."""
-    if threads < 1:
-        raise ValueError(f"threads={threads} is too few; a device needs at least 1.")
     if available():
         build.load(_FOLDER).fuprune_set_threads(threads)
 

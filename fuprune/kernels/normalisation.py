@@ -7,7 +7,6 @@ no kernel of its own is differentiated in JAX.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -65,8 +64,7 @@ def batch_norm(
       scale: [C].
       bias: [C].
       mask: [N], nonzero for the examples that enter the moments; None if all do. If
-        none does, the mean is 0 and the variance 1, so that nothing overflows. Without
-        kernels it may be [N, C].
+        none does, the mean is 0 and the variance 1, so that nothing overflows.
       residual: [N, H, W, R], added after the norm, or None.
       relu: whether a ReLU follows.
       epsilon: added to the variance.
@@ -77,9 +75,6 @@ def batch_norm(
         stream = _straight(inputs.shape[-1])
     if residual is None:
         stream = stream._replace(residual_places=())
-    else:
-        _check_places(stream.residual_places, residual.shape[-1], stream.width)
-    _check_places(stream.places, inputs.shape[-1], stream.width)
     others = () if residual is None else (residual,)
     covered = (
         kernels
@@ -107,16 +102,6 @@ batch_norm_in_jax = functools.partial(batch_norm, kernels=False)
 def _straight(channels: int) -> Stream:
     own = tuple(range(channels))
     return Stream(own, own, channels)
-
-
-def _check_places(places: Sequence[int], channels: int, width: int) -> None:
-    # The kernels write where they are told to.
-    increasing = all(a < b for a, b in itertools.pairwise((-1, *places, width)))
-    if len(places) != channels or not increasing:
-        raise ValueError(
-            f"places {places} do not fit {channels} channels into {width}; give one "
-            f"increasing number below {width} for each channel."
-        )
 
 
 def combine(outputs, residual, relu: bool, stream: Stream | None = None):
@@ -148,8 +133,7 @@ def widen(values, places: Sequence[int], width: int):
 def moments(inputs, mask=None):
     """Mean and biased variance [C] of a batch [N, H, W, C], float32 at least.
 
-    The mask is [N], or [N, C] where channels differ in it, nonzero for the examples
-    that count. Where none does, the mean is 0 and the variance 1.
+    Where no example counts in the mask [N], the mean is 0 and the variance 1.
     """
     values = at_least_float32(inputs)
     if mask is None:
@@ -157,11 +141,10 @@ def moments(inputs, mask=None):
         square = jnp.mean(values * values, axis=(0, 1, 2))
         return mean, jnp.maximum(square - mean * mean, 0.0)
     chosen = mask != 0
-    number = jnp.sum(chosen, axis=0, dtype=values.dtype)
+    number = jnp.sum(chosen, dtype=values.dtype)
     pixels = jnp.maximum(number * inputs.shape[1] * inputs.shape[2], 1.0)
     # Selected, not multiplied: what padding holds, even an infinity, stays out.
-    selected = chosen.reshape(len(chosen), 1, 1, -1)
-    kept = jnp.where(selected, values, 0.0)
+    kept = jnp.where(chosen[:, None, None, None], values, 0.0)
     mean = jnp.sum(kept, axis=(0, 1, 2)) / pixels
     square = jnp.sum(kept * kept, axis=(0, 1, 2)) / pixels
     variance = jnp.maximum(square - mean * mean, 0.0)

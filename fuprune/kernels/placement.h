@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#if defined(__x86_64__) && !defined(FUPRUNE_PLAIN_LOOPS)
+#if defined(__x86_64__)
 #define FUPRUNE_AVX512 __attribute__((target("avx512f")))
 #include <immintrin.h>
 #endif

@@ -12,7 +12,7 @@ from fuprune.surgery.arithmetic import (
     found_layer,
     zero_elsewhere,
 )
-from fuprune.surgery.held import Held, intersection, is_static, normal, onto, union
+from fuprune.surgery.held import Held, intersection, normal, onto, union
 
 CHANNELS = 4  # the axis of the channels in maps [G, N, H, W, C]
 
@@ -83,17 +83,6 @@ def batch_norm(eqn, operands, notes) -> Result:
     return [_map(eqn, output, written, 0), *moments]
 
 
-def max_pool(eqn, operands, notes) -> Result:
-    """The maximum over windows of pixels."""
-    (held,) = operands
-    if any(kept is not None for kept in held.kept[:CHANNELS]):
-        return "windows lie across a cut axis"
-    if not held.is_full and not is_static(held.rest):
-        return "the rest is not one number"
-    rest = None if held.is_full else held.rest
-    return [_map(eqn, eqn.primitive.bind(held.data), held.kept[CHANNELS], rest)]
-
-
 def _map(eqn, data, kept, rest) -> Held:
     shape = tuple(eqn.outvars[0].aval.shape)
     rest = rest if rest is None else data.dtype.type(rest)
@@ -103,5 +92,4 @@ def _map(eqn, data, kept, rest) -> Held:
 RULES: dict[str, Rule] = {
     "fuprune_conv_forward": convolution,
     "fuprune_batch_norm_forward": batch_norm,
-    "fuprune_max_pool_forward": max_pool,
 }

@@ -60,30 +60,6 @@ def test_second_load_compiles_nothing(source, monkeypatch):
 
 
 @needs_compiler
-def test_load_waits_for_a_build_that_was_started_before(source, monkeypatch):
-    onednn_or_skip()
-    compiled, compile_ = [], build._compile
-
-    def count(*arguments):
-        compiled.append(arguments)
-        compile_(*arguments)
-
-    monkeypatch.setattr(build, "_compile", count)
-    thread = build.start(source.parent)
-    assert build.load(source.parent).fuprune_answer() == 42
-    thread.join()
-    assert len(compiled) == 1
-
-
-def test_build_that_cannot_succeed_fails_where_it_is_loaded(source, monkeypatch):
-    monkeypatch.setattr(build, "_wheel_roots", list)
-    monkeypatch.setattr(build.sys, "prefix", str(source.parent))
-    build.start(source.parent).join()
-    with pytest.raises(build.BuildError, match="libdnnl"):
-        build.load(source.parent)
-
-
-@needs_compiler
 def test_changed_source_is_built_anew(source):
     onednn_or_skip()
     build.load(source.parent)

@@ -221,35 +221,6 @@ def test_other_dtypes_go_to_xla(monkeypatch):
     assert output.dtype == jnp.float16
 
 
-def test_fallback_lowerings_are_the_gradients_of_xla():
-    data, weights = random("data", 2, 2, 9, 8, 3), random("kernel", 2, 3, 3, 3, 5)
-    static = {
-        "strides": (2, 1),
-        "padding": ((1, 0), (1, 1)),
-        "data_size": (9, 8),
-        "kernel_size": (3, 3),
-        "kernel_dtype": jnp.dtype(jnp.float32),
-    }
-    output, pullback = jax.vjp(
-        jax.vmap(lambda d, k: convolution._forward(d, k, **static)), data, weights
-    )
-    expected = pullback(jnp.cos(output))
-    actual = (
-        jax.vmap(lambda o, k: convolution._data_gradient(o, k, **static))(
-            jnp.cos(output), weights
-        ),
-        jax.vmap(lambda d, o: convolution._kernel_gradient(d, o, **static))(
-            data, jnp.cos(output)
-        ),
-    )
-    assert_close(actual, expected)
-
-
-def test_threads_below_one_are_refused():
-    with pytest.raises(ValueError, match="threads=0"):
-        library.set_threads(0)
-
-
 def test_missing_library_falls_back_to_xla_with_one_notice(without_onednn, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -102,19 +102,6 @@ def test_channels_are_moved_in_blocks_and_without_a_residual(relu):
     )
 
 
-@pytest.mark.parametrize(
-    ("places", "width"), [((0, 1), 6), ((2, 1, 3), 6), ((0, 1, 6), 6), ((0, 1, 2), 2)]
-)
-@pytest.mark.parametrize(
-    "function", [normalisation.batch_norm, normalisation.batch_norm_in_jax]
-)
-def test_places_that_do_not_fit_are_refused(function, places, width):
-    data, scale, bias = operands((3, 4, 4, 3), residual=False)
-    stream = normalisation.Stream(places, (), width)
-    with pytest.raises(ValueError, match=f"3 channels into {width}; give one"):
-        function(data, scale, bias, stream=stream)
-
-
 @needs_onednn
 def test_padding_does_not_reach_the_moments():
     data, scale, bias = operands((3, 4, 4, 5), residual=False)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fuprune.kernels import convolution, library, normalisation, pooling
+from fuprune.kernels import convolution, normalisation
 from tests.kernels.test_convolution import assert_close, layer, needs_onednn, random
 from tests.kernels.test_normalisation import MASK, operands, scattered
 
@@ -35,7 +35,6 @@ OPERATIONS = {
         *(norm(f, stream=PLACED) for f in BATCH_NORMS),
         operands((3, 4, 4, 5), residual=True, held=6),
     ),
-    "pool": (pooling.max_pool, pooling.max_pool_in_jax, (SMALL[0],)),
 }
 
 
@@ -152,21 +151,6 @@ def test_outside_of_jit_a_kernel_computes_the_same(operation):
     assert_close(run(*operands), jax.jit(run)(*operands))
 
 
-@needs_onednn
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_number_of_threads_does_not_change_the_numbers(operation):
-    ours, _, operands = OPERATIONS[operation]
-    run, results = jax.jit(gradient(ours, operands)), []
-    try:
-        for threads in (1, 2, 3):
-            library.set_threads(threads)
-            results.append(jax.device_get(run(*operands)))
-    finally:
-        library.set_threads(1)
-    for result in results[1:]:
-        assert_close(result, results[0])
-
-
 def lowered_text(operation, *platforms):
     ours, _, operands = OPERATIONS[operation]
     traced = jax.jit(gradient(ours, operands)).trace(*operands)
@@ -185,7 +169,7 @@ def test_without_the_library_xla_computes(operation, without_onednn):
     assert "fuprune" not in lowered_text(operation, "cpu")
 
 
-@pytest.mark.parametrize("module", [convolution, normalisation, pooling])
+@pytest.mark.parametrize("module", [convolution, normalisation])
 def test_an_unknown_implementation_is_refused(module):
     with pytest.raises(ValueError, match="'cudnn'.*xla, onednn"):
         module.implementation("cudnn")

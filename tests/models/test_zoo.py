@@ -10,9 +10,9 @@ import pytest
 
 from fuprune import surgery
 from fuprune.kernels import library
-from fuprune.kernels.pooling import max_pool_in_jax
 from fuprune.models import zoo
 from fuprune.models.resnet import ResNet
+from fuprune.models.vgg import max_pool
 from fuprune.surgery import rebuild
 from tests.models import drawing
 
@@ -155,9 +155,9 @@ def test_pool_is_the_maximum_over_two_by_two(shape):
     values = np.random.default_rng(0).normal(size=(2, *shape, 3)).astype(np.float32)
     rows, columns = min(shape[0], 2), min(shape[1], 2)
     expected = nn.max_pool(values, (rows, columns), (rows, columns))
-    np.testing.assert_array_equal(max_pool_in_jax(jnp.asarray(values)), expected)
+    np.testing.assert_array_equal(max_pool(jnp.asarray(values)), expected)
     weights = np.random.default_rng(1).normal(size=expected.shape)
-    gradient = jax.grad(lambda x: jnp.sum(max_pool_in_jax(x) * weights))(values)
+    gradient = jax.grad(lambda x: jnp.sum(max_pool(x) * weights))(values)
     twin = jax.grad(
         lambda x: jnp.sum(nn.max_pool(x, (rows, columns), (rows, columns)) * weights)
     )(values)
