@@ -41,7 +41,6 @@ KNOWN_PLACES = {
     "CDLL": {"kernels/build.py"},  # the kernels' own library
     "subprocess": {
         "kernels/build.py",  # the compiler
-        "data/originals.py",  # npm
         "flower/launch.py",  # Flower's server and clients on this machine
         "run/provenance.py",  # git, for the commit
     },

@@ -1,22 +1,23 @@
-"""Decoded copies of sets in the user's cache: .npy files in one folder per set.
+"""Decoded copies of sets in the user's cache, whose images are mapped.
 
-Decoding 50,000 PNGs takes seconds, mapping the copy a hundredth of one. A copy lies
-under a key that changes with what it was made from, and is used only if all of it is
-whole and fits together; otherwise it is made again.
+Decoding 50,000 PNGs takes seconds, mapping the copy a hundredth of one. A copy that is
+damaged is made again.
 """
 
+import functools
 import logging
 import os
 import pathlib
 
 import numpy as np
 
-from fuprune.data.dataset import LabelledSet, checked
+from fuprune.data.dataset import LabelledSet, from_arrays
 from fuprune.errors import first_line
 from fuprune.files import write_whole
 
 _LOGGER = logging.getLogger(__name__)
-_FACTS = "facts.npz"  # class names and columns; written last, so that it ends a copy
+# Labels, class names and columns; written last, so that it ends a copy.
+_FACTS = "facts.npz"
 
 
 def read(folder: pathlib.Path) -> LabelledSet | None:
@@ -24,23 +25,22 @@ def read(folder: pathlib.Path) -> LabelledSet | None:
     if not (folder / _FACTS).is_file():
         return None
     try:
-        with np.load(folder / _FACTS, allow_pickle=False) as facts:
-            columns = {name.removeprefix("column "): facts[name] for name in facts}
-        names = tuple(columns.pop("names").tolist())
-        splits = []
-        for split in ("train", "test"):
-            # Mapped, so that a process which needs some images holds only those.
-            images, labels = (
-                np.load(path, "r", allow_pickle=False) for path in _paths(folder, split)
-            )
-            splits.append(checked(images, labels, len(names), folder))
-        number = len(splits[0].labels)
-        if not all(isinstance(name, str) for name in names) or any(
-            column.shape != (number,) for column in columns.values()
-        ):
-            raise ValueError(f"{folder / _FACTS} does not fit the images")
-        train, test = splits
-        return LabelledSet(train, test, names, columns)
+        # Mapped, so that a process which needs some images holds only those.
+        images, test_images = (
+            np.load(folder / f"{split}_images.npy", "r", allow_pickle=False)
+            for split in ("train", "test")
+        )
+        with np.load(folder / _FACTS, allow_pickle=False) as archive:
+            facts = dict(archive)
+        return from_arrays(
+            images,
+            facts.pop("train labels"),
+            test_images=test_images,
+            test_labels=facts.pop("test labels"),
+            class_names=facts.pop("class names").tolist(),
+            columns={name.partition(" ")[2]: facts[name] for name in facts},
+            origin=folder,
+        )
     except Exception as error:  # NumPy's reader of headers raises many kinds
         _LOGGER.warning("%s will be made again: %s", folder, first_line(error))
         return None
@@ -49,13 +49,13 @@ def read(folder: pathlib.Path) -> LabelledSet | None:
 def write(folder: pathlib.Path, whole: LabelledSet) -> None:
     """Keeps a copy, if the folder can be written."""
     facts = {f"column {name}": column for name, column in whole.columns.items()}
-    facts["names"] = np.array(whole.class_names)
+    facts["class names"] = np.array(whole.class_names)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / _FACTS).unlink(missing_ok=True)
-        for split, dataset in (("train", whole.train), ("test", whole.test)):
-            for path, array in zip(_paths(folder, split), dataset, strict=True):
-                write_whole(path, lambda to, array=array: np.save(to, array))
+        for split, (images, labels) in (("train", whole.train), ("test", whole.test)):
+            facts[f"{split} labels"] = labels
+            save = functools.partial(np.save, arr=images)
+            write_whole(folder / f"{split}_images.npy", save)
         write_whole(folder / _FACTS, lambda to: np.savez(to, **facts))  # type: ignore
     except OSError as error:
         _LOGGER.info("No decoded copy was kept in %s: %s", folder, error)
@@ -65,7 +65,3 @@ def file_fingerprint(path: str | os.PathLike) -> tuple[str, int, int]:
     """Changes when the file does."""
     status = os.stat(path)
     return str(path), status.st_size, status.st_mtime_ns
-
-
-def _paths(folder: pathlib.Path, split: str) -> list[pathlib.Path]:
-    return [folder / f"{split}_{part}.npy" for part in ("images", "labels")]

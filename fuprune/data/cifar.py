@@ -15,12 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fuprune.data.dataset import DamagedDataError
-from fuprune.data.pictures import open_picture, pixels
+from fuprune.data.pictures import open_picture
 from fuprune.errors import first_line
 
 _IMAGE_BYTES = 3 * 32 * 32
-# Of a member; the largest is CIFAR-100's train.bin, of 154 MB.
-_MAX_BYTES = 1 << 28
 
 
 def read_archive(
@@ -64,7 +62,7 @@ def read_package(paths: Sequence[pathlib.Path]) -> dict[str, np.ndarray]:
             batches = []
             for name in names:
                 with open_picture(blobs[name], "RGB", f"{archive} ({name})") as opened:
-                    batches.append(pixels(opened).reshape(-1, 32, 32, 3))
+                    batches.append(np.asarray(opened).reshape(-1, 32, 32, 3))
             arrays += [np.concatenate(batches), np.array(json.loads(blobs[note]))]
     except (ValueError, TypeError, OverflowError) as error:
         raise DamagedDataError(
@@ -79,13 +77,10 @@ def _read_members(archive: pathlib.Path, names: Sequence[str]) -> dict[str, byte
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                # Read by name and never unpacked: a path in an archive may lead
-                # anywhere.
+                # Never unpacked: a path in an archive may lead anywhere.
                 name = member.name.rpartition("/")[2]
                 if name not in names or not member.isfile():
                     continue
-                if member.size > _MAX_BYTES:
-                    raise DamagedDataError(f"{archive}: {member.name} is too large.")
                 stream = tar.extractfile(member)
                 found[name] = stream.read() if stream else b""
                 if len(found) == len(names):

@@ -1,8 +1,6 @@
 """What every source of data agrees on: what a set is, its checks and its errors.
 
-Everything that could go wrong later is looked at here, before any training: types,
-shapes, labels, and whether both splits fit together. An error is one line that names
-where the array came from.
+An error is one line that names where the array came from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,11 +66,10 @@ def from_arrays(
       DamagedDataError: one line with what was seen and what is needed.
     """
     if (test_images is None) != (test_labels is None):
-        there, missing = ("images", "labels")[:: 1 if test_labels is None else -1]
         raise DamagedDataError(
-            f"{origin}: has test {there} but no test {missing}; give both or neither."
+            f"{origin}: has test images or test labels; give both or neither."
         )
-    train = _with_channels(images, labels, f"{origin} (train)")
+    train = checked(images, labels, f"{origin} (train)")
     facts = {name: np.asarray(column) for name, column in (columns or {}).items()}
     for name, column in facts.items():
         if column.shape != train.labels.shape:
@@ -80,7 +77,7 @@ def from_arrays(
                 f"{origin}: the column {name!r} has shape {column.shape}, but one "
                 f"value per training image is needed: [{len(train.labels)}]."
             )
-    if test_images is None:
+    if test_images is None or test_labels is None:
         in_test = choose_test_fifth(train.labels)
         if not in_test.any():
             raise DamagedDataError(
@@ -91,7 +88,7 @@ def from_arrays(
         train = Dataset(train.images[~in_test], train.labels[~in_test])
         facts = {name: column[~in_test] for name, column in facts.items()}
     else:
-        test = _with_channels(test_images, test_labels, f"{origin} (test)")
+        test = checked(test_images, test_labels, f"{origin} (test)")
     if test.images.shape[1:] != train.images.shape[1:]:
         raise DamagedDataError(
             f"{origin}: training images have shape {train.images.shape[1:]} and test "
@@ -101,74 +98,51 @@ def from_arrays(
     return LabelledSet(train, test, names, facts)
 
 
-def _with_channels(images, labels, origin: str) -> Dataset:
-    """The arrays as a dataset: images [N, H, W, C] uint8, labels [N] int32."""
-    images, labels = np.asanyarray(images), np.asarray(labels)
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.shape[-1] not in (1, 3):
-        raise DamagedDataError(
-            f"{origin}: images have shape {images.shape}, but [N, H, W], [N, H, W, 1] "
-            "or [N, H, W, 3] is needed."
-        )
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    return checked(images, labels, None, origin)
-
-
 def _checked_names(names, train, test, origin: object) -> tuple[str, ...]:
     """The class names, after comparing them with the labels of both splits."""
     labels = np.union1d(train, test)
     highest = int(labels[-1])
     if names is None:
-        # Bounded, because one label of two billion must not make an array as long; the
-        # first gap, if there is any, lies below the number of labels.
-        missing = np.setdiff1d(np.arange(min(highest, len(labels) + 1)), labels)
-        if missing.size:
+        if highest >= len(labels):
+            missing = np.setdiff1d(np.arange(len(labels) + 1), labels)[0]
             raise DamagedDataError(
-                f"{origin}: labels go up to {highest}, but class {missing[0]} has no "
+                f"{origin}: labels go up to {highest}, but class {missing} has no "
                 "image; number the classes from 0 without gaps, or give class_names."
             )
-        names = map(str, range(highest + 1))
+        names = range(highest + 1)
     names = tuple(map(str, names))
     if highest >= len(names):
         raise DamagedDataError(
             f"{origin}: has {len(names)} class names, but labels go up to {highest}."
-        )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DamagedDataError(f"{origin}: two classes have the name {twice!r}.")
-    if len(names) < 2:
-        raise DamagedDataError(
-            f"{origin}: has one class, but 2 or more are needed to tell apart."
         )
     if len(np.unique(train)) < 2:
         raise DamagedDataError(f"{origin}: training images are all of one class.")
     return names
 
 
-def checked(
-    images: np.ndarray, labels: np.ndarray, num_classes: int | None, origin: object
-) -> Dataset:
+def checked(images: np.ndarray, labels: np.ndarray, origin: object) -> Dataset:
     """Arrays as a dataset, or DamagedDataError that names their origin.
 
-    Images are [N, H, W, C] uint8, labels [N] integers in [0, num_classes); None allows
-    any number of classes.
+    Images are uint8 [N, H, W], which get a channel, or [N, H, W, C] with C of 1 or 3.
     """
-    if images.dtype != np.uint8 or images.ndim != 4:
+    images, labels = np.asanyarray(images), np.asarray(labels)
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise DamagedDataError(
             f"{origin}: images are {images.dtype} of shape {images.shape}, but uint8 "
-            "from 0 to 255 of shape [N, H, W, C] is needed; convert them once, for "
-            "example with np.rint(255 * x).astype(np.uint8)."
+            "from 0 to 255 of shape [N, H, W], [N, H, W, 1] or [N, H, W, 3] is needed; "
+            "convert them once, for example with np.rint(255 * x).astype(np.uint8)."
         )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    labels = checked_labels(labels, len(images), origin)
     if images.size == 0:
         raise DamagedDataError(f"{origin}: images have shape {images.shape}: no pixel.")
-    return Dataset(images, checked_labels(labels, len(images), num_classes, origin))
+    return Dataset(images, labels)
 
 
-def checked_labels(
-    labels: np.ndarray, number: int, num_classes: int | None, origin: object
-) -> np.ndarray:
+def checked_labels(labels: np.ndarray, number: int, origin: object) -> np.ndarray:
     """The labels of so many images as int32; what is wrong is said as by `checked`."""
     if number == 0:
         raise DamagedDataError(f"{origin}: has no image.")
@@ -178,11 +152,9 @@ def checked_labels(
             f"integers of shape [{number}] are needed, one per image."
         )
     low, high = int(labels.min()), int(labels.max())
-    highest = (num_classes or 2**31) - 1
-    if low < 0 or high > highest:
+    if low < 0 or high >= 2**31:
         raise DamagedDataError(
-            f"{origin}: labels run from {low} to {high}, but they must be in "
-            f"[0, {highest}]."
+            f"{origin}: labels run from {low} to {high}, but classes count from 0."
         )
     return labels.astype(np.int32, copy=False)
 

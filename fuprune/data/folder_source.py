@@ -9,9 +9,7 @@ names. `val` or `validation` serves as the test split if there is no `test`. The
 for pictures of different sizes is in `pictures`.
 """
 
-import os
 import pathlib
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,56 +20,47 @@ from fuprune.data.pictures import Pictures, read_pictures
 _SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split()
 )
-_DEPTH = 3  # of the directories of pictures: train/CLASS/CLIENT
-_TEST_NAMES = ("test", "val", "validation")
+_SPLITS = ("train", "test", "val", "validation")
 
 
 def read(path: pathlib.Path, size: int | None = None) -> LabelledSet:
     """Reads and checks a set in a directory; `size` is as for `read_pictures`."""
-    train_root, test_root = path, None
-    if (path / "train").is_dir():
-        train_root = path / "train"
-        test_root = next(
-            (path / name for name in _TEST_NAMES if (path / name).is_dir()), None
-        )
-    names = _class_directories(train_root)
-    train = _pictures(train_root, names)
-    test = None
+    splits = [path / name for name in _SPLITS if (path / name).is_dir()]
+    whole = not splits or splits[0].name != "train"
+    root, test_root = (path, None) if whole else (splits + [None])[:2]
+    names = _class_names(root)
+    train, test = _pictures(root, names), None
     if test_root is not None:
         # Labels are numbered by the training classes, in both splits.
-        unknown = sorted(set(_class_directories(test_root)) - set(names))
+        unknown = sorted(set(_class_names(test_root)) - set(names))
         if unknown:
             raise DamagedDataError(
-                f"{test_root / unknown[0]}: is a class that {train_root} does not have."
+                f"{test_root / unknown[0]}: is a class that {root} does not have."
             )
         test = _pictures(test_root, names)
+    depths = {len(file.relative_to(root).parts) for file in train.sources}
+    if len(depths) > 1:
+        raise DamagedDataError(
+            f"{root}: some pictures lie in a class's directory and some one level "
+            "below, in a client's; put all at the same level."
+        )
+    clients = np.array([file.parent.name for file in train.sources])
+    columns = {"client": clients} if depths == {3} else {}
     return read_pictures(
-        train,
-        test,
-        size=size,
-        class_names=names,
-        columns=_client_column(train_root, train.sources),
-        origin=path,
+        train, test, size=size, class_names=names, columns=columns, origin=path
     )
 
 
-def fingerprint(path: pathlib.Path) -> tuple:
-    """Changes when a picture comes, goes or is rewritten."""
-    found = []
-    # Directories of classes are often links into a larger set.
-    for folder, folders, names in os.walk(path, followlinks=True):
-        if len(pathlib.Path(folder).relative_to(path).parts) == _DEPTH:
-            folders.clear()  # no picture is below, and a link may lead back
-        for name in names:
-            file = os.path.join(folder, name)
-            # A link may lead nowhere; if it is a picture's, reading it says so.
-            content = file_fingerprint(file) if os.path.exists(file) else ()
-            found.append((folder, name, *content[1:]))
-    # `os.walk` promises no order.
-    return tuple(sorted(found))
+def fingerprint(path: pathlib.Path) -> list:
+    """Changes when a directory or a picture comes, goes or is rewritten."""
+    found = [file for depth in range(1, 5) for file in path.glob("/".join("*" * depth))]
+    # A link may lead nowhere; if it is a picture's, reading it says so.
+    return sorted(
+        file_fingerprint(file) if file.is_file() else (str(file),) for file in found
+    )
 
 
-def _class_directories(root: pathlib.Path) -> list[str]:
+def _class_names(root: pathlib.Path) -> list[str]:
     names = sorted(
         child.name
         for child in root.iterdir()
@@ -90,32 +79,16 @@ def _pictures(root: pathlib.Path, names: list[str]) -> Pictures:
     found: list[pathlib.Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        files = [
+        files = [*(root / name).glob("*"), *(root / name).glob("*/*")]
+        found += sorted(
             file
-            for pattern in ("*", "*/*")
-            for file in (root / name).glob(pattern)
+            for file in files
             if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
-        ]
-        found += sorted(files)
-        labels += [label] * len(files)
+        )
+        labels += [label] * (len(found) - len(labels))
     if not found:
         raise DamagedDataError(
             f"{root}: has no pictures in its classes' directories; known are files "
             f"that end in {', '.join(sorted(_SUFFIXES))}."
         )
     return Pictures(found, found, np.array(labels, np.int32))
-
-
-def _client_column(
-    root: pathlib.Path, files: Sequence[pathlib.Path]
-) -> dict[str, np.ndarray]:
-    """Whose each picture is, if every one lies in a client's directory."""
-    depths = {len(file.relative_to(root).parts) for file in files}
-    if depths == {2}:
-        return {}
-    if depths != {3}:
-        raise DamagedDataError(
-            f"{root}: some pictures lie in a class's directory and some one level "
-            "below, in a client's; put all at the same level."
-        )
-    return {"client": np.array([file.parent.name for file in files])}

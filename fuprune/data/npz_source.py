@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fuprune.data.dataset import DamagedDataError, LabelledSet, from_arrays
-from fuprune.errors import first_line
 
 # What each array may be called; the first name is the documented one.
 _NAMES = {
@@ -31,17 +30,12 @@ def read(path: pathlib.Path) -> LabelledSet:
     try:
         # Opened here, because NumPy leaves a damaged file open.
         with open(path, "rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is one array, as np.save writes it")
-            arrays = dict(archive)
+            arrays = dict(np.load(file, allow_pickle=False))
     # Whatever zipfile and NumPy raise, the file is what is wrong.
     except Exception as error:
-        text = first_line(error)
-        if "allow_pickle" in text:  # advice that nobody should follow
-            text = "it holds Python objects or something else, and those are not read"
         raise DamagedDataError(
-            f"{path}: is not an .npz file of plain arrays ({text})."
+            f"{path}: is not a whole .npz file of plain arrays; other objects are not "
+            "read."
         ) from error
     known: dict[str, Any] = {
         meaning: next((arrays.pop(name) for name in names if name in arrays), None)
@@ -53,16 +47,11 @@ def read(path: pathlib.Path) -> LabelledSet:
                 f"{path}: has the arrays {', '.join(sorted(arrays)) or '(none)'}, but "
                 f"{_NAMES[meaning][0]} is needed."
             )
-    number = len(known["labels"]) if known["labels"].ndim else 0
-    names = known.pop("class_names")
-    if names is not None:
-        names = [
+    if known["class_names"] is not None:
+        known["class_names"] = [
             name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-            for name in names.ravel().tolist()
+            for name in known["class_names"].ravel().tolist()
         ]
-    return from_arrays(
-        **known,
-        class_names=names,
-        columns={k: v for k, v in arrays.items() if v.shape == (number,)},
-        origin=path,
-    )
+    number = known["labels"].shape[:1]
+    columns = {name: array for name, array in arrays.items() if array.shape == number}
+    return from_arrays(**known, columns=columns, origin=path)

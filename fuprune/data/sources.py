@@ -3,9 +3,8 @@
 A name without a scheme is a set known by name: the embedded digits, a row of
 `known_sets`, or any image-classification set of TensorFlow Datasets. The disk is looked
 at first and the network is asked last. `npz:PATH`, `folder:PATH` and `hf:NAME` are what
-people bring. Whatever the source, a set is read and checked as a whole, once: both
-splits, the class names and the columns come from that one reading, and sets of many
-images leave a decoded copy in the user's cache.
+people bring. Whatever the source, a set is read and checked as a whole, once, and sets
+of many images leave a decoded copy in the user's cache.
 """
 
 import difflib
@@ -29,7 +28,7 @@ from fuprune.data.dataset import (
     from_arrays,
 )
 from fuprune.data.known_sets import KNOWN_SETS, KnownSet, find_known
-from fuprune.data.originals import FetchError, fetch, find
+from fuprune.data.originals import FetchError, Route, fetch, find
 from fuprune.errors import InputError, MissingPackageError
 from fuprune.files import cache_folder
 
@@ -81,7 +80,7 @@ def class_names(
     name: str, data_dir: str | os.PathLike | None = None
 ) -> tuple[str, ...]:
     """The names of the classes in label order; "0" to "U-1" where they have none."""
-    known = find_known(name) if isinstance(name, str) else None
+    known = find_known(name)
     return read(name, data_dir).class_names if known is None else known.class_names
 
 
@@ -93,16 +92,10 @@ def num_classes(name: str, data_dir: str | os.PathLike | None = None) -> int:
 def column(
     name: str, key: str, data_dir: str | os.PathLike | None = None
 ) -> np.ndarray:
-    """A further fact about each training image, such as whose it is.
+    """A further fact about each training image, such as whose it is; [N].
 
-    Args:
-      name: As for `load`; sets known by name have no columns.
-      key: The column: an array of an .npz file, a column of a Hugging Face set, or
-        "client" for the directories below the classes' of a folder.
-      data_dir: As for `load`.
-
-    Returns:
-      [N] strings or integers.
+    `key` is an array of an .npz file, a column of a Hugging Face set, or "client" for
+    the directories below the classes' of a folder.
     """
     columns = read(name, data_dir).columns
     if key not in columns:
@@ -120,8 +113,7 @@ _REMEMBERED: dict[str, LabelledSet] = {}
 def read(name: str, data_dir: str | os.PathLike | None = None) -> LabelledSet:
     """The whole set: remembered, or its decoded copy, or read where it was found."""
     source = _find(name, data_dir)
-    content = repr(source.fingerprint).encode()
-    key = hashlib.sha256(content).hexdigest()[:24]
+    key = hashlib.sha256(repr(source.fingerprint).encode()).hexdigest()[:32]
     if key not in _REMEMBERED:
         folder = cache_folder() / "decoded" / key
         found = cache.read(folder) if source.decodes else None
@@ -137,42 +129,30 @@ def read(name: str, data_dir: str | os.PathLike | None = None) -> LabelledSet:
 
 
 def _find(name: str, data_dir: str | os.PathLike | None) -> Source:
-    scheme, colon, place = name.partition(":") if isinstance(name, str) else ("",) * 3
+    scheme, _, place = name.partition(":")
     if scheme not in ("npz", "folder", "hf"):
         return _find_named(name, data_dir)
-    # Images in an array have a side already.
-    place, size = (place, None) if scheme == "npz" else _split_size(place)
+    size = None
+    if scheme != "npz" and "?size=" in place:  # images in an array have a side already
+        place, _, side = place.partition("?size=")
+        if not side.isdecimal() or not 1 <= int(side[:5]) <= 4096:
+            raise InputError(
+                f"The size of images is {side!r}, but ?size= takes a whole number of "
+                "pixels from 1 to 4096."
+            )
+        size = int(side)
     if not place:
         raise InputError(f"The dataset is {name!r}, but nothing follows the colon.")
     if scheme == "hf":
         splits = hf_source.open_splits(place)
-        return Source(
-            lambda: hf_source.read(place, splits, size),
-            (scheme, place, size, hf_source.fingerprint(splits)),
-            name,
-        )
+        fingerprint = (scheme, place, size, hf_source.fingerprint(splits))
+        return Source(lambda: hf_source.read(place, splits, size), fingerprint, name)
     path = _find_path(scheme, place, data_dir)
     if scheme == "npz":
         fingerprint = cache.file_fingerprint(path)
         return Source(lambda: npz_source.read(path), fingerprint, path, decodes=False)
-    return Source(
-        lambda: folder_source.read(path, size),
-        (scheme, str(path), size, folder_source.fingerprint(path)),
-        path,
-    )
-
-
-def _split_size(place: str) -> tuple[str, int | None]:
-    """`PATH?size=64` -> PATH, 64."""
-    path, question, size = place.partition("?size=")
-    if not question:
-        return place, None
-    if not size.isdecimal() or not 1 <= int(size) <= 4096:
-        raise InputError(
-            f"The size of images is {size!r}, but ?size= takes a whole number of "
-            "pixels from 1 to 4096."
-        )
-    return path, int(size)
+    fingerprint = (size, folder_source.fingerprint(path))
+    return Source(lambda: folder_source.read(path, size), fingerprint, path)
 
 
 def _find_path(
@@ -199,7 +179,7 @@ def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
     The ways in their order: its own files on disk; a directory prepared by TFDS; its
     files fetched from their addresses; TFDS's own download and preparation.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise InputError(
             f"The dataset is {name!r}, but a name as TFDS writes it is needed, such as "
             "'cifar10', or 'digits', or npz:PATH, folder:PATH or hf:NAME."
@@ -215,27 +195,6 @@ def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
     root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     root = pathlib.Path(os.path.abspath(os.path.expanduser(root)))
     looked = []
-
-    def originals(route, files):
-        return Source(
-            lambda: from_arrays(
-                **route.read(files), class_names=known.class_names, origin=files[0]
-            ),
-            [cache.file_fingerprint(file) for file in files],
-            files[0],
-        )
-
-    def prepared() -> Source | None:
-        directory = tfds_source.find_prepared(name, root)
-        if directory is None:
-            return None
-        files = sorted(path for path in directory.iterdir() if path.is_file())
-        return Source(
-            lambda: tfds_source.read_prepared(directory),
-            [cache.file_fingerprint(file) for file in files],
-            directory,
-        )
-
     bases = (root, root / "downloads" / "manual", root / "downloads")
     for route in known.routes:
         folders = [base / folder for base in bases for folder in (name, *route.folders)]
@@ -243,17 +202,18 @@ def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
         # itself only if it was given for this very set.
         files = find(route, [*folders, *([root] if data_dir else [])])
         if files is not None:
-            return originals(route, files)
+            return _originals(known, route, files)
         looked.append(f"{root}, for {', '.join(route.files)}")
     looked.append(f"{root / name.partition(':')[0]} (prepared by TFDS)")
-    if (source := prepared()) is not None:
+    if (source := _prepared(name, root)) is not None:
         return source
     for route in known.routes:
         if not route.address:
             continue
         _LOGGER.info("%s: fetched from %s.", name, route.address)
         try:
-            return originals(route, fetch(route, root / "downloads" / name))
+            files = fetch(route, root / "downloads" / name)
+            return _originals(known, route, files)
         except FetchError as error:
             looked.append(f"{route.address}: {error}")
     if not known.routes:
@@ -262,9 +222,29 @@ def _find_named(name: str, data_dir: str | os.PathLike | None) -> Source:
         except (DataUnavailableError, MissingPackageError) as error:
             looked.append(str(error))
         # Another process may have prepared it, which made this one fail.
-        if (source := prepared()) is not None:
+        if (source := _prepared(name, root)) is not None:
             return source
     raise DataUnavailableError(_unavailable(name, known, root, looked))
+
+
+def _originals(known: KnownSet, route: Route, files: list[pathlib.Path]) -> Source:
+    def read():
+        arrays = route.read(files)
+        return from_arrays(**arrays, class_names=known.class_names, origin=files[0])
+
+    return Source(read, [cache.file_fingerprint(file) for file in files], files[0])
+
+
+def _prepared(name: str, root: pathlib.Path) -> Source | None:
+    directory = tfds_source.find_prepared(name, root)
+    if directory is None:
+        return None
+    files = sorted(path for path in directory.iterdir() if path.is_file())
+    return Source(
+        lambda: tfds_source.read_prepared(directory),
+        [cache.file_fingerprint(file) for file in files],
+        directory,
+    )
 
 
 def _unavailable(

@@ -1,8 +1,8 @@
 """Sets of TensorFlow Datasets, downloaded, found and read without TensorFlow.
 
-TFDS itself reads the descriptions and downloads. Examples are in files of array_record
-or TFRecord, and are decoded with Pillow. A set that TFDS has to prepare first is left
-to its builder, which may ask for TensorFlow.
+TFDS itself reads the descriptions, downloads and parses examples, which are in files of
+array_record or TFRecord; Pillow decodes them. A set that TFDS has to prepare first is
+left to its builder, which may ask for TensorFlow.
 """
 
 import logging
@@ -32,29 +32,20 @@ def find_prepared(name: str, data_dir: pathlib.Path) -> pathlib.Path | None:
     """
     path, _, wanted = name.partition(":")
     root = data_dir / path
-    versions = _versions(root, wanted)
-    if not versions and "/" not in path and root.is_dir():
-        # No configuration was named; with one prepared there is no doubt which.
-        configs = [child for child in sorted(root.iterdir()) if child.is_dir()]
-        found = [_versions(config, wanted) for config in configs]
-        found = [versions for versions in found if versions]
-        if len(found) > 1:
-            names = ", ".join(f"{path}/{each[-1].parent.name}" for each in found)
-            raise InputError(f"{name!r} has several configurations: write {names}.")
-        versions = found[0] if found else []
-    return versions[-1] if versions else None
+    # No configuration was named; with one prepared there is no doubt which.
+    configs = [] if "/" in path else sorted(root.glob("*"))
+    found = [_versions(folder, wanted) for folder in (root, *configs)]
+    found = [versions for versions in found if versions]
+    if len(found) > 1:
+        names = ", ".join(f"{path}/{each[-1].parent.name}" for each in found)
+        raise InputError(f"{name!r} has several configurations: write {names}.")
+    return found[0][-1] if found else None
 
 
 def _versions(root: pathlib.Path, wanted: str) -> list[pathlib.Path]:
-    if not root.is_dir():
-        return []
-    found = [
-        child
-        for child in root.iterdir()
-        if _VERSION.fullmatch(child.name)
-        and wanted in ("", child.name)
-        and (child / "dataset_info.json").is_file()
-    ]
+    """The prepared versions in a directory, ascending."""
+    notes = root.glob(f"{wanted or '*'}/dataset_info.json")
+    found = [note.parent for note in notes if _VERSION.fullmatch(note.parent.name)]
     # By numbers: as text, 3.10.0 would come before 3.9.0.
     return sorted(found, key=lambda child: tuple(map(int, child.name.split("."))))
 
@@ -66,8 +57,18 @@ def read_prepared(directory: pathlib.Path) -> LabelledSet:
     either gives every fifth example of each class of "train" and keeps those out
     of it.
     """
-    info = _info(directory)
-    keys = _image_and_label_keys(info, directory)
+    try:
+        info = _import_tfds(directory.name).builder_from_directory(str(directory)).info
+        if not info.features:
+            raise ValueError("features.json is missing")
+    except MissingPackageError:
+        raise
+    # Whatever its JSON and protobuf readers raise, the file is what is wrong.
+    except Exception as error:
+        raise DamagedDataError(
+            f"{directory}: is not a readable TFDS directory ({first_line(error)})."
+        ) from error
+    keys = image_and_label_keys(info, directory)
     if "train" not in info.splits:
         raise DataUnavailableError(
             f"{directory}: has the splits {', '.join(info.splits) or '(none)'}, but "
@@ -86,39 +87,30 @@ def read_prepared(directory: pathlib.Path) -> LabelledSet:
 
 
 def _pictures(info: Any, split: str, image_key: str, label_key: str) -> Pictures:
-    from google.protobuf import message
-    from tensorflow_datasets.proto import tf_example_generated_pb2
-
-    generated: Any = tf_example_generated_pb2
-    images, labels, origins, ids = [], [], [], []
+    skip = {image_key: _import_tfds(split).decode.SkipDecoding()}
+    found: list[tuple[bytes, str, bytes, int]] = []  # id, origin, picture, label
     paths = map(pathlib.Path, info.splits[split].filepaths)
     for path, length in zip(paths, info.splits[split].shard_lengths, strict=True):
-        records = _read_records(path)
-        if len(records) != length:
+        try:
+            read = _read_tf_records if ".tfrecord" in path.name else _read_array_records
+            for number, record in enumerate(read(path)):
+                row = info.features.deserialize_example_np(record, decoders=skip)
+                origin = f"{path} (record {number})"
+                found.append(
+                    (row.get("id", b""), origin, row[image_key], row[label_key])
+                )
+                length -= 1
+            if length:
+                raise ValueError("dataset_info.json says another number of records")
+        # Whatever the readers of files and of messages raise.
+        except Exception as error:
             raise DamagedDataError(
-                f"{path}: holds {len(records)} records, but dataset_info.json says "
-                f"{length}."
-            )
-        for number, record in enumerate(records):
-            origins.append(f"{path} (record {number})")
-            try:
-                found = generated.Example.FromString(record).features.feature
-                (image,) = found[image_key].bytes_list.value
-                (label,) = found[label_key].int64_list.value
-            except (message.DecodeError, ValueError) as error:
-                raise DamagedDataError(
-                    f"{origins[-1]}: is not an example of one image and one label."
-                ) from error
-            images.append(image)
-            labels.append(label)
-            ids.append(b"".join(found["id"].bytes_list.value))
+                f"{path}: is not a whole file of examples ({first_line(error)})."
+            ) from error
     # TFDS shuffles records as it writes them; the ids, if any, hold the official order.
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    return Pictures(
-        [images[place] for place in order],
-        [origins[place] for place in order],
-        np.array(labels, np.int64)[order],
-    )
+    found.sort(key=lambda row: row[0])
+    _, origins, images, labels = zip(*found, strict=True) if found else ((),) * 4
+    return Pictures(images, origins, np.array(labels, np.int64))
 
 
 def prepare(name: str, data_dir: pathlib.Path) -> None:
@@ -151,64 +143,35 @@ def _import_tfds(name: str) -> Any:
     return tfds
 
 
-def _info(directory: pathlib.Path) -> Any:
-    try:
-        info = _import_tfds(directory.name).builder_from_directory(str(directory)).info
-        if not info.features:
-            raise ValueError("features.json is missing")
-    except MissingPackageError:
-        raise
-    # Whatever its JSON and protobuf readers raise, the file is what is wrong.
-    except Exception as error:
-        raise DamagedDataError(
-            f"{directory}: is not a readable TFDS directory ({first_line(error)})."
-        ) from error
-    return info
-
-
-def _image_and_label_keys(info: Any, origin: object) -> tuple[str, str]:
+def image_and_label_keys(info: Any, origin: object) -> tuple[str, str]:
     """The features that hold the image and the label."""
     features = _import_tfds(str(origin)).features
     top = info.features if isinstance(info.features, features.FeaturesDict) else {}
     images = [key for key in top if isinstance(top[key], features.Image)]
     labels = [key for key in top if isinstance(top[key], features.ClassLabel)]
-    image, label = (*(info.supervised_keys or ()), None, None)[:2]
-    image = image if image in images else next(iter(images), None)
-    label = label if label in labels else next(iter(labels), None)
-    if image is None or label is None or top[image].np_dtype != np.uint8:
+    named = info.supervised_keys or ()
+    # Those that the set names come first.
+    images.sort(key=lambda key: key not in named)
+    labels.sort(key=lambda key: key not in named)
+    if not images or not labels or top[images[0]].np_dtype != np.uint8:
         raise DataUnavailableError(
             f"{origin}: is not an image-classification set; its features are "
             f"{', '.join(sorted(top)) or 'not a dictionary'}, but an 8-bit image and a "
             "class label are needed."
         )
-    return image, label
+    return images[0], labels[0]
 
 
-def _read_records(path: pathlib.Path) -> list[bytes]:
-    """The records of one shard."""
+def _read_array_records(path: pathlib.Path) -> list[bytes]:
     from array_record.python import array_record_module  # pyright: ignore
 
-    if not path.is_file():
-        raise DamagedDataError(
-            f"{path}: is missing, though dataset_info.json names it."
-        )
-    if ".tfrecord" in path.name:
-        return _read_tf_records(path)
-    if ".array_record" not in path.name:
-        raise DataUnavailableError(
-            f"{path}: is neither array_record nor TFRecord; prepare the set with "
-            "file_format='array_record'."
-        )
+    # The reader would make an empty file of one that is missing.
+    path.stat()
+    reader = array_record_module.ArrayRecordReader(str(path))
     try:
-        reader = array_record_module.ArrayRecordReader(str(path))
-        try:
-            return reader.read_all()
-        finally:
-            reader.close()
-    except (RuntimeError, ValueError, OSError) as error:
-        raise DamagedDataError(
-            f"{path}: is not a whole array_record file ({first_line(error)})."
-        ) from error
+        return reader.read_all()
+    finally:
+        reader.close()
 
 
 def _read_tf_records(path: pathlib.Path) -> list[bytes]:
@@ -222,8 +185,6 @@ def _read_tf_records(path: pathlib.Path) -> list[bytes]:
         end = start + int.from_bytes(blob[position : position + 8], "little")
         position = end + 4
         if position > len(blob):
-            raise DamagedDataError(
-                f"{path}: is no TFRecord file, or is cut off, at byte {start}."
-            )
+            raise ValueError(f"cut off at byte {start}")
         records.append(blob[start:end])
     return records

@@ -118,9 +118,7 @@ def _own(name: str, where: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(
             f"{path} is no .npz file with {_IMAGES[0]} and {_LABELS[0]} ({error})."
         ) from None
-    if images.ndim == 3:
-        images = images[..., None]
-    return checked(images, labels.reshape(len(labels)), None, path)
+    return checked(images, labels, path)
 
 
 def _part(folder: Path, text: str, client: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,4 @@
 import pathlib
-import sys
 
 import pytest
 
@@ -8,16 +7,11 @@ from fuprune.data import hf_source, sources
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch) -> pathlib.Path:
-    """A data directory, with a home of its own, no npm and no network but this host."""
-    home = tmp_path / "home"
-    commands = tmp_path / "commands"
+    """A data directory, with a home of its own and no network but this host."""
     data_dir = tmp_path / "data"
-    for directory in (home, commands, data_dir):
-        directory.mkdir()
-    # The fake npm is a Python script.
-    (commands / "python3").symlink_to(sys.executable)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("PATH", str(commands))
+    for name in ("home", "data"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     # A port nobody listens on: refused at once.
     for variable in ("npm_config_registry", "http_proxy", "https_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9/")

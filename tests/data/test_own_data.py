@@ -115,17 +115,17 @@ def test_damaged_npz_files_are_named_in_one_line(tmp_path):
         assert_one_line(error, path, *words)
 
     path.write_bytes(b"no archive")
-    message("not an .npz file")
+    message("not a whole .npz file")
     with open(path, "wb") as file:
         np.save(file, images)
-    message("it is one array")
+    message("not a whole .npz file")
     np.savez(path, images=images, labels=labels)
     path.write_bytes(path.read_bytes()[:500])
-    message("not an .npz file")
+    message("not a whole .npz file")
     np.savez(path, pictures=images, labels=labels)
     message("pictures", "train_images is needed")
     np.savez(path, images=images, labels=np.array([{}] * 30, object))
-    message("not an .npz file of plain arrays")
+    message("not a whole .npz file")
     np.savez(path, images=images, labels=np.array(3))
     message("labels are int64 of shape ()")
 

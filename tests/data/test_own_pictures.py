@@ -1,13 +1,14 @@
 """Sets that people bring as directories of pictures and from Hugging Face."""
 
 import io
+import os
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fuprune.data import hf_source, pictures, sources
+from fuprune.data import pictures, sources
 from fuprune.data.dataset import (
     DamagedDataError,
     DataUnavailableError,
@@ -92,9 +93,9 @@ def decoded(monkeypatch, tmp_path):
     """Sources of each call that decodes; every set counts as one of many pictures."""
     calls, decode_all = [], pictures.decode_all
 
-    def spy(files, fit):
+    def spy(files, form):
         calls.append(len(files.sources))
-        return decode_all(files, fit)
+        return decode_all(files, form)
 
     monkeypatch.setattr(sources, "MANY", 1)
     monkeypatch.setattr(pictures, "decode_all", spy)
@@ -133,10 +134,10 @@ def test_pictures_that_do_not_fit_in_memory_are_refused_first(
     tmp_path, decoded, monkeypatch
 ):
     write_folder(tmp_path / "set", *arrays())
-    monkeypatch.setattr(pictures, "free_memory", lambda: 30 * 5 * 4 * 3 - 1)
+    monkeypatch.setattr(os, "sysconf", lambda name: 30)
     with pytest.raises(DamagedDataError) as error:
         load(f"folder:{tmp_path}/set", split="train")
-    assert_one_line(error, "29 more pictures take", "are free", "?size=64")
+    assert_one_line(error, "29 more pictures take", "machine has", "?size=64")
 
 
 def as_pictures(images, labels):
@@ -331,7 +332,7 @@ def test_many_pictures_of_a_hugging_face_set_are_decoded_once(
 def test_a_set_of_the_hub_without_network_or_cache_fails_in_one_line(
     datasets, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(hf_source, "_answers", lambda url: False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     for name in ("somebody/something", "a b"):
         with pytest.raises(DataUnavailableError) as error:
             load(f"hf:{name}", split="train")

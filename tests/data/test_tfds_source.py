@@ -204,7 +204,7 @@ def test_set_without_images_is_refused(offline):
     features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
     info = types.SimpleNamespace(features=features, supervised_keys=None)
     with pytest.raises(DataUnavailableError, match="not an image-classification set"):
-        tfds_source._image_and_label_keys(info, "imdb_reviews")
+        tfds_source.image_and_label_keys(info, "imdb_reviews")
 
 
 def test_a_set_that_only_tfds_knows_is_left_to_its_builder(offline, monkeypatch):
