@@ -11,13 +11,10 @@ quickstart: $(VENV)/.installed
 # The published ResNet20 forgets trucks, beside the published retrained models.
 PUBLISHED := results/cifar10_resnet20
 cifar10: $(VENV)/.installed
-	$(BIN)/python -m fuprune.main --config configs/cifar10_resnet_gentle.py --workdir runs/cifar10 \
+	$(BIN)/python -m fuprune.main --config configs/cifar10_resnet_prune.py --workdir runs/cifar10 \
 	  --config.model.load=$(PUBLISHED)_raw/models/raw.safetensors \
 	  --config.audit.reference=$(PUBLISHED)_class9,$(PUBLISHED)_class9_retrained \
-	  --config.unlearn.methods=class_pruning,fine_tune_only,mask_logit \
-	  --config.prune.score=contrast --config.prune.rate=auto --config.fine_tune.seeds=1 \
-	  --config.fine_tune.rounds=35 --config.fine_tune.warmup_rounds=3 \
-	  --config.fine_tune.evaluate_every=5 --config.fine_tune.seeded=class_pruning
+	  --config.fine_tune.seeds=1
 
 # A SuperLink and three SuperNodes on loopback, with certificates: trains, forgets, reports.
 federation: $(VENV)/.installed-flower

@@ -1,7 +1,7 @@
 """What a cut is worth: score x place x R x rounds, with controls, on class 0.
 
 Every start is a change to the published raw ResNet20 for CIFAR-10 (a cut, its control,
-or nothing), fine-tuned without class 0 by the gentle schedule (a warm-up to 0.125, the
+or nothing), fine-tuned without class 0 by a gentle schedule (a warm-up to 0.125, the
 raw model with the class hidden as teacher of weight 0.9). Everything is chosen and
 measured on the validation images, a tenth of the training set that no model trained
 on: accuracy on the class (U) and on the others (R), linear probes at three depths, the

@@ -26,18 +26,11 @@ RESNET20 = "cifar10_resnet20"
 # A heading per experiment, with the runs that are its parts or seeds.
 EXPERIMENTS = {
     "class 9": (f"{RESNET20}_class9", f"{RESNET20}_class9_retrained"),
-    "class 9, rate 0.25, teacher": (f"{RESNET20}_class9_distil0.25",),
-    "class 9, rate 0.125, teacher": (f"{RESNET20}_class9_distil0.125",),
     "class 5": (
         f"{RESNET20}_class5",
         f"{RESNET20}_class5_retrained",
         f"{RESNET20}_class5_retrained2to3",
         f"{RESNET20}_class5_retrained4to5",
-    ),
-    "class 5, rate 0.25, teacher": (f"{RESNET20}_class5_distil0.25",),
-    "class 5, rate 0.125, teacher": (
-        f"{RESNET20}_class5_distil0.125",
-        f"{RESNET20}_class5_distil0.125_controls",
     ),
     "classes 0 and 9": (
         f"{RESNET20}_classes0_9",
@@ -45,7 +38,6 @@ EXPERIMENTS = {
         f"{RESNET20}_classes0_9_retrained4",
         f"{RESNET20}_classes0_9_retrained5",
     ),
-    "classes 0 and 9, rate 0.25, teacher": (f"{RESNET20}_classes0_9_distil0.25",),
     "CIFAR-100, class 99": ("cifar100_resnet20",),
     "biased clients, q = 0.1": (f"{RESNET20}_bias0.1",),
     "biased clients, q = 0.45": (f"{RESNET20}_bias0.45",),

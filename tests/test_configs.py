@@ -1,5 +1,4 @@
 import ast
-import json
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from tests.loading import load_module
 FAMILIES = {
     "cifar10_resnet": ("resnet", ["20", "32", "44", "56"]),
     "cifar10_resnet_cpu": ("resnet", ["20", "32", "44", "56"]),
-    "cifar10_resnet_gentle": ("resnet", ["20", "32", "44", "56"]),
     "cifar10_vgg_cpu": ("vgg", ["11", "13", "16", "19"]),
     "cifar100_resnet_cpu": ("resnet", ["20", "32", "44", "56"]),
     "cifar10_vgg": ("vgg", ["11", "13", "16", "19"]),
@@ -103,12 +101,3 @@ def test_bias_is_an_argument_of_the_file(repository, bias):
     config = load(repository, "cifar10_bias_cpu").get_config(bias)
     config_lib.validate(config)
     assert config.partition.bias == float(bias)
-
-
-def test_gentle_recipe_is_that_of_the_published_run(repository):
-    published = repository / "results" / "cifar10_resnet20_class9_distil0.125"
-    stored = json.loads((published / "config.json").read_text())["config"]
-    stored = config_lib.from_json(stored)
-    recipe = load(repository, "cifar10_resnet_gentle").get_config()
-    for section in ("train", "partition", "unlearn", "prune", "relabel", "fine_tune"):
-        assert getattr(recipe, section) == getattr(stored, section)
