@@ -1,21 +1,27 @@
-"""Checkpoints of a running phase, by orbax, and saved models.
+"""Checkpoints of a running phase, and saved models: safetensors files, written whole.
 
-A checkpoint is one orbax step: the arrays by their paths in the tree, and a JSON spec
-from which the caller builds the tree, so that a cut model resumes as it was.
+A checkpoint is the file `state` in the folder of its step: the arrays by their paths in
+the tree, and a JSON spec from which the caller builds the tree, so that a cut model
+resumes as it was.
 """
 
 import contextlib
 import errno
+import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import safetensors.numpy
+from jax.experimental import multihost_utils
 
 from fuprune.errors import FupruneError, InputError, MissingFileError
+from fuprune.files import write_whole
 from fuprune.run import export
 
 MODEL_FILE = "model.safetensors"
@@ -27,70 +33,75 @@ class DiskFullError(FupruneError, OSError):
 
 
 @contextlib.contextmanager
-def room_for(what: str) -> Iterator[None]:
-    """Raises `DiskFullError` if the disk is full, also where a library only says so."""
+def room_for(what: str | os.PathLike) -> Iterator[None]:
+    """Raises `DiskFullError` if the disk is full."""
     try:
         yield
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-            if full or "No space left on device" in str(cause):
-                raise DiskFullError(
-                    f"no room on the disk for {what}; free some and run the same "
-                    "command again: it continues from the last good checkpoint."
-                ) from error
-            cause = cause.__cause__ or cause.__context__
-        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(
+            f"no room on the disk for {what}; free some and run the same command "
+            "again: it continues from the last good checkpoint."
+        ) from error
 
 
-def save(
-    directory: str | os.PathLike,
-    step: int,
-    tree: Any,
-    *,
-    spec: Mapping[str, Any],
-    keep: int = 2,
-) -> None:
-    """Saves one step, then drops the oldest beyond `keep`; only process 0 writes.
-
-    The tree is of arrays; `spec`, which is JSON-able, is what `restore` hands to
-    `make_target`.
+def write_tree(path: Path, tree: Any, spec: Mapping[str, Any] | None = None) -> None:
+    """Writes the arrays of a tree, and a JSON-able spec; only process 0 does.
 
     Raises:
-      DiskFullError: if there is no room; the earlier steps stay.
+      DiskFullError: if there is no room; a file that was there before stays.
     """
     if jax.process_index() != 0:
         return
-    import orbax.checkpoint as ocp  # seconds to import, so only on first use
+    leaves = {name: np.asarray(leaf, order="C") for name, leaf in _leaves(tree).items()}
+    metadata = {"spec": json.dumps(spec or {})}
+    with room_for(path):
+        write_whole(path, safetensors.numpy.save(leaves, metadata=metadata))
 
-    items: dict[str, Any] = {"spec": ocp.args.JsonSave(dict(spec))}
-    if arrays := {name: np.asarray(x) for name, x in _flatten(tree).items()}:
-        items["state"] = ocp.args.StandardSave(arrays)  # which refuses an empty tree
-    with room_for(f"checkpoint {step} in {directory}"):
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        with _manager(directory, keep) as manager:
-            # Later steps could not be read, or the run would have gone on from them.
-            for later in [s for s in manager.all_steps() if s >= step]:
-                manager.delete(later)
-            manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+def read_tree(path: Path, make_like: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """What `write_tree` wrote, (tree, spec), in the structure that the spec gives."""
+    with safetensors.safe_open(path, framework="numpy") as file:
+        spec = json.loads(file.metadata()["spec"])
+        like = make_like(spec)
+        names = list(_leaves(like))
+        if set(names) != set(file.keys()):
+            raise ValueError(f"it holds other arrays than {', '.join(names)[:100]}")
+        leaves = [file.get_tensor(name) for name in names]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), spec
+
+
+def _leaves(tree) -> dict[str, Any]:
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
+
+
+def save(
+    directory: Path, step: int, tree: Any, *, spec: Mapping[str, Any], keep: int = 2
+) -> None:
+    """Saves one step, then drops the oldest beyond `keep`; raises as `write_tree`."""
+    if jax.process_index() != 0:
+        return
+    # Later steps could not be read, or the run would have gone on from them.
+    earlier = [other for other in _steps(directory) if other < step]
+    for later in set(_steps(directory)) - set(earlier):
+        shutil.rmtree(directory / str(later))
+    write_tree(directory / str(step) / "state", tree, spec)
+    for oldest in earlier[::-1][keep - 1 :]:
+        shutil.rmtree(directory / str(oldest))
 
 
 def restore(
-    directory: str | os.PathLike, make_target: Callable[[dict[str, Any]], Any]
+    directory: Path, make_target: Callable[[dict[str, Any]], Any]
 ) -> tuple[int, Any, dict[str, Any]] | None:
     """Restores the newest readable step: (step, tree of host arrays, spec), or None.
 
-    `make_target` gives, from the spec, a tree of arrays or `jax.ShapeDtypeStruct`s of
-    the structure, shapes and types that were saved. All processes call it.
-
-    Raises:
-      InputError: what `make_target` raises for a spec that does not fit.
+    `make_target` gives, from the spec, a tree of the structure, shapes and types that
+    were saved; an InputError of it is raised. All processes call it.
     """
-    from jax.experimental import multihost_utils
-
     step, found = -1, None
-    if jax.process_index() == 0 and Path(directory).is_dir():
+    if jax.process_index() == 0:
         step, found = _newest(directory, make_target)
     # All processes resume from the same step, whatever each one can see.
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
@@ -107,10 +118,9 @@ def save_model(path: str | os.PathLike, model: Any, variables: Any) -> None:
     Raises:
       DiskFullError: if there is no room; a model saved there before stays.
     """
-    if jax.process_index() != 0:
-        return
-    with room_for(f"the model {path}"):
-        export.save_safetensors(Path(path) / MODEL_FILE, model, variables)
+    if jax.process_index() == 0:
+        with room_for(path):
+            export.save_safetensors(Path(path) / MODEL_FILE, model, variables)
 
 
 def model_file(path: str | os.PathLike) -> Path:
@@ -144,68 +154,30 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
     return export.load_safetensors(file, **options)
 
 
-def _newest(directory: str | os.PathLike, make_target) -> tuple[int, Any]:
+def _steps(directory: Path) -> list[int]:
+    return sorted(int(path.name) for path in directory.glob("[0-9]*"))
+
+
+def _newest(directory: Path, make_target) -> tuple[int, Any]:
     """The newest step that can be read, and what is in it; (-1, None) without one."""
-    with _manager(directory) as manager:
-        steps = sorted(manager.all_steps(), reverse=True)
-    for step in steps:
+    for step in reversed(_steps(directory)):
         try:
             return step, _read(directory, step, make_target)
         except InputError:
             raise
-        # Whatever orbax, its JSON or its arrays say of a file that is cut or missing.
+        # A file that is cut, missing or of another version fails in many ways.
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             _LOGGER.warning("%s/%d cannot be read (%s).", directory, step, reason)
     return -1, None
 
 
-def _read(directory: str | os.PathLike, step: int, make_target) -> tuple[Any, Any]:
-    """The tree of a step and its spec."""
-    import orbax.checkpoint as ocp
-
-    with _manager(directory) as manager:
-        args = ocp.args.Composite(spec=ocp.args.JsonRestore())
-        spec = manager.restore(step, args=args).spec
-        target = make_target(spec)
-        wanted, found = _flatten(target), {}
-        if wanted:
-            empty = {name: np.zeros(x.shape, x.dtype) for name, x in wanted.items()}
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(empty))
-            found = manager.restore(step, args=args).state
-    for name, leaf in wanted.items():
-        if (found[name].shape, found[name].dtype) != (leaf.shape, leaf.dtype):
-            raise ValueError(f"{name} is {found[name].dtype}{list(found[name].shape)}")
-    leaves = [found[name] for name in wanted]
-    return jax.tree.unflatten(jax.tree.structure(target), leaves), spec
-
-
-def _manager(directory: str | os.PathLike, keep: int | None = None):
-    """An orbax manager of this process alone: 0 writes, and each reads by itself."""
-    import orbax.checkpoint as ocp
-
-    alone = jax.process_index()
-    return ocp.CheckpointManager(
-        Path(directory).absolute(),  # orbax refuses relative paths
-        options=ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            create=False,
-            # Of a save that was cut short; a reader leaves it to the writer.
-            cleanup_tmp_directories=keep is not None,
-            enable_async_checkpointing=False,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=alone,
-                active_processes={alone},
-                barrier_sync_key_prefix=f"fuprune{alone}",
-            ),
-        ),
+def _read(directory: Path, step: int, make_target) -> tuple[Any, Any]:
+    tree, spec = read_tree(directory / str(step) / "state", make_target)
+    forms = (
+        [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(x)]
+        for x in (tree, make_target(spec))
     )
-
-
-def _flatten(tree) -> dict[str, Any]:
-    """Leaves by path: orbax then sees one dictionary, whatever NamedTuples it was."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path): leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        for path, leaf in pairs
-    }
+    if next(forms) != next(forms):
+        raise ValueError("other shapes")
+    return tree, spec

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 
 from fuprune.config import ConfigError
-from fuprune.files import write_whole
 from fuprune.run import processes
-from fuprune.run.checkpoint import room_for
+from fuprune.run.checkpoint import read_tree, write_tree
 from fuprune.unlearning.protocol import Checkpoint
 from fuprune.unlearning.rounds import KeptRound
 
@@ -26,7 +25,7 @@ class RoundFiles(Sequence):
 
     def __init__(self, folder: Path, variables: Any):
         """Finds the files; `variables` gives the structure of the trees in them."""
-        self._paths = sorted(folder.glob("[0-9]*.npz"))
+        self._paths = sorted(folder.glob("[0-9]*"))
         empty, params = np.empty(0), variables["params"]
         self._like = KeptRound(0, dict(variables), empty, empty, params)
 
@@ -43,12 +42,8 @@ class RoundFiles(Sequence):
 
 
 def save_round(folder: Path, kept: KeptRound) -> None:
-    """Writes one kept round; only process 0 does.
-
-    Raises:
-      DiskFullError: if there is no room; training stops, and nothing is left out.
-    """
-    _write(folder / f"{kept.round_number:08d}.npz", kept)
+    """Writes one kept round; raises as `write_tree` does, and nothing is left out."""
+    write_tree(folder / f"{kept.round_number:08d}", kept)
 
 
 class CheckpointFiles(MutableMapping):
@@ -66,47 +61,36 @@ class CheckpointFiles(MutableMapping):
 
     def __getitem__(self, name: str) -> Checkpoint:
         """The checkpoint of that name."""
-        path = self._folder / f"{name}.npz"
-        if not path.is_file():
+        if name not in set(self):
             raise KeyError(name)
-        found = _read(path, self._like)
+        found = _read(self._folder / name, self._like)
         return found._replace(images=int(found.images))
 
     def __setitem__(self, name: str, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint."""
-        path = self._folder / f"{name}.npz"
-        _write(path, jax.device_get(checkpoint))
-        processes.await_file(path)  # the others read it at once
+        write_tree(self._folder / name, jax.device_get(checkpoint))
+        processes.await_file(self._folder / name)  # the others read it at once
         self._on_write()
 
     def __delitem__(self, name: str) -> None:
         """Deletes a checkpoint."""
-        (self._folder / f"{name}.npz").unlink()
+        (self._folder / name).unlink()
 
     def __iter__(self) -> Iterator[str]:
         """All names."""
-        return (path.stem for path in sorted(self._folder.glob("*.npz")))
+        return (path.name for path in sorted(self._folder.glob("[!.]*")))
 
     def __len__(self) -> int:
         """How many there are."""
         return sum(1 for _ in self)
 
 
-def _write(path: Path, tree: Any) -> None:
-    """Writes the leaves of a tree, in their order; only process 0 does."""
-    arrays = {f"leaf_{i}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
-    if jax.process_index() == 0:
-        with room_for(str(path)):
-            write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
-
-
 def _read(path: Path, like: Any) -> Any:
     """A tree of the structure of `like`; shapes may differ."""
-    structure = jax.tree.structure(like)
-    with np.load(path, allow_pickle=False) as arrays:
-        leaves = [arrays[name] for name in sorted(arrays, key=lambda x: int(x[5:]))]
-    if len(leaves) != structure.num_leaves:
+    try:
+        return read_tree(path, lambda _: like)[0]
+    except ValueError as error:
         raise ConfigError(
-            "the workdir keeps rounds or slices of another model; start in a fresh one."
-        )
-    return jax.tree.unflatten(structure, leaves)
+            f"the workdir keeps rounds or slices of another model ({error}); start in "
+            "a fresh one."
+        ) from error

@@ -31,20 +31,20 @@ class Killed(Exception):
 
 
 def test_a_run_killed_in_fed_eraser_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
-    write, writes = kept_files._write, []
+    write, writes = kept_files.write_tree, []
     for folder in ("killed", "whole"):
         (tmp_path / folder).mkdir()
 
-    def dying(path, arrays):
-        write(path, arrays)
+    def dying(path, tree):
+        write(path, tree)
         writes.append(path)
         if path.parent.name == "fed_eraser" and path.stem == "00000002":
             raise Killed
 
-    monkeypatch.setattr(kept_files, "_write", dying)
+    monkeypatch.setattr(kept_files, "write_tree", dying)
     with pytest.raises(Killed):
         run(small_config(), tmp_path / "killed")
-    monkeypatch.setattr(kept_files, "_write", write)
+    monkeypatch.setattr(kept_files, "write_tree", write)
     before = {path: path.stat().st_mtime_ns for path in writes}
     resumed = run(small_config(), tmp_path / "killed")
     whole = run(small_config(), tmp_path / "whole")
