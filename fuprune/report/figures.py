@@ -540,8 +540,8 @@ def shape_figure(about: Subject) -> Drawing | None:
     }
     rows = [(layer, *values) for layer, values in sizes.items()]
     *_, parameters, parameters_left, flops, flops_left = sizes.pop("total", [0] * 6)
-    if not sizes:
-        return None
+    if not sizes or parameters_left == parameters:
+        return None  # nothing left the network
     figure, axes = _axes(0.8 + 0.2 * len(sizes))
     places, (wide, slim, *_) = range(len(sizes)), zip(*sizes.values(), strict=True)
     axes.barh(places, wide, color=_RAW, alpha=0.45, label="before")

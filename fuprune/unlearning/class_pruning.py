@@ -305,7 +305,9 @@ def class_pruning(
             rows = [row._asdict() for row in tried]
             notes.setdefault("auto_rate", {})[str(target)] = rows
         plan = plan_at(rate)
-        rows = plan_report(model, plan, example.shape[1:], variables=variables)
+        # Channels that start afresh leave the network as large as it was.
+        left = plan_at(0.0) if o.then == "reset" else plan
+        rows = plan_report(model, left, example.shape[1:], variables=variables)
         described = _describe(channels, scores, plan, rows)
         notes["cuts"].append({"class": target, **described})
         if o.then == "reset":

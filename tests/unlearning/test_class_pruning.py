@@ -62,6 +62,15 @@ def test_the_cut_is_real_and_described(trained):
     assert [s.name for s in result.stages] == ["pruned_3"]
 
 
+def test_channels_that_start_afresh_leave_the_network_as_large_as_it_was(trained):
+    result = forget(trained, (3,), then="reset")
+    (cut,) = result.notes["cuts"]
+    assert sum(len(c) for c in cut["cut"].values()) > 0
+    assert all(row["channels_after"] == row["channels_before"] for row in cut["plan"])
+    shapes = [jax.tree.map(jnp.shape, v) for v in (result.variables, trained[1])]
+    assert shapes[0] == shapes[1]
+
+
 def test_fine_tuning_never_sees_the_forgotten_classes(trained):
     """Not one row of any client points at an image of them."""
     seen = []
