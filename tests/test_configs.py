@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fuprune import config as config_lib
-from fuprune.config import shipped_configs
 from fuprune.data.known_sets import KNOWN_SETS
-from fuprune.run.experiment import REDUCED_CONFIG
 from tests.loading import load_module
 
 FAMILIES = {
@@ -90,10 +88,6 @@ def test_settings_of_the_paper_are_in_its_configs(
         assert (config.train.learning_rate, config.partition.bias) == (0.1, bias)
         assert config.prune.rate == rate
         assert (config.prune.order, config.prune.idf) == ("highest", "paper")
-
-
-def test_config_that_a_slow_cpu_is_pointed_to_exists():
-    assert REDUCED_CONFIG in shipped_configs()
 
 
 @pytest.mark.parametrize("bias", ["0.1", "0.45", "1.0"])

@@ -38,9 +38,6 @@ from fuprune.run.progress import Progress
 from fuprune.run.store import Store, lock_workdir
 from fuprune.surgery import rebuild
 
-# What a run names when it would take a CPU more than a day.
-REDUCED_CONFIG = "cifar10_resnet_cpu"
-
 
 def run(
     config,
@@ -158,9 +155,6 @@ def _open(
     progress = Progress(
         mode=config.runtime.progress if store.writes else "off",
         whole_run_rounds=build.rounds_left(config, units, store),
-        audit_follows=build.is_audit_due(config, store),
-        platform=jax.default_backend(),
-        reduced_config=REDUCED_CONFIG,
     )
     if store.writes and config.runtime.tensorboard:
         tracker = trackers.tensorboard(workdir / "tensorboard")

@@ -1,13 +1,10 @@
-"""What a run shows: where it is while it runs.
-
-A live line on a terminal, a plain line now and then elsewhere. Beside it only the
-command lines print: their answers, and the one line of an error.
-"""
+"""What a run shows: a live line on a terminal, a plain line now and then elsewhere."""
 
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, TextIO
 
 import rich.console
@@ -15,7 +12,6 @@ import rich.progress
 import rich.table
 import rich.text
 
-DAY = 86_400.0
 # What metrics are called where space is short; others are not shown.
 _SHORT = {"loss": "loss", "accuracy": "all", "u_accuracy": "U", "r_accuracy": "R"}
 _SHORT |= {f"validation_{name}": _SHORT[name] for name in list(_SHORT)[1:]}
@@ -31,7 +27,7 @@ class _Status(rich.progress.ProgressColumn):
 
 
 class Progress:
-    """Where the run is: a live line on a terminal, a plain one now and then elsewhere.
+    """Where the run is.
 
     Example:
       >>> with Progress(mode="off", whole_run_rounds=50) as progress:
@@ -45,53 +41,39 @@ class Progress:
         *,
         mode: str = "auto",
         whole_run_rounds: int = 0,
-        audit_follows: bool = False,
-        platform: str = "cpu",
-        reduced_config: str | None = None,
         stream: TextIO | None = None,
         interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Prepares; nothing is shown before a phase begins.
 
-        The mode is that of `runtime.progress`. The rounds of all units that are not
-        finished (0 if unknown), whether an audit follows them, the platform as in
-        `jax.default_backend()`, and the config to name if a CPU would need more than a
-        day make the estimate; plain lines are `interval` seconds apart.
+        The mode is that of `runtime.progress`, and the rounds are those of all units
+        that are not finished; plain lines are `interval` seconds apart.
         """
         self._console = rich.console.Console(
             file=stream or sys.stdout, highlight=False, soft_wrap=True
         )
         self._is_live = mode == "auto" and self._console.is_terminal
         self._off = mode == "off"
-        whole = rich.table.Column(no_wrap=True)
         self._live = rich.progress.Progress(
             rich.progress.TextColumn(
-                "{task.description}", markup=False, table_column=whole
+                "{task.description} {task.completed:.0f}/{task.total:.0f}"
             ),
-            rich.progress.BarColumn(bar_width=10, table_column=whole),
-            rich.progress.MofNCompleteColumn(table_column=whole),
+            rich.progress.BarColumn(10, table_column=rich.table.Column(no_wrap=True)),
             _Status(),
             console=self._console,
             transient=True,
+            disable=not self._is_live,
         )
-        self._whole_run_rounds, self._interval = whole_run_rounds, interval
-        self._ends: dict[str, Any] = dict(
-            audit_follows=audit_follows,
-            platform=platform,
-            reduced_config=reduced_config,
-        )
+        self._rounds_left, self._interval = whole_run_rounds, interval
         self._clock = clock
-        self._estimated = False
 
     def __enter__(self):
-        if self._is_live:
-            self._live.start()
+        self._live.start()
         return self
 
     def __exit__(self, *_):
-        if self._is_live:
-            self._live.stop()
+        self._live.stop()
 
     def note(self, text: str) -> None:
         """Shows one line."""
@@ -114,10 +96,9 @@ class Progress:
             last = self._live.tasks[-1]
             self._live.remove_task(task)
             if self._is_live:
-                seconds = duration(self._clock() - begun)
+                text = f"{name}: {int(last.completed)}/{last.total} in "
                 metrics = last.fields.get("metrics", "")
-                text = f"{name}: {int(last.completed)}/{last.total} in {seconds}"
-                self.note(f"{text}  {metrics}".rstrip())
+                self.note(f"{text}{duration(self._clock() - begun)}  {metrics}")
 
     @contextlib.contextmanager
     def phase(
@@ -152,13 +133,15 @@ class Progress:
             is_due = now - last_line >= self._interval or round_number >= rounds
             if is_due and not self._is_live:
                 last_line = now
+                self.note(f"{name}  round {round_number}/{rounds}  {status}")
+            if self._rounds_left and seen >= 4 and pace:
+                more = max(self._rounds_left, rounds) - round_number
+                self._rounds_left = 0  # said once per run
                 self.note(
-                    f"{name}  round {round_number}/{rounds}  {left}{shown}{speed}"
+                    f"{name}: {pace:.3g} s per round; the {more} rounds left in this "
+                    f"run take about {duration(more * pace)}, before any audit. "
+                    "Too long? The configs whose names end in _cpu are shorter."
                 )
-            if not self._estimated and seen >= 4 and pace:
-                self._estimated = True  # once per run
-                more = max(self._whole_run_rounds, rounds) - round_number
-                self.note(estimate(name, pace, more, **self._ends))
 
         with self._task(name, rounds, first_round) as show:
             yield update
@@ -193,37 +176,6 @@ def _metric(name: str, value: float) -> str:
     return f"{_SHORT[name]} {share}"
 
 
-def estimate(
-    phase: str,
-    seconds_per_round: float,
-    rounds_left: int,
-    *,
-    audit_follows: bool = False,
-    platform: str = "cpu",
-    reduced_config: str | None = None,
-) -> str:
-    """Says how long the rounds that are left will take, and what to do if too long."""
-    seconds = seconds_per_round * rounds_left
-    text = (
-        f"{phase}: {seconds_per_round:.3g} s per round; the {rounds_left} rounds left "
-        f"in this run take about {duration(seconds)}"
-    )
-    if audit_follows:
-        text += ", and the audit after them says its own time"
-    if platform == "cpu" and seconds > DAY and reduced_config:
-        return (
-            f"{text}, too long for a CPU: --config {reduced_config} is the same "
-            "experiment at a scale for it."
-        )
-    return text + "."
-
-
 def duration(seconds: float) -> str:
-    """Returns a length of time in its two largest units: 2 days 3 h, 4 min 10 s."""
-    total = max(0, round(seconds))
-    days, hours, minutes = total // 86_400, total // 3_600 % 24, total // 60 % 60
-    if days:
-        return f"{days} day{'s' if days > 1 else ''} {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {total % 60} s" if minutes else f"{total} s"
+    """A length of time to the second, such as 0:01:15 or 2 days, 3:00:00."""
+    return str(timedelta(seconds=round(seconds)))
