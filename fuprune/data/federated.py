@@ -1,9 +1,7 @@
 """Client data on the device: one pool of images and a row of indices per client.
 
-Images sit on the device once, as uint8; a client is a row of indices with a length
-and a cohort is a choice of rows, so neither sampling a cohort nor forgetting a class
-copies an image. A length of zero means that the client contributes nothing: there
-are no other weights.
+A cohort is a choice of rows, so neither sampling a cohort nor forgetting a class copies
+an image. A client of length zero contributes nothing.
 """
 
 import functools
@@ -16,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fuprune.data.dataset import Dataset
-from fuprune.errors import InputError
+from fuprune.errors import InputError, distinct_integers
 
 
 class FederatedDataset(NamedTuple):
@@ -71,13 +69,18 @@ def federate(
     Returns:
       The pool and rows [K, L], where L is the size of the largest part.
     """
-    num_examples = len(dataset.images)
-    if len(dataset.labels) != num_examples:
+    if len(parts) == 0:
+        raise InputError("parts is empty, but a federation has 1 client or more.")
+    lengths = np.fromiter(map(len, parts), np.int32, len(parts))
+    # All parts at once: more steps per client would take seconds for a million.
+    held = np.concatenate([np.asarray(part) for part in parts])
+    if held.dtype == bool or _outside(held, len(dataset.labels)).any():
         raise InputError(
-            f"The dataset has {num_examples} images and {len(dataset.labels)} labels, "
-            "but every image has one label."
+            "Clients hold what is not the index of an example: they run from 0 to "
+            f"{len(dataset.labels) - 1}."
         )
-    rows, lengths = rows_of(parts, num_examples)
+    rows = np.zeros((len(parts), max(1, int(lengths.max()))), np.int32)
+    rows[np.arange(rows.shape[1]) < lengths[:, None]] = held
     return FederatedDataset(
         images=place(dataset.images),
         labels=place(np.asarray(dataset.labels, np.int32)),
@@ -86,34 +89,8 @@ def federate(
     )
 
 
-def rows_of(
-    parts: Sequence[np.ndarray], num_examples: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Clients' parts as one padded array: rows [K, L] int32 and lengths [K] int32."""
-    if len(parts) == 0:
-        raise InputError("parts is empty, but a federation has 1 client or more.")
-    parts = [np.asarray(part) for part in parts]
-    for client, part in enumerate(parts):
-        # A mask of truth values would hold 0 and 1. An empty list is of float64.
-        if part.dtype.kind not in "iu" and part.size:
-            raise InputError(
-                f"Client {client} holds {part.dtype} values, but the indices of its "
-                "examples are integers."
-            )
-    lengths = np.fromiter(map(len, parts), np.int32, len(parts))
-    # All parts at once: more steps per client would take seconds for a million.
-    held = np.concatenate(parts)
-    outside = (held < 0) | (held >= num_examples)
-    if outside.any():
-        client = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), "right"))
-        part = parts[client]
-        raise InputError(
-            f"Client {client} holds an index between {part.min()} and {part.max()}, "
-            f"but the dataset's run from 0 to {num_examples - 1}."
-        )
-    rows = np.zeros((len(parts), max(1, int(lengths.max()))), np.int32)
-    rows[np.arange(rows.shape[1]) < lengths[:, None]] = held
-    return rows, lengths
+def _outside(ids: np.ndarray, number: int) -> np.ndarray:
+    return (ids < 0) | (ids >= number)
 
 
 def drop_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDataset:
@@ -132,25 +109,12 @@ def keep_classes(data: FederatedDataset, classes: Iterable[int]) -> FederatedDat
 
 def _of_classes(labels: jax.Array, classes: Iterable[int]) -> jax.Array:
     """Which examples are of the classes; [N] bool."""
-    chosen = _integers(classes, "classes")
-    if chosen.size and chosen.min() < 0:
-        raise InputError(f"Class {chosen.min()} is negative: classes count from 0.")
-    return jnp.isin(labels, chosen.astype(np.int32))
-
-
-def _integers(values: Iterable[int], what: str) -> np.ndarray:
-    found = np.asarray(tuple(values))
-    # A mask of truth values would name 0 and 1.
-    if found.size and not np.issubdtype(found.dtype, np.integer):
-        raise InputError(f"{what} are {found[:9].tolist()}, but each is an integer.")
-    return found.astype(np.int64)
+    chosen = distinct_integers(classes, name="classes")
+    return jnp.isin(labels, np.asarray(chosen, np.int32))
 
 
 def drop_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedDataset:
-    """Takes single images, by their indices in the pool, out of every client's row.
-
-    The pool and all shapes stay as they are, and so does the order of what remains.
-    """
+    """Takes single images, by their indices in the pool, out of every client's row."""
     return _restricted(data, ~_named(examples, len(data.labels), "examples"))
 
 
@@ -161,15 +125,14 @@ def keep_examples(data: FederatedDataset, examples: Iterable[int]) -> FederatedD
 
 def _named(ids: Iterable[int], number: int, what: str) -> np.ndarray:
     """Which of `number` examples or clients are named; [number] bool."""
-    ids = _integers(ids, what)
-    outside = ids[(ids < 0) | (ids >= number)]
-    if outside.size:
+    # A mask of truth values, which would name 0 and 1, is refused.
+    chosen = np.asarray(distinct_integers(ids, name=what), np.int64)
+    if _outside(chosen, number).any():
         raise InputError(
-            f"{what} are named with the id {outside[0]}, but there are {number}: ids "
-            f"lie in [0, {number - 1}]."
+            f"{what} are {chosen[:9].tolist()}, but ids lie in [0, {number - 1}]."
         )
     named = np.zeros(number, bool)
-    named[ids] = True
+    named[chosen] = True
     return named
 
 
@@ -182,8 +145,7 @@ def _restricted(data: FederatedDataset, stays) -> FederatedDataset:
 def drop_clients(data: FederatedDataset, clients: Iterable[int]) -> FederatedDataset:
     """Takes clients out of the federation: they hold nothing and are never drawn.
 
-    Shapes stay as they are and the others keep their ids, so that what is kept by
-    client (statistics, updates, keys) still fits. A cohort is drawn from the others.
+    Shapes stay as they are and the others keep their ids.
     """
     leaves = _named(clients, data.num_clients, "clients")
     if not leaves.any():
@@ -224,21 +186,13 @@ def _compress_rows(
 def sample_cohort(key: jax.Array, data: FederatedDataset, size: int) -> Cohort:
     """Draws M = `size` different clients; every ordered choice is equally likely.
 
-    Its cost depends on the size of the cohort only, which is static under jit, not on
-    how many clients or images there are. Clients that left (`drop_clients`) are not
-    drawn; if fewer than `size` are left, all of them are. Call it as it is, or inside
-    the jitted function that consumes the cohort; jitted on its own it would return a
-    copy of the pool.
+    Clients that left (`drop_clients`) are not drawn; if fewer than `size` are left, all
+    of them are. Jitted on its own it would return a copy of the pool.
     """
-    if not 1 <= size <= data.num_clients:
+    if not 1 <= size <= data.num_clients or not data.num_members:
         raise InputError(
-            f"A cohort of {size} was asked for, but there are {data.num_clients} "
-            f"clients: give a size from 1 to {data.num_clients}."
-        )
-    if not data.num_members:
-        raise InputError(
-            f"A cohort of {size} was asked for, but all {data.num_clients} clients "
-            "have left: keep one or more."
+            f"A cohort of {size} was asked for, but {data.num_members} of "
+            f"{data.num_clients} clients have not left: give a size from 1 to that."
         )
     size = min(size, data.num_members)
     chosen = _draw(key, data.rows, data.lengths, size, data.members)
@@ -259,11 +213,8 @@ def draw_distinct(key: jax.Array, population: int, size: int) -> jax.Array:
 
     A population of more than four times the size is never enumerated: 2 * size
     integers are drawn with replacement and the first `size` different ones are kept;
-    if there are fewer, all are drawn again. Renaming the integers changes neither
-    their probability nor whether the draw succeeds, so that every ordered choice is
-    equally likely. Less than one draw in 500 fails (size 2 of 9 is the worst case:
-    1 / 729), and time grows as size * log(size). A smaller population is permuted,
-    which costs no more than that. Population and size are static under jit.
+    if there are fewer (at most once in 729 draws), all are drawn again. Population and
+    size are static under jit.
     """
     if population <= 4 * size:
         return jax.random.permutation(key, population)[:size].astype(jnp.int32)

@@ -1,7 +1,6 @@
 """MNIST's own file format (IDX), plain or gzipped."""
 
 import gzip
-import math
 import pathlib
 import struct
 import zlib
@@ -13,13 +12,11 @@ from fuprune.data.dataset import DamagedDataError
 from fuprune.data.originals import Route
 
 # The official names, in the order in which `read` takes the files.
-NAMES = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
+NAMES = tuple(
+    f"{split}-{what}-ubyte.gz"
+    for split in ("train", "t10k")
+    for what in ("images-idx3", "labels-idx1")
 )
-_UNSIGNED_BYTE = 0x08
 _GZIP = b"\x1f\x8b"
 
 
@@ -45,20 +42,13 @@ def _read(path: pathlib.Path, dimensions: int) -> np.ndarray:
         # By content and not by name: files are often unpacked under their old name.
         if blob[:2] == _GZIP:
             blob = gzip.decompress(blob)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DamagedDataError(f"{path}: cannot be read ({error}).") from error
-    header = 4 + 4 * dimensions
-    magic = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
-    if blob[:4] != magic or len(blob) < header:
+        magic, *shape = struct.unpack_from(f">{1 + dimensions}I", blob)
+        if magic != 0x0800 + dimensions:  # unsigned bytes
+            raise ValueError(f"it begins with {magic:08x}")
+        data = np.frombuffer(blob, np.uint8, offset=4 + 4 * dimensions)
+        # A copy, because what views bytes cannot be written to.
+        return data.reshape(shape).copy()
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise DamagedDataError(
-            f"{path}: begins with {blob[:4].hex() or 'nothing'}, but an IDX file of "
-            f"{dimensions}-dimensional bytes begins with {magic.hex()}."
-        )
-    shape = struct.unpack(f">{dimensions}I", blob[4:header])
-    if len(blob) - header != math.prod(shape):
-        raise DamagedDataError(
-            f"{path}: holds {len(blob) - header} bytes of data, but its header says "
-            f"{' x '.join(map(str, shape))}."
-        )
-    # A copy, because what views bytes cannot be written to.
-    return np.frombuffer(blob, np.uint8, offset=header).reshape(shape).copy()
+            f"{path}: is not a whole IDX file of {dimensions} dimensions ({error})."
+        ) from error

@@ -1,10 +1,8 @@
 """The mean and deviation of each channel that images are scaled with.
 
-Three ways to come by them. Constants do not depend on the data at all. Federated
-statistics are sums of what every client uploads, 2 * C + 1 integers, and can leave
-classes out, so that nothing of a class that will be forgotten is in the scaling.
-Central statistics read every training image in one place; no federation can do that,
-and it is there for comparison with experiments that did.
+Constants do not depend on the data. Federated statistics are sums of what clients
+upload, 2 * C + 1 integers, without the classes that will be forgotten. Central ones
+read every training image in one place, as no federation can.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fuprune.data.known_sets import find_known
-from fuprune.errors import InputError
 
 
 class Statistics(NamedTuple):
@@ -24,11 +21,7 @@ class Statistics(NamedTuple):
 
 
 def constant_statistics(name: str, num_channels: int) -> Statistics:
-    """The constants of a set known by name, with this number of channels.
-
-    For any other, mean 1/2, deviation 1/4. A TFDS version behind the name does not
-    matter.
-    """
+    """The constants of a known set; for any other, mean 1/2 and deviation 1/4."""
     known = find_known(name)
     if known is not None and len(known.mean) == num_channels:
         return Statistics(known.mean, known.std)
@@ -65,8 +58,6 @@ def channel_sums(
         sums[:, channels + 1 :] = (block * block).sum(axis=(1, 2), dtype=np.int64)
     left_out = tuple(without_classes)
     if left_out:
-        if labels is None:
-            raise InputError(f"Leaving out the classes {left_out} needs the labels.")
         per_image[np.isin(labels, left_out)] = 0
     uploads = np.zeros((len(parts), 2 * channels + 1), np.int64)
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -78,8 +69,7 @@ def channel_sums(
 def statistics_of_sums(uploads: np.ndarray) -> Statistics:
     """The channels' mean and deviation, rounded to float32, from all clients' sums.
 
-    The uploads are those of `channel_sums`, or their sum with K = 1. A constant channel
-    has deviation 1; without any pixel, the mean is 0 and the deviation 1.
+    A constant channel has deviation 1; without any pixel, the mean is 0.
     """
     # Python integers and one float64 division: the same on every machine and for
     # every way to deal the examples.

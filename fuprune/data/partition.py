@@ -1,13 +1,9 @@
 """How examples are dealt to clients: drawn from a seed, or as the data says.
 
-The bias partition is the one of the paper's experiments (section 6, after Fang et
-al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", 2020);
-Dirichlet, IID and pathological ones are drawn, too. Natural partitions follow a column
-of the data, and any other can be read from a file. Every partition is disjoint, and
-all but one from a file cover the examples. A client may receive nothing.
+Every partition is disjoint, and all but one from a file cover the examples. A client
+may receive nothing. Drawn partitions give K int32 arrays of ascending example indices.
 """
 
-import operator
 import os
 import pathlib
 from collections.abc import Sequence
@@ -28,12 +24,13 @@ def bias_partition(
     bias: float,
     seed: int,
 ) -> list[np.ndarray]:
-    """Deals examples with the paper's degree of non-IID-ness q (Fang et al.).
+    """Deals examples with the paper's degree of non-IID-ness q (section 6).
 
-    Clients are split at random into M groups of equal size (to within one), one
-    group for each class. An example of class m goes to group m with probability q
-    and to each other group with probability (1 - q) / (M - 1), then to a client of
-    that group chosen uniformly. q = 1 / M is IID; q = 1 gives every client one class.
+    It is from Fang et al., "Local Model Poisoning Attacks to Byzantine-Robust Federated
+    Learning", 2020. Clients are split at random into M groups of equal size (to within
+    one), one for each class. An example of class m goes to group m with probability q
+    and to each other group with probability (1 - q) / (M - 1), then to a client of that
+    group chosen uniformly. q = 1 / M is IID; q = 1 gives every client one class.
 
     With fewer clients than classes some groups have no client. An example whose
     group came out empty goes to one of the inhabited groups, chosen uniformly.
@@ -48,7 +45,7 @@ def bias_partition(
     Returns:
       K int32 arrays of example indices, each ascending.
     """
-    num_clients = _at_least_one("num_clients", num_clients)
+    _at_least_one(num_clients=num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 <= bias <= 1.0:
         raise InputError(
@@ -88,13 +85,11 @@ def dirichlet_partition(
 ) -> list[np.ndarray]:
     """Deals each class over the clients in Dirichlet(alpha) proportions.
 
-    For every class, the share of each client is drawn from a symmetric Dirichlet
-    distribution (Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
-    Distribution for Federated Visual Classification", 2019). A small alpha gives a
-    class to few clients, a large one comes close to IID. What else it takes, and what
-    it gives, is as for `bias_partition`.
+    It is from Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
+    Distribution for Federated Visual Classification", 2019. A small alpha gives a class
+    to few clients, a large one comes close to IID.
     """
-    num_clients = _at_least_one("num_clients", num_clients)
+    _at_least_one(num_clients=num_clients)
     labels = _checked_labels(labels, num_classes)
     if not 0.0 < alpha < np.inf:
         raise InputError(
@@ -119,11 +114,8 @@ def dirichlet_partition(
 def iid_partition(
     labels: np.ndarray, *, num_clients: int, seed: int
 ) -> list[np.ndarray]:
-    """Shuffles the examples and cuts them into K parts equal to within one.
-
-    Of the labels [N] only their number is read; the result is as of `bias_partition`.
-    """
-    num_clients = _at_least_one("num_clients", num_clients)
+    """Shuffles the examples and cuts them into K parts equal to within one."""
+    _at_least_one(num_clients=num_clients)
     owner = np.empty(len(labels), np.int64)
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     owner[shuffled] = np.arange(len(labels)) % num_clients
@@ -140,27 +132,19 @@ def pathological_partition(
 ) -> list[np.ndarray]:
     """Gives every client examples of k classes only, and each class to equally many.
 
-    The split of McMahan et al. ("Communication-Efficient Learning of Deep Networks
-    from Decentralized Data", 2017) deals k shards of the examples sorted by class,
-    where a shard may hold the end of one class and the start of the next. Here a
-    client has k = `classes_per_client` different classes and no others. The clients of
-    a class share its examples equally, to within one. K * k must be at least the number
-    of classes, so that all are dealt. What else it takes, and what it gives, is as for
-    `bias_partition`.
+    It is like the split of McMahan et al. ("Communication-Efficient Learning of Deep
+    Networks from Decentralized Data", 2017), but a client has exactly k =
+    `classes_per_client` different classes, whose clients share its examples equally, to
+    within one. K * k must be at least the number of classes, so that all are dealt.
     """
-    num_clients = _at_least_one("num_clients", num_clients)
-    share = _at_least_one("classes_per_client", classes_per_client)
+    share = classes_per_client
+    _at_least_one(num_clients=num_clients, classes_per_client=share)
     labels = _checked_labels(labels, num_classes)
-    if share > num_classes:
+    if not num_classes / num_clients <= share <= num_classes:
         raise InputError(
-            f"classes_per_client is {share}, but there are {num_classes} classes: give "
-            f"a number from 1 to {num_classes}."
-        )
-    if num_clients * share < num_classes:
-        raise InputError(
-            f"{num_clients} clients with {share} classes each cannot hold "
-            f"all {num_classes} classes: give more clients or more classes per "
-            "client."
+            f"{num_clients} clients with classes_per_client={share} cannot hold all "
+            f"{num_classes} classes, each client different ones: give more clients, or "
+            f"another number of classes per client, at most {num_classes}."
         )
     rng = np.random.default_rng(seed)
     # Clients take k classes after each other from one permutation of the classes
@@ -189,8 +173,8 @@ def pathological_partition(
 def natural_partition(clients: np.ndarray) -> list[np.ndarray]:
     """Gives every client the examples that are its own, as FEMNIST's writers.
 
-    `clients` [N], strings or integers, says whose each example is. Gives K int32 arrays
-    of ascending example indices, in the order of the sorted ids.
+    `clients` [N], strings or integers, says whose each example is; the parts are in the
+    order of the sorted ids.
     """
     clients = np.asarray(clients)
     if clients.ndim != 1 or clients.dtype.kind not in "iuUS" or not clients.size:
@@ -207,8 +191,7 @@ def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarra
 
     A line holds a client's example numbers from 0 on, with spaces or commas between
     them; an empty line is a client without examples; lines that begin with # are
-    skipped. No example is listed twice; some may belong to no client. Gives K int32
-    arrays of example indices, each ascending.
+    skipped. No example is listed twice; some may belong to no client.
     """
     try:
         lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
@@ -221,26 +204,23 @@ def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarra
     for number, line in enumerate(lines, 1):
         if line.startswith("#"):
             continue
-        words = line.replace(",", " ").split()
-        # `int` refuses words of thousands of digits, and no set needs more than 18.
-        wrong = [word for word in words if not word.isdecimal() or len(word) > 18]
-        outside = [] if wrong else [word for word in words if int(word) >= num_examples]
-        if wrong or outside:
-            raise InputError(
-                f"{path}, line {number}: {(wrong + outside)[0]!r} is not the number of "
-                f"a training image: they run from 0 to {num_examples - 1}."
-            )
-        part = np.sort(np.array(words, np.int64)).astype(np.int32)
-        repeated = part[1:][np.diff(part) == 0]
-        taken = part[holder[part] > 0]
-        if repeated.size or taken.size:
-            image = int((*repeated, *taken)[0])
-            raise InputError(
-                f"{path}, line {number}: image {image} is listed twice, first in line "
-                f"{holder[image] or number}."
-            )
-        holder[part] = number
-        parts.append(part)
+        part = []
+        for word in line.replace(",", " ").split():
+            # `int` refuses words of thousands of digits, and no set needs more than 18.
+            image = int(word) if word.isdecimal() and len(word) < 19 else num_examples
+            if image >= num_examples:
+                raise InputError(
+                    f"{path}, line {number}: {word!r} is not the number of a training "
+                    f"image: they run from 0 to {num_examples - 1}."
+                )
+            if holder[image]:
+                raise InputError(
+                    f"{path}, line {number}: image {image} is listed twice, first in "
+                    f"line {holder[image]}."
+                )
+            holder[image] = number
+            part.append(image)
+        parts.append(np.array(sorted(part), np.int32))
     if not holder.any():
         raise InputError(f"The partition {path} gives no image to any client.")
     return parts
@@ -249,21 +229,12 @@ def read_partition(path: str | os.PathLike, num_examples: int) -> list[np.ndarra
 def hold_out(
     parts: Sequence[np.ndarray], labels: np.ndarray, share: float, seed: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Takes a share of every client's examples away, for choices such as early stops.
+    """Takes a share in [0, 1) of every client's examples away, as validation data.
 
     Each client gives up `share` of its examples, rounded down or up, and the same
     holds for each class of each client; all together give up at most the share. A
-    client that has anything keeps at least one example.
-
-    The examples stand in one line, client after client, in random order by class,
-    and every 1/share-th of the line is taken from a random start on: systematic
-    sampling, so that clients with less than 1/share examples give their turn.
-
-    Args:
-      parts: For each client the indices of its examples; no index twice.
-      labels: [N] integers.
-      share: In [0, 1); 0 returns the parts as they are.
-      seed: The same seed gives the same examples.
+    client that has anything keeps at least one example. (Systematic sampling: every
+    1/share-th example, client after client, in random order by class.)
 
     Returns:
       The clients' remaining indices in their order, and the ascending int32 indices
@@ -305,12 +276,7 @@ def hold_out(
 def drop_unheld(
     parts: Sequence[np.ndarray], num_examples: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Finds the examples that some client holds, and renumbers the parts to match.
-
-    Returns:
-      The held examples' ascending indices, [H], and the parts as int32 indices into
-      them.
-    """
+    """The held examples' ascending indices [H], and the parts as indices into them."""
     is_held = np.zeros(num_examples, bool)
     is_held[np.concatenate([np.asarray(part, np.int64) for part in parts])] = True
     place = np.cumsum(is_held, dtype=np.int32) - 1
@@ -339,32 +305,20 @@ def _split(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
 
 
 def _checked_labels(labels: np.ndarray | Sequence[int], num_classes: int) -> np.ndarray:
-    """The labels as [N] int64, or a ValueError when one is not a class."""
-    num_classes = _at_least_one("num_classes", num_classes)
-    labels = np.asarray(labels)
-    if labels.ndim != 1:
+    """The labels as [N] int64, or an InputError when one is not a class."""
+    found = np.asarray(labels).astype(np.int64)
+    wrong = found.ndim != 1 or np.any((found != labels) | (found < 0))
+    if wrong or found.max(initial=-1) >= num_classes:
         raise InputError(
-            f"labels have shape {labels.shape}, but one integer per example is needed: "
-            "give an array of shape [N]."
+            f"labels have shape {found.shape}, but one integer per example is needed, "
+            f"and with num_classes={num_classes} each is in [0, {num_classes - 1}]."
         )
-    if labels.size == 0:
-        return labels.astype(np.int64)
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(f"labels are {labels.dtype}, but they must be integers.")
-    low, high = labels.min(), labels.max()
-    if low < 0 or high >= num_classes:
-        raise InputError(
-            f"labels run from {low} to {high}, but with num_classes={num_classes} they "
-            f"must lie in [0, {num_classes - 1}]."
-        )
-    return labels.astype(np.int64)
+    return found
 
 
-def _at_least_one(name: str, value: int) -> int:
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        whole = 0
-    if whole < 1:
-        raise InputError(f"{name} is {value}, but it must be an integer of 1 or more.")
-    return whole
+def _at_least_one(**counts: int) -> None:
+    for name, value in counts.items():
+        if value != int(value) or value < 1:
+            raise InputError(
+                f"{name} is {value}, but it must be an integer of 1 or more."
+            )

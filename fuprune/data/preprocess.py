@@ -1,8 +1,4 @@
-"""From stored uint8 images to what a model sees: scaling, random crop, random flip.
-
-All functions are pure, work on NHWC batches inside jit and vmap, and take their
-randomness as a key.
-"""
+"""From stored uint8 images to what a model sees: scaling, random crop, random flip."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,8 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from fuprune.errors import InputError
 
 Preprocess = Callable[[Any, jax.Array], jax.Array]  # (key, uint8) -> float
 
@@ -36,7 +30,6 @@ def normalise(
 ) -> Any:
     """Bytes to floats: (images / 255 - mean) / std, [..., H, W, C].
 
-    Mean and deviation are numbers, or one per channel, on the scale where white is 1.
     The result is on the host if the images are: there, JAX would compile every
     operation for every shape of a batch.
     """
@@ -51,12 +44,9 @@ def crop_and_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> jax
     """Shifts every image by up to `padding` pixels and mirrors half of them.
 
     The usual CIFAR augmentation: zero-pad each side, crop back to the original size
-    at a random place, flip left to right with probability 1/2. Each image of the batch,
-    [B, H, W, C] of any dtype, has its own draws. Zero is black before `normalise` and
-    the mean after it.
+    at a random place, flip left to right with probability 1/2. Each image of the batch
+    [B, H, W, C] has its own draws.
     """
-    if padding < 0:
-        raise InputError(f"padding is {padding}, but it must be 0 or more.")
     batch, height, width, channels = images.shape
     row_key, column_key, flip_key = jax.random.split(key, 3)
     shift = (batch, 1)

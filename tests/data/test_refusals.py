@@ -9,7 +9,6 @@ import pytest
 from fuprune.data import federated
 from fuprune.data.dataset import Dataset, from_arrays
 from fuprune.data.federated import federate, sample_cohort
-from fuprune.data.normalisation import channel_sums
 from fuprune.data.partition import (
     bias_partition,
     dirichlet_partition,
@@ -17,7 +16,6 @@ from fuprune.data.partition import (
     natural_partition,
     pathological_partition,
 )
-from fuprune.data.preprocess import crop_and_flip
 from fuprune.data.sources import load
 from fuprune.errors import FupruneError
 from tests.data.tiny_sets import arrays
@@ -64,14 +62,14 @@ CALLS = [
     (bias, dict(bias=np.nan), "bias is nan"),
     (bias, dict(num_clients=0), "num_clients is 0"),
     (bias, dict(num_clients=2.5), r"num_clients is 2\.5"),
-    (bias, dict(num_classes=2), r"labels run from 0 to 2.*\[0, 1\]"),
-    (bias, dict(labels=[0.5]), "float64"),
-    (bias, dict(labels=[[0]]), r"shape \(1, 1\)"),
-    (bias, dict(labels=[-1, 0]), "from -1 to 0"),
+    *(
+        (bias, dict(labels=labels), r"labels have shape.*\[0, 2\]")
+        for labels in ([3], [0.5], [[0]], [-1, 0])
+    ),
     *((dirichlet, dict(alpha=a), "alpha is") for a in (0.0, -1.0, np.inf, np.nan)),
-    (pathological, dict(classes_per_client=4), "classes_per_client is 4.*from 1 to 3"),
+    (pathological, dict(classes_per_client=4), "classes_per_client=4 cannot.*most 3"),
     (pathological, dict(classes_per_client=0), "classes_per_client is 0"),
-    (pathological, dict(num_clients=1), "1 clients with 2 classes each cannot hold"),
+    (pathological, dict(num_clients=1), "1 clients with classes_per_client=2 cannot"),
     *(
         (natural_partition, dict(clients=np.array(ids)), "Client ids are")
         for ids in ([0.5, 1.0], [[1], [2]], [], [True, False])
@@ -86,16 +84,11 @@ CALLS = [
     ),
     # Federations and cohorts.
     (federate, dict(dataset=Dataset(zeros(1, 1, 1, 1), zeros(1)), parts=[]), "empty"),
-    *(
-        (dealt, [[0], np.array([index])], "Client 1 holds an index")
-        for index in (-1, 10)
-    ),
-    *((dealt, [[], part], f"Client 1 holds {part.dtype}") for part in (MASK, MASK / 2)),
-    (federated.drop_classes, [dealt(), (-1,)], "Class -1 is negative"),
-    (federated.drop_classes, [dealt(), iter([0.5])], r"classes are \[0\.5\]"),
+    *((dealt, [part], "run from 0 to 9") for part in ([-1], [10], MASK)),
+    (federated.drop_classes, [dealt(), iter([0.5])], r"classes names"),
     # A mask would name 0 and 1.
     *(
-        (getattr(federated, f"{verb}_{what}"), [dealt(), ids], rf"{what} are \[")
+        (getattr(federated, f"{verb}_{what}"), [dealt(), ids], rf"{what} names")
         for verb, what in (
             ("drop", "clients"),
             ("keep", "clients"),
@@ -107,18 +100,7 @@ CALLS = [
     ),
     (federated.take_clients, [dealt(), [3]], "ids lie in"),
     *((drawn, [size], f"A cohort of {size}.*3 clients") for size in (0, 4)),
-    (drawn, [2, federated.drop_clients(dealt(), range(3))], "all 3 clients have left"),
-    # Images.
-    (
-        crop_and_flip,
-        dict(key=jax.random.key(0), images=zeros(1, 4, 4, 1), padding=-1),
-        "padding is -1",
-    ),
-    (
-        channel_sums,
-        dict(images=zeros(3, 2, 2, 1), parts=[np.arange(3)], without_classes=(1,)),
-        "needs the labels",
-    ),
+    (drawn, [2, federated.drop_clients(dealt(), range(3))], "0 of 3 clients"),
     # Names of sets.
     *(
         (load, dict(name=name, split="train"), "a name as TFDS writes it")
