@@ -8,6 +8,7 @@ the run goes on.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import shlex
@@ -76,22 +77,32 @@ def run(
         config=configuration.to_json(config),
         **{name: getattr(config.runtime, name) for name in _OF_THE_MACHINE},
     )
-    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime))
+    config = copy.deepcopy(config)
     # In the record stands what was computed with, and another machine that would
     # choose otherwise does not continue the run.
     config.runtime.dtype = runtime.choose_dtype(config.runtime.dtype, machine.conv)
     with contextlib.ExitStack() as stack:
         if machine.is_main:
             stack.enter_context(lock_workdir(workdir))
-        federation = functools.partial(load, config, machine)
-        opened = (Path(workdir), machine, federation, tuple(on_row), command)
-        this = _open(config, *opened, stack)
+        store = Store(Path(workdir), writes=machine.is_main)
+        setup, units, elsewhere = _prepare(config, machine, store, load, command)
+        if store.writes and config.runtime.tensorboard:
+            tracker = trackers.tensorboard(store.workdir / "tensorboard")
+            on_row = (*on_row, stack.enter_context(tracker))
+        progress = stack.enter_context(
+            Progress(
+                mode=config.runtime.progress if store.writes else "off",
+                whole_run_rounds=build.rounds_left(config, units, store),
+            )
+        )
+        stop = stack.enter_context(_stop_on_sigterm())
+        this = Experiment(setup, units, store, elsewhere, tuple(on_row), progress, stop)
         try:
             return _run_steps(this)
         except StopRequested:
             again = f"command continues: {shlex.join(command)}"
             again = again if command else "call continues."
-            this.progress.note(
+            progress.note(
                 f"Stopped by SIGTERM; everything so far is saved. The same {again}"
             )
             return None
@@ -109,21 +120,15 @@ _OF_THE_MACHINE = ("backend", "devices", "compilation", "compilation_cache")
 _OF_THE_MACHINE += ("heartbeat_seconds", "join_seconds")
 
 
-def _open(
-    config,
-    workdir: Path,
-    machine: runtime.Runtime,
-    load: Callable[[], Federation],
-    on_row: tuple[OnRow, ...],
-    command: Sequence[str],
-    stack: contextlib.ExitStack,
-) -> Experiment:
-    """The run with its data, checked before anything is written."""
-    store = Store(workdir, writes=machine.is_main)
-    if provenance.refuse_other_config(store, config) and store.writes:
-        (workdir / "audit.json").unlink(missing_ok=True)  # it lacks what is added
+def _prepare(
+    config, machine: runtime.Runtime, store: Store, load, command: Sequence[str]
+) -> tuple[build.Setup, tuple[build.UnlearnUnit, ...], models.Elsewhere]:
+    """The parts of the run, checked before anything is written."""
+    adds = provenance.refuse_other_config(store, config)
+    if adds and store.writes:
+        (store.workdir / "audit.json").unlink(missing_ok=True)  # lacks what is added
     processes.any_process(False)
-    federation = load()
+    federation = load(config, machine)
     configuration.check_counts(
         config, federation.data.num_clients, federation.num_classes
     )
@@ -147,21 +152,13 @@ def _open(
             len(federation.test.labels),
         ),
     )
+    place = store.workdir / "config.json"
     if store.writes:
-        write_whole(workdir / "config.json", results.dumps(made_by))
-    processes.await_file(workdir / "config.json", seconds=20)
+        write_whole(place, results.dumps(made_by))
+    processes.await_file(place, seconds=20)
     store.open_logs()
     store.save()
-    progress = Progress(
-        mode=config.runtime.progress if store.writes else "off",
-        whole_run_rounds=build.rounds_left(config, units, store),
-    )
-    if store.writes and config.runtime.tensorboard:
-        tracker = trackers.tensorboard(workdir / "tensorboard")
-        on_row = (*on_row, stack.enter_context(tracker))
-    stack.enter_context(progress)
-    stop = stack.enter_context(_stop_on_sigterm())
-    return Experiment(setup, units, store, elsewhere, on_row, progress, stop)
+    return setup, units, elsewhere
 
 
 @contextlib.contextmanager

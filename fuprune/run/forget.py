@@ -1,14 +1,11 @@
-"""Forgetting in a model that somebody has: a function, and the command around it.
+"""Forgetting in a model that somebody has: `fuprune.forget` and `fuprune forget`.
 
-`forget` cuts the channels of the classes from any trained network, at the smallest rate
-after which its clients no longer see them, fine-tunes if asked, and measures before and
-after. `fuprune forget` loads model and data, calls it, and writes the slim model with a
-page about it.
+Both cut the channels of the classes from a trained network, fine-tune if asked, and
+measure before and after.
 """
 
 import argparse
 import dataclasses
-import html
 import shlex
 import statistics
 import time
@@ -34,9 +31,10 @@ from fuprune.files import write_whole
 from fuprune.models.adapt import adapt, own_variables
 from fuprune.models.brought import bring
 from fuprune.options import closest
-from fuprune.run import checkpoint
-from fuprune.run.data import Federation, load_data
-from fuprune.run.machine import Runtime, start
+from fuprune.run import export
+from fuprune.run.checkpoint import load
+from fuprune.run.data import load_data
+from fuprune.run.machine import start
 from fuprune.run.models import check_fit
 from fuprune.unlearning.class_pruning import class_pruning
 from fuprune.unlearning.protocol import UnlearnResult, tree_bytes
@@ -63,83 +61,56 @@ class Forgotten:
 
     model: Any
     variables: Any
-    names: tuple[str, ...]  # of the forgotten classes
+    names: str  # of the forgotten classes
     before: Measured
     after: Measured
     images: str  # that the accuracies were taken on
     result: UnlearnResult  # of `class_pruning`
 
     @property
-    def cut(self) -> str:
-        """What was cut, in words."""
-        total = [_total(cut) for cut in self.result.notes["cuts"]]
-        before, after = total[0]["channels_before"], total[-1]["channels_after"]
-        rounds = 0 if self.result.fit is None else self.result.fit.state.round_number
-        tuned = f"rounds of fine-tuning: {int(rounds)}"
-        return f"{before - after:,} of {before:,} channels cut, {tuned}"
-
-    @property
     def verdict(self) -> str:
         """Whether the answers forgot, and what to do next."""
         found, lost = self.after.u_accuracy, self.before.r_accuracy
         lost -= self.after.r_accuracy
-        names = ", ".join(self.names)
         if self.before.u_accuracy <= _GONE:
-            return f"Nothing to forget: the network did not answer with {names}."
+            return f"Nothing to forget: the network did not answer with {self.names}."
         if found > _GONE:
             return (
-                f"Gone? No: still right on {found:.1%} of {names}. Try a higher rate, "
-                "such as 0.5, or rounds of fine-tuning."
+                f"Gone? No: still right on {found:.1%} of {self.names}. Try a higher "
+                "rate, such as 0.5, or rounds of fine-tuning."
             )
         text = "Gone? From the answers, which is weak evidence alone"
         if lost > 0.05:
             return f"{text}. The others lost {lost:.1%}: fine-tune for a few rounds."
         return f"{text}: compare with retrained models (fuprune audit)."
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """What is measured, before and after, as text."""
-        forms = (
-            (f"U: right on {', '.join(self.names)}", "u_accuracy", "{:.1%}"),
-            ("R: right on the others", "r_accuracy", "{:.1%}"),
-            ("Parameters", "parameters", "{:,}"),
-            ("FLOPs per image", "flops", "{:,}"),
-            ("Size in bytes", "size", "{:,}"),
-            (f"Milliseconds for {_BATCH} images", "milliseconds", "{:.1f}"),
-        )
-        before, after = self.before._asdict(), self.after._asdict()
-        return [(x, f.format(before[n]), f.format(after[n])) for x, n, f in forms]
-
     def __repr__(self) -> str:
         """A table, and the verdict."""
-        rows = [("", "before", "after"), *self.rows()]
-        wide = max(len(row[0]) for row in rows)
-        lines = [f"{a:<{wide}}  {b:>12}  {c:>12}" for a, b, c in rows]
-        title = f"Forgot {', '.join(self.names)}: {self.cut}; on {self.images}"
-        return "\n".join([title, *lines, self.verdict])
-
-    def _repr_html_(self) -> str:
-        rows = [("", "before", "after"), *self.rows()]
-        cells = ("".join(f"<td>{html.escape(x)}</td>" for x in row) for row in rows)
-        table = f"<table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
-        return f"{table}<p>{html.escape(f'{self.cut}. {self.verdict}')}</p>"
-
-    def page(self, command: Sequence[str] = ()) -> str:
-        """One page of Markdown on what was done."""
-        rows = "\n".join(f"| {a} | {b} | {c} |" for a, b, c in self.rows())
-        layers = "\n".join(
-            f"| {row['layer']} | {row['channels_before']} | {row['channels_after']} |"
-            for cut in self.result.notes["cuts"]
-            for row in cut["plan"]
+        forms = (
+            (f"U: right on {self.names}", "{:.1%}"),
+            ("R: right on the others", "{:.1%}"),
+            ("Parameters", "{:,}"),
+            ("FLOPs per image", "{:,}"),
+            ("Size in bytes", "{:,}"),
+            (f"Milliseconds for {_BATCH} images", "{:.1f}"),
         )
-        asked = f"\nCommand: `{shlex.join(command)}`\n" if command else ""
-        return (
-            f"# Forgotten: {', '.join(self.names)}\n\n{self.verdict}\n\n"
-            f"{self.cut.capitalize()}. Accuracy on {self.images}.\n\n"
-            f"| | before | after |\n|---|---:|---:|\n{rows}\n\n"
-            "| layer | channels before | after |\n|---|---:|---:|\n"
-            f"{layers}\n{asked}fuprune {__version__}, jax {jax.__version__}, "
-            f"{jax.default_backend()}\n"
-        )
+        fit, totals = self.result.fit, _totals(self.result)
+        rounds = 0 if fit is None else int(fit.state.round_number)
+        whole, left = totals[0]["channels_before"], totals[-1]["channels_after"]
+        lines = [
+            f"Forgot {self.names}: {whole - left:,} of {whole:,} channels cut, "
+            f"rounds of fine-tuning: {rounds}; on {self.images}",
+            f"{'':<30}  {'before':>12}  {'after':>12}",
+        ]
+        for (name, form), x, y in zip(forms, self.before, self.after, strict=True):
+            lines.append(f"{name:<30}  {form.format(x):>12}  {form.format(y):>12}")
+        return "\n".join([*lines, self.verdict])
+
+
+def _totals(result: UnlearnResult) -> list[dict[str, Any]]:
+    """The sizes of the whole network before and after each cut."""
+    rows = (row for cut in result.notes["cuts"] for row in cut["plan"])
+    return [row for row in rows if row["layer"] == "total"]
 
 
 def forget(
@@ -151,8 +122,6 @@ def forget(
     test: Dataset | None = None,
     preprocess: Preprocess = to_float,
     class_names: Sequence[str] = (),
-    score: str = "contrast",
-    rate: float | str = "auto",
     rounds: int = 0,
     learning_rate: float = 0.01,
     batch_size: int = 64,
@@ -169,20 +138,18 @@ def forget(
       test: images to measure accuracy on; the clients' own without them.
       preprocess: images as the network takes them, as in its training.
       class_names: for the text of the result.
-      score: of channels; see `class_pruning`.
-      rate: share of channels to cut; "auto" tries up to eight.
       rounds: of fine-tuning by FedAvg, without the classes.
       learning_rate: of fine-tuning, for SGD with momentum 0.9.
       batch_size: of fine-tuning.
       key: for all that is drawn; fixed by default.
-      **options: further options of `class_pruning`.
+      **options: of `class_pruning`, such as `rate` and `score`; by default rates are
+        tried until the classes are gone, and channels are scored by contrast.
 
     Returns:
       The slim network in `model` and `variables`, with measurements.
     """
     targets = distinct_integers(classes)
     network, variables = adapt(model), own_variables(model, variables)
-    key = jax.random.key(0) if key is None else key
     images = jax.ShapeDtypeStruct((_BATCH, *clients.images.shape[1:]), np.float32)
     logits = jax.eval_shape(lambda v, x: network.apply(v, x), variables, images)
     number = logits.shape[-1]
@@ -205,60 +172,48 @@ def forget(
         variables,
         clients,
         targets,
-        key=key,
+        key=jax.random.key(0) if key is None else key,
         fine_tune=fine_tune,
         num_classes=number,
         preprocess=preprocess,
-        score=score,
-        rate=rate,
-        **options,
+        **{"score": "contrast", "rate": "auto", **options},
     )
-    held = Dataset(np.asarray(clients.images), np.asarray(clients.labels))
-    seen = held if test is None else test
-    first, last = (_total(result.notes["cuts"][i]) for i in (0, -1))
-    on = (seen, preprocess, targets, number)
-    before = _measure(model, variables, *on, first, "before")
-    after = _measure(result.model, result.variables, *on, last, "after")
-    named = {c: class_names[c] for c in targets if class_names}
+    seen = test or Dataset(np.asarray(clients.images), np.asarray(clients.labels))
+    totals = _totals(result)
+
+    def measure(model, variables, total, when) -> Measured:
+        evaluate = make_evaluator(
+            model, seen, num_classes=number, preprocess=preprocess
+        )
+        return Measured(
+            (found := evaluate(variables)).accuracy_on(targets),
+            found.accuracy_without(targets),
+            total[f"parameters_{when}"],
+            total[f"flops_{when}"],
+            tree_bytes(variables),
+            _milliseconds(model, variables, preprocess(None, seen.images[:_BATCH])),
+        )
+
     return Forgotten(
         result.model,
         result.variables,
-        tuple(_label(c, named.get(c, "")) for c in targets),
-        before,
-        after,
+        ", ".join(class_names[c] if class_names else f"class {c}" for c in targets),
+        measure(model, variables, totals[0], "before"),
+        measure(result.model, result.variables, totals[-1], "after"),
         "the clients' images" if test is None else f"{len(test.labels)} test images",
         result,
     )
 
 
-def _label(number: int, name: str) -> str:
-    return f"class {number}" if name in ("", str(number)) else name
-
-
-def _total(cut: dict[str, Any]) -> dict[str, Any]:
-    return next(row for row in cut["plan"] if row["layer"] == "total")
-
-
-def _measure(
-    model, variables, seen: Dataset, preprocess, classes, number, total, when: str
-) -> Measured:
-    evaluate = make_evaluator(model, seen, num_classes=number, preprocess=preprocess)
-    found, network = evaluate(variables), adapt(model)
+def _milliseconds(model, variables, images) -> float:
+    """The median time of the network's answers."""
+    network, seconds = adapt(model), []
     answer = jax.jit(lambda weights, images: network.apply(weights, images))
-    images = preprocess(None, np.asarray(seen.images[:_BATCH]))
-    seconds = []
     for _ in range(12):
         begun = time.monotonic()
         answer(variables, images).block_until_ready()
         seconds.append(time.monotonic() - begun)
-    return Measured(
-        found.accuracy_on(classes),
-        found.accuracy_without(classes),
-        total[f"parameters_{when}"],
-        total[f"flops_{when}"],
-        tree_bytes(variables),
-        1000 * statistics.median(seconds[2:]),  # the first ones compile
-    )
+    return 1000 * statistics.median(seconds[2:])  # the first ones compile
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -297,10 +252,31 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(
             f"--rate is {given.rate!r}; allowed: auto, or 0 to 1."
         ) from None
+    config = configuration.default()
+    values = {
+        "data.name": given.data,
+        "data.dir": given.data_dir,
+        "data.limit": given.limit,
+        "data.validation": 0.0,
+        "data.normalise": given.normalise,
+        "partition.kind": "iid",
+        "partition.clients": given.clients,
+        "unlearn.classes": 0,
+        "seed": given.seed,
+    }
+    configuration.update(config, values)
     machine = start(devices=1)
-    data = _load_data(given, machine)
+    data = load_data(config, machine)
     classes = read_classes(given.classes, data.class_names)
-    model, variables = _load_model(given, data, machine.conv)
+    form = dict(num_classes=data.num_classes, input_shape=data.train.images.shape[1:])
+    if ":" not in given.model:
+        model, variables = load(given.model, conv=machine.conv)
+        check_fit("MODEL", given.model, model, argparse.Namespace(**form))
+    elif not given.checkpoint:
+        raise UsageError(f"{given.model} is a factory; name its weights: --checkpoint.")
+    else:
+        model = bring(given.model, **form)
+        variables = export.load_weights(given.checkpoint, model)
     found = forget(
         model,
         variables,
@@ -315,28 +291,13 @@ def main(arguments: Sequence[str]) -> int:
         learning_rate=given.learning_rate,
         key=jax.random.key(given.seed),
     )
-    checkpoint.export.save_safetensors(out, found.model, found.variables)
+    export.save_safetensors(out, found.model, found.variables)
+    command = shlex.join(["fuprune", "forget", *arguments])
+    versions = f"fuprune {__version__}, jax {jax.__version__}, {jax.default_backend()}"
     page = out.with_suffix(".md")
-    write_whole(page, found.page(["fuprune", "forget", *arguments]))
+    write_whole(page, f"```\n{found}\n```\n\nCommand: `{command}`\n\n{versions}\n")
     print(f"{found}\nWritten: {out} and {page}")
     return 0
-
-
-def _load_data(given: argparse.Namespace, machine: Runtime) -> Federation:
-    config = configuration.default()
-    values = {
-        "data.name": given.data,
-        "data.dir": given.data_dir,
-        "data.limit": given.limit,
-        "data.validation": 0.0,
-        "data.normalise": given.normalise,
-        "partition.kind": "iid",
-        "partition.clients": given.clients,
-        "unlearn.classes": 0,
-        "seed": given.seed,
-    }
-    configuration.update(config, values)
-    return load_data(config, machine)
 
 
 def read_classes(text: str, names: Sequence[str]) -> tuple[int, ...]:
@@ -345,36 +306,13 @@ def read_classes(text: str, names: Sequence[str]) -> tuple[int, ...]:
     Raises:
       InputError: one is neither; it lists which number is which.
     """
-    found = []
-    for part in filter(None, map(str.strip, text.split(","))):
-        if part.isdecimal() and int(part) < len(names):
-            found.append(int(part))
-        elif part in names:
-            found.append(list(names).index(part))
-        else:
-            found = []
-            break
-    if not found:
-        hint = closest(text, filter(None, names))
-        labels = (f"{i} {n}" if n != str(i) else n for i, n in enumerate(names))
+    numbers = {name: number for number, name in enumerate(names)}
+    numbers |= {str(number): number for number in range(len(names))}
+    found = [numbers.get(part.strip()) for part in text.split(",")]
+    if None in found:
+        hint = closest(text, names)
+        labels = ", ".join(f"{i} {n}".strip() for i, n in enumerate(names))
         raise InputError(
-            f"--classes is {text!r}; {hint and hint + ' '}allowed: some of "
-            f"{', '.join(map(str.strip, labels))}."
+            f"--classes is {text!r}; {hint and hint + ' '}allowed: some of {labels}."
         )
-    return tuple(found)
-
-
-def _load_model(
-    given: argparse.Namespace, data: Federation, conv: str
-) -> tuple[Any, Any]:
-    """The network and its variables; a factory's are checked against what it makes."""
-    shape, number = data.train.images.shape[1:], data.num_classes
-    if ":" not in given.model:
-        model, variables = checkpoint.load(given.model, conv=conv)
-        wanted = argparse.Namespace(num_classes=number, input_shape=shape)
-        check_fit("MODEL", given.model, model, wanted)
-        return model, variables
-    if not given.checkpoint:
-        raise UsageError(f"{given.model} is a factory; name its weights: --checkpoint.")
-    model = bring(given.model, num_classes=number, input_shape=shape)
-    return model, checkpoint.export.load_weights(given.checkpoint, model)
+    return tuple(number for number in found if number is not None)

@@ -107,22 +107,19 @@ def start(
 
 def _choose_convolution(conv: str) -> str:
     """The convolutions to use, the same on every process."""
-    asked, conv = conv, "xla"
-    if asked != "xla" and jax.default_backend() == "cpu":
-        from fuprune.kernels import library
-
-        if library.available():
-            conv = "onednn"
-        else:
-            logging.warning(
-                "XLA computes the convolutions, and this run takes about eight times "
-                "as long as with oneDNN's: %s.",
-                str(library.why_not()).rstrip("."),
-            )
-    if len(set(processes.gather(conv))) > 1:
-        logging.warning("oneDNN kernels are not used: not every process has them.")
+    if conv == "xla" or jax.default_backend() != "cpu":
         return "xla"
-    return conv
+    from fuprune.kernels import library
+
+    missing = "" if library.available() else str(library.why_not()).rstrip(".")
+    if processes.any_process(bool(missing)):
+        logging.warning(
+            "XLA computes the convolutions, and this run takes about eight times as "
+            "long as with oneDNN's: %s.",
+            missing or "not every process has them",
+        )
+        return "xla"
+    return "onednn"
 
 
 def choose_dtype(asked: str, conv: str) -> str:
@@ -143,11 +140,10 @@ def choose_dtype(asked: str, conv: str) -> str:
         capability = getattr(jax.devices()[0], "compute_capability", 0)
         fast = platform == "tpu" or float(capability) >= 8
     found = "float32" if processes.any_process(not fast) else "bfloat16"
-    compared = "is multiplied faster" if found == "bfloat16" else "would be no faster"
     _LOGGER.info(
-        "runtime.dtype=auto: activations are %s, because bfloat16 %s on this %s.",
+        "runtime.dtype=auto: activations are %s; bfloat16 is %s on this %s.",
         found,
-        compared,
+        "multiplied faster" if found == "bfloat16" else "no faster",
         platform,
     )
     return found
@@ -179,11 +175,11 @@ def _compile_quickly() -> None:
     jax.config.update("jax_disable_most_optimizations", True)
     # The fusion emitters take twice as long as the ones before them. XLA reads the
     # variable when it opens, and ends the process if it does not know the flag.
-    if metadata.version("jaxlib").startswith("0.10."):
-        given = os.environ.get("XLA_FLAGS", "")
-        if "xla_cpu_use_fusion_emitters" not in given:
-            flag = "--xla_cpu_use_fusion_emitters=false"
-            os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
+    given = os.environ.get("XLA_FLAGS", "")
+    known = metadata.version("jaxlib").startswith("0.10.")
+    if known and "xla_cpu_use_fusion_emitters" not in given:
+        flag = "--xla_cpu_use_fusion_emitters=false"
+        os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
 
 
 def _use_cache(directory: str) -> None:

@@ -62,13 +62,13 @@ def join(
     jax.config.update("jax_enable_preemption_service", False)
     me = f"process {process_id} of {num_processes}" if coordinator else "this process"
     place = coordinator or "the launcher's coordinator"
+    late = (
+        f"{me} waited {timeout} s for all to meet at {place}; is process 0 running "
+        "there, was each of the others started once, and do all give the same "
+        "--num_processes?"
+    )
     try:
-        with _deadline(
-            timeout,
-            f"{me} waited {timeout} s for all to meet at {place}; is process 0 "
-            "running there, was each of the others started once, and do all give the "
-            "same --num_processes?",
-        ):
+        with _deadline(timeout, late):
             jax.distributed.initialize(
                 **given,
                 initialization_timeout=timeout + 60,  # the deadline comes first
@@ -88,16 +88,12 @@ def join(
 
 
 def open_devices(timeout: int = 60) -> None:
-    """Open the devices of all processes, which JAX counts together.
-
-    Raises:
-      RuntimeSetupError: unless every process has as many devices as this one.
-    """
-    with _deadline(
-        max(timeout, 60),
+    """Open the devices of all processes, which must have equally many."""
+    late = (
         "this process waited for the devices of the others; do all give the same "
-        "--num_processes and run on the same kind of device?",
-    ):
+        "--num_processes and run on the same kind of device?"
+    )
+    with _deadline(max(timeout, 60), late):
         here, everywhere = jax.local_device_count(), jax.device_count()
     if here * jax.process_count() != everywhere:
         raise RuntimeSetupError(
@@ -143,8 +139,6 @@ def check_flags(coordinator: str, num_processes: int, process_id: int) -> None:
 
 def gather(text: str) -> list[str]:
     """Every process's text, in the order of their numbers; all call it."""
-    if jax.process_count() == 1:
-        return [text]
     own = np.frombuffer(text.encode(), np.uint8)
     length = int(np.max(multihost_utils.process_allgather(np.int32(len(own)))))
     rows = multihost_utils.process_allgather(np.pad(own, (0, length - len(own))))
@@ -160,9 +154,7 @@ def check_same_config(config: Mapping[str, Any]) -> None:
     """Raise on every process if they were started with different configs."""
     own = configuration.flatten(config)
     configs = [json.loads(text) for text in gather(json.dumps(own))]
-    keys = sorted(set().union(*configs))
-    first = configs[0]
-    different = [k for k in keys if any(c.get(k) != first.get(k) for c in configs)]
+    different = [key for key in own if any(c[key] != own[key] for c in configs)]
     if different:
         raise RuntimeSetupError(
             f"the {len(configs)} processes have different configs: they differ in "
@@ -171,11 +163,7 @@ def check_same_config(config: Mapping[str, Any]) -> None:
 
 
 def await_file(path: Path, *, seconds: int = 60) -> None:
-    """Wait until all processes see a file that process 0 has written; all call it.
-
-    Raises:
-      RuntimeSetupError: on every process, if one of them does not.
-    """
+    """Wait until all processes see a file that process 0 has written; all call it."""
     any_process(False)  # process 0 has come here, so the file is written
     until = time.monotonic() + seconds
     while jax.process_count() > 1 and not path.exists() and time.monotonic() < until:
@@ -195,10 +183,9 @@ def leave(code: int) -> None:
 
     They may never come to the barrier where JAX waits for all before it ends.
     """
-    if code == 0 or not jax.distributed.is_initialized():
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Those with the same error still need the coordinator, which is process 0.
-    time.sleep(3)
-    os._exit(code)
+    if code and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Those with the same error still need the coordinator, which is process 0.
+        time.sleep(3)
+        os._exit(code)
