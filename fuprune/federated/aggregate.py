@@ -2,10 +2,8 @@
 
 A rule is a function `(updates, weights) -> update`: `updates` is a pytree of arrays
 [M, ...], a row per client, `weights` is [M], usually numbers of examples, and the
-result is a pytree of arrays [...], zeros if every weight is zero. The weighted mean is
-FedAvg's; norm clipping (Sun et al. 2019), the coordinate median and the trimmed mean
-(Yin et al. 2018) bound what a few hostile clients can do. All of it is jnp, for use
-inside a round.
+result is a pytree of arrays [...], zeros if every weight is zero. A client of weight
+zero is ignored whatever it sent, NaN included.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,30 +18,16 @@ Rule = Callable[[Any, jax.Array], Any]
 
 
 def update_norms(updates):
-    """L2 norm of each client's whole update, [M] float32.
-
-    Entries are scaled by the largest before they are squared, so a finite update has a
-    finite norm wherever float32 can hold it.
-    """
-    rows = [
-        jnp.reshape(leaf, (leaf.shape[0], -1)).astype(_accumulator(leaf))
+    """L2 norm of each client's whole update, [M] float32."""
+    squares = [
+        jnp.sum(jnp.square(leaf.astype(_accumulator(leaf))), axis=range(1, leaf.ndim))
         for leaf in jax.tree.leaves(updates)
     ]
-    # An array may be empty, as the kernel of a layer without channels is.
-    peaks = [jnp.max(jnp.abs(row), axis=1, initial=0) for row in rows]
-    largest = jnp.stack(peaks).max(axis=0)
-    # By 1 where there is nothing to scale by: zeros have norm 0, and an infinity or NaN
-    # stays one, which is within no finite bound.
-    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
-    squares = [jnp.sum((row / unit[:, None]) ** 2, axis=1) for row in rows]
-    return (unit * jnp.sqrt(sum(squares))).astype(jnp.float32)
+    return jnp.sqrt(sum(squares)).astype(jnp.float32)
 
 
 def weighted_mean(updates, weights):
-    """Mean of the updates, weighted: FedAvg's aggregation.
-
-    A client of weight zero is ignored whatever it sent, NaN included.
-    """
+    """Mean of the updates, weighted: FedAvg's aggregation."""
     weights = jnp.where(_live(weights), weights, 0).astype(jnp.float32)
     shares = weights / jnp.maximum(jnp.sum(weights), jnp.finfo(jnp.float32).tiny)
 
@@ -58,9 +42,9 @@ def weighted_mean(updates, weights):
 
 
 def clipped_mean(clip_norm: float = 10.0) -> Rule:
-    """Weighted mean of updates scaled down to an L2 norm of at most `clip_norm`.
+    """Weighted mean of updates clipped to `clip_norm` (Sun et al. 2019).
 
-    The norm is over the whole tree. No client can move the mean by more than
+    The norm is that of the whole tree. No client can move the mean by more than
     `clip_norm` times its share of the weight.
     """
     if not clip_norm > 0:
@@ -80,27 +64,13 @@ def clipped_mean(clip_norm: float = 10.0) -> Rule:
 
 
 def coordinate_median(updates, weights):
-    """Median of every coordinate over the clients of positive weight.
+    """Median of every coordinate over the clients of positive weight (Yin et al. 2018).
 
-    One client, one vote: the size of a weight is ignored, since a number of examples
-    is a claim that a hostile client is free to make. For an even number of clients it
-    is the mean of the middle two. It holds against fewer than half of the clients.
+    One client, one vote: a number of examples is a claim that a hostile client is free
+    to make. It holds against fewer than half of the clients.
     """
-    live = _live(weights)
-    voters = jnp.sum(live)
-    low = jnp.maximum(voters - 1, 0) // 2
-    high = voters // 2
-
-    def median(leaf):
-        ordered = _sorted_voters_first(leaf, live)
-        # Voters are sorted to the front, so ranks among them are ranks in the array.
-        below = jnp.take(ordered, low, axis=0, mode="clip")
-        above = jnp.take(ordered, high, axis=0, mode="clip")
-        # Halved before they are added, so that large values do not overflow.
-        middle = 0.5 * below + 0.5 * above
-        return jnp.where(voters > 0, middle, 0).astype(_result(leaf))
-
-    return jax.tree.map(median, updates)
+    cuts = [max(n - 1, 0) // 2 for n in range(weights.shape[0] + 1)]
+    return _mean_of_middle(updates, weights, cuts)
 
 
 def trimmed_mean(trim: float = 0.2) -> Rule:
@@ -108,7 +78,7 @@ def trimmed_mean(trim: float = 0.2) -> Rule:
 
     Of n clients of positive weight, `floor(trim * n)` are cut at each end; the rest
     count alike, as in `coordinate_median`. It holds while the hostile clients are no
-    more than those cut at one end.
+    more than those cut at one end (Yin et al. 2018).
     """
     if not 0 <= trim < 0.5:
         raise InputError(
@@ -117,27 +87,33 @@ def trimmed_mean(trim: float = 0.2) -> Rule:
         )
 
     def rule(updates, weights):
-        live = _live(weights)
-        voters = jnp.sum(live)
-        # floor(trim * n) for every possible n is worked out on the host: in float32,
-        # 0.29 * 100 may fall on either side of 29.
+        # Worked out on the host: in float32, 0.29 * 100 may fall on either side of 29.
         cuts = [int(trim * n + 1e-9) for n in range(weights.shape[0] + 1)]
-        cut = jnp.asarray(cuts, jnp.int32)[voters]
-
-        def mean(leaf):
-            ordered = _sorted_voters_first(leaf, live)
-            rank = _like(jnp.arange(leaf.shape[0]), leaf)
-            kept = jnp.where((rank >= cut) & (rank < voters - cut), ordered, 0)
-            summed = jnp.sum(kept, axis=0, dtype=_accumulator(leaf))
-            return (summed / jnp.maximum(voters - 2 * cut, 1)).astype(_result(leaf))
-
-        return jax.tree.map(mean, updates)
+        return _mean_of_middle(updates, weights, cuts)
 
     return rule
 
 
-# Rules by the name that a config has for them, made from an object with their options,
-# such as the config's section `train`.
+def _mean_of_middle(updates, weights, cuts: list[int]):
+    """Mean of each coordinate without the `cuts[n]` lowest and highest of n voters'."""
+    live = _live(weights)
+    voters = jnp.sum(live)
+    cut = jnp.asarray(cuts, jnp.int32)[voters]
+
+    def mean(leaf):
+        # Infinity sorts behind every finite update, and voters are finite.
+        largest = jnp.asarray(jnp.inf, _accumulator(leaf))
+        ordered = jnp.sort(jnp.where(_like(live, leaf), leaf, largest), axis=0)
+        rank = _like(jnp.arange(leaf.shape[0]), leaf)
+        kept = jnp.where((rank >= cut) & (rank < voters - cut), ordered, 0)
+        # Divided before they are added, so that large values do not overflow.
+        shares = kept / jnp.maximum(voters - 2 * cut, 1)
+        return jnp.sum(shares, axis=0).astype(_result(leaf))
+
+    return jax.tree.map(mean, updates)
+
+
+# Rules by the name that a config has for them, made from its section `train`.
 RULES: Mapping[str, Callable[[Any], Rule]] = {
     "mean": lambda options: weighted_mean,
     "clipped_mean": lambda options: clipped_mean(options.clip_norm),
@@ -148,12 +124,6 @@ RULES: Mapping[str, Callable[[Any], Rule]] = {
 
 def _live(weights):
     return (weights > 0) & jnp.isfinite(weights)
-
-
-def _sorted_voters_first(leaf, live):
-    # Infinity sorts behind every finite update, and voters are finite.
-    largest = jnp.asarray(jnp.inf, _accumulator(leaf))
-    return jnp.sort(jnp.where(_like(live, leaf), leaf, largest), axis=0)
 
 
 def _like(per_client, leaf):

@@ -1,9 +1,7 @@
 """What a federation does with BatchNorm's running statistics, as wrapped algorithms.
 
 They are state, not parameters. An algorithm of `server` averages the clients' own,
-weighted by examples. `recalibrated` recomputes them under the new parameters on the
-cohort's data; under `with_own_statistics` each client keeps its own, and the server
-holds the mean, weighted by examples, over those that have taken part.
+weighted by examples; these wrap it with another policy.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,7 +80,10 @@ def recalibrated(
 
 
 def with_own_statistics(algorithm: "FedAlgorithm", num_clients: int) -> "FedAlgorithm":
-    """Each of K = `num_clients` clients keeps its statistics from round to round."""
+    """Each of K = `num_clients` clients keeps its statistics from round to round.
+
+    The server holds their mean over those that have taken part, weighted by examples.
+    """
 
     def init(variables) -> "ServerState":
         state, stats = algorithm.init(variables), variables.get("batch_stats")
@@ -164,11 +165,9 @@ def local_statistics(
 
 
 def batch_moments(model, variables, batch: Batch):
-    """First and second moments of every normalised layer on one batch.
+    """A batch's moments like `batch_stats`, E[x] under `mean`, E[x^2] under `var`.
 
-    A batch_stats-shaped tree with E[x] under `mean` and E[x^2] under `var`: from
-    all-zero running statistics an update leaves (1 - momentum) times the batch's,
-    whatever the momentum of the network.
+    From all-zero running statistics an update leaves (1 - momentum) times the batch's.
     """
     zeros = jax.tree.map(jnp.zeros_like, variables["batch_stats"])
 

@@ -3,8 +3,6 @@
 `local_sgd` is FedAvg's client (local steps of mini-batch SGD), `local_gradient` is
 FedSGD's (one gradient at the server's parameters). Padding never enters a loss, a
 gradient or a statistic.
-
-Networks are called as `fuprune.models.adapt` says.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +14,6 @@ import optax
 from fuprune.data.preprocess import Preprocess
 from fuprune.federated.local_work import (
     at_most,
-    check_local_work,
     count_batches,
     count_steps,
 )
@@ -72,8 +69,7 @@ def gather_batch(
     """The batch at `positions` [B] of the client's row; past its length, padding.
 
     Padding goes round the row again, from its first image: a network whose BatchNorm
-    takes no mask then normalises by full batches of this client's images. The loss
-    takes no account of padding in any case.
+    takes no mask then normalises by full batches of this client's images.
     """
     mask = positions < client.length
     rows = client.row[positions % jnp.maximum(client.length, 1)]
@@ -88,15 +84,18 @@ def gather_batch(
 
 
 def make_loss(model, objective: Objective):
-    """Training loss of one client's batch.
+    """`loss(params, state, batch, context) -> (mean, (sum, correct, state))`.
 
-    `loss(params, state, batch, context=()) -> (mean loss, (loss_sum, correct, state))`,
-    `context` being the objective's arrays.
+    `context` are the objective's arrays.
     """
 
-    def loss(params, state, batch, context=()):
+    def loss(params, state, batch, context):
         logits, updated = apply_in_training(model, {"params": params, **state}, batch)
-        mean, total, correct = _score(objective, context, logits, batch)
+        losses = objective.losses(context, logits, batch)
+        # Selected, not multiplied: a loss of padding may be anything.
+        total = jnp.sum(jnp.where(batch.mask > 0, losses, 0.0))
+        correct = jnp.sum((jnp.argmax(logits, -1) == batch.labels) * batch.mask)
+        mean = total / jnp.maximum(jnp.sum(batch.mask), 1.0)
         return mean, (total, correct, {**state, **updated})
 
     return loss
@@ -112,15 +111,6 @@ def apply_in_training(model, variables, batch: Batch):
         mutable=["batch_stats"],
         rngs=None if batch.key is None else {"dropout": batch.key},
     )
-
-
-def _score(objective: Objective, context, logits, batch):
-    """Mean and summed loss and hits of one batch."""
-    losses = objective.losses(context, logits, batch)
-    # Selected, not multiplied: a loss of padding may be anything.
-    total = jnp.sum(jnp.where(batch.mask > 0, losses, 0.0))
-    correct = jnp.sum((jnp.argmax(logits, -1) == batch.labels) * batch.mask)
-    return total / jnp.maximum(jnp.sum(batch.mask), 1.0), total, correct
 
 
 def split_params(variables):
@@ -141,13 +131,10 @@ def local_sgd(
 ) -> ClientProgram:
     """FedAvg's client: mini-batch SGD over `local_epochs` shuffled passes.
 
-    It stops after `local_steps` steps if that is sooner (0: never): the batches are the
-    first of those without a bound. The bound changes what is seen, and not what the
-    client weighs: `num_examples` is the number of its images.
-
-    `finish` gives `((), ClientUpdate)` with the parameter change.
+    It stops after `local_steps` steps if that is sooner (0: never); `num_examples` is
+    the number of its images in any case. `finish` gives `((), ClientUpdate)` with the
+    parameter change.
     """
-    check_local_work(local_epochs, local_steps)
     most = count_steps(max_length, batch_size=batch_size, local_epochs=local_epochs)
     # If nobody comes to the bound, the program is that of no bound, also to the
     # compiler, which may round differently in another one.
@@ -180,8 +167,6 @@ def local_sgd(
             params, state, batch, shared.context.objective
         )
         updates, opt_state = optimizer.update(grads, opt_state, params)
-        # The factor of the round's schedule: an argument, so that one program serves
-        # all rounds.
         updates = jax.tree.map(lambda u: shared.context.scale * u, updates)
         params = optax.apply_updates(params, updates)
         sums = (loss_sum + loss, correct + hits, seen + jnp.sum(batch.mask))
@@ -251,7 +236,12 @@ def local_gradient(
     def step(shared, client, carry, i):
         grads, stats, order, (loss_sum, correct, seen) = carry
         params, state = _starting_point(shared, client)
-        batch = drawn_piece(shared, client, order, i, take, piece, preprocess)
+        places = i * piece + jnp.arange(piece)
+        # Places past the first `take` of the order are padding, which goes round again.
+        drawn = jnp.maximum(at_most(client.length, take), 1)
+        positions = order[places % drawn] + client.length * (places >= drawn)
+        key = jax.random.fold_in(own_key(shared, client), 1 + i)
+        batch = gather_batch(shared, client, positions, preprocess, key)
         (_, (loss, hits, state)), g = grad(
             params, state, batch, shared.context.objective
         )
@@ -275,20 +265,6 @@ def local_gradient(
     arguments = dict(batch_size=batch_size, microbatch=microbatch)
     task = Task("local_gradient", model, arguments)
     return ClientProgram(num_steps, init, step, finish, task=task)
-
-
-def drawn_piece(
-    shared: Shared, client: Client, order, i, take: int, piece: int, preprocess
-) -> Batch:
-    """Piece `i`, of `piece` examples, of the first `take` in the client's `order`.
-
-    Places past those examples are padding, which goes round them again.
-    """
-    places = i * piece + jnp.arange(piece)
-    drawn = jnp.maximum(at_most(client.length, take), 1)
-    positions = order[places % drawn] + client.length * (places >= drawn)
-    key = jax.random.fold_in(own_key(shared, client), 1 + i)
-    return gather_batch(shared, client, positions, preprocess, key)
 
 
 def _starting_point(shared: Shared, client: Client):

@@ -1,9 +1,8 @@
 """How a cohort of simulated clients is iterated: the one seam for hardware.
 
-Everything that clients do (local training, activation statistics, Fisher sums) is a
-`ClientProgram`: a fold over the client's own batches. `for_each_client` turns it into
-one call over a whole cohort, by a host loop, `lax.map`, `vmap` or `shard_map`; all give
-the same answer to float tolerance, and which one is fastest depends on the platform.
+`for_each_client` turns a `ClientProgram` into one call over a whole cohort, by a host
+loop, `lax.map`, `vmap` or `shard_map`. All give the same answer to float tolerance;
+which one is fastest depends on the platform.
 """
 
 import functools
@@ -35,8 +34,7 @@ KEPT_PROGRAMS = 8
 def keep_compiled(make: Callable[..., Any]) -> Callable[..., Any]:
     """`make`, a maker of compiled functions, with its latest results kept.
 
-    A function made anew is compiled anew, whatever was compiled before. Arguments are
-    positional; with one that cannot be hashed the result is made and not kept.
+    With an argument that cannot be hashed the result is made and not kept.
     """
     kept = functools.lru_cache(maxsize=KEPT_PROGRAMS)(make)
 
@@ -68,8 +66,7 @@ def resolve_backend(
 
     `loops_are_fast` says that convolutions inside `lax.map` run at full speed on CPU
     (true of the oneDNN kernels, not of XLA's own). `inner` is how each device of
-    `shard_map` iterates over its share. The counts are those of the devices and
-    processes that take part; all of them by default.
+    `shard_map` iterates over its share.
     """
     check_choice("backend", backend, BACKENDS)
     platform = platform or jax.default_backend()
@@ -126,11 +123,7 @@ def for_each_client(
 
 
 def for_one_client(program: ClientProgram) -> CohortFn:
-    """Run `program` on one client.
-
-    It is for a process that has one client and no cohort: a host loop without an axis
-    of clients, and nothing is compiled but the program's three functions.
-    """
+    """Run `program` on one client, in a process that has no cohort."""
     init, step = jax.jit(program.init), jax.jit(program.step, donate_argnums=2)
     finish = jax.jit(program.finish)
 

@@ -1,8 +1,4 @@
-"""Accuracy of a model on a whole test split, on the device, as a confusion matrix.
-
-Per-class accuracy, U-set and R-set accuracy (paper, section 6.2) are all read off one
-[U, U] matrix, so that a split is passed through the network once.
-"""
+"""Accuracy of a model on a whole test split, on the device, as a confusion matrix."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -39,19 +35,14 @@ class Evaluation(NamedTuple):
         return float(np.trace(self.confusion) / max(self.confusion.sum(), 1))
 
     def accuracy_on(self, classes: Sequence[int]) -> float:
-        """Accuracy on the examples of `classes`: the U-set when those are forgotten.
-
-        It is 0 if there are no such examples.
-        """
-        chosen = list(classes)
+        """Accuracy on the examples of `classes` (the U-set); 0 if there are none."""
+        chosen = np.asarray(classes, int)
         hits = np.diagonal(self.confusion)[chosen].sum()
         return float(hits / max(self.confusion[chosen].sum(), 1))
 
     def accuracy_without(self, classes: Sequence[int]) -> float:
         """Accuracy on the examples of all other classes: the R-set."""
-        forgotten = set(classes)
-        rest = [u for u in range(len(self.confusion)) if u not in forgotten]
-        return self.accuracy_on(rest)
+        return self.accuracy_on(np.setdiff1d(range(len(self.confusion)), classes))
 
 
 def make_evaluator(

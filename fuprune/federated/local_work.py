@@ -1,26 +1,21 @@
 """How long a client of FedAvg trains in a round: E local epochs, at most K steps.
 
-McMahan et al. (2017) count local work in epochs, most analyses of FedAvg in steps (Li
-et al. 2020, "On the Convergence of FedAvg on Non-IID Data"). Here a client passes over
-its images E times, and stops after K steps if that is sooner; K = 0 is no bound.
-Written with operators only, so that it works on traced and on NumPy integers.
+K = 0 is no bound. Written with operators only, so that it works on traced and on NumPy
+integers.
 """
-
-import numbers
 
 from fuprune.errors import InputError
 
 
 def check_local_work(local_epochs: int, local_steps: int) -> None:
     """Raises InputError unless both are whole numbers, E from 1 and K from 0."""
-    for name, value, least in (
-        ("local_epochs", local_epochs, 1),
-        ("local_steps", local_steps, 0),
+    if not (
+        local_epochs % 1 == local_steps % 1 == 0 and local_epochs > 0 <= local_steps
     ):
-        if not isinstance(value, numbers.Integral) or value < least:
-            raise InputError(
-                f"{name} is {value!r:.40}, but must be a whole number from {least}."
-            )
+        raise InputError(
+            f"local_epochs is {local_epochs} and local_steps {local_steps}, but they "
+            "must be whole numbers, from 1 and from 0."
+        )
 
 
 def count_batches(length, batch_size: int):

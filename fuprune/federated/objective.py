@@ -1,8 +1,7 @@
 """What clients minimise: a loss of each example, and what it needs besides the labels.
 
-An `Objective` is a pure function and a tree of arrays. The arrays (a teacher's
-variables, say) travel to the clients as arguments of a round, so they are neither
-constants of the compiled program nor a reason to compile it again.
+The arrays of an `Objective` (a teacher's variables, say) are arguments of a round, so
+they are neither constants of the compiled program nor a reason to compile it again.
 """
 
 import functools
@@ -68,24 +67,18 @@ def distillation(
 
         (1 - weight) CE(label, s) + weight T^2 KL(softmax(t / T) || softmax(s / T)),
 
-    where t is minus infinity at masked classes: the teacher has no say about them, and
-    the student is taught to give them no probability. An example that the teacher takes
-    for a masked class has its label alone, with weight 1, because what is left of the
-    teacher's answer says nothing about it. T^2 keeps the two terms comparable over
-    temperatures, and scales the step with them.
+    where t is minus infinity at masked classes. An example that the teacher takes for a
+    masked class has its label alone, with weight 1, because what is left of the
+    teacher's answer says nothing about it.
 
     Args:
-      teacher: a network that `models.adapt.adapt` takes, in evaluation mode here.
+      teacher: a network that `models.adapt.adapt` takes.
       variables: the teacher's, e.g. those of the model before unlearning.
       temperature: T.
       weight: share of the teacher in [0, 1].
       masked_classes: columns to leave out, e.g. the classes to forget.
       label_smoothing: of the first term.
     """
-    if not temperature > 0:
-        raise InputError(f"temperature is {temperature}, but must be positive.")
-    if not 0 <= weight <= 1:
-        raise InputError(f"weight is {weight}, but must lie in [0, 1].")
     teacher = adapt(teacher)
     masked = tuple(int(u) for u in masked_classes)
 

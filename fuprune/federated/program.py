@@ -1,7 +1,4 @@
-"""What a client computes and what it can see: a `ClientProgram` and its arguments.
-
-Programs say what happens on one client; `cohort` has the ways to run one on many.
-"""
+"""What a client computes and what it can see: a `ClientProgram` and its arguments."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -56,10 +53,7 @@ Receive = Callable[[Shared, Client, Any], tuple[Any, Any]]
 
 
 class Transport(Protocol):
-    """A backend whose clients are not in this process, as `fuprune.flower` has one.
-
-    Their data are not, either: the pool that the server passes on stands for them.
-    """
+    """A backend whose clients and their data are not in this process."""
 
     def __call__(
         self, program: ClientProgram, receive: Receive | None = None

@@ -1,8 +1,7 @@
 """The server's half of a round: what clients send becomes a step of the model.
 
-`fed_avg` and `fed_sgd` return a `FedAlgorithm(init, round)` pair of pure functions. A
-round is the client's program on every client of a cohort, the door of `uploads`, a rule
-of `aggregate`, and an optax optimiser; `batch_norm` wraps what the statistics need.
+A round is the client's program on every client of a cohort, the checks of `uploads`, a
+rule of `aggregate`, and an optax optimiser; `batch_norm` wraps what statistics need.
 """
 
 import functools
@@ -200,7 +199,16 @@ def _make_algorithm(
     mesh=None,
 ) -> FedAlgorithm:
     """The rounds of clients that run a program and of a server that descends."""
-    _check_options(aggregate, max_update_norm, bn)
+    if not isinstance(bn, LocalBatchNorm) and bn not in ("aggregate", "recalibrate"):
+        raise InputError(
+            f"bn is {bn!r}, but must be aggregate, recalibrate or, for statistics by "
+            "client, LocalBatchNorm(num_clients=...)."
+        )
+    if not callable(aggregate):
+        raise InputError(
+            f"aggregate is {aggregate!r:.40}, but must be a rule such as "
+            "coordinate_median, trimmed_mean(...) or a function (updates, weights)."
+        )
     goal = as_objective(objective or classification())
     if isinstance(backend, str):
         # By its own name, for this network and these devices.
@@ -279,30 +287,6 @@ def _make_training(client, max_length, preprocess, objective, admission, backend
     return for_each_client(
         program, receive=make_receive(*admission), backend=backend, mesh=mesh
     )
-
-
-def _check_options(aggregate, max_update_norm, bn) -> None:
-    if not callable(aggregate):
-        raise InputError(
-            f"aggregate is {aggregate!r:.40}, but must be a rule: weighted_mean, "
-            "coordinate_median, clipped_mean(...), trimmed_mean(...) or a function "
-            "(updates, weights) -> update."
-        )
-    if not max_update_norm > 0:
-        raise InputError(
-            f"max_update_norm is {max_update_norm}, but a norm must be positive; leave "
-            "it out for no bound."
-        )
-    if bn == "local":
-        raise InputError(
-            "bn='local' keeps statistics by client and has to know how many there are; "
-            "pass bn=LocalBatchNorm(num_clients=...)."
-        )
-    if not isinstance(bn, LocalBatchNorm) and bn not in ("aggregate", "recalibrate"):
-        raise InputError(
-            f"bn {bn!r} is unknown; choose one of aggregate, recalibrate or "
-            "LocalBatchNorm(num_clients=...)."
-        )
 
 
 @keep_compiled

@@ -1,8 +1,4 @@
-"""Cohorts over several devices and hosts: the mesh, placement, and the exchange.
-
-`make_sharded` is the `shard_map` backend of `cohort.for_each_client`: each device runs
-its share of the clients, and what they add up to meets in one `psum`.
-"""
+"""Cohorts over several devices and hosts: the mesh, placement, and the exchange."""
 
 from typing import Any
 
@@ -32,10 +28,9 @@ def make_sharded(local: CohortFn, mesh: Mesh) -> CohortFn:
     """`local` on each device's share of the cohort, totals by one psum.
 
     Images may be replicated, or sharded over the mesh by their leading axis (each host
-    holds only its own clients' images): then the cohort's images travel once, by an
-    `all_to_all`, for as many clients at a time as `EXCHANGE_BYTES` has room for. What
-    is kept of each client is gathered on every device when the mesh spans processes,
-    because no process could read the others' part.
+    holds only its own clients' images): then the cohort's images travel once, for as
+    many clients at a time as `EXCHANGE_BYTES` has room for. What is kept of each client
+    is gathered on every device when the mesh spans processes.
     """
     replicated, by_client = P(), P(AXIS)
     here = jax.process_index()

@@ -1,8 +1,6 @@
 """Rounds until a count or a target accuracy: the training loop as a generator.
 
-`iterate` yields after every round, so that whoever drives it decides what to log, when
-to save and when to stop; `fit` drives it for callers who want only the result. Every
-key derives from (key, round), so a resumed run repeats an uninterrupted one exactly.
+Every key derives from (key, round), so a resumed run repeats an uninterrupted one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -89,12 +87,6 @@ def iterate(
     Raises:
       TooFewClientsError: when every attempt at a round had too few clients.
     """
-
-    def is_due(number: int) -> bool:
-        if callable(evaluate_every):
-            return evaluate_every(number)
-        return evaluate_every > 0 and number % evaluate_every == 0
-
     for number in range(start + 1, rounds + 1):
         round_key = jax.random.fold_in(key, number)
         turned_away: set[int] = set()
@@ -106,8 +98,6 @@ def iterate(
             new_state, info = algorithm.round(state, cohort, keys[2])
             # Updates stay on the device: they are a model per client.
             seen = jax.device_get(info._replace(updates=None))
-            # Over all attempts: those turned away from a cohort that was given up count
-            # too.
             turned_away |= {int(c) for c in seen.clients[seen.rejected]}
             if seen.participants >= min_participants:
                 break
@@ -127,11 +117,12 @@ def iterate(
             "images": float(seen.seen),
         }
         if not np.isfinite(metrics["loss"]):
-            # NaN compares with nothing; a diverged round is to look worst, not
-            # incomparable.
-            metrics["loss"] = float("inf")
-        due = number == rounds or is_due(number)
-        if evaluate is not None and due:
+            metrics["loss"] = float("inf")  # a diverged round is to look worst
+        if callable(evaluate_every):
+            due = evaluate_every(number)
+        else:
+            due = evaluate_every > 0 and number % evaluate_every == 0
+        if evaluate is not None and (due or number == rounds):
             metrics.update(evaluate(state.variables))
         record = Record(number, metrics, tuple(sorted(turned_away)))
         yield Step(state, record, info, cohort)

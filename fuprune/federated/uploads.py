@@ -1,8 +1,7 @@
 """What happens to a client's upload the moment it arrives: checked, weighed, summed.
 
 An upload that is not finite, too long or claims more examples than the client has is
-turned away with weight zero, and the round goes on with the rest. `check_tree` judges
-the form of what comes from another process.
+turned away with weight zero, and the round goes on with the rest.
 """
 
 import math
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fuprune.federated.aggregate import update_norms
 from fuprune.federated.client import ClientUpdate
@@ -62,7 +60,6 @@ def make_receive(
 
 def _is_acceptable(sent: ClientUpdate, client: Client, max_norm: float):
     """Finite everywhere, norm within bounds, no more examples than the client has."""
-    # Counts as well: those that are no numbers would spoil the round's own.
     finite = is_finite(sent)
     # A bound that turns nobody away is not worth the norm of every array.
     if math.isfinite(max_norm):
@@ -87,45 +84,30 @@ def check_tree(tree, template) -> str | None:
     reason is safe to log: names that the client chose are quoted and cut short.
     """
     try:
-        structure = jax.tree.structure(tree)
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        forms = [_forms(each) for each in (tree, template)]
+        alike = jax.tree.structure(tree) == jax.tree.structure(template)
     except (TypeError, ValueError, RecursionError) as error:
         return f"not a tree of arrays ({type(error).__name__})"
-    expected = jax.tree_util.tree_leaves_with_path(template)
-    if structure != jax.tree.structure(template):
-        return _describe_structure(leaves, expected)
-    for (path, leaf), (_, like) in zip(leaves, expected, strict=True):
-        if not isinstance(leaf, np.ndarray | np.generic | jax.Array):
-            return f"{leaf_name(path)} is a {_quote(type(leaf).__name__)}, not an array"
-        if leaf.shape != like.shape:
-            return f"{leaf_name(path)} has shape {leaf.shape}, not {like.shape}"
-        if leaf.dtype != like.dtype:
-            return f"{leaf_name(path)} has dtype {leaf.dtype}, not {like.dtype}"
-    return None
+    seen, expected = forms
+    for name in sorted(seen.keys() | expected.keys()):
+        found, wanted = (form.get(name, "missing") for form in forms)
+        if found != wanted:
+            return f"{name} is {found}, not {wanted}"
+    return None if alike else "the containers are of another kind"
 
 
-def _describe_structure(leaves, expected) -> str:
-    seen = {leaf_name(path) for path, _ in leaves}
-    wanted = {leaf_name(path) for path, _ in expected}
-    if wanted - seen:
-        return f"tree structure: {min(wanted - seen)} is missing"
-    if seen - wanted:
-        return f"tree structure: {min(seen - wanted)} is not expected"
-    return "tree structure: the containers are of another kind"
+def _forms(tree) -> dict[str, str]:
+    """The shape and type of each leaf by its name."""
+    return {
+        leaf_name(path): f"{leaf.dtype} of shape {leaf.shape}"
+        if hasattr(leaf, "dtype")
+        else "no array"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def leaf_name(path) -> str:
     """A leaf by its path, safe to log."""
-    return _quote("/".join(map(_key_text, path))) if path else "the upload"
-
-
-def _key_text(entry) -> str:
-    try:
-        return jax.tree_util.keystr((entry,), simple=True)
-    except ValueError:  # Python refuses to print an int of thousands of digits
-        return "<unprintable>"
-
-
-def _quote(text: str) -> str:
+    text = jax.tree_util.keystr(path, simple=True, separator="/") or "the upload"
     text = text if len(text) <= 80 else text[:77] + "..."
     return text if text.isprintable() else ascii(text)

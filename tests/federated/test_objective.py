@@ -126,15 +126,3 @@ def test_a_plain_function_is_an_objective_and_the_default_is_the_cross_entropy(d
         ends.append(algorithm.round(state, whole_cohort(data), jax.random.key(0))[0])
     chex.assert_trees_all_close(ends[0], ends[1], rtol=1e-6)
     chex.assert_trees_all_close(ends[0], ends[2], rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (dict(temperature=0.0), "temperature is 0.0"),
-        (dict(weight=1.5), r"weight is 1.5, but must lie in \[0, 1\]"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options, reason):
-    with pytest.raises(ValueError, match=reason):
-        distillation(echo, {}, **options)
