@@ -249,6 +249,7 @@ class PhaseClock(NamedTuple):
     own: float
     rounds: list[tuple[int, float]]  # (round, seconds); a repeated round is there twice
     unit: float | None = None  # the last start, all of it; None if it did not finish
+    compiling: float = 0.0  # of its own work
 
     @property
     def training(self) -> float:
@@ -257,9 +258,10 @@ class PhaseClock(NamedTuple):
 
     @property
     def steady(self) -> float:
-        """All rounds at the pace of the median one, which compiles nothing."""
+        """Its work without compilation: rounds at the pace of the median one."""
         pace = statistics.median(s for _, s in self.rounds or [(0, 0)])
-        return min(self.training, len(self.rounds) * pace)
+        rounds = min(self.training, len(self.rounds) * pace)
+        return self.own - self.compiling + rounds
 
     def until(self, last: int) -> float:
         """The unit's own work and its rounds up to `last`."""
@@ -427,7 +429,10 @@ def read_clocks(workdir: str | os.PathLike) -> dict[str, PhaseClock]:
             raise FormatError(f"{path} has a row without a phase.")
         clock = clocks.setdefault(phase, PhaseClock(0.0, []))
         if _is_number(row.get("own_seconds")):
-            clocks[phase] = clock._replace(own=clock.own + row["own_seconds"])
+            own, compiling = row["own_seconds"], row.get("compiling", 0.0)
+            clocks[phase] = clock._replace(
+                own=clock.own + own, compiling=clock.compiling + compiling
+            )
         elif _is_number(row.get("unit_seconds")):
             clocks[phase] = clock._replace(unit=float(row["unit_seconds"]))
         elif isinstance(row.get("round"), int) and _is_number(row.get("seconds")):

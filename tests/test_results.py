@@ -237,14 +237,14 @@ def test_curves_and_clocks_leave_out_what_is_no_number(tmp_path):
     clocks = [
         {"phase": "unlearn/cut", "own_seconds": 2.0},
         {"phase": "unlearn/cut", "round": 1, "seconds": 1.5, "images_per_second": 2.0},
-        {"phase": "unlearn/cut", "own_seconds": 0.5},
+        {"phase": "unlearn/cut", "own_seconds": 0.5, "compiling": 0.25},
         {"phase": "unlearn/cut", "unit_seconds": 9.0},
         {"phase": "audit", "unit_seconds": 3.0},
     ]
     text = "".join(json.dumps(row) + "\n" for row in clocks)
     (tmp_path / "timings.jsonl").write_text(text)
     assert results.read_clocks(tmp_path) == {
-        "unlearn/cut": PhaseClock(2.5, [(1, 1.5)], 9.0),
+        "unlearn/cut": PhaseClock(2.5, [(1, 1.5)], 9.0, 0.25),
         "audit": PhaseClock(0.0, [], 3.0),
     }
 

@@ -57,7 +57,7 @@ _ACCURACY = ("Method", "Forgot", "Accuracy U-set", "Accuracy R-set")
 _IN_TERMINAL = (*_ACCURACY, "Rounds", "Audit")
 _MAIN = (
     *(*_ACCURACY, "Role", "Images", "Time", "Uploaded", "Parameters"),
-    *("Speed-up over retraining images", "Speed-up over retraining time", "Audit"),
+    *("Speed-up over retraining images", "Audit"),
 )
 
 

@@ -6,6 +6,7 @@ JAX opens its backend. How several processes find each other is in `processes`.
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -103,6 +104,22 @@ def start(
             "larger train.cohort."
         )
     return Runtime(mesh, backend, conv, jax.process_index(), jax.process_count())
+
+
+_seconds: Counter[str] = Counter()
+
+
+def _listen(event: str, seconds: float, **_: Any) -> None:
+    if event.startswith("/jax/core/compile/"):
+        _seconds["compiling"] += seconds
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+def compiling_seconds() -> float:
+    """Seconds in which this process traced and compiled so far."""
+    return _seconds["compiling"]
 
 
 def _choose_convolution(conv: str) -> str:

@@ -90,10 +90,10 @@ def test_price_is_compared_with_what_forgot_only():
 
 def test_seconds_are_without_compilation_where_that_is_known():
     run = make_run()
-    clock = PhaseClock(2.0, [(1, 7.0), (2, 0.5), (3, 0.5)])
+    clock = PhaseClock(2.0, [(1, 7.0), (2, 0.5), (3, 0.5)], None, 1.5)
     run = run._replace(clocks={"unlearn/class_pruning": clock})
     said = spoken(summary(subject.subject_of(run)))
-    assert "after 20 rounds, 1.5 s without compilation" in said
+    assert "after 20 rounds, 2.0 s without compilation" in said
 
 
 def test_models_retrained_elsewhere_are_the_price_to_compare_with(tmp_path):
