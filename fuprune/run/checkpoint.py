@@ -1,8 +1,7 @@
-"""Checkpoints of a running phase, and saved models: safetensors files, written whole.
+"""Checkpoints of a running phase, by orbax; models and kept trees, in safetensors.
 
-A checkpoint is the file `state` in the folder of its step: the arrays by their paths in
-the tree, and a JSON spec from which the caller builds the tree, so that a cut model
-resumes as it was.
+A checkpoint is one orbax step: the arrays by their paths in the tree, and a JSON spec
+from which the caller builds the tree, so that a cut model resumes as it was.
 """
 
 import contextlib
@@ -10,7 +9,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,17 +31,21 @@ class DiskFullError(FupruneError, OSError):
 
 
 @contextlib.contextmanager
-def room_for(what: str | os.PathLike) -> Iterator[None]:
-    """Raises `DiskFullError` if the disk is full."""
+def room_for(what: str) -> Iterator[None]:
+    """Raises `DiskFullError` if the disk is full, also where a library only says so."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiskFullError(
-            f"no room on the disk for {what}; free some and run the same command "
-            "again: it continues from the last good checkpoint."
-        ) from error
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+            if full or "No space left on device" in str(cause):
+                raise DiskFullError(
+                    f"no room on the disk for {what}; free some and run the same "
+                    "command again: it continues from the last good checkpoint."
+                ) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
 
 
 def write_tree(path: Path, tree: Any, spec: Mapping[str, Any] | None = None) -> None:
@@ -83,13 +85,19 @@ def save(
     """Saves one step, then drops the oldest beyond `keep`; raises as `write_tree`."""
     if jax.process_index() != 0:
         return
-    # Later steps could not be read, or the run would have gone on from them.
-    earlier = [other for other in _steps(directory) if other < step]
-    for later in set(_steps(directory)) - set(earlier):
-        shutil.rmtree(directory / str(later))
-    write_tree(directory / str(step) / "state", tree, spec)
-    for oldest in earlier[::-1][keep - 1 :]:
-        shutil.rmtree(directory / str(oldest))
+    import orbax.checkpoint as ocp  # seconds to import, so only on first use
+
+    arrays = {name: np.asarray(leaf) for name, leaf in _leaves(tree).items()}
+    items = ocp.args.Composite(
+        spec=ocp.args.JsonSave(dict(spec)), state=ocp.args.StandardSave(arrays)
+    )
+    with room_for(f"checkpoint {step} in {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        with _manager(directory, keep) as manager:
+            # Later steps could not be read, or the run would have gone on from them.
+            for later in [other for other in manager.all_steps() if other >= step]:
+                manager.delete(later)
+            manager.save(step, args=items, force=True)
 
 
 def restore(
@@ -101,7 +109,7 @@ def restore(
     were saved; an InputError of it is raised. All processes call it.
     """
     step, found = -1, None
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 and directory.is_dir():
         step, found = _newest(directory, make_target)
     # All processes resume from the same step, whatever each one can see.
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
@@ -154,30 +162,55 @@ def load(path: str | os.PathLike, **options: Any) -> tuple[Any, Any]:
     return export.load_safetensors(file, **options)
 
 
-def _steps(directory: Path) -> list[int]:
-    return sorted(int(path.name) for path in directory.glob("[0-9]*"))
-
-
 def _newest(directory: Path, make_target) -> tuple[int, Any]:
     """The newest step that can be read, and what is in it; (-1, None) without one."""
-    for step in reversed(_steps(directory)):
-        try:
-            return step, _read(directory, step, make_target)
-        except InputError:
-            raise
-        # A file that is cut, missing or of another version fails in many ways.
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            _LOGGER.warning("%s/%d cannot be read (%s).", directory, step, reason)
+    with _manager(directory) as manager:
+        for step in sorted(manager.all_steps(), reverse=True):
+            try:
+                return step, _read(manager, step, make_target)
+            except InputError:
+                raise
+            # Whatever orbax, its JSON or its arrays say of a cut or missing file.
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200]
+                _LOGGER.warning("%s/%d cannot be read (%s).", directory, step, reason)
     return -1, None
 
 
-def _read(directory: Path, step: int, make_target) -> tuple[Any, Any]:
-    tree, spec = read_tree(directory / str(step) / "state", make_target)
-    forms = (
-        [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(x)]
-        for x in (tree, make_target(spec))
+def _read(manager, step: int, make_target) -> tuple[Any, Any]:
+    import orbax.checkpoint as ocp
+
+    args = ocp.args.Composite(spec=ocp.args.JsonRestore())
+    spec = manager.restore(step, args=args).spec
+    target = make_target(spec)
+    wanted = _leaves(target)
+    empty = {name: np.zeros(x.shape, x.dtype) for name, x in wanted.items()}
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(empty))
+    found = manager.restore(step, args=args).state
+    for name, leaf in wanted.items():
+        if (found[name].shape, found[name].dtype) != (leaf.shape, leaf.dtype):
+            raise ValueError(f"{name} is {found[name].dtype}{list(found[name].shape)}")
+    leaves = [found[name] for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(target), leaves), spec
+
+
+def _manager(directory: Path, keep: int | None = None):
+    """An orbax manager of this process alone: 0 writes, and each reads by itself."""
+    import orbax.checkpoint as ocp
+
+    alone = jax.process_index()
+    return ocp.CheckpointManager(
+        directory.absolute(),  # orbax refuses relative paths
+        options=ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=False,
+            # Of a save that was cut short; a reader leaves it to the writer.
+            cleanup_tmp_directories=keep is not None,
+            enable_async_checkpointing=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=alone,
+                active_processes={alone},
+                barrier_sync_key_prefix=f"fuprune{alone}",
+            ),
+        ),
     )
-    if next(forms) != next(forms):
-        raise ValueError("other shapes")
-    return tree, spec

@@ -26,7 +26,7 @@ from fuprune.run.store import Store
 
 def of_this_start(config, command: Sequence[str]) -> Provenance:
     """Everything needed to know, and repeat, what this start of a run does."""
-    packages = ("jax", "jaxlib", "flax", "optax", "safetensors", "numpy")
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     versions = {name: metadata.version(name) for name in packages}
     versions |= {"fuprune": __version__, "python": platform.python_version()}
     start = Start(

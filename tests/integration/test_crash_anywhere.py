@@ -25,8 +25,8 @@ QUICKSTART = (
     "--config.audit.shadow_steps=20",
 )
 ROUND = "fuprune.run.store:append_row"  # called twice a round: metrics, timings
-SAVE = "fuprune.run.checkpoint:save"
-COMMIT = "fuprune.run.checkpoint:write_whole"
+SAVE = "orbax.checkpoint:CheckpointManager.save"
+COMMIT = "orbax.checkpoint:StandardCheckpointHandler.finalize"
 CAPTURE = "fuprune.unlearning.class_pruning:collect"
 SURGERY = "fuprune.unlearning.class_pruning:compact"
 MODEL = "fuprune.run.checkpoint:save_model"
